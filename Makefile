@@ -1,0 +1,45 @@
+# A machine with Python 3.11 or newer and make is enough: everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test soak bench clean
+
+help:
+	@echo "make demo    sets up and runs the demo"
+	@echo "make test    sets up, checks types and style, runs the tests"
+	@echo "make soak    the long fault and property runs"
+	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: within a minute)"
+	@echo "make setup   only sets up .venv"
+	@echo "make clean   removes what was made here"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Setting up $(VENV) (once, about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || true
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/log_demo.py
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(READY)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 7200
+
+bench: $(READY)
+	$(BIN)/python benchmarks/log.py $(if $(QUICK),--quick)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

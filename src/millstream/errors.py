@@ -1,0 +1,154 @@
+"""Every failure a user can meet is one class of this tree, and says what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class MillstreamError(Exception):
+    """The root. `where` names the place (topic, partition, offset, file, step); `next_step` what the user can do."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
+        super().__init__(what, where, next_step)
+        self.what = what
+        self.where = where
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.next_step:
+            lines.append(f"  next:  {self.next_step}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.where, self.next_step))
+
+
+def _rebuild(kind: type[MillstreamError], what: str, where: str | None, next_step: str | None) -> MillstreamError:
+    return kind(what, where=where, next_step=next_step)
+
+
+# ---------------------------------------------------------------- what the user wrote cannot mean anything
+
+
+class InvalidInput(MillstreamError):
+    """An argument, setting or name that is refused when it is given."""
+
+    exit_code = 2
+
+
+class InvalidSchema(InvalidInput):
+    """A schema string that cannot be read, or a schema that does not fit its use."""
+
+
+class InvalidName(InvalidInput):
+    """A topic, group, queue or producer name with characters or a form that is not allowed."""
+
+
+class InvalidSetting(InvalidInput):
+    """A setting with a value that makes no sense, or one that does not exist."""
+
+
+class InvalidDuration(InvalidInput):
+    """A duration that cannot be read or is negative."""
+
+
+class InvalidRecord(InvalidInput):
+    """A record that does not fit the topic it was sent to."""
+
+
+# ---------------------------------------------------------------- something named is missing, or there already
+
+
+class NotFound(MillstreamError):
+    """Something that was named does not exist."""
+
+    exit_code = 3
+
+
+class UnknownTopic(NotFound):
+    """No topic of that name, or it was deleted meanwhile."""
+
+
+class UnknownPartition(NotFound):
+    """The topic has no such partition."""
+
+
+class UnknownGroup(NotFound):
+    """No consumer group of that name."""
+
+
+class UnknownQueue(NotFound):
+    """No queue of that name."""
+
+
+class AlreadyExists(MillstreamError):
+    """Something of that name is there already."""
+
+    exit_code = 4
+
+
+# ---------------------------------------------------------------- the log on disk
+
+
+class StorageError(MillstreamError):
+    """The folder of the log cannot be used as it is."""
+
+    exit_code = 5
+
+
+class NotALog(StorageError):
+    """The path is a file, or a folder with other things in it."""
+
+
+class NoAccess(StorageError):
+    """The folder or a file in it cannot be read or written by this user."""
+
+
+class UnsupportedFormat(StorageError):
+    """The log was written by another version of Millstream, in a format this one does not know."""
+
+
+class DiskFull(StorageError):
+    """There is no room for the records; none of them was stored, and they can be sent again."""
+
+
+class DamagedLog(StorageError):
+    """Bytes below the acknowledged mark do not match their checksum or are missing."""
+
+
+# ---------------------------------------------------------------- transmitting
+
+
+class OffsetLost(MillstreamError):
+    """The offset asked for was deleted by retention before it was read."""
+
+
+class BufferFull(MillstreamError):
+    """The producer's buffer is full and its policy is to refuse."""
+
+
+class RecordDropped(MillstreamError):
+    """The record was dropped by the policy of a full buffer."""
+
+
+class ProducerFenced(MillstreamError):
+    """A newer producer of the same name has taken over; this one may not write any more."""
+
+
+class TransactionAborted(MillstreamError):
+    """The transaction cannot be committed and nothing of it will be seen."""
+
+
+class PartitionsRevoked(MillstreamError):
+    """The consumer no longer owns a partition whose offset it wants to commit."""
+
+
+class DeliveryExpired(MillstreamError):
+    """A message of a queue was answered too late: it is, or will be, with another consumer."""
+
+
+class ClosedError(MillstreamError):
+    """The producer, consumer, queue or log was closed before."""

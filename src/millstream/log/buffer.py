@@ -1,0 +1,326 @@
+"""The bounded buffer between `send` and the disk: records wait here in chunks; a policy says what a full one does.
+
+Chunks leave in the order they were begun, so that records of one partition are stored in the order they were sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millstream.errors import BufferFull, InvalidRecord, InvalidSetting, MillstreamError, RecordDropped
+from millstream.log.frame import Draft
+
+POLICIES = ("wait", "drop_oldest", "drop_newest", "refuse")
+RECORD_BYTES = 96  # what a small record costs in memory besides its own bytes
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Records of one topic that are stored together: rows that came singly, or one whole batch."""
+
+    topic: str
+    begun_at: float
+    rows: list[tuple[Any, ...]] = field(default_factory=list)  # key, value, timestamp, headers, partition
+    batch: pa.RecordBatch | None = None
+    batch_partition: int | None = None
+    size_bytes: int = 0
+    dropped: int = 0
+    settled: bool = False
+    taken: bool = False
+    error: MillstreamError | None = None
+    refused: dict[int, str] = field(default_factory=dict)
+    partitions: npt.NDArray[np.int64] | None = None
+    offsets: npt.NDArray[np.int64] | None = None
+    work: list[PartitionWork] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.batch is None else self.batch.num_rows
+
+
+@dataclass(slots=True)
+class PartitionWork:
+    """What of a chunk is still to be stored in one partition; kept, so that a retry stores the very same frames."""
+
+    partition: int
+    rows: npt.NDArray[np.int64]
+    drafts: list[Draft]
+    tried_since: int | None = None
+
+
+class Receipt:
+    """The answer to a `send`: where the record was stored, once it was."""
+
+    __slots__ = ("_buffer", "_chunk", "_index")
+
+    def __init__(self, buffer: Buffer, chunk: Chunk, index: int) -> None:
+        self._buffer = buffer
+        self._chunk = chunk
+        self._index = index
+
+    @property
+    def done(self) -> bool:
+        return self._chunk.settled or self._index < self._chunk.dropped
+
+    def wait(self, timeout: float | None = None) -> Receipt:
+        """Until the record is stored as `acks` asks for; raises what stood in the way."""
+        self._buffer.wait_for(lambda: self.done, timeout)
+        if error := self.error:
+            raise error
+        return self
+
+    @property
+    def error(self) -> MillstreamError | None:
+        if self._index < self._chunk.dropped:
+            return RecordDropped(
+                "the record was dropped because the buffer was full", where=f"topic '{self._chunk.topic}'"
+            )
+        if self._index in self._chunk.refused:
+            return InvalidRecord(self._chunk.refused[self._index], where=f"topic '{self._chunk.topic}'")
+        return self._chunk.error
+
+    @property
+    def partition(self) -> int:
+        partitions = self.wait()._chunk.partitions
+        assert partitions is not None
+        return int(partitions[self._index])
+
+    @property
+    def offset(self) -> int:
+        offsets = self.wait()._chunk.offsets
+        assert offsets is not None
+        return int(offsets[self._index])
+
+
+class BatchReceipt(Receipt):
+    """The answer to a `send_batch`: partition and offset of every row."""
+
+    __slots__ = ()
+
+    @property
+    def partitions(self) -> npt.NDArray[np.int64]:
+        partitions = self.wait()._chunk.partitions
+        assert partitions is not None
+        return partitions
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        offsets = self.wait()._chunk.offsets
+        assert offsets is not None
+        return offsets
+
+
+class Buffer:
+    """Shared by the threads that send and the one that stores."""
+
+    def __init__(
+        self, *, bytes_max: int, chunk_bytes: int, linger_seconds: float, when_full: str, wait_seconds: float
+    ) -> None:
+        if when_full not in POLICIES:
+            raise InvalidSetting(
+                f"there is no policy {when_full!r} for a full buffer", next_step=f"choose one of {', '.join(POLICIES)}"
+            )
+        self.bytes_max = bytes_max
+        self.chunk_bytes = chunk_bytes
+        self.linger_seconds = linger_seconds
+        self.when_full = when_full
+        self.wait_seconds = wait_seconds
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.ready = threading.Condition(self.lock)
+        self.held_bytes = 0
+        self.dropped = 0
+        self._chunks: deque[Chunk] = deque()
+        self._open: dict[str, Chunk] = {}
+        self._urgent = 0
+        self._trouble: MillstreamError | None = None
+
+    # ------------------------------------------------------------ the sending side
+
+    def add(self, topic: str, row: tuple[Any, ...], size_bytes: int) -> Receipt:
+        with self.lock:
+            if self.held_bytes + size_bytes > self.bytes_max and not self._make_room(topic, size_bytes):
+                self.dropped += 1
+                return Receipt(self, Chunk(topic, 0.0, dropped=1), 0)
+            chunk = self._open.get(topic)
+            if chunk is None:
+                chunk = self._begin(Chunk(topic, time.monotonic()))
+                self._open[topic] = chunk
+            rows = chunk.rows
+            receipt = Receipt(self, chunk, len(rows))
+            rows.append(row)
+            chunk.size_bytes += size_bytes
+            self.held_bytes += size_bytes
+            if chunk.size_bytes >= self.chunk_bytes:
+                del self._open[topic]
+                self.ready.notify()
+            return receipt
+
+    def add_batch(self, topic: str, batch: pa.RecordBatch, partition: int | None) -> BatchReceipt:
+        size_bytes = batch.get_total_buffer_size()
+        with self.lock:
+            # A batch larger than the buffer goes through alone.
+            if (
+                self.held_bytes + size_bytes > self.bytes_max
+                and self.held_bytes
+                and not self._make_room(topic, size_bytes)
+            ):
+                self.dropped += batch.num_rows
+                return BatchReceipt(self, Chunk(topic, 0.0, dropped=batch.num_rows), 0)
+            self._open.pop(topic, None)
+            chunk = self._begin(Chunk(topic, 0.0, batch=batch, batch_partition=partition, size_bytes=size_bytes))
+            self.held_bytes += size_bytes
+            self.ready.notify()
+            return BatchReceipt(self, chunk, 0)
+
+    def _begin(self, chunk: Chunk) -> Chunk:
+        self._chunks.append(chunk)
+        self.ready.notify()
+        return chunk
+
+    def _make_room(self, topic: str, size_bytes: int) -> bool:
+        """Applies the policy; False means that the new record is the one to go."""
+        if self.when_full == "drop_newest":
+            return False
+        if self.when_full == "drop_oldest":
+            return self._drop_oldest(size_bytes)
+        if self.when_full == "wait":
+            self._urgent += 1
+            try:
+                self.ready.notify()
+                deadline = time.monotonic() + self.wait_seconds
+                while self.held_bytes + size_bytes > self.bytes_max and self.held_bytes:
+                    if not self.changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                        break
+                else:
+                    return True
+            finally:
+                self._urgent -= 1
+            if self._trouble:
+                raise self._trouble
+        raise BufferFull(
+            f"{self.held_bytes} bytes wait to be stored, and there is room for {self.bytes_max}",
+            where=f"topic '{topic}'",
+            next_step="send more slowly, raise buffer_bytes, or choose another policy with when_full",
+        )
+
+    def _drop_oldest(self, size_bytes: int) -> bool:
+        for chunk in self._chunks:
+            if chunk.taken:
+                continue
+            while self.held_bytes + size_bytes > self.bytes_max and chunk.dropped < len(chunk):
+                count = len(chunk) if chunk.batch is not None else 1
+                share = chunk.size_bytes // (len(chunk) - chunk.dropped) * count
+                chunk.dropped += count
+                chunk.size_bytes -= share
+                self.held_bytes -= share
+                self.dropped += count
+            if self.held_bytes + size_bytes <= self.bytes_max:
+                return True
+        return not self.held_bytes
+
+    # ------------------------------------------------------------ the storing side
+
+    def take(self, closing: Callable[[], bool]) -> Chunk | None:
+        """The next chunk that is full, has waited long enough or is waited for; None when closing and empty."""
+        with self.lock:
+            while True:
+                if not self._chunks:
+                    if closing():
+                        return None
+                    self.ready.wait()
+                    continue
+                chunk = self._chunks[0]
+                patience = chunk.begun_at + self.linger_seconds - time.monotonic()
+                full = self._open.get(chunk.topic) is not chunk
+                if full or patience <= 0 or self._urgent or closing():
+                    if not full:
+                        del self._open[chunk.topic]
+                    chunk.taken = True
+                    return chunk
+                self.ready.wait(patience)
+
+    def settle(self, chunk: Chunk) -> None:
+        with self.lock:
+            chunk.settled = True
+            chunk.rows, chunk.batch, chunk.work = [], None, None
+            if self._chunks and self._chunks[0] is chunk:
+                self._chunks.popleft()
+            self.held_bytes -= chunk.size_bytes
+            self._trouble = None
+            self.changed.notify_all()
+
+    def discard(self) -> None:
+        """Forgets everything that is not being stored right now."""
+        with self.lock:
+            for chunk in [chunk for chunk in self._chunks if not chunk.taken]:
+                chunk.dropped = len(chunk)
+                self.held_bytes -= chunk.size_bytes
+                self._chunks.remove(chunk)
+            self._open.clear()
+            self.changed.notify_all()
+
+    # ------------------------------------------------------------ both
+
+    def wait_for(self, holds: Callable[[], bool], timeout: float | None = None) -> None:
+        """Until a condition holds; meanwhile nothing lingers."""
+        with self.lock:
+            self._urgent += 1
+            self.ready.notify_all()
+            try:
+                if not self.changed.wait_for(holds, timeout):
+                    raise TimeoutError(f"not stored within {timeout} seconds")
+            finally:
+                self._urgent -= 1
+
+    def wait_until_stored(self, timeout: float | None) -> None:
+        """Until everything added so far has left; raises what keeps it from the disk."""
+        with self.lock:
+            last = self._chunks[-1] if self._chunks else None
+            self._trouble = None
+        if last is None:
+            return
+        self.wait_for(lambda: last.settled or last not in self._chunks or self._trouble is not None, timeout)
+        if self._trouble and not last.settled:
+            raise self._trouble
+
+    def tell(self, trouble: MillstreamError) -> None:
+        with self.lock:
+            self._trouble = trouble
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        with self.lock:
+            self.ready.notify_all()
+            self.changed.notify_all()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._chunks
+
+    @property
+    def waiting(self) -> int:
+        """How many records have not been stored yet."""
+        return sum(len(chunk) - chunk.dropped for chunk in list(self._chunks))
+
+
+def microseconds(moment: datetime | None) -> int:
+    if moment is None:
+        return time.time_ns() // 1000
+    if moment.tzinfo is None:
+        raise InvalidRecord(
+            f"the timestamp {moment.isoformat()} has no time zone",
+            next_step="give an aware datetime, for example datetime.now(timezone.utc)",
+        )
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    since = moment - epoch
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -1,0 +1,218 @@
+"""A channel is what a producer knows of one topic: it refuses values that do not fit, and lays out those that do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import InvalidRecord, UnknownPartition
+from millstream.log.buffer import RECORD_BYTES, Chunk, microseconds
+from millstream.log.layout import HEADERS, TIMESTAMP
+from millstream.records import codec, rows_to_batch
+
+if TYPE_CHECKING:
+    from millstream.log.embedded import Topic
+
+Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
+CELL_BYTES = 32  # what a value of a typed record costs in memory, roughly
+
+
+def checked_headers(headers: Headers) -> list[tuple[str, bytes]]:
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, bytes | str):
+            raise InvalidRecord(f"a header is text and bytes, not {name!r}: {value!r}")
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+
+
+class Channel:
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.keyed = topic.settings.compaction
+        self._codec = codec(topic.settings.codec or "json", topic.settings.schema) if topic.settings.schema else None
+        self._names = frozenset(topic.settings.schema.names) if topic.settings.schema else frozenset()
+
+    # ------------------------------------------------------------ one record, where it is sent
+
+    def checked(self, value: Any, key: bytes | None) -> tuple[Any, int]:
+        """The value as it waits in the buffer, and about how many bytes it takes there."""
+        if self.keyed and key is None:
+            raise self._refuse(
+                "a record of a compacted topic needs a key", "give key=…; the newest of each key is kept"
+            )
+        if value is None:
+            return None, RECORD_BYTES
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value), len(value) + RECORD_BYTES
+        if self.topic.settings.schema is not None:
+            return self._checked_row(value), RECORD_BYTES + CELL_BYTES * len(self._names)
+        if isinstance(value, str):
+            encoded = value.encode()
+        elif self.topic.settings.codec == "json":
+            encoded = json.dumps(value).encode()
+        else:
+            raise self._refuse(
+                f"a value of this topic is bytes or text, not {type(value).__name__}",
+                "send bytes, or give the topic a schema to send dicts",
+            )
+        return encoded, len(encoded) + RECORD_BYTES
+
+    def _checked_row(self, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise self._refuse(f"a value of this topic is a dict, not {type(value).__name__}", self._columns())
+        if not value.keys() <= self._names:
+            unknown = ", ".join(sorted(map(str, value.keys() - self._names)))
+            raise self._refuse(f"the topic has no column {unknown}", self._columns())
+        return value
+
+    def check_partition(self, partition: int) -> None:
+        count = self.topic.settings.partitions
+        if not isinstance(partition, int) or not 0 <= partition < count:
+            raise UnknownPartition(
+                f"there is no partition {partition!r}",
+                where=f"topic '{self.topic.name}'",
+                next_step=f"choose 0 to {count - 1}",
+            )
+
+    # ------------------------------------------------------------ a chunk, when it is stored
+
+    def batch(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.int64]]:
+        """Which rows of a chunk are stored, these as a batch, and the partition each asks for (-1: any)."""
+        if chunk.batch is not None:
+            rows = np.arange(chunk.dropped, chunk.batch.num_rows)
+            partition = -1 if chunk.batch_partition is None else chunk.batch_partition
+            return rows, chunk.batch.slice(chunk.dropped), np.full(len(rows), partition, np.int64)
+        if chunk.dropped >= len(chunk.rows):
+            return np.arange(0), self._empty(), np.arange(0)
+        keys, values, times, headers, partitions = zip(*chunk.rows[chunk.dropped :], strict=True)
+        value_array, refused = self._value_array(values)
+        chunk.refused = {index + chunk.dropped: reason for index, reason in refused.items()}
+        columns = [pa.array(keys, pa.binary()), value_array, pa.array(times, TIMESTAMP), pa.array(headers, HEADERS)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.topic.stored_schema)
+        rows = np.arange(chunk.dropped, len(chunk.rows))
+        asked = np.array([-1 if partition is None else partition for partition in partitions], np.int64)
+        if refused:
+            kept = np.setdiff1d(np.arange(batch.num_rows), np.fromiter(refused, np.int64))
+            return rows[kept], batch.take(pa.array(kept)), asked[kept]
+        return rows, batch, asked
+
+    def _value_array(self, values: tuple[Any, ...]) -> tuple[pa.Array, dict[int, str]]:
+        """The values as stored, and the reason for each that cannot be."""
+        schema = self.topic.settings.schema
+        if schema is None:
+            return pa.array(values, pa.binary()), {}
+        assert self._codec is not None
+        struct = self.topic.stored_schema.field("value").type
+        as_rows = [index for index, value in enumerate(values) if isinstance(value, Mapping)]
+        as_bytes = [index for index, value in enumerate(values) if isinstance(value, bytes)]
+        decoded, row_failures = rows_to_batch([values[index] for index in as_rows], schema)
+        refused = {as_rows[failure.index]: failure.reason for failure in row_failures}
+        pieces = [(decoded, [index for index in as_rows if index not in refused])]
+        if as_bytes:
+            result = self._codec.decode([values[index] for index in as_bytes])
+            refused |= {as_bytes[failure.index]: failure.reason for failure in result.failures}
+            pieces.append((result.rows, [as_bytes[index] for index in result.indices]))
+        joined = pa.concat_arrays([_struct(batch, struct) for batch, _ in pieces])
+        # Where in the joined array each value lies; a tombstone, and what was refused, lies nowhere and is null.
+        source: list[int | None] = [None] * len(values)
+        for position, index in enumerate(index for _, indices in pieces for index in indices):
+            source[index] = position
+        return joined.take(pa.array(source, pa.int64())), refused
+
+    def _empty(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([], schema=self.topic.stored_schema)
+
+    # ------------------------------------------------------------ a batch of the user's
+
+    def stored(self, records: pa.RecordBatch | pa.Table, key: str | None, timestamp: str | None) -> pa.RecordBatch:
+        """A user's batch with its columns where they belong."""
+        batch = records.combine_chunks().to_batches() if isinstance(records, pa.Table) else [records]
+        if not batch:
+            return self._empty()
+        given = batch[0]
+        for column in (key, timestamp):
+            if column is not None and column not in given.schema.names:
+                raise self._refuse(
+                    f"the batch has no column '{column}'", f"its columns: {', '.join(given.schema.names)}"
+                )
+        rows = given.num_rows
+        untyped = self.topic.settings.schema is None
+        names = given.schema.names
+        keys = self._column(given, key or ("key" if untyped and "key" in names else None), pa.binary())
+        times = self._column(given, timestamp or ("timestamp" if untyped and "timestamp" in names else None), TIMESTAMP)
+        if times is None:
+            times = pa.array(np.full(rows, microseconds(None)), TIMESTAMP)
+        headers = self._column(given, "headers" if untyped and "headers" in names else None, HEADERS)
+        if self.keyed and (keys is None or keys.null_count):
+            raise self._refuse("records of a compacted topic need a key", "name the column of the key with key=…")
+        columns = [
+            pa.nulls(rows, pa.binary()) if keys is None else keys,
+            self._untyped_values(given) if untyped else self._typed_values(given),
+            times,
+            pa.nulls(rows, HEADERS) if headers is None else headers,
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.topic.stored_schema)
+
+    def _untyped_values(self, batch: pa.RecordBatch) -> pa.Array:
+        if "value" not in batch.schema.names:
+            raise self._refuse(
+                "the batch has no column 'value'",
+                f"its columns: {', '.join(batch.schema.names)}; the topic has no schema",
+            )
+        values = self._column(batch, "value", pa.binary())
+        assert values is not None
+        return values
+
+    def _typed_values(self, batch: pa.RecordBatch) -> pa.Array:
+        schema = self.topic.settings.schema
+        assert schema is not None
+        if unknown := [name for name in batch.schema.names if name not in self._names]:
+            raise self._refuse(f"the topic has no column {', '.join(unknown)}", self._columns())
+        struct = self.topic.stored_schema.field("value").type
+        if batch.schema.equals(schema.arrow):
+            return _struct(batch, struct)
+        columns = []
+        for field in schema.arrow:
+            column = self._column(batch, field.name if field.name in batch.schema.names else None, field.type)
+            column = pa.nulls(batch.num_rows, field.type) if column is None else column
+            if not field.nullable and column.null_count:
+                raise self._refuse(f"column '{field.name}' is NOT NULL and {column.null_count} rows lack it", None)
+            columns.append(column)
+        return _struct(pa.RecordBatch.from_arrays(columns, schema=schema.arrow), struct)
+
+    def _column(self, batch: pa.RecordBatch, name: str | None, kind: pa.DataType) -> pa.Array | None:
+        if name is None:
+            return None
+        column = batch.column(name)
+        if column.type.equals(kind):
+            return column
+        if kind == pa.binary() and not (_is_bytes(column.type)):
+            column = pc.cast(column, pa.string())  # a key is hashed by its text
+        if kind == TIMESTAMP and pa.types.is_timestamp(column.type) and column.type.tz is None:
+            raise self._refuse(f"column '{name}' has no time zone", "convert it to timestamps in UTC")
+        try:
+            return pc.cast(column, kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise self._refuse(
+                f"column '{name}' is {column.type} and cannot be stored as {kind}: {error}", None
+            ) from error
+
+    def _refuse(self, what: str, next_step: str | None) -> InvalidRecord:
+        return InvalidRecord(what, where=f"topic '{self.topic.name}'", next_step=next_step)
+
+    def _columns(self) -> str:
+        return f"its columns: {self.topic.settings.schema}"
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return kind in (pa.binary(), pa.large_binary(), pa.binary_view())
+
+
+def _struct(batch: pa.RecordBatch, struct: pa.StructType) -> pa.Array:
+    return pa.StructArray.from_arrays(batch.columns, fields=list(struct))

@@ -1,0 +1,162 @@
+"""Compaction writes closed segments anew with the newest record of each key only; every record keeps its offset.
+
+Oldest segments first: a tombstone is dropped only after everything it deletes. A rewritten file takes the place of the
+old ones by one rename, and readers in the middle of an old one keep it mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.log.disk import storage_errors, sync_folder
+from millstream.log.frame import FRAME_BYTES_TARGET, SPARSE, TRANSACTIONAL, draft, parts
+from millstream.log.partition import Partition
+from millstream.log.retention import delete, delete_replaced
+from millstream.log.segment import OFFSET_COLUMN, Segment, SegmentName, header_bytes, rebuild_index, segment_names
+from millstream.records import align
+
+DIRTY_SHARE_MIN = 0.5
+
+
+def compact(partition: Partition, *, tombstones_before_us: int, dirty_share_min: float = DIRTY_SHARE_MIN) -> bool:
+    """Compacts what is closed and decided, if enough of it is new; returns whether anything was written."""
+    closed = _closed(partition)
+    dirty_bytes = sum(name.path.stat().st_size for name, _ in closed if name.end is None)
+    total_bytes = sum(name.path.stat().st_size for name, _ in closed)
+    if not dirty_bytes or dirty_bytes < dirty_share_min * total_bytes:
+        return False
+    partition.sync()  # so that recovery never has to begin inside a file that is replaced here
+    survivors = _newest_offsets(partition, [name for name, _ in closed])
+    for group in _groups(closed, partition.segment_bytes):
+        _rewrite(partition, group, survivors, tombstones_before_us)
+    return True
+
+
+def _closed(partition: Partition) -> list[tuple[SegmentName, int]]:
+    """The segments that will not change any more, each with the offset it ends before."""
+    mark = partition.marks.read()
+    names = segment_names(partition.folder)[0]
+    limit = min(mark.end.segment, mark.stable.segment)
+    ends = [name.base for name in names[1:]]
+    return [(name, end) for name, end in zip(names, ends, strict=False) if name.base < limit and end <= limit]
+
+
+def _records(partition: Partition, name: SegmentName) -> Iterator[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
+    """The committed records of a closed segment with their offsets."""
+    segment = Segment(name)
+    aborted = partition.aborted.known(partition.marks.read().aborted_count)
+    for position, header in segment.frames(segment.first_position, segment.size_bytes()):
+        if not header.rows or (header.flags & TRANSACTIONAL and (header.producer_id, header.epoch) in aborted):
+            continue
+        batch = segment.batch(position, header)
+        offsets = segment.offsets(header, batch)
+        if header.flags & SPARSE:
+            batch = batch.drop_columns([OFFSET_COLUMN])
+        yield offsets, batch
+
+
+def _newest_offsets(partition: Partition, names: Sequence[SegmentName]) -> npt.NDArray[np.int64]:
+    """The offset of the newest record of every key, in order."""
+    newest = pl.DataFrame(schema={"key": pl.Binary, "offset": pl.Int64})
+    for name in names:
+        seen = [
+            pl.DataFrame({"key": pl.from_arrow(batch.column("key")), "offset": offsets})
+            for offsets, batch in _records(partition, name)
+        ]
+        newest = pl.concat([newest, *seen]).group_by("key").agg(pl.col("offset").max())
+    return np.sort(newest["offset"].to_numpy())
+
+
+def _groups(closed: Sequence[tuple[SegmentName, int]], bytes_max: int) -> Iterator[list[tuple[SegmentName, int]]]:
+    """Neighbours that fit into one segment together."""
+    group: list[tuple[SegmentName, int]] = []
+    size = 0
+    for name, end in closed:
+        own = name.path.stat().st_size
+        if group and size + own > bytes_max:
+            yield group
+            group, size = [], 0
+        group.append((name, end))
+        size += own
+    if group:
+        yield group
+
+
+def _rewrite(
+    partition: Partition,
+    group: Sequence[tuple[SegmentName, int]],
+    survivors: npt.NDArray[np.int64],
+    tombstones_before_us: int,
+) -> None:
+    name = SegmentName(group[0][0].base, group[-1][1], partition.folder)
+    schema = partition.schema.append(pa.field(OFFSET_COLUMN, pa.int64()))
+    draft_path = partition.folder / f"{name.stem}.compacting"
+    with storage_errors(partition.folder):
+        with draft_path.open("wb") as file:
+            file.write(header_bytes(name.base, schema))
+            for batch in _kept(partition, [old for old, _ in group], survivors, tombstones_before_us):
+                for piece in parts(batch):
+                    file.writelines(_frame(piece))
+            file.flush()
+            os.fsync(file.fileno())
+        # The index of the former file of that name must not be taken for the new one's.
+        name.index_path.unlink(missing_ok=True)
+        draft_path.rename(name.path)
+        sync_folder(partition.folder)
+        segment = Segment(name)
+        _write_index(name.index_path, rebuild_index(segment, segment.size_bytes()))
+        for old, _ in group:
+            if old != name:
+                delete(old)
+        delete_replaced(partition)
+
+
+def _kept(
+    partition: Partition, names: Sequence[SegmentName], survivors: npt.NDArray[np.int64], tombstones_before_us: int
+) -> Iterator[pa.RecordBatch]:
+    """What is left of some segments, in batches about the size of a frame."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for name in names:
+        for offsets, batch in _records(partition, name):
+            keep = np.isin(offsets, survivors, assume_unique=True)
+            times = batch.column("timestamp").cast(pa.int64())
+            expired = pc.and_(pc.is_null(batch.column("value")), pc.less(times, tombstones_before_us))
+            keep &= ~expired.to_numpy(zero_copy_only=False)
+            if not keep.any():
+                continue
+            rows = pa.array(np.flatnonzero(keep))
+            kept = align(batch.take(rows), partition.schema)
+            waiting.append(kept.append_column(OFFSET_COLUMN, pa.array(offsets[keep])))
+            size += kept.nbytes
+            if size >= FRAME_BYTES_TARGET:
+                yield _joined(waiting)
+                waiting, size = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _frame(batch: pa.RecordBatch) -> list[bytes]:
+    offsets = batch.column(OFFSET_COLUMN)
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    newest = pc.max(batch.column("timestamp").cast(pa.int64())).as_py()
+    made = draft(batch, newest, span=last - first + 1, flags=SPARSE)
+    return [bytes(part) for part in made.at(first)]
+
+
+def _write_index(path: Path, content: bytes) -> None:
+    draft_path = path.with_suffix(".indexing.compacting")
+    draft_path.write_bytes(content)
+    draft_path.rename(path)

@@ -1,0 +1,475 @@
+"""A consumer hands records out in order of offset per partition, and knows which of them its user is done with.
+
+What was handed out counts as done when the user asks for more: only then, and before a partition is let go of, is it
+committed under `at_least_once`. Under `at_most_once` it is committed before it is handed out, under `exactly_once`
+with the transaction of a producer.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from millstream.errors import ClosedError, InvalidInput, InvalidSetting, OffsetLost, PartitionsRevoked, UnknownPartition
+from millstream.log.buffer import microseconds
+from millstream.log.groups import CHECK_SECONDS, TopicPartition, committed_offsets
+from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
+from millstream.log.wakeup import Wakeup
+from millstream.records import batch_to_rows, duration
+
+if TYPE_CHECKING:
+    from millstream.log.embedded import EmbeddedLog
+
+DELIVERIES = ("at_most_once", "at_least_once", "exactly_once")
+ISOLATIONS = ("read_committed", "read_uncommitted")
+ONE_BY_ONE = 500
+LOST_CHOICES = ("earliest", "latest", "error")
+Start = str | int | datetime | Mapping[int, int]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: Any
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one partition as columns: key, value, timestamp, headers."""
+
+    topic: str
+    partition: int
+    offsets: npt.NDArray[np.int64]
+    columns: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def next_offset(self) -> int:
+        return int(self.offsets[-1]) + 1
+
+    def values(self) -> pa.RecordBatch:
+        """The values of a topic with a schema, as a batch of its columns; a tombstone is a row of nulls."""
+        value = self.columns.column("value")
+        if not pa.types.is_struct(value.type):
+            return self.columns.select(["value"])
+        return pa.RecordBatch.from_arrays(value.flatten(), schema=pa.schema(list(value.type)))
+
+    def to_polars(self) -> pl.DataFrame:
+        """The values as a polars frame."""
+        frame = pl.from_arrow(pa.Table.from_batches([self.values()]))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def records(self) -> list[Record]:
+        return [
+            Record(
+                self.topic,
+                self.partition,
+                offset,
+                row["timestamp"],
+                row["key"],
+                row["value"],
+                tuple(row["headers"] or ()),
+            )
+            for offset, row in zip(self.offsets.tolist(), batch_to_rows(self.columns), strict=True)
+        ]
+
+    def split(self, count: int) -> tuple[Batch, Batch]:
+        first = Batch(self.topic, self.partition, self.offsets[:count], self.columns.slice(0, count))
+        return first, Batch(self.topic, self.partition, self.offsets[count:], self.columns.slice(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Offsets that retention deleted before this consumer read them."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+
+
+class Consumer:
+    """Made by `log.consumer(…)`; use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        log: EmbeddedLog,
+        topics: str | Sequence[str],
+        *,
+        group: str | None = None,
+        delivery: str = "at_least_once",
+        start: Start = "earliest",
+        isolation: str = "read_committed",
+        on_lost: str = "error",
+        partitions: Sequence[int] | None = None,
+        max_poll_interval: str | timedelta = "5 minutes",
+    ) -> None:
+        self._log = log
+        self.topics = [topics] if isinstance(topics, str) else list(topics)
+        if not self.topics:
+            raise InvalidInput("a consumer needs at least one topic")
+        _check_choice("delivery", delivery, DELIVERIES)
+        _check_choice("isolation", isolation, ISOLATIONS)
+        _check_choice("on_lost", on_lost, LOST_CHOICES)
+        if group is None and delivery != "at_least_once":
+            raise InvalidInput(
+                f"delivery '{delivery}' is about committed offsets", next_step="give the consumer a group"
+            )
+        if group is not None and partitions is not None:
+            raise InvalidInput(
+                "a group shares the partitions out itself", next_step="leave out either group or partitions"
+            )
+        self.group = group
+        self.delivery = delivery
+        self._start = start
+        self._on_lost = on_lost
+        self._committed_only = isolation == "read_committed"
+        self._explicit = None if partitions is None else list(partitions)
+        self._readers: dict[TopicPartition, PartitionReader] = {}
+        self._turn: deque[TopicPartition] = deque()
+        self._waiting: deque[Batch] = deque()
+        self._done: dict[TopicPartition, int] = {}
+        self._handed: dict[TopicPartition, int] = {}
+        self._stored: dict[TopicPartition, int] = {}
+        self.lost: list[Lost] = []
+        self._wakeup = Wakeup()
+        self._looked_at = 0.0
+        self._closed = False
+        for topic in self.topics:
+            log.topic(topic)
+        interval = duration(max_poll_interval, what="max_poll_interval").total_seconds()
+        self._membership = log.membership(group, self.topics, interval) if group is not None else None
+        self._check_start()
+        self._refresh()
+
+    # ------------------------------------------------------------ reading
+
+    def poll(self, timeout: float = 0.0, max_records: int = 500) -> list[Record]:
+        """Up to `max_records` records, waiting up to `timeout` seconds. Those handed out before count as done."""
+        return [record for batch in self.poll_batches(timeout, max_records=max_records) for record in batch.records()]
+
+    def poll_batches(
+        self, timeout: float = 0.0, *, max_records: int | None = None, max_bytes: int = READ_BYTES
+    ) -> list[Batch]:
+        """Like `poll`, in columns and without a copy."""
+        self._finish()
+        self._wait(timeout, max_bytes)
+        return self._hand_out(max_records)
+
+    def _wait(self, timeout: float, max_bytes: int = READ_BYTES) -> None:
+        deadline = time.monotonic() + timeout
+        while not self._fill(max_bytes):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._wakeup.wait(min(left, CHECK_SECONDS if self._membership else 1.0, self._patience()))
+
+    def __iter__(self) -> Iterator[Record]:
+        """Every record as it comes, for ever. A record is done when the next one is asked for."""
+        while not self._closed:
+            yield from self._one_by_one(timeout=1.0)
+
+    def until_caught_up(self) -> Iterator[Record]:
+        """Every record up to where the partitions end now; then it stops."""
+        self._refresh()
+        ends = {place: reader.offset + reader.lag() for place, reader in self._readers.items()}
+        while any(self.position(*place) < end for place, end in ends.items() if place in self._readers):
+            yield from self._one_by_one(timeout=0.0)
+        self._finish()
+
+    def _one_by_one(self, timeout: float) -> Iterator[Record]:
+        """The records of one batch; what is not asked for is kept for the next time."""
+        self._finish()
+        self._wait(timeout)
+        for batch in self._hand_out(ONE_BY_ONE):
+            place = TopicPartition(batch.topic, batch.partition)
+            del self._handed[place]
+            given = 0
+            try:
+                for record in batch.records():
+                    given += 1
+                    self._handed[place] = record.offset + 1
+                    yield record
+                    if self._handed.get(place) != record.offset + 1:  # sought elsewhere, or taken away, meanwhile
+                        given = len(batch)
+                        break
+                    self._done[place] = record.offset + 1
+            finally:
+                if given < len(batch):
+                    self._waiting.appendleft(batch.split(given)[1])
+
+    def lag(self) -> int:
+        """How many offsets lie between this consumer and the end of its partitions."""
+        return sum(reader.lag() for reader in self._readers.values()) + sum(map(len, self._waiting))
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions this consumer reads."""
+        return sorted(self._readers)
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the record handed out next."""
+        place = self._own(topic, partition)
+        waiting = [int(batch.offsets[0]) for batch in self._waiting if (batch.topic, batch.partition) == place]
+        return min(waiting, default=self._readers[place].offset)
+
+    def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
+        """Goes to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
+        for place in self.assignment:
+            if topic in (None, place.topic) and partition in (None, place.partition):
+                self._go(place, self._offset_of(place, start))
+
+    # ------------------------------------------------------------ committing
+
+    def commit(self) -> None:
+        """Says that everything handed out so far is done."""
+        if self._membership is None:
+            raise InvalidInput("only a consumer in a group can commit", next_step="log.consumer(…, group='…')")
+        self._done |= self._handed
+        self._commit()
+
+    def commit_with(self, db: sqlite3.Connection) -> None:
+        """Puts the offsets into a change of the coordinator that a transaction makes."""
+        if self.delivery != "exactly_once" or self._membership is None:
+            raise InvalidInput(
+                "a transaction takes the offsets of a consumer with delivery='exactly_once'",
+                next_step="log.consumer(…, group='…', delivery='exactly_once')",
+            )
+        self._membership.commit(db, self._done | self._handed)
+
+    def committed_elsewhere(self) -> None:
+        """Called when the transaction with `commit_with` has been committed."""
+        self._done |= self._handed
+        self._handed.clear()
+        self._stored |= self._done
+
+    def rewind(self) -> None:
+        """Goes back to what was committed last: what was handed out since will be handed out again."""
+        committed = committed_offsets(self._log.coordinator, self.group) if self.group else {}
+        for place in self.assignment:
+            offset = committed.get(place)
+            self._go(place, self._offset_of(place, self._start) if offset is None else offset)
+
+    def _commit(self) -> None:
+        news = {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
+        if not news or self._membership is None:
+            return
+        with self._log.coordinator.change() as db:
+            self._membership.commit(db, news)
+        self._stored |= news
+
+    def _finish(self) -> None:
+        """The user asks for more, so it is done with what it has."""
+        if self._closed:
+            raise ClosedError("the consumer was closed", next_step="make a new one with log.consumer(…)")
+        if self.delivery != "exactly_once":
+            self._done |= self._handed
+            self._handed.clear()
+        if self.delivery == "at_least_once" and self._membership is not None:
+            try:
+                self._commit()
+            except PartitionsRevoked as error:  # others do that work again; at least once is kept
+                logger.warning("%s", error)
+                self._done = {place: offset for place, offset in self._done.items() if place in self._stored}
+                self._looked_at = 0.0
+        self._refresh()
+
+    # ------------------------------------------------------------ partitions come and go
+
+    def _refresh(self) -> None:
+        if self._membership is not None:
+            if self._membership.refresh(self._release) or not self._looked_at:
+                self._assign(self._membership.owned)
+        elif time.monotonic() - self._looked_at > CHECK_SECONDS or not self._looked_at:
+            self._assign(set(self._all_partitions()))
+        else:
+            return
+        self._looked_at = time.monotonic()
+
+    def _all_partitions(self) -> Iterable[TopicPartition]:
+        for topic in self.topics:
+            count = self._log.topic(topic).settings.partitions
+            for number in range(count) if self._explicit is None else self._explicit:
+                if not 0 <= number < count:
+                    raise UnknownPartition(
+                        f"there is no partition {number}",
+                        where=f"topic '{topic}'",
+                        next_step=f"choose 0 to {count - 1}",
+                    )
+                yield TopicPartition(topic, number)
+
+    def _release(self, partitions: set[TopicPartition]) -> None:
+        """Called by the membership before partitions go to another member."""
+        if self.delivery == "at_least_once":
+            self._done |= self._handed
+            try:
+                self._commit()
+            except PartitionsRevoked as error:
+                logger.warning("%s", error)
+        self._forget(partitions)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = set(partitions)
+        for place in gone:
+            self._readers.pop(place, None)
+            for offsets in (self._done, self._handed, self._stored):
+                offsets.pop(place, None)
+        self._waiting = deque(b for b in self._waiting if TopicPartition(b.topic, b.partition) not in gone)
+
+    def _assign(self, partitions: set[TopicPartition]) -> None:
+        self._forget(self._readers.keys() - partitions)
+        if new := sorted(partitions - self._readers.keys()):
+            committed = committed_offsets(self._log.coordinator, self.group) if self.group else {}
+            for place in new:
+                offset = committed.get(place)
+                if offset is not None:
+                    self._stored[place] = offset
+                # A partition that came after this consumer is read whole, wherever the others were begun.
+                late = bool(self._looked_at) and self.group is None
+                offset = self._offset_of(place, "earliest" if late else self._start) if offset is None else offset
+                partition = self._log.topic(place.topic).partition(place.partition)
+                self._readers[place] = PartitionReader(partition, offset, committed=self._committed_only)
+        self._turn = deque(sorted(self._readers))
+        self._wakeup.watch(reader.partition.marks.path for reader in self._readers.values())
+
+    # ------------------------------------------------------------ where to begin
+
+    def _check_start(self) -> None:
+        start = self._start
+        if isinstance(start, str) and start not in ("earliest", "latest"):
+            raise InvalidSetting(
+                f"start is 'earliest', 'latest', an offset, a time, or offsets by partition, not {start!r}"
+            )
+        if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
+            raise InvalidSetting(f"start cannot be a {type(start).__name__}")
+        if isinstance(start, datetime):
+            microseconds(start)
+        if isinstance(start, int) and start < 0:
+            raise InvalidSetting(f"an offset is 0 or more, not {start}")
+
+    def _offset_of(self, place: TopicPartition, start: Start) -> int:
+        partition = self._log.topic(place.topic).partition(place.partition)
+        if start == "earliest":
+            return partition.start_offset()
+        if start == "latest":
+            return partition.stable_offset() if self._committed_only else partition.end_offset()
+        if isinstance(start, datetime):
+            return offset_at_time(partition, microseconds(start))
+        if isinstance(start, Mapping):
+            return start.get(place.partition, partition.start_offset())
+        assert isinstance(start, int)
+        return start
+
+    def _own(self, topic: str, partition: int) -> TopicPartition:
+        place = TopicPartition(topic, partition)
+        if place not in self._readers:
+            raise UnknownPartition(
+                f"this consumer does not read {place}",
+                next_step=f"it reads {', '.join(map(str, self.assignment)) or 'none'}",
+            )
+        return place
+
+    def _go(self, place: TopicPartition, offset: int) -> None:
+        self._readers[place].seek(offset)
+        self._handed.pop(place, None)
+        self._done.pop(place, None)
+        self._waiting = deque(batch for batch in self._waiting if (batch.topic, batch.partition) != place)
+
+    # ------------------------------------------------------------ fetching
+
+    def _fill(self, max_bytes: int) -> bool:
+        """Looks into each partition in turn until one has something."""
+        self._refresh()
+        for _ in range(len(self._turn)):
+            if self._waiting:
+                break
+            place = self._turn[0]
+            self._turn.rotate(-1)
+            for fetch in self._read(place, max_bytes):
+                self._waiting.append(Batch(place.topic, place.partition, fetch.offsets, fetch.records))
+        return bool(self._waiting)
+
+    def _read(self, place: TopicPartition, max_bytes: int) -> list[Any]:
+        reader = self._readers[place]
+        try:
+            return reader.read(max_bytes)
+        except OffsetLost:
+            if self._on_lost == "error":
+                raise
+            start, end = reader.partition.start_offset(), reader.partition.end_offset()
+            target = start if self._on_lost == "earliest" else end
+            self.lost.append(Lost(place.topic, place.partition, reader.offset, target))
+            logger.warning("%s: offsets %d to %d were deleted before they were read", place, reader.offset, target - 1)
+            reader.seek(target)
+            return reader.read(max_bytes)
+
+    def _patience(self) -> float:
+        """How long to sleep at most: less when a transaction holds a reader back, for its producer may be dead."""
+        held_back = [r for r in self._readers.values() if r.committed and r.partition.marks.read().open]
+        for reader in held_back:
+            self._log.end_abandoned(reader.partition)
+        return CHECK_SECONDS if held_back else 60.0
+
+    def _hand_out(self, max_records: int | None) -> list[Batch]:
+        """What waits, up to so many records; of one partition only if records are limited."""
+        batches: list[Batch] = []
+        room = max_records
+        while self._waiting and (room is None or (room > 0 and not batches)):
+            batch = self._waiting.popleft()
+            if room is not None and len(batch) > room:
+                batch, rest = batch.split(room)
+                self._waiting.appendleft(rest)
+            self._handed[TopicPartition(batch.topic, batch.partition)] = batch.next_offset
+            batches.append(batch)
+        if self.delivery == "at_most_once":
+            self._done |= self._handed
+            self._commit()
+        return batches
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Commits what is done and leaves the group. The records handed out last are not done unless committed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wakeup.close()
+        if self._membership is not None:
+            try:
+                if self.delivery == "at_least_once":
+                    self._commit()
+            except PartitionsRevoked as error:
+                logger.warning("%s", error)
+            finally:
+                self._membership.leave()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def _check_choice(what: str, choice: str, choices: Sequence[str]) -> None:
+    if choice not in choices:
+        raise InvalidSetting(f"there is no {what} {choice!r}", next_step=f"choose one of {', '.join(choices)}")

@@ -1,0 +1,142 @@
+"""What participants agree on lives in one SQLite file: each change is one transaction, so it happened or it did not.
+
+Groups, their members and offsets, named producers and their transactions, queues and their deliveries. That a
+transaction's verdict and the offsets that go with it are one commit here is what makes exactly-once exact.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millstream.errors import DamagedLog, DiskFull, MillstreamError, NoAccess, StorageError, UnsupportedFormat
+
+FORMAT = 1
+BUSY_SECONDS = 60.0
+
+TABLES = """
+CREATE TABLE producers (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    epoch INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('idle', 'open', 'committing', 'aborting'))
+);
+CREATE TABLE transaction_partitions (
+    producer_id INTEGER NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
+    PRIMARY KEY (producer_id, topic, partition)
+) WITHOUT ROWID;
+CREATE TABLE groups (
+    name TEXT PRIMARY KEY, generation INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE members (
+    group_name TEXT NOT NULL, member TEXT NOT NULL, topics TEXT NOT NULL, joined_at REAL NOT NULL,
+    polled_at REAL NOT NULL, poll_seconds_max REAL NOT NULL,
+    PRIMARY KEY (group_name, member)
+) WITHOUT ROWID;
+CREATE TABLE ownership (
+    group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, owner TEXT, target TEXT,
+    PRIMARY KEY (group_name, topic, partition)
+) WITHOUT ROWID;
+CREATE TABLE offsets (
+    group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, next_offset INTEGER NOT NULL,
+    committed_at REAL NOT NULL,
+    PRIMARY KEY (group_name, topic, partition)
+) WITHOUT ROWID;
+CREATE TABLE queues (
+    name TEXT PRIMARY KEY, topic TEXT NOT NULL, settings TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE queue_cursors (
+    queue TEXT NOT NULL, partition INTEGER NOT NULL, next_offset INTEGER NOT NULL,
+    lost INTEGER NOT NULL DEFAULT 0, acknowledged INTEGER NOT NULL DEFAULT 0, dead INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (queue, partition)
+) WITHOUT ROWID;
+CREATE TABLE deliveries (
+    queue TEXT NOT NULL, partition INTEGER NOT NULL, record_offset INTEGER NOT NULL, tries INTEGER NOT NULL,
+    owner TEXT, due_at REAL NOT NULL, reason TEXT,
+    PRIMARY KEY (queue, partition, record_offset)
+) WITHOUT ROWID;
+CREATE INDEX deliveries_due ON deliveries (queue, due_at);
+"""
+
+
+class Coordinator:
+    """One connection of this process; threads take turns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._turn = threading.RLock()
+        with self._translated():
+            self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        self._create()
+
+    def _create(self) -> None:
+        with self.change() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in TABLES.split(";\n"):
+                    if statement.strip():
+                        db.execute(statement)
+                db.execute(f"PRAGMA user_version = {FORMAT}")
+            elif version != FORMAT:
+                raise UnsupportedFormat(
+                    f"the coordinator has format {version}; this version of Millstream knows {FORMAT}",
+                    where=str(self.path),
+                    next_step="open the log with the Millstream that wrote it",
+                )
+
+    @contextmanager
+    def change(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction; `durable` also survives the death of the machine."""
+        with self._turn, self._translated():
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    @contextmanager
+    def look(self) -> Iterator[sqlite3.Connection]:
+        """Single statements that only read."""
+        with self._turn, self._translated():
+            yield self._db
+
+    def version(self) -> int:
+        """Differs whenever another process has changed something."""
+        with self.look() as db:
+            return int(db.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        with self._turn:
+            self._db.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
+    def _error(self, error: sqlite3.Error) -> MillstreamError:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        where = str(self.path)
+        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
+            return DiskFull("there is no room left to coordinate", where=where, next_step="make room; then try again")
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+            return NoAccess(
+                "this user may not write the log",
+                where=where,
+                next_step="give the user rights to the folder of the log",
+            )
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            return DamagedLog("the coordinator's file is damaged", where=where, next_step="restore it from a copy")
+        return StorageError(f"the coordinator says: {error}", where=where, next_step="try again")

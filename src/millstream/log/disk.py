@@ -1,0 +1,163 @@
+"""The effects the log has on a disk: every write, sync and lock goes through here and fails as a StorageError.
+
+`Disk` is passed in, so that a test can make a write fail half way, as a real disk does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.errors import DiskFull, NoAccess, NotALog, StorageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def storage_errors(place: Path) -> Iterator[None]:
+    """Turns what the operating system says about `place` into an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, place) from error
+
+
+def storage_error(error: OSError, place: Path) -> StorageError:
+    where = str(error.filename or place)
+    if error.errno in NO_ROOM:
+        return DiskFull("there is no room left for the records", where=where, next_step="make room; then send again")
+    if error.errno in NO_RIGHTS:
+        return NoAccess(
+            "this user may not read or write the log",
+            where=where,
+            next_step="give the user rights to the folder, or choose another with --log or MILLSTREAM_BROKER",
+        )
+    if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        return NotALog("there is a file where a folder should be", where=where, next_step="choose another folder")
+    return StorageError(
+        f"the disk says: {error.strerror}", where=where, next_step="see that the folder is there and sound"
+    )
+
+
+class Disk:
+    """What the log asks of a disk."""
+
+    def write(self, fd: int, buffers: Sequence[Buffer], position: int) -> None:
+        """All of it or an OSError; a short write is carried on with until the disk refuses."""
+        written = os.pwritev(fd, buffers, position)
+        total = sum(memoryview(buffer).nbytes for buffer in buffers)
+        while written < total:
+            rest = b"".join(buffers)[written:]
+            written += os.pwrite(fd, rest, position + written)
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes new, renamed and deleted names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_document(path: Path, content: dict[str, Any]) -> None:
+    """Replaces a JSON file at once and durably: a reader sees the old or the new one, never a part."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    with storage_errors(path):
+        try:
+            with draft.open("w") as file:
+                json.dump(content, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    with storage_errors(path), path.open() as file:
+        content: dict[str, Any] = json.load(file)
+    return content
+
+
+class FileLock:
+    """Held by one thread of one process at a time; the kernel lets go of it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with storage_errors(path):
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._thread = threading.RLock()
+        self._depth = 0
+
+    def __enter__(self) -> FileLock:
+        self._thread.acquire()
+        if self._depth == 0:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX)
+            except BaseException:
+                self._thread.release()
+                raise
+        self._depth += 1
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+        self._thread.release()
+
+    @contextmanager
+    def attempt(self) -> Iterator[bool]:
+        """Whether the lock was free; held until the block ends if it was."""
+        if not self._thread.acquire(blocking=False):
+            yield False
+            return
+        try:
+            if self._depth:
+                yield False
+                return
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            self._depth += 1
+            try:
+                yield True
+            finally:
+                self._depth -= 1
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+        finally:
+            self._thread.release()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the file was deleted since it was opened, with the folder it guards."""
+        return os.fstat(self.fd).st_nlink == 0
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def boot_id() -> bytes:
+    """Names this run of the machine: what is only in its memory survives a dead process, not a new boot id."""
+    try:
+        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)

@@ -1,0 +1,382 @@
+"""The embedded log: a folder that any number of processes on one machine open at once, with no server between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import (
+    AlreadyExists,
+    ClosedError,
+    InvalidInput,
+    NotALog,
+    UnknownPartition,
+    UnknownTopic,
+    UnsupportedFormat,
+)
+from millstream.log import groups, queues
+from millstream.log import partition as partitions
+from millstream.log.buffer import microseconds
+from millstream.log.consumer import Consumer, Start
+from millstream.log.coordinator import Coordinator
+from millstream.log.disk import Disk, FileLock, read_document, storage_errors, write_document
+from millstream.log.groups import GroupInfo, Membership
+from millstream.log.layout import stored_schema
+from millstream.log.partition import Partition
+from millstream.log.producer import Producer
+from millstream.log.queues import Queue, QueueInfo, QueueSettings
+from millstream.log.reader import offset_at_time
+from millstream.log.repair import Repaired, repair
+from millstream.log.segment import segment_names
+from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
+from millstream.log.transactions import NamedProducer, end_abandoned
+from millstream.log.upkeep import Upkeep
+
+FORMAT = 1
+DESCRIPTION = "millstream.json"
+TOPIC = "topic.json"
+
+
+class Topic:
+    """A topic as this process knows it."""
+
+    def __init__(
+        self,
+        name: str,
+        identity: str,
+        settings: TopicSettings,
+        folder: Path,
+        disk: Disk,
+        latest: Callable[[str], Topic],
+    ) -> None:
+        self.name = name
+        self.identity = identity
+        self.settings = settings
+        self.folder = folder
+        self.stored_schema = stored_schema(settings.schema)
+        self._disk = disk
+        self._latest = latest
+        self._partitions: dict[int, Partition] = {}
+        self._lock = threading.Lock()
+
+    def take_over(self, before: Topic) -> None:
+        """Goes on with the partitions that are open, under the settings of now."""
+        self._partitions = before._partitions
+        for partition in self._partitions.values():
+            partition.schema, partition.segment_bytes = self.stored_schema, self.settings.segment_bytes
+
+    def refresh(self) -> None:
+        """Notices a change of settings, and raises if the topic was deleted."""
+        if self._latest(self.name).identity != self.identity:
+            raise UnknownTopic(f"topic '{self.name}' was deleted and made anew", next_step="open it again")
+
+    def partition(self, number: int) -> Partition:
+        with self._lock:
+            found = self._partitions.get(number)
+            if found is None:
+                if not 0 <= number < self.settings.partitions:
+                    raise UnknownPartition(
+                        f"there is no partition {number}",
+                        where=f"topic '{self.name}'",
+                        next_step=f"choose 0 to {self.settings.partitions - 1}",
+                    )
+                folder, settings = self.folder / str(number), self.settings
+                found = Partition(self.name, number, folder, self.stored_schema, settings.segment_bytes, self._disk)
+                found.refresh = self.refresh
+                self._partitions[number] = found
+            return found
+
+    def partitions(self) -> list[Partition]:
+        return [self.partition(number) for number in range(self.settings.partitions)]
+
+
+class EmbeddedLog:
+    """Opens the log in a folder, and makes it there if the folder is new or empty."""
+
+    def __init__(self, path: str | os.PathLike[str], *, upkeep: bool = True, disk: Disk | None = None) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self._disk = disk or Disk()
+        self._open_folder()
+        self._topics: dict[str, tuple[int, Topic]] = {}
+        self._topics_lock = threading.Lock()
+        self._people = self.path / "people"
+        self.coordinator = Coordinator(self.path / "coordinator.sqlite")
+        self._upkeep = Upkeep(self) if upkeep else None
+        self._closed = False
+
+    def _open_folder(self) -> None:
+        description = self.path / DESCRIPTION
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.path / ".lock"):
+                if not description.exists():
+                    strangers = [name for name in os.listdir(self.path) if name != ".lock"]  # noqa: PTH208
+                    if strangers:
+                        (self.path / ".lock").unlink()
+                        raise NotALog(
+                            "the folder has other things in it and is not a log",
+                            where=f"{self.path} ({', '.join(sorted(strangers)[:3])})",
+                            next_step="choose an empty or new folder with --log or MILLSTREAM_BROKER",
+                        )
+                    (self.path / "topics").mkdir(exist_ok=True)
+                    (self.path / "people").mkdir(exist_ok=True)
+                    write_document(description, {"what": "a Millstream log", "format": FORMAT})
+        version = read_document(description).get("format")
+        if version != FORMAT:
+            raise UnsupportedFormat(
+                f"the log has format {version}; this version of Millstream knows {FORMAT}",
+                where=str(description),
+                next_step="open it with the Millstream that wrote it",
+            )
+
+    # ------------------------------------------------------------ topics
+
+    def create_topic(self, name: str, **settings: Any) -> TopicInfo:
+        """Makes a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
+        checked_name(name, "topic")
+        made = TopicSettings.of(**settings)
+        folder = self._folder(name)
+        if folder.exists():
+            raise AlreadyExists(
+                f"there is a topic '{name}' already", next_step="choose another name, or change that one"
+            )
+        draft = self.path / "topics" / f".new-{uuid.uuid4().hex}"
+        with storage_errors(draft):
+            draft.mkdir()
+            try:
+                for number in range(made.partitions):
+                    partitions.create(draft / str(number), stored_schema(made.schema), self._disk)
+                write_document(draft / TOPIC, {"name": name, "id": uuid.uuid4().hex, **made.to_document()})
+                draft.rename(folder)
+            except OSError as error:
+                shutil.rmtree(draft, ignore_errors=True)
+                if folder.exists():
+                    raise AlreadyExists(f"there is a topic '{name}' already") from error
+                raise
+        return self.describe_topic(name)
+
+    def topics(self) -> list[str]:
+        with storage_errors(self.path):
+            return sorted(entry.name for entry in os.scandir(self.path / "topics") if not entry.name.startswith("."))
+
+    def topic(self, name: str) -> Topic:
+        """The topic as described now; its partitions are kept open between calls."""
+        self._check_open()
+        folder = self._folder(checked_name(name, "topic"))
+        try:
+            version = (folder / TOPIC).stat().st_mtime_ns
+        except FileNotFoundError:
+            names = self.topics()
+            raise UnknownTopic(
+                f"there is no topic '{name}'",
+                where=str(self.path),
+                next_step=f"create it first; topics that exist: {', '.join(names) or 'none'}",
+            ) from None
+        with self._topics_lock:
+            known = self._topics.get(name)
+            if known is None or known[0] != version:
+                known = (version, self._load_topic(name, folder, known[1] if known else None))
+                self._topics[name] = known
+            return known[1]
+
+    def _load_topic(self, name: str, folder: Path, before: Topic | None) -> Topic:
+        document = read_document(folder / TOPIC)
+        identity = document.pop("id")
+        document.pop("name")
+        topic = Topic(name, identity, TopicSettings.of(**document), folder, self._disk, self.topic)
+        if before is not None and before.identity == identity:
+            topic.take_over(before)
+        return topic
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        topic = self.topic(name)
+        infos = []
+        for partition in topic.partitions():
+            mark = partition.marks.read()
+            infos.append(
+                PartitionInfo(
+                    number=partition.number,
+                    start_offset=partition.start_offset(),
+                    end_offset=mark.end.offset,
+                    stable_offset=mark.stable.offset,
+                    size_bytes=partition.size_bytes(),
+                    segments=len(segment_names(partition.folder)[0]),
+                    open_transactions=len(mark.open),
+                )
+            )
+        return TopicInfo(name, topic.settings, tuple(infos), topic.folder)
+
+    def change_topic(self, name: str, **settings: Any) -> TopicInfo:
+        topic = self.topic(name)
+        with FileLock(self.path / ".lock"):
+            topic = self.topic(name)
+            made = topic.settings.changed(**settings)
+            empty = all(partition.end_offset() == 0 for partition in topic.partitions())
+            made.check_change_from(topic.settings, empty=empty)
+            for number in range(topic.settings.partitions, made.partitions):
+                draft = topic.folder / f".new-{uuid.uuid4().hex}"
+                partitions.create(draft, stored_schema(made.schema), self._disk)
+                with storage_errors(draft):
+                    shutil.rmtree(topic.folder / str(number), ignore_errors=True)
+                    draft.rename(topic.folder / str(number))
+            write_document(topic.folder / TOPIC, {"name": name, "id": topic.identity, **made.to_document()})
+        return self.describe_topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic with its records and what groups and queues remember of it. Writers at work are refused."""
+        topic = self.topic(name)
+        used = [info.name for info in self.queues() if info.topic == name]
+        if used:
+            raise InvalidInput(f"topic '{name}' feeds queue {', '.join(used)}", next_step="delete the queue first")
+        grave = self.path / "topics" / f".deleted-{uuid.uuid4().hex}"
+        locks = [partition.lock for partition in topic.partitions()]
+        with storage_errors(topic.folder):
+            for lock in locks:
+                lock.__enter__()
+            try:
+                topic.folder.rename(grave)
+                shutil.rmtree(grave)
+            finally:
+                for lock in locks:
+                    lock.__exit__(None, None, None)
+        with self.coordinator.change() as db:
+            for table in ("offsets", "ownership", "transaction_partitions"):
+                db.execute(f"DELETE FROM {table} WHERE topic = ?", (name,))
+        with self._topics_lock:
+            self._topics.pop(name, None)
+
+    def _folder(self, name: str) -> Path:
+        return self.path / "topics" / name
+
+    def offset_at_time(self, topic: str, partition: int, moment: datetime) -> int:
+        """The offset of the first record at or after a time."""
+        return offset_at_time(self.topic(topic).partition(partition), microseconds(moment))
+
+    # ------------------------------------------------------------ producers and consumers
+
+    def producer(self, **settings: Any) -> Producer:
+        self._check_open()
+        self._keep_up()
+        return Producer(self, **settings)
+
+    def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
+        self._check_open()
+        if settings.get("group") is not None:
+            checked_name(settings["group"], "group")
+        self._keep_up()
+        return Consumer(self, topics, **settings)
+
+    def named_producer(self, name: str) -> NamedProducer:
+        return NamedProducer(checked_name(name, "producer"), self.coordinator, self._people, self.find_partition)
+
+    def membership(self, group: str, topics: Sequence[str], poll_seconds_max: float) -> Membership:
+        return Membership(self.coordinator, self._people, group, topics, self._partition_counts, poll_seconds_max)
+
+    def _partition_counts(self) -> Mapping[str, int]:
+        return {name: self.topic(name).settings.partitions for name in self.topics()}
+
+    def find_partition(self, topic: str, number: int) -> Partition:
+        return self.topic(topic).partition(number)
+
+    def end_abandoned(self, partition: Partition) -> None:
+        end_abandoned(self.coordinator, self._people, self.find_partition, partition)
+
+    # ------------------------------------------------------------ groups
+
+    def groups(self) -> list[str]:
+        return groups.group_names(self.coordinator)
+
+    def describe_group(self, name: str) -> GroupInfo:
+        return groups.describe_group(self.coordinator, self._people, name, self._offset_ranges)
+
+    def _offset_ranges(self, topic: str) -> dict[int, tuple[int, int]]:
+        try:
+            found = self.topic(topic).partitions()
+        except UnknownTopic:
+            return {}
+        return {partition.number: (partition.start_offset(), partition.stable_offset()) for partition in found}
+
+    def reset_group(self, name: str, topic: str, to: Start) -> GroupInfo:
+        """Sets how far an idle group has come in a topic: 'earliest', 'latest', an offset or a time."""
+        groups.change_idle_group(self.coordinator, self._people, name)
+        with Consumer(self, topic, start=to) as reader:
+            offsets = {place: reader.position(*place) for place in reader.assignment}
+        with self.coordinator.change() as db:
+            groups.store_offsets(db, name, offsets)
+        return self.describe_group(name)
+
+    def delete_group(self, name: str) -> None:
+        groups.change_idle_group(self.coordinator, self._people, name)
+        with self.coordinator.change() as db:
+            for table in ("offsets", "ownership", "members"):
+                db.execute(f"DELETE FROM {table} WHERE group_name = ?", (name,))
+            db.execute("DELETE FROM groups WHERE name = ?", (name,))
+
+    # ------------------------------------------------------------ queues
+
+    def create_queue(self, name: str, topic: str, **settings: Any) -> QueueInfo:
+        """Settings: timeout, max_tries, dead_letters (a topic), max_in_flight, start ('earliest' or 'latest')."""
+        checked_name(name, "queue")
+        source = self.topic(topic)
+        queues.create(self, name, source, QueueSettings.of(**settings))
+        return self.describe_queue(name)
+
+    def queues(self) -> list[QueueInfo]:
+        return [self.describe_queue(name) for name in queues.names(self.coordinator)]
+
+    def describe_queue(self, name: str) -> QueueInfo:
+        return queues.describe(self.coordinator, self._people, name, self.topic)
+
+    def delete_queue(self, name: str) -> None:
+        queues.delete(self.coordinator, self._people, name)
+
+    def queue(self, name: str) -> Queue:
+        self._check_open()
+        self._keep_up()
+        return Queue(self, name, self._people)
+
+    # ------------------------------------------------------------ upkeep and the end
+
+    def clean(self, topic: str | None = None) -> None:
+        """Applies retention and compaction now, instead of in the background."""
+        upkeep = self._upkeep or Upkeep(self)
+        for name in [topic] if topic else self.topics():
+            upkeep.clean(self.topic(name))
+
+    def repair_topic(self, name: str) -> list[Repaired]:
+        """Keeps what still checks out of damaged partitions, and tells what is lost. Nobody else may use the topic."""
+        topic = self.topic(name)
+        found = [
+            repair(topic.folder / str(number), number, topic.stored_schema, self._disk)
+            for number in range(topic.settings.partitions)
+        ]
+        with self._topics_lock:
+            self._topics.pop(name, None)
+        return found
+
+    def _keep_up(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.start()
+
+    def _check_open(self) -> None:
+        if getattr(self, "_closed", False):
+            raise ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
+
+    def close(self) -> None:
+        if not self._closed:
+            if self._upkeep is not None:
+                self._upkeep.stop()
+            self._closed = True
+            self.coordinator.close()
+
+    def __enter__(self) -> EmbeddedLog:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

@@ -1,0 +1,149 @@
+"""A frame is a 64-byte header and one Arrow record batch; its checksum covers every other byte of both.
+
+    length u32, crc32c u32, base offset i64, span u32, rows u32, newest timestamp i64 (µs),
+    producer id i64, epoch i32, sequence i32, flags u16, 14 bytes of zero
+
+`span` is how many offsets the frame stands for: `rows` as written, more once compaction has thinned it out, none for
+the marker that ends a transaction. The checksum of the body is worked out first, so that only the header's is left to
+do while a partition is locked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+HEADER = struct.Struct("<IIqIIqqiiH14x")
+HEADER_BYTES = 64
+ALIGNMENT = 64
+FRAME_BYTES_TARGET = 1 << 20  # a frame that fits the processor's cache is checked and read in one go
+FRAME_BYTES_MAX = 1 << 30
+
+TRANSACTIONAL = 1
+COMMITS = 2
+ABORTS = 4
+SPARSE = 8  # the batch has a column of its own for the offsets
+
+NO_PRODUCER = -1
+NO_TIMESTAMP = -(1 << 63)
+
+
+class Header(NamedTuple):
+    length: int
+    crc: int
+    base_offset: int
+    span: int
+    rows: int
+    max_timestamp: int
+    producer_id: int
+    epoch: int
+    sequence: int
+    flags: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.span
+
+    @property
+    def size_bytes(self) -> int:
+        return HEADER_BYTES + self.length
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.flags & (COMMITS | ABORTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A frame before it has an offset."""
+
+    schema: pa.Schema | None
+    body: Buffer
+    padding: bytes
+    body_crc: int
+    span: int
+    rows: int
+    max_timestamp: int
+    producer_id: int = NO_PRODUCER
+    epoch: int = 0
+    sequence: int = 0
+    flags: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return HEADER_BYTES + memoryview(self.body).nbytes + len(self.padding)
+
+    def at(self, base_offset: int) -> list[Buffer]:
+        """The bytes of the frame, as buffers to be written one after the other."""
+        fields = [self.size_bytes - HEADER_BYTES, 0, base_offset, self.span, self.rows, self.max_timestamp,
+                  self.producer_id, self.epoch, self.sequence, self.flags]  # fmt: skip
+        fields[1] = _seal(HEADER.pack(*fields), self.body_crc)
+        return [HEADER.pack(*fields), self.body, self.padding]
+
+
+def _seal(header: Buffer, body_crc: int) -> int:
+    view = memoryview(header)
+    return int(crc32c(view[8:HEADER_BYTES], crc32c(view[:4], body_crc)))
+
+
+def draft(
+    batch: pa.RecordBatch,
+    max_timestamp: int,
+    *,
+    span: int | None = None,
+    producer_id: int = NO_PRODUCER,
+    epoch: int = 0,
+    sequence: int = 0,
+    flags: int = 0,
+) -> Draft:
+    body = batch.serialize()
+    padding = bytes(-body.size % ALIGNMENT)
+    body_crc = crc32c(padding, crc32c(memoryview(body)))
+    rows = batch.num_rows
+    span = rows if span is None else span
+    return Draft(batch.schema, body, padding, body_crc, span, rows, max_timestamp, producer_id, epoch, sequence, flags)
+
+
+def marker(producer_id: int, epoch: int, *, commit: bool) -> Draft:
+    """The frame without records that ends a transaction in one partition."""
+    flags = TRANSACTIONAL | (COMMITS if commit else ABORTS)
+    return Draft(None, b"", b"", 0, 0, 0, NO_TIMESTAMP, producer_id, epoch, 0, flags)
+
+
+def skip() -> Draft:
+    """A frame without records that uses up one offset."""
+    return Draft(None, b"", b"", 0, 1, 0, NO_TIMESTAMP)
+
+
+def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch cut into pieces that fill one frame each."""
+    rows_per_frame = max(1, batch.num_rows * FRAME_BYTES_TARGET // max(1, batch.get_total_buffer_size()))
+    if batch.num_rows <= rows_per_frame + rows_per_frame // 4:
+        yield batch
+        return
+    for start in range(0, batch.num_rows, rows_per_frame):
+        yield batch.slice(start, rows_per_frame)
+
+
+def header_at(file: Buffer, position: int, limit: int) -> Header | None:
+    """The header at `position`, if a whole frame can lie between there and `limit`; not yet checked."""
+    if position + HEADER_BYTES > limit:
+        return None
+    header = Header._make(HEADER.unpack_from(file, position))
+    if position + header.size_bytes > limit or header.length % ALIGNMENT or header.span < 0:
+        return None
+    return header
+
+
+def is_intact(file: Buffer, position: int, header: Header) -> bool:
+    view = memoryview(file)
+    body_crc = crc32c(view[position + HEADER_BYTES : position + header.size_bytes])
+    return _seal(view[position : position + HEADER_BYTES], body_crc) == header.crc

@@ -1,0 +1,344 @@
+"""A partition is a folder of segments and a mark; one appender at a time holds its lock, readers hold none.
+
+    append:  lock, look at the mark, write the frames behind it, (sync,) move the mark, unlock
+
+So whatever lies above the mark was never acknowledged. The next appender finds it there and keeps the frames that are
+whole, cutting the rest: that is all there is to recovery.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from millstream.errors import DamagedLog, UnknownTopic
+from millstream.log import segment as segments
+from millstream.log.aborted import AbortedTransactions
+from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder
+from millstream.log.frame import ABORTS, TRANSACTIONAL, Draft, Header, marker, skip
+from millstream.log.mark import BOOT, Mark, MarkFile, Place
+from millstream.log.segment import IndexWriter, Segment, SegmentName, segment_names
+
+MARK = "mark"
+LOCK = "lock"
+REPAIR = "restore the file from a copy, or run 'millstream topics repair' to keep what still checks out"
+
+
+def create(folder: Path, schema: pa.Schema, disk: Disk) -> None:
+    with storage_errors(folder):
+        folder.mkdir()
+        position = segments.create(SegmentName(0, None, folder), schema, disk)
+        start = Place(0, 0, position)
+        MarkFile.create(folder / MARK, Mark(end=start, synced=start), disk)
+
+
+class Partition:
+    """The appending side of one partition in this process, and the mark that readers go by."""
+
+    def __init__(
+        self, topic: str, number: int, folder: Path, schema: pa.Schema, segment_bytes: int, disk: Disk
+    ) -> None:
+        self.topic = topic
+        self.number = number
+        self.folder = folder
+        self.schema = schema
+        self.segment_bytes = segment_bytes
+        self.refresh: Callable[[], None] = lambda: None
+        self._disk = disk
+        if not folder.is_dir():
+            raise self._deleted()
+        if not (folder / MARK).exists():
+            raise DamagedLog(
+                "the mark of what was acknowledged is missing",
+                where=str(folder / MARK),
+                next_step="restore it, or run 'millstream topics repair' to keep what still checks out",
+            )
+        self.marks = MarkFile(folder / MARK, disk)
+        self.aborted = AbortedTransactions(folder / "aborted")
+        self._lock: FileLock | None = None
+        self._active: _ActiveSegment | None = None
+        self._check_boot()
+
+    def __repr__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+    # ------------------------------------------------------------ what is there
+
+    def start_offset(self) -> int:
+        return segment_names(self.folder)[0][0].base
+
+    def end_offset(self) -> int:
+        return self.marks.read().end.offset
+
+    def stable_offset(self) -> int:
+        return self.marks.read().stable.offset
+
+    def size_bytes(self) -> int:
+        return sum(name.path.stat().st_size for name in segment_names(self.folder)[0])
+
+    def check_alive(self) -> None:
+        if not self.folder.is_dir() or (self._lock is not None and self._lock.gone):
+            raise self._deleted()
+
+    def _deleted(self) -> UnknownTopic:
+        return UnknownTopic(
+            f"topic '{self.topic}' was deleted", where=str(self.folder), next_step="create it again, or stop using it"
+        )
+
+    @property
+    def lock(self) -> FileLock:
+        if self._lock is None:
+            self._lock = FileLock(self.folder / LOCK)
+        return self._lock
+
+    # ------------------------------------------------------------ appending
+
+    def append(
+        self,
+        drafts: Sequence[Draft],
+        *,
+        sync: bool,
+        permit: Callable[[], None] | None = None,
+        tried_since: int | None = None,
+    ) -> list[int]:
+        """Stores frames behind what is there, all or none; returns the base offset of each.
+
+        `permit` is asked under the lock and raises if the producer may not write any more. `tried_since` is given when
+        the same frames may have been stored before, at that offset or later: those found are not stored again.
+        """
+        with self._writing() as mark:
+            if permit:
+                permit()
+            known = self._find(drafts, tried_since, mark) if tried_since is not None else {}
+            offsets: list[int] = []
+            for draft in drafts:
+                stored = known.get((draft.producer_id, draft.epoch, draft.sequence))
+                if stored is None:
+                    stored = mark.end.offset
+                    mark = self._write(mark, draft)
+                offsets.append(stored)
+            self._publish(mark, sync=sync)
+            return offsets
+
+    def end_transaction(self, producer_id: int, epoch: int, *, commit: bool) -> None:
+        """Writes the marker that decides a transaction here; again and again without harm."""
+        with self._writing() as mark:
+            if any((known.producer_id, known.epoch) == (producer_id, epoch) for known in mark.open):
+                self._publish(self._write(mark, marker(producer_id, epoch, commit=commit)), sync=True)
+
+    def sync(self) -> None:
+        """Makes everything acknowledged so far safe from the death of the machine."""
+        with self._writing() as mark:
+            self._publish(mark, sync=True)
+
+    def roll(self) -> None:
+        """Closes the active segment, so that it can be deleted or compacted; an empty one stays."""
+        with self._writing() as mark:
+            active = self._segment(mark)
+            if mark.end.position > active.first_position:
+                self._publish(self._rolled(mark, active.schema), sync=False)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Mark]:
+        """The lock, and the mark behind which to write. What a failed block wrote is taken back."""
+        with storage_errors(self.folder), self.lock:
+            if self.lock.gone:
+                raise self._deleted()
+            mark = self._recovered(self.marks.read())
+            try:
+                yield mark
+            except BaseException:
+                self._take_back(mark)
+                raise
+
+    def _take_back(self, mark: Mark) -> None:
+        """Best effort: recovery does the same, but for whole frames, when this fails or never runs."""
+        self._close_active()
+        with suppress(OSError):
+            for name in segment_names(self.folder)[0]:
+                if name.base > mark.end.segment:
+                    _discard(name)
+                elif name.base == mark.end.segment:
+                    os.truncate(name.path, mark.end.position)
+
+    def _segment(self, mark: Mark) -> _ActiveSegment:
+        if self._active is None or self._active.name.base != mark.end.segment:
+            self._close_active()
+            self._active = _ActiveSegment(SegmentName(mark.end.segment, None, self.folder), mark)
+        elif self._active.sequence != mark.sequence:  # another process has written meanwhile
+            self._active.catch_up(mark)
+        return self._active
+
+    def _close_active(self) -> None:
+        if self._active:
+            self._active.close()
+            self._active = None
+
+    def _write(self, mark: Mark, draft: Draft) -> Mark:
+        active = self._segment(mark)
+        full = mark.end.position + draft.size_bytes > self.segment_bytes and mark.end.position > active.first_position
+        if full or (draft.schema is not None and not active.schema.equals(draft.schema)):
+            mark = self._rolled(mark, draft.schema or active.schema)
+            active = self._segment(mark)
+        self._disk.write(active.fd, draft.at(mark.end.offset), mark.end.position)
+        active.index.note(mark.end.offset, mark.end.position, draft.max_timestamp)
+        return self._accounted(mark, draft.flags, draft.producer_id, draft.epoch, draft.span, draft.size_bytes)
+
+    def _accounted(self, mark: Mark, flags: int, producer_id: int, epoch: int, span: int, size_bytes: int) -> Mark:
+        """The mark after one more frame."""
+        if flags & TRANSACTIONAL and span:
+            mark = mark.with_open(producer_id, epoch, mark.end)
+        elif flags & TRANSACTIONAL:
+            if flags & ABORTS:
+                count = self.aborted.add(mark.aborted_count, producer_id, epoch, mark.end.offset)
+                mark = replace(mark, aborted_count=count)
+            mark = mark.without_open(producer_id, epoch)
+        return replace(mark, end=Place(mark.end.offset + span, mark.end.segment, mark.end.position + size_bytes))
+
+    def _rolled(self, mark: Mark, schema: pa.Schema) -> Mark:
+        if (
+            mark.end.offset == mark.end.segment
+        ):  # an empty segment gives up one offset, so that the next has its own name
+            gap = skip()
+            self._disk.write(self._segment(mark).fd, gap.at(mark.end.offset), mark.end.position)
+            mark = self._accounted(mark, gap.flags, gap.producer_id, gap.epoch, gap.span, gap.size_bytes)
+        name = SegmentName(mark.end.offset, None, self.folder)
+        position = segments.create(name, schema, self._disk)
+        return replace(mark, end=Place(mark.end.offset, name.base, position))
+
+    def _publish(self, mark: Mark, *, sync: bool) -> None:
+        if sync:
+            if mark.synced.segment != mark.end.segment:
+                for name in segment_names(self.folder)[0]:
+                    if mark.synced.segment <= name.base < mark.end.segment:
+                        _sync_file(name.path, self._disk)
+                sync_folder(self.folder)
+            self._disk.sync(self._segment(mark).fd)
+            mark = replace(mark, synced=mark.end)
+        active = self._segment(mark)
+        active.sequence = self.marks.write(mark, sync=sync).sequence
+
+    def _find(self, drafts: Sequence[Draft], since: int, mark: Mark) -> dict[tuple[int, int, int], int]:
+        wanted = {(draft.producer_id, draft.epoch, draft.sequence) for draft in drafts}
+        found = {}
+        for header in self._headers_since(since, mark):
+            identity = (header.producer_id, header.epoch, header.sequence)
+            if identity in wanted and not header.is_control:
+                found[identity] = header.base_offset
+        return found
+
+    def _headers_since(self, offset: int, mark: Mark) -> Iterator[Header]:
+        names = segment_names(self.folder)[0]
+        first = max((name.base for name in names if name.base <= offset), default=0)
+        for name in names:
+            if name.base < first:
+                continue
+            segment = Segment(name)
+            limit = mark.end.position if name.base == mark.end.segment else segment.size_bytes()
+            for _, header in segment.frames(segment.position_of(offset, limit), limit):
+                if header.next_offset > offset:
+                    yield header
+
+    # ------------------------------------------------------------ recovery
+
+    def _check_boot(self) -> None:
+        """After the machine died, nobody reads or writes before the partition was looked over once."""
+        if self.marks.read().boot == BOOT:
+            return
+        with storage_errors(self.folder), self.lock:
+            mark = self.marks.read()
+            if mark.boot != BOOT:
+                self._publish(self._recovered_from(mark, mark.synced), sync=True)
+
+    def _recovered(self, mark: Mark) -> Mark:
+        if SegmentName(mark.end.segment, None, self.folder).path.stat().st_size == mark.end.position:
+            begun = (
+                mark.end.offset != mark.end.segment and SegmentName(mark.end.offset, None, self.folder).path.exists()
+            )
+            if not begun:
+                return mark
+        self._close_active()
+        return self._recovered_from(mark, mark.end)
+
+    def _recovered_from(self, mark: Mark, safe: Place) -> Mark:
+        """Walks on from a place known to be safe, keeps every whole frame, and cuts what comes after the last."""
+        mark = replace(mark, end=safe)
+        for name in segment_names(self.folder)[0]:
+            if name.base < safe.segment:
+                continue
+            if name.base > mark.end.offset or (name.base > safe.segment and name.base != mark.end.offset):
+                _discard(name)
+                continue
+            mark = self._kept(mark, name)
+        return mark
+
+    def _kept(self, mark: Mark, name: SegmentName) -> Mark:
+        """The mark after the whole frames of one segment above it; the rest of the file is cut."""
+        try:
+            segment = Segment(name)
+        except (DamagedLog, ValueError):
+            if name.base == mark.synced.segment:
+                raise
+            _discard(name)  # a segment whose creation was cut short
+            return mark
+        if name.base != mark.end.segment:
+            mark = replace(mark, end=Place(mark.end.offset, name.base, segment.first_position))
+        size = segment.size_bytes()
+        if size < mark.end.position:
+            raise DamagedLog(
+                f"acknowledged records are missing: the segment has {size} bytes of {mark.end.position}",
+                where=f"{name.path}, byte {size}",
+                next_step=REPAIR,
+            )
+        for _, header in segment.intact_frames(mark.end.position, size):
+            if header.base_offset != mark.end.offset:
+                break
+            mark = self._accounted(mark, header.flags, header.producer_id, header.epoch, header.span, header.size_bytes)
+        if size > mark.end.position:
+            os.truncate(name.path, mark.end.position)
+        return mark
+
+    def close(self) -> None:
+        self._close_active()
+        self.marks.close()
+        if self._lock:
+            self._lock.close()
+
+
+class _ActiveSegment:
+    """The segment that is written to, opened for it, and in step with one version of the mark."""
+
+    def __init__(self, name: SegmentName, mark: Mark) -> None:
+        self.name = name
+        self._segment = Segment(name)
+        self.schema = self._segment.schema
+        self.first_position = self._segment.first_position
+        self.fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
+        self.index = IndexWriter(name.index_path)
+        self.catch_up(mark)
+
+    def catch_up(self, mark: Mark) -> None:
+        self.index.resume(self._segment, mark.end.position)
+        self.sequence = mark.sequence
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.index.close()
+
+
+def _sync_file(path: Path, disk: Disk) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        disk.sync(fd)
+    finally:
+        os.close(fd)
+
+
+def _discard(name: SegmentName) -> None:
+    name.path.unlink(missing_ok=True)
+    name.index_path.unlink(missing_ok=True)

@@ -1,0 +1,358 @@
+"""A producer stores records in the order they were sent, each once however often storing had to be tried.
+
+`send` only puts a record into the buffer; one thread takes chunks out, asks the partitioner, and appends. A chunk that
+the disk refuses stays at the head and is tried again, so nothing overtakes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import (
+    ClosedError,
+    InvalidInput,
+    InvalidRecord,
+    InvalidSetting,
+    MillstreamError,
+    StorageError,
+    UnknownPartition,
+)
+from millstream.log.buffer import RECORD_BYTES, BatchReceipt, Buffer, Chunk, PartitionWork, Receipt, microseconds
+from millstream.log.channel import Channel, Headers, checked_headers
+from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, parts
+from millstream.log.groups import TopicPartition
+from millstream.log.partitioners import OwnPartitioner, partitioner
+from millstream.records import duration, size_bytes
+
+if TYPE_CHECKING:
+    from millstream.log.embedded import EmbeddedLog
+
+Acks = Literal[0, 1, "all"]
+RETRY_SECONDS = 0.2
+logger = logging.getLogger(__name__)
+
+
+class Progress(Protocol):
+    """Something read that a transaction counts as done: a consumer's offsets, or a queue's messages."""
+
+    def commit_with(self, db: sqlite3.Connection) -> None: ...
+
+    def committed_elsewhere(self) -> None: ...
+
+    def rewind(self) -> None: ...
+
+
+class Producer:
+    """Made by `log.producer(…)`; use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        log: EmbeddedLog,
+        *,
+        acks: Acks = 1,
+        partition_by: str | OwnPartitioner = "key",
+        batch_bytes: int | str = 1 << 20,
+        linger: str | timedelta = "5 milliseconds",
+        buffer_bytes: int | str = 64 << 20,
+        when_full: str = "wait",
+        wait_at_most: str | timedelta = "60 seconds",
+        name: str | None = None,
+    ) -> None:
+        if acks not in (0, 1, "all") or isinstance(acks, bool):
+            raise InvalidSetting(f"acks is 0, 1 or 'all', not {acks!r}")
+        self._log = log
+        self.acks = acks
+        self._partitioner = partitioner(partition_by)
+        self._buffer = Buffer(
+            bytes_max=size_bytes(buffer_bytes),
+            chunk_bytes=size_bytes(batch_bytes),
+            linger_seconds=duration(linger, what="linger").total_seconds(),
+            when_full=when_full,
+            wait_seconds=duration(wait_at_most, what="wait_at_most").total_seconds(),
+        )
+        self._named = log.named_producer(name) if name is not None else None
+        self._id = self._named.id if self._named else random.getrandbits(62) | 1 << 62
+        self._sequences: dict[TopicPartition, int] = {}
+        self._in_transaction = False
+        self._enlisted: set[TopicPartition] = set()
+        self._channels: dict[str, Channel] = {}
+        self._failures: list[MillstreamError] = []
+        self._closing = False
+        self._giving_up = False
+        self._thread = threading.Thread(target=self._run, name="millstream-producer", daemon=True)
+        self._thread.start()
+        _open_producers.add(self)
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: bytes | str | None = None,
+        *,
+        partition: int | None = None,
+        timestamp: datetime | None = None,
+        headers: Headers | None = None,
+    ) -> Receipt:
+        """Puts one record into the buffer. A value of None is a tombstone: it deletes its key in a compacted topic."""
+        channel = self._channels.get(topic)
+        if channel is None or self._closing:
+            channel = self._channel(topic)
+        if isinstance(key, str):
+            key = key.encode()
+        if type(value) is bytes and not channel.keyed:
+            size = len(value) + RECORD_BYTES
+        else:
+            value, size = channel.checked(value, key)
+        if key is not None:
+            if type(key) is not bytes:
+                raise InvalidRecord(f"a key is bytes or text, not {type(key).__name__}", where=f"topic '{topic}'")
+            size += len(key)
+        if partition is not None:
+            channel.check_partition(partition)
+        sent_us = microseconds(timestamp)
+        return self._buffer.add(topic, (key, value, sent_us, headers and checked_headers(headers), partition), size)
+
+    def send_batch(
+        self,
+        topic: str,
+        records: pa.RecordBatch | pa.Table | pl.DataFrame,
+        *,
+        key: str | None = None,
+        timestamp: str | None = None,
+        partition: int | None = None,
+    ) -> BatchReceipt:
+        """Sends a whole Arrow or polars batch. `key` and `timestamp` name the columns that hold them.
+
+        For a topic with a schema the columns are the schema's; for one without, `value` and, if there, `key`,
+        `timestamp` and `headers`.
+        """
+        channel = self._channel(topic)
+        if partition is not None:
+            channel.check_partition(partition)
+        table = records.to_arrow() if isinstance(records, pl.DataFrame) else records
+        stored = channel.stored(table, key, timestamp)
+        return self._buffer.add_batch(topic, stored, partition)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when everything sent so far is stored; raises what stands in the way, the records still held."""
+        self._buffer.wait_until_stored(timeout)
+        if self._failures:
+            first, count = self._failures[0], len(self._failures)
+            self._failures = []
+            if count > 1:
+                raise type(first)(
+                    f"{first.what} (and {count - 1} more failures)", where=first.where, next_step=first.next_step
+                )
+            raise first
+
+    @property
+    def waiting(self) -> int:
+        """Records in the buffer, not stored yet."""
+        return self._buffer.waiting
+
+    @property
+    def dropped(self) -> int:
+        """Records given up by the policy of a full buffer."""
+        return self._buffer.dropped
+
+    # ------------------------------------------------------------ transactions
+
+    @contextmanager
+    def transaction(self, consuming: Progress | None = None) -> Iterator[Producer]:
+        """Everything sent inside is seen by committed readers together or never.
+
+        With `consuming` (a consumer, or `queue.acknowledging(messages)`) how far that has come is part of it: after an
+        abort the same records are read again.
+        """
+        named = self._named
+        if named is None:
+            raise InvalidInput("only a producer with a name can have transactions", next_step="log.producer(name='…')")
+        if self._in_transaction:
+            raise InvalidInput(f"producer '{named.name}' is in a transaction already", next_step="end that one first")
+        self.flush()
+        named.begin()
+        self._sequences.clear()
+        self._enlisted.clear()
+        self._in_transaction = True
+        try:
+            yield self
+            self.flush()
+            named.commit(consuming.commit_with if consuming is not None else lambda db: None)
+            if consuming is not None:
+                consuming.committed_elsewhere()
+        except BaseException:
+            self._give_up_waiting()
+            named.abort()
+            if consuming is not None:
+                consuming.rewind()
+            raise
+        finally:
+            self._in_transaction = False
+            self._failures = []
+
+    def _give_up_waiting(self) -> None:
+        """Forgets what is buffered, and returns when none of it is on its way to the disk any more."""
+        self._giving_up = True
+        try:
+            self._buffer.discard()
+            self._buffer.wait_for(lambda: self._buffer.is_empty)
+        finally:
+            self._giving_up = False
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Stores what waits, then ends. If that cannot be done it says how many records are lost."""
+        if self._closing:
+            return
+        try:
+            self.flush()
+        except StorageError as error:
+            lost = self.waiting
+            raise type(error)(
+                f"{lost} records could not be stored and are lost: {error.what}",
+                where=error.where,
+                next_step=error.next_step,
+            ) from error
+        finally:
+            self._closing = True
+            self._buffer.wake()
+            self._thread.join(timeout=10)
+            if self._named:
+                self._named.close()
+            _open_producers.discard(self)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ storing, in its own thread
+
+    def _channel(self, topic: str) -> Channel:
+        if self._closing:
+            raise ClosedError("the producer was closed", next_step="make a new one with log.producer(…)")
+        channel = self._channels.get(topic)
+        if channel is None:
+            channel = self._channels[topic] = Channel(self._log.topic(topic))
+        return channel
+
+    def _run(self) -> None:
+        while (chunk := self._buffer.take(lambda: self._closing)) is not None:
+            try:
+                self._store(chunk)
+            except StorageError as error:
+                if not (self._closing or self._giving_up):  # the disk may come round: keep the chunk and try again
+                    logger.warning("records for topic '%s' could not be stored yet: %s", chunk.topic, error)
+                    self._buffer.tell(error)
+                    time.sleep(RETRY_SECONDS)
+                    continue
+                chunk.error = error
+            except MillstreamError as error:
+                chunk.error = error
+            except Exception as error:  # of the user's partitioner, or a fault of ours
+                what = f"storing failed with {type(error).__name__}: {error}"
+                chunk.error = MillstreamError(what, where=f"topic '{chunk.topic}'")
+            if chunk.error:
+                self._failures.append(chunk.error)
+            self._buffer.settle(chunk)
+
+    def _store(self, chunk: Chunk) -> None:
+        channel = self._channels[chunk.topic]
+        if chunk.work is None:
+            channel.topic = self._log.topic(chunk.topic)
+            chunk.work = self._plan(chunk, channel)
+        assert chunk.partitions is not None
+        assert chunk.offsets is not None
+        while chunk.work:
+            work = chunk.work[0]
+            place = TopicPartition(chunk.topic, work.partition)
+            partition = channel.topic.partition(work.partition)
+            if self._in_transaction and place not in self._enlisted:
+                assert self._named is not None
+                self._named.enlist(place)
+                self._enlisted.add(place)
+            tried_since, work.tried_since = work.tried_since, partition.end_offset()
+            offsets = partition.append(
+                work.drafts,
+                sync=self.acks == "all",
+                permit=self._named.check if self._named else None,
+                tried_since=tried_since,
+            )
+            spans = [np.arange(offset, offset + d.rows) for offset, d in zip(offsets, work.drafts, strict=True)]
+            chunk.partitions[work.rows] = work.partition
+            chunk.offsets[work.rows] = np.concatenate(spans)
+            chunk.work.pop(0)
+
+    def _plan(self, chunk: Chunk, channel: Channel) -> list[PartitionWork]:
+        """The frames of a chunk, partition by partition, and who goes where."""
+        chunk.partitions = np.full(len(chunk), -1, np.int64)
+        chunk.offsets = np.full(len(chunk), -1, np.int64)
+        rows, batch, explicit = channel.batch(chunk)
+        for reason in chunk.refused.values():
+            self._failures.append(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
+        if not batch.num_rows:
+            return []
+        count = channel.topic.settings.partitions
+        chosen = np.where(explicit >= 0, explicit, -1)
+        if (chosen < 0).any():
+            chosen = np.where(chosen >= 0, chosen, self._partitioner(batch.column("key"), count))
+        if (chosen < 0).any() or (chosen >= count).any():
+            bad = int(chosen[(chosen < 0) | (chosen >= count)][0])
+            raise UnknownPartition(f"the partitioner chose partition {bad} of {count}", where=f"topic '{chunk.topic}'")
+        work = []
+        for number in np.unique(chosen):
+            own = np.flatnonzero(chosen == number)
+            records = batch if len(own) == batch.num_rows else batch.take(pa.array(own))
+            work.append(
+                PartitionWork(int(number), rows[own], self._drafts(TopicPartition(chunk.topic, int(number)), records))
+            )
+        return work
+
+    def _drafts(self, place: TopicPartition, records: pa.RecordBatch) -> list[Draft]:
+        drafts = []
+        for piece in parts(records):
+            sequence = self._sequences.get(place, 0)
+            self._sequences[place] = (sequence + 1) & 0x7FFFFFFF
+            newest = pc.max(piece.column("timestamp").cast(pa.int64())).as_py()
+            drafts.append(
+                draft(
+                    piece,
+                    NO_TIMESTAMP if newest is None else newest,
+                    producer_id=self._id,
+                    epoch=self._named.epoch if self._named else 0,
+                    sequence=sequence,
+                    flags=TRANSACTIONAL if self._in_transaction else 0,
+                )
+            )
+        return drafts
+
+
+_open_producers: set[Producer] = set()
+
+
+@atexit.register
+def _close_forgotten() -> None:
+    """A script that ends without closing its producers still has its records stored."""
+    for producer in list(_open_producers):
+        try:
+            producer.close()
+        except MillstreamError as error:
+            logger.error("%s", error)

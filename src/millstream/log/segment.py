@@ -1,0 +1,280 @@
+"""A segment is one file: a header that holds the schema of its records, then frames in order of offset.
+
+Its name holds the offset it begins at. One that compaction has written also holds the offset it ends before, and takes
+the place of every segment that begins within it: so replacing many files is one rename.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from millstream.errors import DamagedLog, UnsupportedFormat
+from millstream.log import frame
+from millstream.log.disk import Disk, storage_errors
+from millstream.log.frame import ALIGNMENT, HEADER_BYTES, NO_TIMESTAMP, SPARSE, Header
+from millstream.log.index import ENTRY, INTERVAL_BYTES, DamagedIndex, Entry, Index, pack
+
+MAGIC = b"MSSEG"
+FORMAT = 1
+PREFIX = struct.Struct("<5sHIIq")
+NAME = re.compile(r"(\d{20})(?:-(\d{20}))?\.seg")
+OFFSET_COLUMN = "offset"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    base: int
+    end: int | None
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.stem}.seg"
+
+    @property
+    def index_path(self) -> Path:
+        return self.folder / f"{self.stem}.idx"
+
+    @property
+    def stem(self) -> str:
+        return f"{self.base:020}" if self.end is None else f"{self.base:020}-{self.end:020}"
+
+
+class IndexTail(NamedTuple):
+    entries: int
+    indexed_to: int
+    newest: int
+
+
+def segment_names(folder: Path) -> tuple[list[SegmentName], list[SegmentName]]:
+    """The segments of a partition in order, and those that a compacted one has taken the place of."""
+    with storage_errors(folder):
+        matches = [match for match in map(NAME.fullmatch, os.listdir(folder)) if match]  # noqa: PTH208 - hot path
+    found = [SegmentName(int(match[1]), int(match[2]) if match[2] else None, folder) for match in matches]
+    # Of those that begin together the one that reaches furthest is the newest.
+    found.sort(key=lambda name: (name.base, -(name.end or 0)))
+    live: list[SegmentName] = []
+    replaced: list[SegmentName] = []
+    covered_to = -1
+    for name in found:
+        if name.base < covered_to or (live and name.base == live[-1].base):
+            replaced.append(name)
+            continue
+        live.append(name)
+        covered_to = max(covered_to, name.end or 0)
+    return live, replaced
+
+
+def header_bytes(base: int, schema: pa.Schema) -> bytes:
+    encoded = schema.serialize().to_pybytes()
+    body = struct.pack("<Iq", len(encoded), base) + encoded
+    content: bytes = MAGIC + struct.pack("<HI", FORMAT, crc32c(body)) + body
+    return content + bytes(-len(content) % ALIGNMENT)
+
+
+def create(name: SegmentName, schema: pa.Schema, disk: Disk) -> int:
+    """Writes the header of a new segment; returns where its first frame goes."""
+    content = header_bytes(name.base, schema)
+    with storage_errors(name.path):
+        fd = os.open(name.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            disk.write(fd, [content], 0)
+        finally:
+            os.close(fd)
+    return len(content)
+
+
+class Segment:
+    """A mapped view of a segment file. It grows by being looked at again; nothing in it ever changes."""
+
+    def __init__(self, name: SegmentName) -> None:
+        self.name = name
+        with name.path.open("rb") as file:
+            self._fd = os.dup(file.fileno())
+        self._map: mmap.mmap | None = None
+        self._size = 0
+        self.first_position = self._read_header()
+        self._index: Index | None = None
+
+    def __del__(self) -> None:
+        fd = getattr(self, "_fd", None)
+        if fd is not None:
+            os.close(fd)
+
+    @property
+    def place(self) -> str:
+        return str(self.name.path)
+
+    def size_bytes(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def _read_header(self) -> int:
+        view = self._mapped(0)
+        if len(view) < PREFIX.size or view[:5] != MAGIC:
+            raise self._damaged(0, "the file does not begin like a segment")
+        _, version, crc, schema_bytes, base = PREFIX.unpack_from(view)
+        if version != FORMAT:
+            raise UnsupportedFormat(
+                f"the segment has format {version}; this version of Millstream knows {FORMAT}",
+                where=self.place,
+                next_step="open the log with the Millstream that wrote it",
+            )
+        end = PREFIX.size + schema_bytes
+        if end > len(view) or crc32c(view[11:end]) != crc or base != self.name.base:
+            raise self._damaged(0, "the header does not match its checksum")
+        self._encoded_schema = bytes(view[PREFIX.size : end])
+        padded: int = end + -end % ALIGNMENT
+        if any(view[end:padded]):
+            raise self._damaged(end, "the header does not match its checksum")
+        return padded
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self._encoded_schema))
+
+    def _mapped(self, to_position: int) -> memoryview:
+        """The file as bytes, at least up to `to_position` if it is that long."""
+        if self._map is None or self._size < to_position:
+            size = self.size_bytes()
+            if size > self._size:
+                with storage_errors(self.name.path):
+                    self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+                self._size = size
+                self._buffer = pa.py_buffer(self._map)
+        return memoryview(self._map) if self._map is not None else memoryview(b"")
+
+    def frames(self, position: int, limit: int) -> Iterator[tuple[int, Header]]:
+        """The frames from `position` up to `limit`, all of which must be there and match their checksums."""
+        for at, header in self.intact_frames(position, limit):
+            yield at, header
+            position = at + header.size_bytes
+        if position < limit:
+            raise self._damaged(position, "a frame is cut short or does not match its checksum")
+
+    def intact_frames(self, position: int, limit: int) -> Iterator[tuple[int, Header]]:
+        """The frames from `position` on that match their checksums; stops at the first that does not."""
+        view = self._mapped(limit)
+        limit = min(limit, len(view))
+        while (header := frame.header_at(view, position, limit)) and frame.is_intact(view, position, header):
+            yield position, header
+            position += header.size_bytes
+
+    def batch(self, position: int, header: Header) -> pa.RecordBatch:
+        """The records of a frame that `frames` gave, without a copy: they stay in the mapped file."""
+        body = self._buffer.slice(position + HEADER_BYTES, header.length)
+        return pa.ipc.read_record_batch(body, self.schema)
+
+    def offsets(self, header: Header, batch: pa.RecordBatch) -> np.ndarray:
+        if header.flags & SPARSE:
+            offsets: np.ndarray = batch.column(OFFSET_COLUMN).to_numpy()
+            return offsets
+        return np.arange(header.base_offset, header.base_offset + header.rows, dtype=np.int64)
+
+    def position_of(self, offset: int, limit: int) -> int:
+        """Where to begin looking for `offset`: at its frame or a little before."""
+        return self._from_index(lambda index: index.at_or_before(offset, limit), limit)
+
+    def position_of_time(self, timestamp: int, limit: int) -> int:
+        """Where to begin looking for the first record at or after `timestamp`."""
+        return self._from_index(lambda index: index.before_time(timestamp, limit), limit)
+
+    def _from_index(self, search: Callable[[Index], Entry | None], limit: int) -> int:
+        for index in (self._loaded_index, self._rebuilt_index):
+            try:
+                entry = search(index(limit))
+            except DamagedIndex:
+                continue
+            if entry is None:
+                return self.first_position
+            found = frame.header_at(self._mapped(limit), entry.position, limit)
+            if found is not None and found.base_offset == entry.offset and entry.position >= self.first_position:
+                return entry.position
+        return self.first_position
+
+    def _loaded_index(self, limit: int) -> Index:
+        # What the index lacks at its end is made up for by reading on; only one without any entry is worth remaking.
+        self._index = Index.load(self.name.index_path)
+        return self._index if len(self._index) or limit == self.first_position else self._rebuilt_index(limit)
+
+    def _rebuilt_index(self, limit: int) -> Index:
+        return Index(rebuild_index(self, limit))
+
+    def max_timestamp(self, limit: int) -> int:
+        """The newest timestamp of the records below position `limit`."""
+        try:
+            return self.tail(self._loaded_index(limit), limit).newest
+        except DamagedIndex:
+            return self.tail(self._rebuilt_index(limit), limit).newest
+
+    def tail(self, index: Index, limit: int) -> IndexTail:
+        """Where an index stands, made up with the frames it has no entry for."""
+        count = index.count_before(limit)
+        last = index.entry(count - 1) if count else None
+        newest = last.max_timestamp if last else NO_TIMESTAMP
+        for _, header in self.frames(last.position if last else self.first_position, limit):
+            newest = max(newest, header.max_timestamp)
+        return IndexTail(count, last.position if last else -INTERVAL_BYTES, newest)
+
+    def _damaged(self, position: int, what: str) -> DamagedLog:
+        return DamagedLog(
+            f"acknowledged records are damaged: {what}",
+            where=f"{self.place}, byte {position}",
+            next_step="restore the file from a copy, or run 'millstream topics repair' to keep what still checks out",
+        )
+
+
+def rebuild_index(segment: Segment, limit: int) -> bytes:
+    """The index of a segment, made from its frames."""
+    entries, indexed_to, newest = [], -INTERVAL_BYTES, NO_TIMESTAMP
+    for position, header in segment.frames(segment.first_position, limit):
+        newest = max(newest, header.max_timestamp)
+        if position - indexed_to >= INTERVAL_BYTES:
+            entries.append(pack(Entry(header.base_offset, position, newest)))
+            indexed_to = position
+    return b"".join(entries)
+
+
+class IndexWriter:
+    """Appends entries to the index of the active segment; only the holder of the partition's lock does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with storage_errors(path):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def resume(self, segment: Segment, limit: int) -> None:
+        """Goes on behind what others have indexed, below position `limit`; makes the index anew if it is damaged."""
+        index = Index(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
+        try:
+            self._count, self._indexed_to, self._newest = segment.tail(index, limit)
+        except DamagedIndex:
+            content = rebuild_index(segment, limit)
+            os.pwrite(self._fd, content, 0)
+            self._count, self._indexed_to, self._newest = segment.tail(Index(content), limit)
+        os.ftruncate(self._fd, self._count * ENTRY.size)
+
+    def note(self, offset: int, position: int, max_timestamp: int) -> None:
+        self._newest = max(self._newest, max_timestamp)
+        if position - self._indexed_to < INTERVAL_BYTES:
+            return
+        try:
+            os.pwrite(self._fd, pack(Entry(offset, position, self._newest)), self._count * ENTRY.size)
+        except OSError:  # an index may lack entries; the records it points at are what counts
+            return
+        self._count += 1
+        self._indexed_to = position
+
+    def close(self) -> None:
+        os.close(self._fd)

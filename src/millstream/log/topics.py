@@ -1,0 +1,156 @@
+"""A topic is a folder with a description and one folder per partition; what the description cannot mean is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import InvalidName, InvalidSetting
+from millstream.records import Schema, can_evolve, codec, duration, format_duration, size_bytes
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
+PARTITIONS_MAX = 10_000
+SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 4096, 2 << 30
+
+
+def checked_name(name: object, what: str) -> str:
+    """Names become names of files and folders: nothing in them can lead elsewhere."""
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
+        raise InvalidName(
+            f"{name!r} is not a name for a {what}",
+            next_step="use up to 249 letters, digits, '_', '-' and single '.', beginning with a letter, digit or '_'",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class TopicSettings:
+    """How a topic keeps its records. Retention and sizes are per partition, as in Kafka."""
+
+    partitions: int = 1
+    schema: Schema | None = None
+    codec: str | None = None
+    retention: timedelta | None = None
+    retention_bytes: int | None = None
+    segment_bytes: int = 128 << 20
+    compaction: bool = False
+    tombstone_retention: timedelta = timedelta(days=1)
+
+    @classmethod
+    def of(cls, **given: Any) -> TopicSettings:
+        """From what a user wrote: durations, sizes and schemas as text or as values."""
+        return cls().changed(**given)
+
+    def changed(self, **given: Any) -> TopicSettings:
+        known = [field.name for field in fields(self)]
+        for name in given:
+            if name not in known:
+                raise InvalidSetting(
+                    f"there is no setting '{name}'", next_step=f"settings of a topic: {', '.join(known)}"
+                )
+        settings = replace(self, **{name: _value(name, value) for name, value in given.items()})
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        if not isinstance(self.partitions, int) or isinstance(self.partitions, bool):
+            raise InvalidSetting(f"partitions must be a whole number, not {self.partitions!r}")
+        if not 1 <= self.partitions <= PARTITIONS_MAX:
+            raise InvalidSetting(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {self.partitions}")
+        if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
+            raise InvalidSetting(
+                f"a segment has {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} bytes, not {self.segment_bytes}"
+            )
+        for name in ("retention", "tombstone_retention"):
+            if getattr(self, name) is not None and getattr(self, name) <= timedelta(0):
+                raise InvalidSetting(
+                    f"{name} must be longer than nothing", next_step="leave it out to keep records for good"
+                )
+        if self.retention_bytes is not None and self.retention_bytes < self.segment_bytes:
+            raise InvalidSetting(
+                f"retention_bytes ({self.retention_bytes}) is less than one segment ({self.segment_bytes})",
+                next_step="only whole segments are deleted: make segment_bytes smaller, or retention_bytes larger",
+            )
+        if self.codec is not None:
+            codec(self.codec, self.schema)
+
+    def check_change_from(self, old: TopicSettings, *, empty: bool) -> None:
+        """Refuses a change that records already stored would contradict."""
+        if self.partitions < old.partitions:
+            raise InvalidSetting(
+                f"a topic cannot lose partitions ({old.partitions} to {self.partitions})",
+                next_step="make a new topic with fewer partitions and copy the records over",
+            )
+        if empty or self.schema == old.schema:
+            return
+        if self.schema is None or old.schema is None:
+            raise InvalidSetting(
+                "a topic with records cannot gain or lose its schema",
+                next_step="make a new topic and copy the records over",
+            )
+        if reasons := can_evolve(old.schema, self.schema):
+            raise InvalidSetting(
+                "the records stored under the old schema do not fit the new one: " + "; ".join(reasons),
+                next_step="add columns or widen types only, or make a new topic",
+            )
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "partitions": self.partitions,
+            "schema": self.schema.ddl if self.schema else None,
+            "codec": self.codec,
+            "retention": format_duration(self.retention) if self.retention else None,
+            "retention_bytes": self.retention_bytes,
+            "segment_bytes": self.segment_bytes,
+            "compaction": self.compaction,
+            "tombstone_retention": format_duration(self.tombstone_retention),
+        }
+
+
+def _value(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name in ("retention", "tombstone_retention"):
+        return duration(value, what=name)
+    if name in ("retention_bytes", "segment_bytes"):
+        return size_bytes(value)
+    if name == "schema":
+        return Schema.of(value)
+    if name == "compaction" and not isinstance(value, bool):
+        raise InvalidSetting(f"compaction is on or off (True or False), not {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    number: int
+    start_offset: int
+    end_offset: int
+    stable_offset: int
+    size_bytes: int
+    segments: int
+    open_transactions: int
+
+    @property
+    def records_max(self) -> int:
+        """How many records there are at most: compaction and markers leave gaps."""
+        return self.end_offset - self.start_offset
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    name: str
+    settings: TopicSettings
+    partitions: tuple[PartitionInfo, ...]
+    folder: Path | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(partition.size_bytes for partition in self.partitions)
+
+    @property
+    def records_max(self) -> int:
+        return sum(partition.records_max for partition in self.partitions)

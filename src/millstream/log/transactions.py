@@ -1,0 +1,137 @@
+"""A transaction is committed exactly when the coordinator says so; markers in the partitions only spread the word.
+
+    open: every partition is noted before the first record goes there
+    commit: records synced, then the verdict and the group's offsets in one durable change; then markers, then idle
+
+A transaction of a dead producer is ended by whoever meets it: forwards if the verdict was commit, backwards otherwise.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from millstream.errors import NotFound, ProducerFenced, TransactionAborted
+from millstream.log.coordinator import Coordinator
+from millstream.log.groups import TopicPartition
+from millstream.log.liveness import Participant, is_alive
+from millstream.log.partition import Partition
+
+FindPartition = Callable[[str, int], Partition]
+
+
+class NamedProducer:
+    """The identity of a producer that keeps its name over restarts; the newest of a name fences the others."""
+
+    def __init__(self, name: str, coordinator: Coordinator, people: Path, find: FindPartition) -> None:
+        self.name = name
+        self._coordinator = coordinator
+        self._find = find
+        self._participant = Participant(people)
+        with coordinator.change(durable=True) as db:
+            db.execute("INSERT OR IGNORE INTO producers (name, epoch, owner, state) VALUES (?, 0, '', 'idle')", (name,))
+            row = db.execute("SELECT * FROM producers WHERE name = ?", (name,)).fetchone()
+            # An open transaction of the former owner is aborted; a verdict already given stands.
+            state = "aborting" if row["state"] == "open" else row["state"]
+            db.execute("UPDATE producers SET owner = ?, state = ? WHERE name = ?", (self._participant.id, state, name))
+        self.id = int(row["id"])
+        self.epoch = int(row["epoch"])
+        finish(coordinator, find, self.id)
+
+    def check(self) -> None:
+        """Raises unless this is still the newest producer of its name, with its transaction open if it has one."""
+        with self._coordinator.look() as db:
+            row = db.execute("SELECT owner, epoch, state FROM producers WHERE id = ?", (self.id,)).fetchone()
+        self._refuse_if_fenced(row)
+
+    def _refuse_if_fenced(self, row: sqlite3.Row | None) -> None:
+        if row is None or row["owner"] != self._participant.id or row["epoch"] != self.epoch:
+            raise ProducerFenced(
+                f"a newer producer named '{self.name}' has taken over",
+                next_step="close this one; give producers that shall run side by side different names",
+            )
+
+    def begin(self) -> None:
+        """Every transaction has an epoch of its own, durably, so that id and epoch name it for ever."""
+        finish(self._coordinator, self._find, self.id)  # one that could not tell every partition before
+        with self._coordinator.change(durable=True) as db:
+            self._refuse_if_fenced(db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone())
+            db.execute("UPDATE producers SET epoch = epoch + 1, state = 'open' WHERE id = ?", (self.id,))
+        self.epoch += 1
+
+    def enlist(self, partition: TopicPartition) -> None:
+        with self._coordinator.change() as db:
+            self._refuse_if_fenced(db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone())
+            db.execute("INSERT OR IGNORE INTO transaction_partitions VALUES (?, ?, ?)", (self.id, *partition))
+
+    def commit(self, with_verdict: Callable[[sqlite3.Connection], None]) -> None:
+        """`with_verdict` makes the changes that stand or fall with the transaction."""
+        for topic, number in _partitions(self._coordinator, self.id):
+            self._find(topic, number).sync()
+        with self._coordinator.change(durable=True) as db:
+            row = db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone()
+            self._refuse_if_fenced(row)
+            if row["state"] != "open":
+                raise TransactionAborted(f"the transaction of producer '{self.name}' was ended by another process")
+            with_verdict(db)
+            db.execute("UPDATE producers SET state = 'committing' WHERE id = ?", (self.id,))
+        finish(self._coordinator, self._find, self.id)
+
+    def abort(self) -> None:
+        with self._coordinator.change() as db:
+            db.execute(
+                "UPDATE producers SET state = 'aborting' WHERE id = ? AND owner = ? AND epoch = ? AND state = 'open'",
+                (self.id, self._participant.id, self.epoch),
+            )
+        finish(self._coordinator, self._find, self.id)
+
+    def close(self) -> None:
+        self._participant.close()
+
+
+def _partitions(coordinator: Coordinator, producer_id: int) -> list[TopicPartition]:
+    with coordinator.look() as db:
+        rows = db.execute(
+            "SELECT topic, partition FROM transaction_partitions WHERE producer_id = ?", (producer_id,)
+        ).fetchall()
+    return [TopicPartition(row["topic"], row["partition"]) for row in rows]
+
+
+def finish(coordinator: Coordinator, find: FindPartition, producer_id: int) -> None:
+    """Carries a verdict to every partition; several may do so at once, and a crash on the way does no harm."""
+    with coordinator.look() as db:
+        row = db.execute("SELECT epoch, state FROM producers WHERE id = ?", (producer_id,)).fetchone()
+    if row is None or row["state"] not in ("committing", "aborting"):
+        return
+    for topic, number in _partitions(coordinator, producer_id):
+        try:
+            partition = find(topic, number)
+        except NotFound:  # deleted meanwhile, and the records with it
+            continue
+        partition.end_transaction(producer_id, row["epoch"], commit=row["state"] == "committing")
+    with coordinator.change(durable=True) as db:
+        same = (producer_id, row["epoch"], row["state"])
+        ended = db.execute(
+            "UPDATE producers SET state = 'idle' WHERE id = ? AND epoch = ? AND state = ?", same
+        ).rowcount
+        if ended:
+            db.execute("DELETE FROM transaction_partitions WHERE producer_id = ?", (producer_id,))
+
+
+def end_abandoned(coordinator: Coordinator, people: Path, find: FindPartition, partition: Partition) -> None:
+    """Ends the transactions that hold a partition's committed readers back though nobody is at work on them."""
+    for known in partition.marks.read().open:
+        with coordinator.look() as db:
+            row = db.execute("SELECT * FROM producers WHERE id = ?", (known.producer_id,)).fetchone()
+        if row is None or row["epoch"] != known.epoch or row["state"] == "idle":
+            # The note that it had reached this partition was lost with the machine, so it never got a verdict.
+            partition.end_transaction(known.producer_id, known.epoch, commit=False)
+        elif row["state"] != "open" or not is_alive(people, row["owner"]):
+            with coordinator.change(durable=True) as db:
+                db.execute(
+                    "UPDATE producers SET state = 'aborting' "
+                    "WHERE id = ? AND epoch = ? AND owner = ? AND state = 'open'",
+                    (row["id"], row["epoch"], row["owner"]),
+                )
+            finish(coordinator, find, known.producer_id)

@@ -1,0 +1,75 @@
+"""Upkeep deletes old segments and compacts, in the background of whichever process has the log open.
+
+A lock per partition lets one process at a time do it; the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from millstream.errors import MillstreamError, NotFound
+from millstream.log.compaction import compact
+from millstream.log.disk import FileLock
+from millstream.log.partition import Partition
+from millstream.log.retention import delete_old, delete_replaced
+from millstream.log.topics import TopicSettings
+
+if TYPE_CHECKING:
+    from millstream.log.embedded import EmbeddedLog, Topic
+
+INTERVAL_SECONDS = 15.0
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    def __init__(self, log: EmbeddedLog) -> None:
+        self._log = log
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="millstream-upkeep", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_SECONDS):
+            for name in self._log.topics():
+                if self._stop.is_set():
+                    return
+                try:
+                    self.clean(self._log.topic(name))
+                except NotFound:  # deleted meanwhile
+                    continue
+                except MillstreamError as error:
+                    logger.warning("upkeep of topic '%s' failed and is tried again later: %s", name, error)
+
+    def clean(self, topic: Topic) -> None:
+        """Applies the topic's settings to each partition that no other process is busy with."""
+        for partition in topic.partitions():
+            lock = FileLock(partition.folder / "upkeep")
+            try:
+                with lock.attempt() as free:
+                    if free:
+                        clean_partition(partition, topic.settings, time.time())
+            finally:
+                lock.close()
+
+
+def clean_partition(partition: Partition, settings: TopicSettings, now: float) -> None:
+    now_us = int(now * 1_000_000)
+    delete_replaced(partition)
+    if settings.retention is not None or settings.retention_bytes is not None:
+        retention_us = None if settings.retention is None else settings.retention // timedelta(microseconds=1)
+        delete_old(partition, None if retention_us is None else now_us - retention_us, settings.retention_bytes)
+    if settings.compaction:
+        compact(partition, tombstones_before_us=now_us - settings.tombstone_retention // timedelta(microseconds=1))

@@ -1,0 +1,57 @@
+"""Waiting until a file changes, without asking again and again where the system can tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ASK_SECONDS = 0.01
+
+
+class Wakeup:
+    """Watches files; on Linux the kernel says when one is written, elsewhere the caller looks again shortly after."""
+
+    def __init__(self) -> None:
+        self._inotify: Any = None
+        self._watched: dict[Path, int] = {}
+        try:
+            from inotify_simple import INotify
+
+            self._inotify = INotify()
+        except (ImportError, OSError):  # not Linux, or the user's inotify instances are used up
+            pass
+
+    def watch(self, paths: Iterable[Path]) -> None:
+        """Watches these files and no others. What changed before is not told: look once after calling this."""
+        if self._inotify is None:
+            return
+        from inotify_simple import flags
+
+        wanted = set(paths)
+        for path in self._watched.keys() - wanted:
+            watch = self._watched.pop(path)
+            try:
+                self._inotify.rm_watch(watch)
+            except OSError:  # the file is gone, and the watch with it
+                continue
+        for path in wanted - self._watched.keys():
+            try:
+                self._watched[path] = self._inotify.add_watch(path, flags.MODIFY)
+            except OSError:
+                self._inotify.close()
+                self._inotify = None
+                return
+
+    def wait(self, seconds: float) -> None:
+        """Returns when something changed or the time is over; both may be told too early, never too late."""
+        if self._inotify is None:
+            time.sleep(min(ASK_SECONDS, max(0.0, seconds)))
+            return
+        self._inotify.read(timeout=max(0, round(seconds * 1000)))
+
+    def close(self) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None

@@ -1,0 +1,29 @@
+"""What an event is: its schema, how bytes become rows, and what happens to bytes that do not."""
+
+from millstream.records.codecs import Codec, Decoded, codec, codec_names
+from millstream.records.columns import Failure
+from millstream.records.dead_letters import DEAD_LETTER_SCHEMA, dead_letters
+from millstream.records.durations import duration, format_duration
+from millstream.records.evolution import align, can_evolve
+from millstream.records.rows import batch_to_rows, rows_to_batch
+from millstream.records.schema import Schema, SchemaLike
+from millstream.records.sizes import size_bytes
+
+__all__ = [
+    "DEAD_LETTER_SCHEMA",
+    "Codec",
+    "Decoded",
+    "Failure",
+    "Schema",
+    "SchemaLike",
+    "align",
+    "batch_to_rows",
+    "can_evolve",
+    "codec",
+    "codec_names",
+    "dead_letters",
+    "duration",
+    "format_duration",
+    "rows_to_batch",
+    "size_bytes",
+]

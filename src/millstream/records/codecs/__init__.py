@@ -1,0 +1,56 @@
+"""Codecs by name: `codec("json", schema)` gives the way from bytes to rows and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from millstream.errors import InvalidSchema, InvalidSetting
+from millstream.records.codecs.avro import AvroCodec
+from millstream.records.codecs.base import Codec, Decoded
+from millstream.records.codecs.csv import CsvCodec
+from millstream.records.codecs.json import JsonCodec
+from millstream.records.codecs.raw import BytesCodec, StringCodec
+from millstream.records.schema import Schema, SchemaLike
+
+_CODECS: dict[str, type[Codec]] = {
+    kind.name: kind for kind in (JsonCodec, AvroCodec, CsvCodec, StringCodec, BytesCodec)
+}
+
+__all__ = [
+    "AvroCodec",
+    "BytesCodec",
+    "Codec",
+    "CsvCodec",
+    "Decoded",
+    "JsonCodec",
+    "StringCodec",
+    "codec",
+    "codec_names",
+]
+
+
+def codec(name: str, schema: SchemaLike | None = None, **options: Any) -> Codec:
+    """The codec of that name for these columns; `string` and `bytes` need no schema.
+
+    Options: `delimiter` for csv, `avro_schema` (the writer's schema, JSON text or dict) for avro.
+    """
+    kind = _CODECS.get(name)
+    if kind is None:
+        raise InvalidSetting(f"there is no codec '{name}'", next_step=f"those that exist: {', '.join(_CODECS)}")
+    known = [each.name for each in dataclasses.fields(kind) if each.init and each.name != "schema"]
+    for option in options:
+        if option not in known:
+            raise InvalidSetting(
+                f"the codec '{name}' has no option '{option}'",
+                next_step=f"its options: {', '.join(known)}" if known else "it has none",
+            )
+    if schema is not None:
+        return kind(Schema.of(schema), **options)
+    if kind not in (StringCodec, BytesCodec):
+        raise InvalidSchema(f"the codec '{name}' needs a schema", next_step='give one: "user string, score int"')
+    return kind(**options)
+
+
+def codec_names() -> list[str]:
+    return list(_CODECS)

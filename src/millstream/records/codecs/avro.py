@@ -1,0 +1,164 @@
+"""An Avro value is one record in Avro's binary form without a header, written with one known schema.
+
+Without `avro_schema` the writer's schema is the one derived from the columns. With it, records are read as their
+writer wrote them and then fitted to the columns by name: missing fields are null, others are ignored, numbers widen.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+from uuid import UUID
+
+import fastavro
+import pyarrow as pa
+
+from millstream.errors import InvalidRecord, InvalidSchema, InvalidSetting
+from millstream.records.codecs.base import Codec
+from millstream.records.columns import Faults, Leaf, Rules
+from millstream.records.ddl import format_type
+from millstream.records.rows import PythonRules, batch_to_rows
+from millstream.records.schema import Schema
+
+_SIMPLE: dict[pa.DataType, Any] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "int",
+    pa.int16(): "int",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "bytes",
+    pa.date32(): {"type": "int", "logicalType": "date"},
+    pa.timestamp("us", "UTC"): {"type": "long", "logicalType": "timestamp-micros"},
+    pa.timestamp("us"): {"type": "long", "logicalType": "local-timestamp-micros"},
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class AvroCodec(Codec):
+    avro_schema: str | Mapping[str, Any] | None = None
+    name: ClassVar[str] = "avro"
+    _writer: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        derived = avro_schema_of(self.schema)
+        given = self.avro_schema
+        text = json.dumps(derived if given is None else _as_json(given))
+        _parsed(text)
+        object.__setattr__(self, "avro_schema", None if given is None else text)  # a text can be compared and hashed
+        object.__setattr__(self, "_writer", text)
+
+    def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
+        writer = _parsed(self._writer)
+        encoded = []
+        for row in batch_to_rows(rows):
+            target = io.BytesIO()
+            try:
+                fastavro.schemaless_writer(target, writer, row)
+            except Exception as refusal:  # only a schema given by the user can refuse rows of ours, in many ways
+                raise InvalidRecord(f"a row does not fit avro_schema: {refusal}") from None
+            encoded.append(target.getvalue())
+        return encoded
+
+    def _rules(self) -> Rules:
+        return _AvroRules()
+
+    def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
+        writer = _parsed(self._writer)
+        records: list[dict[str, Any]] = []
+        for index, value in enumerate(values):
+            source = io.BytesIO(value)
+            try:
+                record: Any = fastavro.schemaless_reader(source, writer, None)
+                extra = len(value) - source.tell()
+                if extra:
+                    faults[index] = f"{extra} bytes follow the Avro record"
+            except Exception as refusal:  # the bytes are anyone's, and so is what a parser makes of them
+                faults[index] = _why_unreadable(refusal)
+                record = {}
+            records.append(record)
+        return ([record.get(name) for record in records] for name in self.schema.names)
+
+
+class _AvroRules(PythonRules):
+    refuses_unknown_fields = False
+
+    def leaf(self, dtype: pa.DataType) -> Leaf:
+        plain = super().leaf(dtype)
+        if not pa.types.is_string(dtype):
+            return plain
+        return replace(plain, one=lambda value: str(value) if isinstance(value, UUID) else plain.one(value))
+
+
+def avro_schema_of(schema: Schema, *, name: str = "Record") -> dict[str, Any]:
+    """The Avro schema of rows of `schema`; nested records are named by their path, so that no two share a name."""
+    return _record(list(schema.arrow), name, "")
+
+
+def _record(fields: list[pa.Field], name: str, prefix: str) -> dict[str, Any]:
+    members = []
+    for member in fields:
+        path = prefix + member.name
+        if not _NAME.fullmatch(member.name):
+            raise InvalidSchema(
+                f"column '{path}' has a name that Avro does not allow", next_step="use letters, digits and _ only"
+            )
+        dtype = _avro_type(member.type, f"{name}_{member.name}", path)
+        members.append({"name": member.name, "type": ["null", dtype] if member.nullable else dtype})
+    return {"type": "record", "name": name, "fields": members}
+
+
+def _avro_type(dtype: pa.DataType, name: str, path: str) -> Any:
+    kind = pa.types
+    if dtype in _SIMPLE:
+        return _SIMPLE[dtype]
+    if kind.is_decimal(dtype):
+        return {"type": "bytes", "logicalType": "decimal", "precision": dtype.precision, "scale": dtype.scale}
+    if kind.is_struct(dtype):
+        return _record(list(dtype), name, f"{path}.")
+    if kind.is_list(dtype):
+        return {"type": "array", "items": ["null", _avro_type(dtype.value_type, f"{name}_item", path + "[]")]}
+    if kind.is_map(dtype) and kind.is_string(dtype.key_type):
+        return {"type": "map", "values": ["null", _avro_type(dtype.item_type, f"{name}_value", path + "{}")]}
+    raise InvalidSchema(
+        f"column '{path}' is {format_type(dtype)}, which Avro cannot hold",
+        next_step="use the codec 'json', or string keys and a bigint of microseconds",
+    )
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Any:
+    try:
+        parsed = fastavro.parse_schema(json.loads(text))
+    except Exception as refusal:
+        raise InvalidSetting(f"avro_schema is not an Avro schema: {refusal}") from None
+    if not isinstance(parsed, dict) or parsed.get("type") != "record":
+        raise InvalidSetting("avro_schema is not the schema of a record", next_step='give {"type": "record", …}')
+    return parsed
+
+
+def _as_json(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        return json.loads(given)
+    except (TypeError, ValueError) as refusal:
+        raise InvalidSetting(
+            f"avro_schema is not JSON: {refusal}", next_step="give the text of an .avsc file, or a dict"
+        ) from None
+
+
+def _why_unreadable(refusal: Exception) -> str:
+    if isinstance(refusal, EOFError):
+        return "the bytes end in the middle of the Avro record"
+    if isinstance(refusal, UnicodeDecodeError):
+        return "a string in the Avro record is not valid UTF-8"
+    return "not an Avro record of the writer's schema"

@@ -1,0 +1,95 @@
+"""A codec decides about each value alone: what a record becomes never depends on the records around it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millstream.records.columns import Columns, Failure, Faults, Rules
+from millstream.records.evolution import align
+from millstream.records.schema import Schema
+
+Indices = npt.NDArray[np.int64]
+
+# Python objects of this many records stay in the CPU's cache; larger chunks were up to twice as slow to parse.
+CHUNK_RECORDS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Every input value is in exactly one place: a row, a failure, or, if it was null, a tombstone."""
+
+    rows: pa.RecordBatch
+    indices: Indices  # of each row, its position in the input
+    failures: list[Failure]
+    tombstones: Indices
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """Turns the bytes of records into rows of `schema` and back."""
+
+    schema: Schema
+
+    name: ClassVar[str]
+
+    def decode(self, values: pa.Array | Sequence[bytes | None]) -> Decoded:
+        """Rows for the values that can be read, a reason for each that cannot; null values are tombstones."""
+        listed = _as_list(values)
+        present = [index for index, value in enumerate(listed) if value is not None]
+        held = [value for value in listed if value is not None]
+        batches: list[pa.RecordBatch] = []
+        kept: list[Indices] = []
+        failures: list[Failure] = []
+        for start in range(0, len(held), CHUNK_RECORDS):
+            chunk = held[start : start + CHUNK_RECORDS]
+            faults: Faults = {}
+            rows, positions = Columns(self.schema.arrow, self._rules(), faults).batch(
+                self._columns(chunk, faults), len(chunk)
+            )
+            batches.append(rows)
+            kept.append(positions + start)
+            failures += [Failure(present[start + index], faults[index]) for index in sorted(faults)]
+        places = np.array(present, dtype=np.int64)
+        return Decoded(
+            rows=pa.concat_batches(batches) if batches else empty_batch(self.schema),
+            indices=places[np.concatenate(kept)] if kept else places,
+            failures=failures,
+            tombstones=np.array([index for index, value in enumerate(listed) if value is None], dtype=np.int64),
+        )
+
+    def encode(self, rows: pa.RecordBatch) -> pa.Array:
+        """One binary value per row; the rows may have any schema that evolves into this one."""
+        aligned = align(rows, self.schema.arrow)
+        starts = range(0, aligned.num_rows, CHUNK_RECORDS)
+        chunks = [pa.array(self._encoded(aligned.slice(start, CHUNK_RECORDS)), pa.binary()) for start in starts]
+        return pa.concat_arrays(chunks) if chunks else pa.array([], pa.binary())
+
+    @abstractmethod
+    def _encoded(self, rows: pa.RecordBatch) -> Sequence[bytes | None]:
+        """One value per row."""
+
+    @abstractmethod
+    def _rules(self) -> Rules:
+        """What the parsed values may be."""
+
+    @abstractmethod
+    def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
+        """Column by column, what stands in each of the values; unreadable values get a reason in `faults`."""
+
+
+def empty_batch(schema: Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in schema.arrow], schema=schema.arrow)
+
+
+def _as_list(values: pa.Array | Sequence[bytes | None]) -> list[bytes | None]:
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return list(values)
+    listed: list[bytes | None] = values.cast(pa.binary()).to_pylist()
+    return listed

@@ -1,0 +1,120 @@
+"""A CSV value is exactly one record, quoted as in RFC 4180, whose fields are the columns by position.
+
+An empty field is null, a quoted empty one ("") an empty text. A line break may stand inside quotes and, once, at the
+very end; anywhere else it would begin a second record and is refused. Fields are not trimmed. Simple types are written
+as in JSON texts (`timestamp` as ISO 8601, without a zone taken as UTC; `binary` as base64).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from millstream.errors import InvalidSchema, InvalidSetting
+from millstream.records.codecs.base import Codec
+from millstream.records.columns import Faults, Leaf, Refused, Rules
+from millstream.records.ddl import format_type
+from millstream.records.ranges import shortened
+from millstream.records.texts import text_leaf, to_texts
+
+
+@dataclass(frozen=True)
+class CsvCodec(Codec):
+    delimiter: str = ","
+    name: ClassVar[str] = "csv"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or self.delimiter in '"\r\n':
+            raise InvalidSetting(
+                f"the csv delimiter {self.delimiter!r} cannot be used",
+                next_step="give one character that is neither a quote nor a line break",
+            )
+        for column in self.schema.arrow:
+            if pa.types.is_nested(column.type):
+                raise InvalidSchema(
+                    f"column '{column.name}' is {format_type(column.type)}, which a CSV field cannot hold",
+                    next_step="use the codec 'json' or 'avro' for nested columns",
+                )
+
+    def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
+        needs_quotes = re.compile(f'[{re.escape(self.delimiter)}"\r\n]')
+        columns = [[_quoted(text, needs_quotes) for text in to_texts(column)] for column in rows.columns]
+        return [self.delimiter.join(row).encode() for row in zip(*columns, strict=True)]
+
+    def _rules(self) -> Rules:
+        return _CsvRules()
+
+    def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
+        count = len(self.schema)
+        blank: list[str | None] = [None] * count
+        records: list[list[str | None]] = []
+        for index, value in enumerate(values):
+            try:
+                fields = _fields(value.decode(), self.delimiter)
+                if len(fields) != count:
+                    raise Refused(f"expected {count} fields, found {len(fields)}")
+            except UnicodeDecodeError as bad:
+                faults[index] = f"not valid UTF-8 at byte {bad.start}"
+                fields = blank
+            except Refused as refusal:
+                faults[index] = str(refusal)
+                fields = blank
+            records.append(fields)
+        return ([record[position] for record in records] for position in range(count))
+
+
+class _CsvRules(Rules):
+    def leaf(self, dtype: pa.DataType) -> Leaf:
+        return text_leaf(dtype)
+
+    def show(self, value: Any) -> str:
+        return f"'{shortened(str(value))}'"
+
+
+def _fields(text: str, delimiter: str) -> list[str | None]:
+    if text.endswith("\n"):
+        text = text[: -2 if text.endswith("\r\n") else -1]
+    if '"' not in text:
+        if "\n" in text or "\r" in text:
+            raise Refused("a line break outside quotes; a value holds one record")
+        return [field or None for field in text.split(delimiter)]
+    pattern = _field_pattern(delimiter)
+    found: list[str | None] = []
+    at = 0
+    while True:
+        match = pattern.match(text, at)
+        if match is None:
+            raise Refused(f"field {len(found) + 1}: {_why_not_a_field(text, at)}")
+        quoted, plain, end = match.groups()
+        found.append(plain or None if quoted is None else quoted.replace('""', '"'))
+        if not end:
+            return found
+        at = match.end()
+
+
+@lru_cache
+def _field_pattern(delimiter: str) -> re.Pattern[str]:
+    mark = re.escape(delimiter)
+    # Possessive, because a long text with an open quote must not make the search go back and forth.
+    return re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^"{mark}\r\n]*+))({mark}|\Z)')
+
+
+def _why_not_a_field(text: str, at: int) -> str:
+    if text[at : at + 1] == '"':
+        closed = re.compile(r'"[^"]*+(?:""[^"]*+)*+"').match(text, at)
+        return "text follows the closing quote" if closed else "the quote is never closed"
+    rest = re.compile(r'["\r\n]').search(text, at)
+    return "a quote inside a field without quotes" if rest and rest[0] == '"' else "a line break outside quotes"
+
+
+def _quoted(text: str | None, needs_quotes: re.Pattern[str]) -> str:
+    if text is None:
+        return ""
+    if not text or needs_quotes.search(text):
+        return '"' + text.replace('"', '""') + '"'
+    return text

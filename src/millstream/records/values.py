@@ -1,0 +1,52 @@
+"""Every value of an Arrow column comes out once, in order, nested the way Python and JSON nest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+LeafValues = Callable[[pa.Array], list[Any]]
+
+
+def column_to_values(array: pa.Array, leaf: LeafValues, key: LeafValues) -> list[Any]:
+    """Structs and maps as dicts, lists as lists, simple values as `leaf` gives them and keys of maps as `key` does.
+
+    A map whose keys cannot be hashed comes out as a list of pairs.
+    """
+    dtype = array.type
+    held: list[Any]
+    if pa.types.is_struct(dtype):
+        names = [member.name for member in dtype]
+        members = [column_to_values(member, leaf, key) for member in array.flatten()]  # with the struct's own nulls
+        held = [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
+    elif pa.types.is_map(dtype):
+        keys = column_to_values(array.keys, key, key)
+        entries = list(zip(keys, column_to_values(array.items, leaf, key), strict=True))
+        as_held: Callable[[Any], Any] = list if pa.types.is_nested(dtype.key_type) else dict
+        held = [as_held(part) for part in _slices(entries, array)]
+    elif pa.types.is_list(dtype):
+        held = _slices(column_to_values(array.values, leaf, key), array)
+    else:
+        return leaf(array)
+    if array.null_count:
+        return [value if valid else None for value, valid in zip(held, array.is_valid().to_pylist(), strict=True)]
+    return held
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    """Simple values as Python objects; instants with `datetime.timezone.utc`, which Arrow itself does not promise."""
+    if pa.types.is_timestamp(array.type) and array.type.tz:
+        numbers_us = array.cast(pa.timestamp("us", "UTC")).view(pa.int64()).to_pylist()
+        return [None if us is None else _UNIX_EPOCH + timedelta(microseconds=us) for us in numbers_us]
+    plain: list[Any] = array.to_pylist()
+    return plain
+
+
+def _slices(elements: list[Any], array: pa.Array) -> list[list[Any]]:
+    return [elements[start:end] for start, end in pairwise(array.offsets.to_pylist())]

@@ -162,10 +162,37 @@ LITERALS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(str),
     st.text(max_size=4).map(json.dumps),
     st.sampled_from(
-        """null true NaN Infinity "NaN" "Infinity" 1e400 -0 1E2 "1.5" "AAE=" [] {} [1,2] [1,null] ["a"] {"x":1} {"a":1}
-        {"x":1,"y":["a",null]} {"x":null} {"1":2.5} [[[1]]] 18446744073709551616 "\\ud800" "a\\u0000b" "2024-05-01" 01
-        """.split()
-        + ["1" * 400, '"a\nb"']
+        [
+            "null",
+            "true",
+            "NaN",
+            "Infinity",
+            '"NaN"',
+            '"Infinity"',
+            "1e400",
+            "-0",
+            "1E2",
+            "01",
+            '"1.5"',
+            '"AAE="',
+            "[]",
+            "{}",
+            "[1, 2]",
+            "[1, null]",
+            '["a"]',
+            "[[[1]]]",
+            '{"x": 1}',
+            '{"x": null}',
+            '{"a": 1}',
+            '{"1": 2.5}',
+            '{"x": 1, "y": ["a", null]}',
+            "18446744073709551616",
+            "1" * 400,
+            '"\\ud800"',
+            '"a\\u0000b"',
+            '"a\nb"',
+            '"2024-05-01"',
+        ]
     ),
 )
 OBJECTS = st.lists(st.tuples(st.sampled_from(FIELDS), LITERALS), max_size=5).map(

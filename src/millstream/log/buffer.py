@@ -39,12 +39,24 @@ class Chunk:
     taken: bool = False
     error: MillstreamError | None = None
     refused: dict[int, str] = field(default_factory=dict)
-    partitions: npt.NDArray[np.int64] | None = None
-    offsets: npt.NDArray[np.int64] | None = None
     work: list[PartitionWork] | None = None
+    stored: list[PartitionWork] = field(default_factory=list)
+    length: int | None = None
 
     def __len__(self) -> int:
+        if self.length is not None:
+            return self.length
         return len(self.rows) if self.batch is None else self.batch.num_rows
+
+    def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Partition and offset of every record; -1 for one that was not stored."""
+        partitions = np.full(len(self), -1, np.int64)
+        offsets = np.full(len(self), -1, np.int64)
+        for work in self.stored:
+            rows = slice(None) if work.rows is None else work.rows
+            partitions[rows] = work.partition
+            offsets[rows] = np.concatenate([np.arange(start, start + count) for start, count in work.spans])
+        return partitions, offsets
 
 
 @dataclass(slots=True)
@@ -52,9 +64,10 @@ class PartitionWork:
     """What of a chunk is still to be stored in one partition; kept, so that a retry stores the very same frames."""
 
     partition: int
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64] | None  # which of the chunk; None: all of them
     drafts: list[Draft]
     tried_since: int | None = None
+    spans: list[tuple[int, int]] = field(default_factory=list)  # first offset and number of rows of each frame stored
 
 
 class Receipt:
@@ -90,15 +103,11 @@ class Receipt:
 
     @property
     def partition(self) -> int:
-        partitions = self.wait()._chunk.partitions
-        assert partitions is not None
-        return int(partitions[self._index])
+        return int(self.wait()._chunk.places()[0][self._index])
 
     @property
     def offset(self) -> int:
-        offsets = self.wait()._chunk.offsets
-        assert offsets is not None
-        return int(offsets[self._index])
+        return int(self.wait()._chunk.places()[1][self._index])
 
 
 class BatchReceipt(Receipt):
@@ -108,15 +117,11 @@ class BatchReceipt(Receipt):
 
     @property
     def partitions(self) -> npt.NDArray[np.int64]:
-        partitions = self.wait()._chunk.partitions
-        assert partitions is not None
-        return partitions
+        return self.wait()._chunk.places()[0]
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        offsets = self.wait()._chunk.offsets
-        assert offsets is not None
-        return offsets
+        return self.wait()._chunk.places()[1]
 
 
 class Buffer:
@@ -251,7 +256,7 @@ class Buffer:
 
     def settle(self, chunk: Chunk) -> None:
         with self.lock:
-            chunk.settled = True
+            chunk.settled, chunk.length = True, len(chunk)
             chunk.rows, chunk.batch, chunk.work = [], None, None
             if self._chunks and self._chunks[0] is chunk:
                 self._chunks.popleft()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import InvalidRecord, UnknownPartition
 from millstream.log.buffer import RECORD_BYTES, Chunk, microseconds
-from millstream.log.layout import HEADERS, TIMESTAMP
+from millstream.log.layout import HEADERS, TIMESTAMP, no_values
 from millstream.records import codec, rows_to_batch
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ def checked_headers(headers: Headers) -> list[tuple[str, bytes]]:
         if not isinstance(name, str) or not isinstance(value, bytes | str):
             raise InvalidRecord(f"a header is text and bytes, not {name!r}: {value!r}")
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """Records as they are stored, which rows of their chunk they are (None: all), and the partitions asked for."""
+
+    batch: pa.RecordBatch
+    rows: npt.NDArray[np.int64] | None
+    asked: npt.NDArray[np.int64] | int | None
 
 
 class Channel:
@@ -82,25 +92,27 @@ class Channel:
 
     # ------------------------------------------------------------ a chunk, when it is stored
 
-    def batch(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.int64]]:
-        """Which rows of a chunk are stored, these as a batch, and the partition each asks for (-1: any)."""
+    def lay_out(self, chunk: Chunk) -> LaidOut:
+        """What of a chunk is stored; the reasons for what is not are left in the chunk."""
         if chunk.batch is not None:
-            rows = np.arange(chunk.dropped, chunk.batch.num_rows)
-            partition = -1 if chunk.batch_partition is None else chunk.batch_partition
-            return rows, chunk.batch.slice(chunk.dropped), np.full(len(rows), partition, np.int64)
+            dropped = chunk.dropped >= chunk.batch.num_rows
+            return LaidOut(self._empty() if dropped else chunk.batch, None, chunk.batch_partition)
         if chunk.dropped >= len(chunk.rows):
-            return np.arange(0), self._empty(), np.arange(0)
+            return LaidOut(self._empty(), None, None)
         keys, values, times, headers, partitions = zip(*chunk.rows[chunk.dropped :], strict=True)
         value_array, refused = self._value_array(values)
         chunk.refused = {index + chunk.dropped: reason for index, reason in refused.items()}
         columns = [pa.array(keys, pa.binary()), value_array, pa.array(times, TIMESTAMP), pa.array(headers, HEADERS)]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.topic.stored_schema)
-        rows = np.arange(chunk.dropped, len(chunk.rows))
-        asked = np.array([-1 if partition is None else partition for partition in partitions], np.int64)
+        rows = np.arange(chunk.dropped, len(chunk.rows)) if chunk.dropped or refused else None
+        asked = None
+        if any(partition is not None for partition in partitions):
+            asked = np.array([-1 if partition is None else partition for partition in partitions], np.int64)
         if refused:
+            assert rows is not None
             kept = np.setdiff1d(np.arange(batch.num_rows), np.fromiter(refused, np.int64))
-            return rows[kept], batch.take(pa.array(kept)), asked[kept]
-        return rows, batch, asked
+            return LaidOut(batch.take(pa.array(kept)), rows[kept], None if asked is None else asked[kept])
+        return LaidOut(batch, rows, asked)
 
     def _value_array(self, values: tuple[Any, ...]) -> tuple[pa.Array, dict[int, str]]:
         """The values as stored, and the reason for each that cannot be."""
@@ -152,10 +164,10 @@ class Channel:
         if self.keyed and (keys is None or keys.null_count):
             raise self._refuse("records of a compacted topic need a key", "name the column of the key with key=…")
         columns = [
-            pa.nulls(rows, pa.binary()) if keys is None else keys,
+            no_values(pa.binary(), rows) if keys is None else keys,
             self._untyped_values(given) if untyped else self._typed_values(given),
             times,
-            pa.nulls(rows, HEADERS) if headers is None else headers,
+            no_values(HEADERS, rows) if headers is None else headers,
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.topic.stored_schema)
 

@@ -151,8 +151,9 @@ class FileLock:
         """Whether the file was deleted since it was opened, with the folder it guards."""
         return os.fstat(self.fd).st_nlink == 0
 
-    def close(self) -> None:
-        os.close(self.fd)
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
 
 
 def boot_id() -> bytes:

@@ -71,10 +71,10 @@ class Topic:
         for partition in self._partitions.values():
             partition.schema, partition.segment_bytes = self.stored_schema, self.settings.segment_bytes
 
-    def refresh(self) -> None:
-        """Notices a change of settings, and raises if the topic was deleted."""
-        if self._latest(self.name).identity != self.identity:
-            raise UnknownTopic(f"topic '{self.name}' was deleted and made anew", next_step="open it again")
+    def forget(self) -> None:
+        """Lets go of the partitions; whoever still uses one keeps it open."""
+        with self._lock:
+            self._partitions.clear()
 
     def partition(self, number: int) -> Partition:
         with self._lock:
@@ -88,12 +88,22 @@ class Topic:
                     )
                 folder, settings = self.folder / str(number), self.settings
                 found = Partition(self.name, number, folder, self.stored_schema, settings.segment_bytes, self._disk)
-                found.refresh = self.refresh
+                found.refresh = _refresher(self._latest, self.name, self.identity)
                 self._partitions[number] = found
             return found
 
     def partitions(self) -> list[Partition]:
         return [self.partition(number) for number in range(self.settings.partitions)]
+
+
+def _refresher(latest: Callable[[str], Topic], name: str, identity: str) -> Callable[[], None]:
+    """Notices a change of settings, and raises if the topic was deleted."""
+
+    def refresh() -> None:
+        if latest(name).identity != identity:
+            raise UnknownTopic(f"topic '{name}' was deleted and made anew", next_step="open it again")
+
+    return refresh
 
 
 class EmbeddedLog:
@@ -248,8 +258,13 @@ class EmbeddedLog:
         with self.coordinator.change() as db:
             for table in ("offsets", "ownership", "transaction_partitions"):
                 db.execute(f"DELETE FROM {table} WHERE topic = ?", (name,))
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
         with self._topics_lock:
-            self._topics.pop(name, None)
+            _, topic = self._topics.pop(name, (0, None))
+        if topic is not None:
+            topic.forget()
 
     def _folder(self, name: str) -> Path:
         return self.path / "topics" / name
@@ -356,8 +371,7 @@ class EmbeddedLog:
             repair(topic.folder / str(number), number, topic.stored_schema, self._disk)
             for number in range(topic.settings.partitions)
         ]
-        with self._topics_lock:
-            self._topics.pop(name, None)
+        self._forget(name)
         return found
 
     def _keep_up(self) -> None:
@@ -373,6 +387,8 @@ class EmbeddedLog:
             if self._upkeep is not None:
                 self._upkeep.stop()
             self._closed = True
+            for name in list(self._topics):
+                self._forget(name)
             self.coordinator.close()
 
     def __enter__(self) -> EmbeddedLog:

@@ -31,6 +31,8 @@ TRANSACTIONAL = 1
 COMMITS = 2
 ABORTS = 4
 SPARSE = 8  # the batch has a column of its own for the offsets
+WITHOUT = {"key": 16, "headers": 32}  # a column that is null throughout is left out
+LEFT_OUT = sum(WITHOUT.values())
 
 NO_PRODUCER = -1
 NO_TIMESTAMP = -(1 << 63)
@@ -104,7 +106,13 @@ def draft(
     sequence: int = 0,
     flags: int = 0,
 ) -> Draft:
-    body = batch.serialize()
+    stored = batch
+    for column, flag in WITHOUT.items():
+        place = batch.schema.get_field_index(column)
+        if place >= 0 and batch.column(place).null_count == batch.num_rows:
+            stored = stored.drop_columns([column])
+            flags |= flag
+    body = stored.serialize()
     padding = bytes(-body.size % ALIGNMENT)
     body_crc = crc32c(padding, crc32c(memoryview(body)))
     rows = batch.num_rows

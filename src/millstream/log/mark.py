@@ -115,8 +115,9 @@ class MarkFile:
             self._disk.sync(self._fd)
         return mark
 
-    def close(self) -> None:
-        os.close(self._fd)
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
 
     def _slot(self, number: int) -> Mark | None:
         if self._map is None:

@@ -303,11 +303,10 @@ class Partition:
             os.truncate(name.path, mark.end.position)
         return mark
 
-    def close(self) -> None:
-        self._close_active()
-        self.marks.close()
-        if self._lock:
-            self._lock.close()
+    def __del__(self) -> None:
+        """Files are closed when nobody holds the partition any more: never while a thread may still write to it."""
+        if getattr(self, "_active", None):
+            self._close_active()
 
 
 class _ActiveSegment:

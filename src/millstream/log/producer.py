@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +33,7 @@ from millstream.errors import (
     UnknownPartition,
 )
 from millstream.log.buffer import RECORD_BYTES, BatchReceipt, Buffer, Chunk, PartitionWork, Receipt, microseconds
-from millstream.log.channel import Channel, Headers, checked_headers
+from millstream.log.channel import Channel, Headers, LaidOut, checked_headers
 from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, parts
 from millstream.log.groups import TopicPartition
 from millstream.log.partitioners import OwnPartitioner, partitioner
@@ -279,8 +280,6 @@ class Producer:
         if chunk.work is None:
             channel.topic = self._log.topic(chunk.topic)
             chunk.work = self._plan(chunk, channel)
-        assert chunk.partitions is not None
-        assert chunk.offsets is not None
         while chunk.work:
             work = chunk.work[0]
             place = TopicPartition(chunk.topic, work.partition)
@@ -296,35 +295,44 @@ class Producer:
                 permit=self._named.check if self._named else None,
                 tried_since=tried_since,
             )
-            spans = [np.arange(offset, offset + d.rows) for offset, d in zip(offsets, work.drafts, strict=True)]
-            chunk.partitions[work.rows] = work.partition
-            chunk.offsets[work.rows] = np.concatenate(spans)
-            chunk.work.pop(0)
+            work.spans = [(offset, part.rows) for offset, part in zip(offsets, work.drafts, strict=True)]
+            work.drafts = []
+            chunk.stored.append(chunk.work.pop(0))
 
     def _plan(self, chunk: Chunk, channel: Channel) -> list[PartitionWork]:
-        """The frames of a chunk, partition by partition, and who goes where."""
-        chunk.partitions = np.full(len(chunk), -1, np.int64)
-        chunk.offsets = np.full(len(chunk), -1, np.int64)
-        rows, batch, explicit = channel.batch(chunk)
+        """The frames of a chunk, partition by partition."""
+        laid = channel.lay_out(chunk)
         for reason in chunk.refused.values():
             self._failures.append(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
-        if not batch.num_rows:
+        if not laid.batch.num_rows:
             return []
-        count = channel.topic.settings.partitions
-        chosen = np.where(explicit >= 0, explicit, -1)
-        if (chosen < 0).any():
-            chosen = np.where(chosen >= 0, chosen, self._partitioner(batch.column("key"), count))
-        if (chosen < 0).any() or (chosen >= count).any():
-            bad = int(chosen[(chosen < 0) | (chosen >= count)][0])
-            raise UnknownPartition(f"the partitioner chose partition {bad} of {count}", where=f"topic '{chunk.topic}'")
+        chosen = self._choose(laid, channel.topic.settings.partitions, chunk.topic)
+        if isinstance(chosen, int):
+            return [PartitionWork(chosen, laid.rows, self._drafts(TopicPartition(chunk.topic, chosen), laid.batch))]
         work = []
-        for number in np.unique(chosen):
+        for number in map(int, np.unique(chosen)):
             own = np.flatnonzero(chosen == number)
-            records = batch if len(own) == batch.num_rows else batch.take(pa.array(own))
-            work.append(
-                PartitionWork(int(number), rows[own], self._drafts(TopicPartition(chunk.topic, int(number)), records))
-            )
+            drafts = self._drafts(TopicPartition(chunk.topic, number), laid.batch.take(pa.array(own)))
+            work.append(PartitionWork(number, own if laid.rows is None else laid.rows[own], drafts))
         return work
+
+    def _choose(self, laid: LaidOut, partitions: int, topic: str) -> int | npt.NDArray[np.int64]:
+        """The partition of all records, or of each."""
+        if isinstance(laid.asked, int):
+            return laid.asked
+        if laid.asked is None or (laid.asked < 0).any():
+            chosen = self._partitioner(laid.batch.column("key"), partitions)
+            if laid.asked is not None:
+                chosen = np.where(laid.asked < 0, chosen, laid.asked)
+        else:
+            chosen = laid.asked
+        least, most = int(chosen.min()), int(chosen.max())
+        if least < 0 or most >= partitions:
+            raise UnknownPartition(
+                f"partition {least if least < 0 else most} was chosen, and there are {partitions}",
+                where=f"topic '{topic}'",
+            )
+        return least if least == most else chosen
 
     def _drafts(self, place: TopicPartition, records: pa.RecordBatch) -> list[Draft]:
         drafts = []

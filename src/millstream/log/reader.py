@@ -7,6 +7,7 @@ go of, and the next one is found by offset.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,21 +17,35 @@ import pyarrow.compute as pc
 
 from millstream.errors import OffsetLost
 from millstream.log.frame import SPARSE, TRANSACTIONAL, Header
+from millstream.log.layout import completed
 from millstream.log.mark import Mark, Place
 from millstream.log.partition import Partition
 from millstream.log.segment import OFFSET_COLUMN, Segment, segment_names
 from millstream.records import align
 
-READ_BYTES = 16 << 20
+READ_BYTES = 1 << 20  # about a frame: what was just checked is still in the processor's cache when it is used
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Records of one frame, and the offset of each."""
+    """Records of one frame. Their offsets follow one another, unless compaction has thinned them out."""
 
-    offsets: npt.NDArray[np.int64]
-    records: pa.RecordBatch
+    stored: pa.RecordBatch
+    schema: pa.Schema
+    first_offset: int
+    thinned_offsets: npt.NDArray[np.int64] | None
     size_bytes: int
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        if self.thinned_offsets is not None:
+            return self.thinned_offsets
+        return np.arange(self.first_offset, self.first_offset + self.stored.num_rows, dtype=np.int64)
+
+    @property
+    def records(self) -> pa.RecordBatch:
+        """Key, value, timestamp and headers; keys and headers that nobody gave are made up here, as nulls."""
+        return completed(self.stored, self.schema)
 
 
 class PartitionReader:
@@ -39,6 +54,7 @@ class PartitionReader:
         self.offset = offset
         self.committed = committed
         self._segment: Segment | None = None
+        self._is_aligned: bool | None = None
         self._position = 0
 
     def limit(self, mark: Mark) -> Place:
@@ -53,30 +69,36 @@ class PartitionReader:
 
     def read(self, max_bytes: int = READ_BYTES) -> list[Fetch]:
         """What there is from the current offset on, a frame at least and not much more than `max_bytes`."""
+        fetched = []
+        for fetch in self.stream():
+            fetched.append(fetch)
+            max_bytes -= fetch.size_bytes
+            if max_bytes <= 0:
+                break
+        return fetched
+
+    def stream(self) -> Iterator[Fetch]:
+        """Frame by frame up to where the partition ends now; the reader stands behind each one it gave."""
         mark = self.partition.marks.read()
         self.partition.refresh()  # after the mark, so that the schema is not older than the records
         limit = self.limit(mark)
-        fetched: list[Fetch] = []
         if self.offset > mark.end.offset:
             raise self._lost(mark)
-        while self.offset < limit.offset and max_bytes > 0:
+        self._is_aligned = None
+        while self.offset < limit.offset:
             segment = self._segment or self._locate(mark)
             for position, header in segment.frames(self._position, self._end_of(segment, mark)):
                 if header.base_offset >= limit.offset:
-                    return fetched
+                    return
                 self._position = position + header.size_bytes
                 fetch = self._fetch(segment, position, header, mark)
                 self.offset = max(self.offset, header.next_offset)
                 if fetch is not None:
-                    fetched.append(fetch)
-                    max_bytes -= header.length
-                    if max_bytes <= 0:
-                        return fetched
+                    yield fetch
             if segment.name.base == mark.end.segment:
-                return fetched
+                return
             self.offset = max(self.offset, segment.name.end or 0)
             self._segment = None
-        return fetched
 
     def _end_of(self, segment: Segment, mark: Mark) -> int:
         return mark.end.position if segment.name.base == mark.end.segment else segment.size_bytes()
@@ -88,18 +110,23 @@ class PartitionReader:
         checked = self.committed and header.flags & TRANSACTIONAL
         if checked and transaction in self.partition.aborted.known(mark.aborted_count):
             return None
-        records = segment.batch(position, header)
-        offsets = segment.offsets(header, records)
+        records = segment.stored(position, header)
+        thinned = None
+        first = max(self.offset, header.base_offset)
         if header.flags & SPARSE:
-            records = records.drop_columns([OFFSET_COLUMN])
-        if offsets[0] < self.offset:
-            first = int(np.searchsorted(offsets, self.offset))
-            offsets, records = offsets[first:], records.slice(first)
-        if not len(offsets):
+            thinned = segment.offsets(header, records)
+            passed = int(np.searchsorted(thinned, first))
+            thinned, records = thinned[passed:], records.drop_columns([OFFSET_COLUMN]).slice(passed)
+        elif first > header.base_offset:
+            records = records.slice(first - header.base_offset)
+        if not records.num_rows:
             return None
-        if not records.schema.equals(self.partition.schema):
+        if self._is_aligned is None:
+            written = pa.schema([field for field in segment.schema if field.name != OFFSET_COLUMN])
+            self._is_aligned = written.equals(self.partition.schema)
+        if not self._is_aligned:
             records = align(records, self.partition.schema)
-        return Fetch(offsets, records, header.length)
+        return Fetch(records, self.partition.schema, first, thinned, header.length)
 
     def _locate(self, mark: Mark) -> Segment:
         """Opens the segment with the current offset, at the frame with it or shortly before."""
@@ -112,6 +139,7 @@ class PartitionReader:
                 raise self._lost(mark)
             try:
                 self._segment = Segment(name)
+                self._is_aligned = None
             except FileNotFoundError:  # replaced or deleted between the two looks
                 continue
             self._position = self._segment.position_of(self.offset, self._end_of(self._segment, mark))

@@ -23,8 +23,9 @@ from crc32c import crc32c
 from millstream.errors import DamagedLog, UnsupportedFormat
 from millstream.log import frame
 from millstream.log.disk import Disk, storage_errors
-from millstream.log.frame import ALIGNMENT, HEADER_BYTES, NO_TIMESTAMP, SPARSE, Header
+from millstream.log.frame import ALIGNMENT, HEADER_BYTES, LEFT_OUT, NO_TIMESTAMP, SPARSE, WITHOUT, Header
 from millstream.log.index import ENTRY, INTERVAL_BYTES, DamagedIndex, Entry, Index, pack
+from millstream.log.layout import completed
 
 MAGIC = b"MSSEG"
 FORMAT = 1
@@ -107,6 +108,7 @@ class Segment:
         self._size = 0
         self.first_position = self._read_header()
         self._index: Index | None = None
+        self._stored_schemas: dict[int, pa.Schema] = {}
 
     def __del__(self) -> None:
         fd = getattr(self, "_fd", None)
@@ -171,10 +173,18 @@ class Segment:
             yield position, header
             position += header.size_bytes
 
-    def batch(self, position: int, header: Header) -> pa.RecordBatch:
-        """The records of a frame that `frames` gave, without a copy: they stay in the mapped file."""
+    def stored(self, position: int, header: Header) -> pa.RecordBatch:
+        """The columns a frame holds, without a copy: they stay in the mapped file. The frame is one `frames` gave."""
+        flags = header.flags & LEFT_OUT
+        if flags not in self._stored_schemas:
+            left_out = [column for column, flag in WITHOUT.items() if flags & flag]
+            self._stored_schemas[flags] = pa.schema([field for field in self.schema if field.name not in left_out])
         body = self._buffer.slice(position + HEADER_BYTES, header.length)
-        return pa.ipc.read_record_batch(body, self.schema)
+        return pa.ipc.read_record_batch(body, self._stored_schemas[flags])
+
+    def batch(self, position: int, header: Header) -> pa.RecordBatch:
+        """The records of a frame, with the columns that were left out."""
+        return completed(self.stored(position, header), self.schema)
 
     def offsets(self, header: Header, batch: pa.RecordBatch) -> np.ndarray:
         if header.flags & SPARSE:

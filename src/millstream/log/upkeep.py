@@ -56,13 +56,9 @@ class Upkeep:
     def clean(self, topic: Topic) -> None:
         """Applies the topic's settings to each partition that no other process is busy with."""
         for partition in topic.partitions():
-            lock = FileLock(partition.folder / "upkeep")
-            try:
-                with lock.attempt() as free:
-                    if free:
-                        clean_partition(partition, topic.settings, time.time())
-            finally:
-                lock.close()
+            with FileLock(partition.folder / "upkeep").attempt() as free:
+                if free:
+                    clean_partition(partition, topic.settings, time.time())
 
 
 def clean_partition(partition: Partition, settings: TopicSettings, now: float) -> None:

@@ -1,0 +1,129 @@
+"""Every way a command can end has one exit code, and a user's mistake never ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+import typer
+from typer.core import TyperGroup
+
+from millstream.errors import MillstreamError
+
+OTHER_FAILURE, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
+NOT_FOR_ALL = 6
+EXIT_CODES = {
+    0: "fine",
+    1: "another failure, or the question was answered with no",
+    2: "usage or invalid input",
+    3: "not found: topic, partition, group, queue, file or log",
+    4: "exists already",
+    5: "storage: no room, no rights, damaged, not a log",
+    6: "done, but not for all: dead letters were written, or a queue's command failed",
+    130: "interrupted with Ctrl-C",
+    141: "the reader of the output went away",
+}
+
+# Typer raises it for every wrong option or argument, but does not export it.
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+
+
+class Root(TyperGroup):
+    """The outermost command: what any command raises ends here."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        if not standalone_mode:
+            return super().main(given, *more, standalone_mode=False, **extra)
+        as_json = "--json" in given
+        _tell_warnings(as_json)
+        try:
+            code = super().main(given, *more, standalone_mode=False, **extra)
+        except MillstreamError as error:
+            code = tell(error, as_json=as_json)
+        except UsageError as error:
+            code = _tell_usage(error, as_json)
+        except typer.Abort:
+            code = OTHER_FAILURE
+        except OSError as error:
+            _let_go_of_stdout()
+            where = None if error.filename is None else str(error.filename)
+            code = tell(MillstreamError(error.strerror or str(error), where=where), as_json=as_json)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _let_go_of_stdout()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        return result
+
+
+def tell(error: MillstreamError, *, as_json: bool) -> int:
+    """Says on stderr what happened, where, and what to do; returns the exit code."""
+    if as_json:
+        parts = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
+        _say(json.dumps({"error": {**parts, "exit_code": error.exit_code}}, ensure_ascii=False))
+    else:
+        _say(f"error: {error}")
+    return error.exit_code
+
+
+def warn(message: str, *, as_json: bool) -> None:
+    _say(json.dumps({"warning": message}, ensure_ascii=False) if as_json else f"warning: {message}")
+
+
+def _say(text: str) -> None:
+    try:
+        typer.echo(text, err=True)
+    except OSError:  # nobody is there to be told
+        pass
+
+
+def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
+    command = error.ctx.command_path if error.ctx else "millstream"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return error.exit_code
+    told = MillstreamError(error.format_message(), where=command, next_step=f"{command} --help")
+    told.exit_code = error.exit_code
+    return tell(told, as_json=as_json)
+
+
+class _Warnings(logging.Handler):
+    """What the log warns of, on stderr; the same words once."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._as_json = as_json
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message not in self._said:
+            self._said.add(message)
+            warn(message, as_json=self._as_json)
+
+
+def _tell_warnings(as_json: bool) -> None:
+    logger = logging.getLogger("millstream")
+    logger.handlers = [_Warnings(as_json)]
+    logger.propagate = False
+
+
+def _let_go_of_stdout() -> None:
+    """Python flushes stdout once more at its end, and would complain there a second time."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass

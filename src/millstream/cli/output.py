@@ -1,0 +1,98 @@
+"""What is printed is a table on a terminal, aligned text without colour or lines in a pipe, or one JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from millstream.cli.session import Session
+from millstream.errors import InvalidInput
+
+Cell = str | int | None
+
+
+def show_table(
+    session: Session, titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, document: Any, empty: str
+) -> None:
+    if session.json:
+        show_document(document)
+    elif not rows:
+        typer.echo(empty, err=True)
+    elif sys.stdout.isatty():
+        _rich_table(titles, rows)
+    else:
+        _plain([[title.upper().replace(" ", "_") for title in titles], *[[_text(cell) for cell in row] for row in rows]])
+
+
+def show_details(session: Session, details: Mapping[str, Cell], *, document: Any) -> None:
+    """One thing, a line for each of its properties; `document` is what --json prints."""
+    if session.json:
+        show_document(document)
+        return
+    width = max(map(len, details)) + 2
+    for name, value in details.items():
+        typer.echo(f"{name + ':':<{width}}{_text(value, thousands=sys.stdout.isatty())}")
+
+
+def show_document(document: Any) -> None:
+    indent = 2 if sys.stdout.isatty() else None
+    typer.echo(json.dumps(document, ensure_ascii=False, indent=indent, default=str))
+
+
+def show_done(session: Session, message: str, *, document: Any) -> None:
+    """That something was done: said on stderr, so that stdout holds data alone."""
+    if session.json:
+        show_document(document)
+    else:
+        typer.echo(message, err=True)
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Goes on only with a yes; where nobody can be asked, only with --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"not done without being asked for: {question}", next_step="add --yes to say so")
+    if not typer.confirm(question, err=True):
+        raise typer.Abort
+
+
+def size_text(size_bytes: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(size_bytes)
+
+
+def count_text(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _text(cell: Cell, *, thousands: bool = False) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:,}" if thousands and isinstance(cell, int) else str(cell)
+
+
+def _plain(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    for title, column in zip(titles, zip(*rows, strict=True), strict=True):
+        numbers = all(isinstance(cell, int | None) for cell in column)
+        table.add_column(title, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(_text(cell, thousands=True)) for cell in row])
+    Console().print(table)

@@ -1,0 +1,134 @@
+"""A record as one line of output: its value as it would be piped on, or all of it as JSON or as columns of text."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+import pyarrow as pa
+
+from millstream.records import codec, rows_to_batch
+
+if TYPE_CHECKING:
+    from millstream.log import Batch, Message
+    from millstream.records import Codec, Schema
+
+RecordFormat = Literal["value", "json", "full"]
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """`schema` is the topic's; a value of a topic with one is printed as the JSON of its row."""
+
+    schema: Schema | None
+    format: RecordFormat = "value"
+    with_key: bool = False
+    separator: str = "\t"
+    null: str = "null"
+
+    def batch(self, batch: Batch) -> list[bytes]:
+        columns = batch.columns
+        values = _values(columns.column("value"), self._codec())
+        keys = columns.column("key").to_pylist()
+        if self.format == "value":
+            return [self._line(key, value) for key, value in zip(keys, values, strict=True)]
+        times = columns.column("timestamp").cast(pa.int64()).to_pylist()
+        headers = columns.column("headers").to_pylist()
+        rows = zip(batch.offsets.tolist(), times, keys, values, headers, strict=True)
+        return [self._whole(batch.topic, batch.partition, *row, {}) for row in rows]
+
+    def message(self, message: Message) -> bytes:
+        record = message.record
+        value = self.value(message)
+        if self.format == "value":
+            return self._line(record.key, value)
+        us = None if record.timestamp is None else round(record.timestamp.timestamp() * 1_000_000)
+        extra = {"tries": message.tries}
+        return self._whole(record.topic, record.partition, record.offset, us, record.key, value, record.headers, extra)
+
+    def value(self, message: Message) -> bytes | None:
+        """The value of a queue's message as bytes."""
+        value = message.record.value
+        if self.schema is None or value is None:
+            return value  # type: ignore[no-any-return]
+        encoded: bytes = codec("json", self.schema).encode(rows_to_batch([value], self.schema)[0])[0].as_py()
+        return encoded
+
+    def _codec(self) -> Codec | None:
+        return None if self.schema is None else codec("json", self.schema)
+
+    def _line(self, key: bytes | None, value: bytes | None) -> bytes:
+        text = self.null.encode() if value is None else value
+        if not self.with_key:
+            return text
+        return (self.null.encode() if key is None else key) + self.separator.encode() + text
+
+    def _whole(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        time_us: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        extra: dict[str, Any],
+    ) -> bytes:
+        moment = None if time_us is None else _iso(time_us)
+        if self.format == "full":
+            marks = " ".join(f"{name}={content.decode(errors='replace')}" for name, content in headers or ())
+            place = f"{topic}/{partition}\t{offset}\t{moment}\t".encode()
+            texts = [self.null.encode() if part is None else part for part in (key, value)]
+            return place + b"\t".join([*texts, marks.encode()]).rstrip(b"\t")
+        held = orjson.Fragment(value) if self.schema is not None and value is not None else _readable(value)
+        document = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "timestamp": moment,
+            "key": _readable(key),
+            "value": held,
+            "headers": [[name, _readable(content)] for name, content in headers or ()],
+            **extra,
+        }
+        return orjson.dumps(document)
+
+
+def write_lines(lines: Sequence[bytes]) -> None:
+    """Returns when the lines have left this process."""
+    if lines:
+        sys.stdout.buffer.write(b"\n".join(lines) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _values(column: pa.Array, typed: Codec | None) -> list[bytes | None]:
+    if typed is None:
+        held: list[bytes | None] = column.to_pylist()
+        return held
+    present = column.drop_null()
+    rows = pa.RecordBatch.from_arrays(present.flatten(), schema=pa.schema(list(column.type)))
+    encoded: list[bytes | None] = typed.encode(rows).to_pylist()
+    if not column.null_count:
+        return encoded
+    each = iter(encoded)
+    return [next(each) if valid else None for valid in column.is_valid().to_pylist()]
+
+
+def _readable(content: bytes | None) -> Any:
+    """Text if the bytes are UTF-8, else {"base64": …}."""
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def _iso(time_us: int) -> str:
+    seconds, us = divmod(time_us, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=us).isoformat().replace("+00:00", "Z")

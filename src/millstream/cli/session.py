@@ -1,0 +1,118 @@
+"""What every command is given: which log, and how to print. Both can be said before or after the command's name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+from millstream.errors import NotFound
+
+if TYPE_CHECKING:
+    from millstream.log import EmbeddedLog
+
+Given = ParamSpec("Given")
+LogAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--log", metavar="FOLDER", help="The log's folder; unsaid: $MILLSTREAM_BROKER, else .millstream here."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; errors and warnings on stderr are JSON, too.")]
+
+
+@dataclass(frozen=True)
+class Session:
+    address: str | None
+    json: bool
+
+    @contextmanager
+    def log(self, *, create: bool = False) -> Iterator[EmbeddedLog]:
+        """The log, open. Only a command that makes things makes the folder, too: a mistyped one stays away."""
+        from millstream.log import connect
+
+        if not create and (missing := self.missing_folder()):
+            raise NotFound(
+                f"there is no log in '{missing}'",
+                next_step="name another with --log or MILLSTREAM_BROKER, or make one: millstream topics create NAME",
+            )
+        with connect(self.address) as log:
+            yield log
+
+    def missing_folder(self) -> Path | None:
+        import os
+
+        from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER
+
+        address = self.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+        scheme, separator, rest = address.partition("://")
+        if separator and scheme != "file":
+            return None
+        folder = Path(rest if separator else address).expanduser()
+        return None if folder.exists() else folder
+
+
+def command(
+    app: typer.Typer, name: str
+) -> Callable[[Callable[Concatenate[Session, Given], None]], Callable[Concatenate[Session, Given], None]]:
+    """Registers a function of a session and its own options as a command that also takes the options of all."""
+
+    def register(function: Callable[Concatenate[Session, Given], None]) -> Callable[Concatenate[Session, Given], None]:
+        @wraps(function)
+        def run(ctx: typer.Context, log: str | None, as_json: bool, **own: Any) -> None:
+            before: Session = ctx.find_root().obj
+            session = Session(address=log or before.address, json=as_json or before.json)
+            function(session, **own)  # type: ignore[call-arg]
+
+        signature = inspect.signature(function, eval_str=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = [parameter.replace(kind=keyword) for parameter in list(signature.parameters.values())[1:]]
+        shared = [
+            inspect.Parameter("ctx", keyword, annotation=typer.Context),
+            inspect.Parameter("log", keyword, annotation=LogAddress, default=None),
+            inspect.Parameter("as_json", keyword, annotation=AsJson, default=False),
+        ]
+        run.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
+        app.command(name)(run)
+        return function
+
+    return register
+
+
+def subcommands(app: typer.Typer, name: str, help: str) -> typer.Typer:
+    """A command that only holds others, as `topics` does."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
+    app.add_typer(group, name=name)
+    return group
+
+
+# ---------------------------------------------------------------- completion in the shell
+
+
+def _completion(names: Callable[[EmbeddedLog], list[str]]) -> Callable[[typer.Context, str], list[str]]:
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        session = Session(ctx.find_root().params.get("log"), json=False)
+        try:
+            with session.log() as log:
+                return [name for name in names(log) if name.startswith(incomplete)]
+        except Exception:  # a shell that completes must not be disturbed
+            return []
+
+    return complete
+
+
+complete_topics = _completion(lambda log: log.topics())
+complete_groups = _completion(lambda log: log.groups())
+complete_queues = _completion(lambda log: [info.name for info in log.queues()])
+
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)]
+GroupName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_groups)]
+QueueName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_queues)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -1,0 +1,106 @@
+"""Imports point one way: a package imports what stands in this table beside it, what those import, and no more."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import millstream
+
+ROOT = Path(millstream.__file__).parent
+EVERYTHING = "everything"
+MAY_IMPORT: dict[str, list[str]] = {
+    "errors": [],
+    "records": ["errors"],
+    "log": ["records"],
+    "plan": ["records"],
+    "operators": ["plan"],
+    "reference": ["plan"],
+    "local": ["operators"],
+    "spark": ["plan", "operators", "log"],
+    "connect": ["log"],
+    "jobs": ["spark"],
+    "console": ["jobs", "log"],
+    "cli": [EVERYTHING],
+    "testing": [EVERYTHING],
+    "__init__": [EVERYTHING],
+    "__main__": ["cli"],
+}
+WITHOUT_SPARK = {"errors", "records", "log", "plan", "operators", "reference", "local"}
+
+
+def reachable(package: str) -> set[str]:
+    """A package, what it may import, and what those may import."""
+    found = {package}
+    for allowed in MAY_IMPORT[package]:
+        found |= set(MAY_IMPORT) if allowed == EVERYTHING else reachable(allowed)
+    return found
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path, source: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of every module a file imports, inside functions and for type checks too."""
+    parents = ("millstream", *path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def forbidden(path: Path, source: str) -> list[str]:
+    package = package_of(path)
+    if package not in MAY_IMPORT:
+        return [f"{path}: the package '{package}' is not in the table"]
+    wrong = []
+    for line, module in imported_modules(path, source):
+        name, *rest = module.split(".")
+        target = rest[0] if name == "millstream" and rest else None
+        if target is not None and target in MAY_IMPORT and target not in reachable(package):
+            wrong.append(f"{path}:{line}: {package} may not import {module}")
+        if name == "pyspark" and package in WITHOUT_SPARK:
+            wrong.append(f"{path}:{line}: {package} must not import pyspark")
+    return wrong
+
+
+def test_every_package_imports_only_what_it_may() -> None:
+    """Goal: the layering of docs/architecture.md holds. Method: read the imports of every file of the package."""
+    wrong = [problem for path in sorted(ROOT.rglob("*.py")) for problem in forbidden(path, path.read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("records/schema.py", "from millstream.log import connect"),
+        ("records/schema.py", "from millstream import log"),
+        ("log/segment.py", "def late():\n    import millstream.cli"),
+        ("log/segment.py", "from ..cli import main"),
+        ("log/frame.py", "import pyspark.sql"),
+        ("unheard_of/x.py", "import os"),
+    ],
+)
+def test_a_forbidden_import_is_found(file: str, source: str) -> None:
+    """Goal: the test above can fail."""
+    assert forbidden(ROOT / file, source)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("log/segment.py", "from millstream.records import Schema\nfrom millstream.errors import DamagedLog"),
+        ("log/segment.py", "from . import frame\nfrom millstream.log.disk import Disk"),
+        ("cli/topics.py", "from millstream.log import connect"),
+        ("errors.py", "import os, sys"),
+    ],
+)
+def test_an_allowed_import_is_not(file: str, source: str) -> None:
+    assert not forbidden(ROOT / file, source)

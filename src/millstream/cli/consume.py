@@ -12,6 +12,7 @@ from millstream.cli.starts import FORMS, read_start
 from millstream.errors import PartitionsRevoked
 
 if TYPE_CHECKING:
+    from millstream.cli.rendering import Rendering
     from millstream.log import Consumer, EmbeddedLog
 
 POLL_SECONDS = 1.0
@@ -103,12 +104,11 @@ def end_offsets(log: EmbeddedLog, topic: str, *, committed: bool) -> dict[int, i
 
 
 def copy_out(
-    session: Session, consumer: Consumer, rendering: object, ends: dict[int, int] | None, records_max: int | None
+    session: Session, consumer: Consumer, rendering: Rendering, ends: dict[int, int] | None, records_max: int | None
 ) -> None:
     """Prints what the consumer hands out: up to `ends`, or for ever; at most so many records."""
-    from millstream.cli.rendering import Rendering, write_lines
+    from millstream.cli.rendering import write_lines
 
-    assert isinstance(rendering, Rendering)
     left = records_max
     while left != 0 and (ends is None or not is_caught_up(consumer, ends)):
         # What is behind `ends` already can be read without waiting; the wait only keeps a fault from spinning.

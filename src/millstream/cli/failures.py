@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import typer
@@ -32,17 +33,29 @@ EXIT_CODES = {
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 
+class WrongUsage(MillstreamError):
+    """An option or argument that the command does not have, or that it cannot read."""
+
+    exit_code = 2
+
+
 class Root(TyperGroup):
     """The outermost command: what any command raises ends here."""
 
-    def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
-        if not standalone_mode:
-            return super().main(given, *more, standalone_mode=False, **extra)
         as_json = "--json" in given
         _tell_warnings(as_json)
         try:
-            code = super().main(given, *more, standalone_mode=False, **extra)
+            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except MillstreamError as error:
             code = tell(error, as_json=as_json)
         except UsageError as error:
@@ -82,10 +95,8 @@ def warn(message: str, *, as_json: bool) -> None:
 
 
 def _say(text: str) -> None:
-    try:
+    with suppress(OSError):  # nobody is there to be told
         typer.echo(text, err=True)
-    except OSError:  # nobody is there to be told
-        pass
 
 
 def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
@@ -93,9 +104,7 @@ def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return error.exit_code
-    told = MillstreamError(error.format_message(), where=command, next_step=f"{command} --help")
-    told.exit_code = error.exit_code
-    return tell(told, as_json=as_json)
+    return tell(WrongUsage(error.format_message(), where=command, next_step=f"{command} --help"), as_json=as_json)
 
 
 class _Warnings(logging.Handler):
@@ -121,9 +130,7 @@ def _tell_warnings(as_json: bool) -> None:
 
 def _let_go_of_stdout() -> None:
     """Python flushes stdout once more at its end, and would complain there a second time."""
-    try:
+    with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-    except (OSError, ValueError):
-        pass

@@ -25,7 +25,9 @@ def show_table(
     elif sys.stdout.isatty():
         _rich_table(titles, rows)
     else:
-        _plain([[title.upper().replace(" ", "_") for title in titles], *[[_text(cell) for cell in row] for row in rows]])
+        _plain(
+            [[title.upper().replace(" ", "_") for title in titles], *[[_text(cell) for cell in row] for row in rows]]
+        )
 
 
 def show_details(session: Session, details: Mapping[str, Cell], *, document: Any) -> None:
@@ -56,7 +58,7 @@ def ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInput(f"not done without being asked for: {question}", next_step="add --yes to say so")
+        raise InvalidInput(f"nobody is here to be asked: {question}", next_step="add --yes to say so")
     if not typer.confirm(question, err=True):
         raise typer.Abort
 

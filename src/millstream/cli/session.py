@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ class Session:
         """The log, open. Only a command that makes things makes the folder, too: a mistyped one stays away."""
         from millstream.log import connect
 
+        # polars, once imported, has blocked reads and locks go on through Ctrl-C; this takes that back.
+        signal.siginterrupt(signal.SIGINT, True)
         if not create and (missing := self.missing_folder()):
             raise NotFound(
                 f"there is no log in '{missing}'",
@@ -46,8 +50,6 @@ class Session:
             yield log
 
     def missing_folder(self) -> Path | None:
-        import os
-
         from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER
 
         address = self.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER

@@ -171,7 +171,7 @@ def delete(session: Session, topic: TopicName, yes: Yes = False) -> None:
 
 def clean(
     session: Session,
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", autocompletion=complete_topics)] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)] = None,
 ) -> None:
     """Apply retention and compaction now, to one topic or to all.
 

@@ -11,14 +11,25 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.errors import BufferFull, InvalidRecord, InvalidSetting, MillstreamError, RecordDropped
+from millstream.errors import (
+    BufferFull,
+    ClosedError,
+    InvalidRecord,
+    InvalidSetting,
+    MillstreamError,
+    RecordDropped,
+    TransactionAborted,
+)
 from millstream.log.frame import Draft
+
+if TYPE_CHECKING:
+    from millstream.log.channel import Channel
 
 POLICIES = ("wait", "drop_oldest", "drop_newest", "refuse")
 RECORD_BYTES = 96  # what a small record costs in memory besides its own bytes
@@ -39,9 +50,11 @@ class Chunk:
     taken: bool = False
     error: MillstreamError | None = None
     refused: dict[int, str] = field(default_factory=dict)
+    channel: Channel | None = None
     work: list[PartitionWork] | None = None
     stored: list[PartitionWork] = field(default_factory=list)
     length: int | None = None
+    places_known: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         if self.length is not None:
@@ -49,13 +62,17 @@ class Chunk:
         return len(self.rows) if self.batch is None else self.batch.num_rows
 
     def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Partition and offset of every record; -1 for one that was not stored."""
+        """Partition and offset of every record; -1 for one that is not stored."""
+        if self.places_known is not None:
+            return self.places_known
         partitions = np.full(len(self), -1, np.int64)
         offsets = np.full(len(self), -1, np.int64)
         for work in self.stored:
             rows = slice(None) if work.rows is None else work.rows
             partitions[rows] = work.partition
             offsets[rows] = np.concatenate([np.arange(start, start + count) for start, count in work.spans])
+        if self.settled:
+            self.places_known = partitions, offsets
         return partitions, offsets
 
 
@@ -85,8 +102,9 @@ class Receipt:
         return self._chunk.settled or self._index < self._chunk.dropped
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Until the record is stored as `acks` asks for; raises what stood in the way."""
-        self._buffer.wait_for(lambda: self.done, timeout)
+        """Until the record is stored as `acks` asks for (under 0 at once); raises what stood in the way."""
+        if not self._buffer.answers_at_once:
+            self._buffer.wait_for(lambda: self.done, timeout)
         if error := self.error:
             raise error
         return self
@@ -128,7 +146,14 @@ class Buffer:
     """Shared by the threads that send and the one that stores."""
 
     def __init__(
-        self, *, bytes_max: int, chunk_bytes: int, linger_seconds: float, when_full: str, wait_seconds: float
+        self,
+        *,
+        bytes_max: int,
+        chunk_bytes: int,
+        linger_seconds: float,
+        when_full: str,
+        wait_seconds: float,
+        answers_at_once: bool = False,
     ) -> None:
         if when_full not in POLICIES:
             raise InvalidSetting(
@@ -139,6 +164,7 @@ class Buffer:
         self.linger_seconds = linger_seconds
         self.when_full = when_full
         self.wait_seconds = wait_seconds
+        self.answers_at_once = answers_at_once
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.ready = threading.Condition(self.lock)
@@ -147,15 +173,17 @@ class Buffer:
         self._chunks: deque[Chunk] = deque()
         self._open: dict[str, Chunk] = {}
         self._urgent = 0
+        self._closed = False
         self._trouble: MillstreamError | None = None
 
     # ------------------------------------------------------------ the sending side
 
     def add(self, topic: str, row: tuple[Any, ...], size_bytes: int) -> Receipt:
         with self.lock:
-            if self.held_bytes + size_bytes > self.bytes_max and not self._make_room(topic, size_bytes):
+            if self._is_full(size_bytes) and not self._make_room(topic, size_bytes):
                 self.dropped += 1
-                return Receipt(self, Chunk(topic, 0.0, dropped=1), 0)
+                return Receipt(self, Chunk(topic, 0.0, dropped=1, settled=True), 0)
+            self._check_open()
             chunk = self._open.get(topic)
             if chunk is None:
                 chunk = self._begin(Chunk(topic, time.monotonic()))
@@ -171,16 +199,12 @@ class Buffer:
             return receipt
 
     def add_batch(self, topic: str, batch: pa.RecordBatch, partition: int | None) -> BatchReceipt:
-        size_bytes = batch.get_total_buffer_size()
+        size_bytes = batch.nbytes
         with self.lock:
-            # A batch larger than the buffer goes through alone.
-            if (
-                self.held_bytes + size_bytes > self.bytes_max
-                and self.held_bytes
-                and not self._make_room(topic, size_bytes)
-            ):
+            if self._is_full(size_bytes) and not self._make_room(topic, size_bytes):
                 self.dropped += batch.num_rows
-                return BatchReceipt(self, Chunk(topic, 0.0, dropped=batch.num_rows), 0)
+                return BatchReceipt(self, Chunk(topic, 0.0, dropped=batch.num_rows, settled=True), 0)
+            self._check_open()
             self._open.pop(topic, None)
             chunk = self._begin(Chunk(topic, 0.0, batch=batch, batch_partition=partition, size_bytes=size_bytes))
             self.held_bytes += size_bytes
@@ -191,6 +215,14 @@ class Buffer:
         self._chunks.append(chunk)
         self.ready.notify()
         return chunk
+
+    def _is_full(self, size_bytes: int) -> bool:
+        """What is larger than the whole buffer goes through alone."""
+        return self.held_bytes > 0 and self.held_bytes + size_bytes > self.bytes_max
+
+    def _check_open(self) -> None:
+        if self._closed:  # by another thread, after the producer last looked
+            raise ClosedError("the producer was closed", next_step="make a new one with log.producer(…)")
 
     def _make_room(self, topic: str, size_bytes: int) -> bool:
         """Applies the policy; False means that the new record is the one to go."""
@@ -203,7 +235,7 @@ class Buffer:
             try:
                 self.ready.notify()
                 deadline = time.monotonic() + self.wait_seconds
-                while self.held_bytes + size_bytes > self.bytes_max and self.held_bytes:
+                while self._is_full(size_bytes):
                     if not self.changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                         break
                 else:
@@ -219,19 +251,20 @@ class Buffer:
         )
 
     def _drop_oldest(self, size_bytes: int) -> bool:
+        self.changed.notify_all()  # who waits for a record may have to hear that it is gone
         for chunk in self._chunks:
             if chunk.taken:
                 continue
-            while self.held_bytes + size_bytes > self.bytes_max and chunk.dropped < len(chunk):
+            while self._is_full(size_bytes) and chunk.dropped < len(chunk):
                 count = len(chunk) if chunk.batch is not None else 1
                 share = chunk.size_bytes // (len(chunk) - chunk.dropped) * count
                 chunk.dropped += count
                 chunk.size_bytes -= share
                 self.held_bytes -= share
                 self.dropped += count
-            if self.held_bytes + size_bytes <= self.bytes_max:
+            if not self._is_full(size_bytes):
                 return True
-        return not self.held_bytes
+        return False
 
     # ------------------------------------------------------------ the storing side
 
@@ -268,7 +301,10 @@ class Buffer:
         """Forgets everything that is not being stored right now."""
         with self.lock:
             for chunk in [chunk for chunk in self._chunks if not chunk.taken]:
-                chunk.dropped = len(chunk)
+                chunk.error = TransactionAborted(
+                    "the transaction was given up before the record was stored", where=f"topic '{chunk.topic}'"
+                )
+                chunk.settled = True
                 self.held_bytes -= chunk.size_bytes
                 self._chunks.remove(chunk)
             self._open.clear()
@@ -303,8 +339,10 @@ class Buffer:
             self._trouble = trouble
             self.changed.notify_all()
 
-    def wake(self) -> None:
+    def close(self) -> None:
+        """Takes nothing more; what is there can still leave."""
         with self.lock:
+            self._closed = True
             self.ready.notify_all()
             self.changed.notify_all()
 
@@ -321,6 +359,8 @@ class Buffer:
 def microseconds(moment: datetime | None) -> int:
     if moment is None:
         return time.time_ns() // 1000
+    if not isinstance(moment, datetime):
+        raise InvalidRecord(f"a timestamp is a datetime, not {type(moment).__name__}")
     if moment.tzinfo is None:
         raise InvalidRecord(
             f"the timestamp {moment.isoformat()} has no time zone",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from millstream.errors import InvalidRecord, UnknownPartition
 from millstream.log.buffer import RECORD_BYTES, Chunk, microseconds
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values
-from millstream.records import codec, rows_to_batch
+from millstream.records import align, can_evolve, codec, rows_to_batch
 
 if TYPE_CHECKING:
     from millstream.log.embedded import Topic
@@ -26,10 +25,38 @@ CELL_BYTES = 32  # what a value of a typed record costs in memory, roughly
 
 def checked_headers(headers: Headers) -> list[tuple[str, bytes]]:
     pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
-    for name, value in pairs:
-        if not isinstance(name, str) or not isinstance(value, bytes | str):
-            raise InvalidRecord(f"a header is text and bytes, not {name!r}: {value!r}")
-    return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+    for pair in pairs:
+        fits = isinstance(pair, tuple | list) and len(pair) == 2
+        if not fits or not isinstance(pair[0], str) or not isinstance(pair[1], bytes | str):
+            raise InvalidRecord(f"a header is a pair of text and bytes, not {pair!r}")
+        _encoded(pair[0], "the name of a header")
+    return [(name, _encoded(value, f"header '{name}'") if isinstance(value, str) else value) for name, value in pairs]
+
+
+def checked_key(key: Any, topic: str) -> bytes:
+    if isinstance(key, str):
+        return _encoded(key, f"a key for topic '{topic}'")
+    if not isinstance(key, bytes | bytearray | memoryview):
+        raise InvalidRecord(f"a key is bytes or text, not {type(key).__name__}", where=f"topic '{topic}'")
+    return bytes(key)
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRecord(f"{what} is not valid text: {error}", next_step="send it as bytes") from error
+
+
+def _held_bytes(value: Any) -> int:
+    """About how much memory the value of a column takes."""
+    if isinstance(value, str | bytes | bytearray):
+        return CELL_BYTES + len(value)
+    if isinstance(value, Mapping):
+        return CELL_BYTES + sum(_held_bytes(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return CELL_BYTES + sum(map(_held_bytes, value))
+    return CELL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +77,35 @@ class Channel:
 
     # ------------------------------------------------------------ one record, where it is sent
 
-    def checked(self, value: Any, key: bytes | None) -> tuple[Any, int]:
-        """The value as it waits in the buffer, and about how many bytes it takes there."""
+    def checked(self, value: Any, key: bytes | None, partition: int | None) -> tuple[Any, int]:
+        """The value as it waits in the buffer, and about how many bytes the record takes there."""
+        if partition is not None:
+            self.check_partition(partition)
+        key_bytes = RECORD_BYTES if key is None else RECORD_BYTES + len(key)
+        if type(value) is bytes and not self.keyed:
+            return value, len(value) + key_bytes
+        value, size_bytes = self._checked_value(value, key)
+        return value, size_bytes + key_bytes
+
+    def _checked_value(self, value: Any, key: bytes | None) -> tuple[Any, int]:
         if self.keyed and key is None:
             raise self._refuse(
                 "a record of a compacted topic needs a key", "give key=…; the newest of each key is kept"
             )
         if value is None:
-            return None, RECORD_BYTES
+            return None, 0
         if isinstance(value, bytes | bytearray | memoryview):
-            return bytes(value), len(value) + RECORD_BYTES
+            return bytes(value), len(bytes(value))
         if self.topic.settings.schema is not None:
-            return self._checked_row(value), RECORD_BYTES + CELL_BYTES * len(self._names)
-        if isinstance(value, str):
-            encoded = value.encode()
-        elif self.topic.settings.codec == "json":
-            encoded = json.dumps(value).encode()
-        else:
+            row = dict(self._checked_row(value))  # the user may go on with the same dict
+            return row, sum(map(_held_bytes, row.values()))
+        if not isinstance(value, str):
             raise self._refuse(
                 f"a value of this topic is bytes or text, not {type(value).__name__}",
                 "send bytes, or give the topic a schema to send dicts",
             )
-        return encoded, len(encoded) + RECORD_BYTES
+        encoded = _encoded(value, "the value")
+        return encoded, len(encoded)
 
     def _checked_row(self, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
@@ -83,7 +117,7 @@ class Channel:
 
     def check_partition(self, partition: int) -> None:
         count = self.topic.settings.partitions
-        if not isinstance(partition, int) or not 0 <= partition < count:
+        if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition < count:
             raise UnknownPartition(
                 f"there is no partition {partition!r}",
                 where=f"topic '{self.topic.name}'",
@@ -96,7 +130,8 @@ class Channel:
         """What of a chunk is stored; the reasons for what is not are left in the chunk."""
         if chunk.batch is not None:
             dropped = chunk.dropped >= chunk.batch.num_rows
-            return LaidOut(self._empty() if dropped else chunk.batch, None, chunk.batch_partition)
+            records = self._empty() if dropped else self._as_described(chunk.batch)
+            return LaidOut(records, None, chunk.batch_partition)
         if chunk.dropped >= len(chunk.rows):
             return LaidOut(self._empty(), None, None)
         keys, values, times, headers, partitions = zip(*chunk.rows[chunk.dropped :], strict=True)
@@ -113,6 +148,17 @@ class Channel:
             kept = np.setdiff1d(np.arange(batch.num_rows), np.fromiter(refused, np.int64))
             return LaidOut(batch.take(pa.array(kept)), rows[kept], None if asked is None else asked[kept])
         return LaidOut(batch, rows, asked)
+
+    def _as_described(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch laid out when the topic may still have been another."""
+        old, new = batch.schema.field("value").type, self.topic.stored_schema.field("value").type
+        if old.equals(new):
+            return batch
+        untyped = not (pa.types.is_struct(old) and pa.types.is_struct(new))
+        reasons = ["it has gained or lost its schema"] if untyped else can_evolve(pa.schema(old), pa.schema(new))
+        if reasons:
+            raise self._refuse(f"the topic has changed since the batch was sent: {'; '.join(reasons)}", "send it again")
+        return align(batch, self.topic.stored_schema)
 
     def _value_array(self, values: tuple[Any, ...]) -> tuple[pa.Array, dict[int, str]]:
         """The values as stored, and the reason for each that cannot be."""
@@ -144,10 +190,16 @@ class Channel:
 
     def stored(self, records: pa.RecordBatch | pa.Table, key: str | None, timestamp: str | None) -> pa.RecordBatch:
         """A user's batch with its columns where they belong."""
-        batch = records.combine_chunks().to_batches() if isinstance(records, pa.Table) else [records]
-        if not batch:
-            return self._empty()
-        given = batch[0]
+        if not isinstance(records, pa.Table | pa.RecordBatch):
+            raise self._refuse(f"a batch is Arrow or polars, not {type(records).__name__}", "use send for one record")
+        if len(set(records.schema.names)) < len(records.schema.names):
+            raise self._refuse("the batch has two columns of one name", f"its columns: {records.schema.names}")
+        batches = records.combine_chunks().to_batches() if isinstance(records, pa.Table) else [records]
+        if not batches:
+            batches = [pa.RecordBatch.from_pylist([], schema=records.schema)]
+        if len(batches) > 1:
+            raise self._refuse("a column of the batch has more than 2 GiB", "send the batch in pieces")
+        given = batches[0]
         for column in (key, timestamp):
             if column is not None and column not in given.schema.names:
                 raise self._refuse(
@@ -158,8 +210,8 @@ class Channel:
         names = given.schema.names
         keys = self._column(given, key or ("key" if untyped and "key" in names else None), pa.binary())
         times = self._column(given, timestamp or ("timestamp" if untyped and "timestamp" in names else None), TIMESTAMP)
-        if times is None:
-            times = pa.array(np.full(rows, microseconds(None)), TIMESTAMP)
+        now = pa.scalar(microseconds(None), TIMESTAMP)
+        times = pa.repeat(now, rows) if times is None else times.fill_null(now)
         headers = self._column(given, "headers" if untyped and "headers" in names else None, HEADERS)
         if self.keyed and (keys is None or keys.null_count):
             raise self._refuse("records of a compacted topic need a key", "name the column of the key with key=…")
@@ -204,11 +256,13 @@ class Channel:
         column = batch.column(name)
         if column.type.equals(kind):
             return column
-        if kind == pa.binary() and not (_is_bytes(column.type)):
-            column = pc.cast(column, pa.string())  # a key is hashed by its text
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
         if kind == TIMESTAMP and pa.types.is_timestamp(column.type) and column.type.tz is None:
             raise self._refuse(f"column '{name}' has no time zone", "convert it to timestamps in UTC")
         try:
+            if kind == pa.binary() and not (_is_bytes(column.type)):
+                column = pc.cast(column, pa.string())  # a key is hashed by its text
             return pc.cast(column, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise self._refuse(
@@ -223,7 +277,7 @@ class Channel:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return kind in (pa.binary(), pa.large_binary(), pa.binary_view())
+    return kind in (pa.binary(), pa.large_binary(), pa.binary_view()) or pa.types.is_fixed_size_binary(kind)
 
 
 def _struct(batch: pa.RecordBatch, struct: pa.StructType) -> pa.Array:

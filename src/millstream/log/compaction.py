@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.log.disk import storage_errors, sync_folder
-from millstream.log.frame import FRAME_BYTES_TARGET, SPARSE, TRANSACTIONAL, draft, parts
+from millstream.log.frame import FRAME_BYTES_TARGET, NO_TIMESTAMP, SPARSE, TRANSACTIONAL, draft, parts
 from millstream.log.partition import Partition
 from millstream.log.retention import delete, delete_replaced
 from millstream.log.segment import OFFSET_COLUMN, Segment, SegmentName, header_bytes, rebuild_index, segment_names
@@ -33,6 +33,7 @@ def compact(partition: Partition, *, tombstones_before_us: int, dirty_share_min:
     total_bytes = sum(name.path.stat().st_size for name, _ in closed)
     if not dirty_bytes or dirty_bytes < dirty_share_min * total_bytes:
         return False
+    partition.refresh()  # after the mark, so that the schema is not older than the records
     partition.sync()  # so that recovery never has to begin inside a file that is replaced here
     survivors = _newest_offsets(partition, [name for name, _ in closed])
     for group in _groups(closed, partition.segment_bytes):
@@ -64,15 +65,18 @@ def _records(partition: Partition, name: SegmentName) -> Iterator[tuple[npt.NDAr
 
 
 def _newest_offsets(partition: Partition, names: Sequence[SegmentName]) -> npt.NDArray[np.int64]:
-    """The offset of the newest record of every key, in order."""
+    """The offset of the newest record of every key, in order, and of every record without a key."""
     newest = pl.DataFrame(schema={"key": pl.Binary, "offset": pl.Int64})
+    keyless = []
     for name in names:
         seen = [
             pl.DataFrame({"key": pl.from_arrow(batch.column("key")), "offset": offsets})
             for offsets, batch in _records(partition, name)
         ]
-        newest = pl.concat([newest, *seen]).group_by("key").agg(pl.col("offset").max())
-    return np.sort(newest["offset"].to_numpy())
+        found = pl.concat([newest, *seen])
+        keyless.append(found.filter(pl.col("key").is_null())["offset"])
+        newest = found.drop_nulls("key").group_by("key").agg(pl.col("offset").max())
+    return np.sort(pl.concat([newest["offset"], *keyless]).to_numpy())
 
 
 def _groups(closed: Sequence[tuple[SegmentName, int]], bytes_max: int) -> Iterator[list[tuple[SegmentName, int]]]:
@@ -97,12 +101,12 @@ def _rewrite(
     tombstones_before_us: int,
 ) -> None:
     name = SegmentName(group[0][0].base, group[-1][1], partition.folder)
-    schema = partition.schema.append(pa.field(OFFSET_COLUMN, pa.int64()))
+    schema = partition.schema
     draft_path = partition.folder / f"{name.stem}.compacting"
     with storage_errors(partition.folder):
         with draft_path.open("wb") as file:
-            file.write(header_bytes(name.base, schema))
-            for batch in _kept(partition, [old for old, _ in group], survivors, tombstones_before_us):
+            file.write(header_bytes(name.base, schema.append(pa.field(OFFSET_COLUMN, pa.int64()))))
+            for batch in _kept(partition, [old for old, _ in group], schema, survivors, tombstones_before_us):
                 for piece in parts(batch):
                     file.writelines(_frame(piece))
             file.flush()
@@ -120,7 +124,11 @@ def _rewrite(
 
 
 def _kept(
-    partition: Partition, names: Sequence[SegmentName], survivors: npt.NDArray[np.int64], tombstones_before_us: int
+    partition: Partition,
+    names: Sequence[SegmentName],
+    schema: pa.Schema,
+    survivors: npt.NDArray[np.int64],
+    tombstones_before_us: int,
 ) -> Iterator[pa.RecordBatch]:
     """What is left of some segments, in batches about the size of a frame."""
     waiting: list[pa.RecordBatch] = []
@@ -130,11 +138,11 @@ def _kept(
             keep = np.isin(offsets, survivors, assume_unique=True)
             times = batch.column("timestamp").cast(pa.int64())
             expired = pc.and_(pc.is_null(batch.column("value")), pc.less(times, tombstones_before_us))
-            keep &= ~expired.to_numpy(zero_copy_only=False)
+            keep &= ~expired.fill_null(False).to_numpy(zero_copy_only=False)  # without a time it is never too old
             if not keep.any():
                 continue
             rows = pa.array(np.flatnonzero(keep))
-            kept = align(batch.take(rows), partition.schema)
+            kept = align(batch.take(rows), schema)
             waiting.append(kept.append_column(OFFSET_COLUMN, pa.array(offsets[keep])))
             size += kept.nbytes
             if size >= FRAME_BYTES_TARGET:
@@ -152,7 +160,7 @@ def _frame(batch: pa.RecordBatch) -> list[bytes]:
     offsets = batch.column(OFFSET_COLUMN)
     first, last = offsets[0].as_py(), offsets[-1].as_py()
     newest = pc.max(batch.column("timestamp").cast(pa.int64())).as_py()
-    made = draft(batch, newest, span=last - first + 1, flags=SPARSE)
+    made = draft(batch, NO_TIMESTAMP if newest is None else newest, span=last - first + 1, flags=SPARSE)
     return [bytes(part) for part in made.at(first)]
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from millstream.errors import ClosedError, InvalidInput, InvalidSetting, OffsetLost, PartitionsRevoked, UnknownPartition
 from millstream.log.buffer import microseconds
-from millstream.log.groups import CHECK_SECONDS, TopicPartition, committed_offsets
+from millstream.log.groups import CHECK_SECONDS, TopicPartition, begin_group, committed_offsets, revoked
 from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
 from millstream.log.wakeup import Wakeup
 from millstream.records import batch_to_rows, duration
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 DELIVERIES = ("at_most_once", "at_least_once", "exactly_once")
 ISOLATIONS = ("read_committed", "read_uncommitted")
 ONE_BY_ONE = 500
+POLL_SECONDS_MIN = 1  # members look after each other several times within it
 LOST_CHOICES = ("earliest", "latest", "error")
 Start = str | int | datetime | Mapping[int, int]
 logger = logging.getLogger(__name__)
@@ -80,17 +81,11 @@ class Batch:
         return frame
 
     def records(self) -> list[Record]:
+        headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may come more than once
+        rows = batch_to_rows(self.columns.drop_columns(["headers"]))
         return [
-            Record(
-                self.topic,
-                self.partition,
-                offset,
-                row["timestamp"],
-                row["key"],
-                row["value"],
-                tuple(row["headers"] or ()),
-            )
-            for offset, row in zip(self.offsets.tolist(), batch_to_rows(self.columns), strict=True)
+            Record(self.topic, self.partition, offset, row["timestamp"], row["key"], row["value"], tuple(pairs or ()))
+            for offset, row, pairs in zip(self.offsets.tolist(), rows, headers, strict=True)
         ]
 
     def split(self, count: int) -> tuple[Batch, Batch]:
@@ -106,6 +101,22 @@ class Lost:
     partition: int
     from_offset: int
     to_offset: int
+
+
+@dataclass(slots=True, eq=False)
+class _Looped:
+    """The batch that a `for` loop is in, and how many of its records it was given."""
+
+    batch: Batch
+    given: int = 0
+
+    @property
+    def place(self) -> TopicPartition:
+        return TopicPartition(self.batch.topic, self.batch.partition)
+
+    @property
+    def rest(self) -> Batch:
+        return self.batch.split(self.given)[1]
 
 
 class Consumer:
@@ -151,16 +162,29 @@ class Consumer:
         self._done: dict[TopicPartition, int] = {}
         self._handed: dict[TopicPartition, int] = {}
         self._stored: dict[TopicPartition, int] = {}
+        self._revoked: set[TopicPartition] = set()
+        self._loop: _Looped | None = None
         self.lost: list[Lost] = []
         self._wakeup = Wakeup()
         self._looked_at = 0.0
+        self._freed_at = 0.0
         self._closed = False
         for topic in self.topics:
             log.topic(topic)
         interval = duration(max_poll_interval, what="max_poll_interval").total_seconds()
+        if interval < POLL_SECONDS_MIN:
+            raise InvalidSetting(f"max_poll_interval is {POLL_SECONDS_MIN} second or more, not {max_poll_interval!r}")
+        _check_start(start)
+        if group is not None and start == "latest":
+            # Noted at once, so that all that comes from now on is read, whoever of the group reads it.
+            ends = {place: self._offset_of(place, start) for place in self._all_partitions()}
+            begin_group(log.coordinator, group, ends)
         self._membership = log.membership(group, self.topics, interval) if group is not None else None
-        self._check_start()
-        self._refresh()
+        try:
+            self._refresh()
+        except BaseException:
+            self.close()
+            raise
 
     # ------------------------------------------------------------ reading
 
@@ -172,6 +196,7 @@ class Consumer:
         self, timeout: float = 0.0, *, max_records: int | None = None, max_bytes: int = READ_BYTES
     ) -> list[Batch]:
         """Like `poll`, in columns and without a copy."""
+        self._put_back()
         self._finish()
         self._wait(timeout, max_bytes)
         return self._hand_out(max_records)
@@ -192,6 +217,7 @@ class Consumer:
     def until_caught_up(self) -> Iterator[Record]:
         """Every record up to where the partitions end now; then it stops."""
         self._refresh()
+        self._end_abandoned()
         ends = {place: reader.offset + reader.lag() for place, reader in self._readers.items()}
         while any(self.position(*place) < end for place, end in ends.items() if place in self._readers):
             yield from self._one_by_one(timeout=0.0)
@@ -199,45 +225,66 @@ class Consumer:
 
     def _one_by_one(self, timeout: float) -> Iterator[Record]:
         """The records of one batch; what is not asked for is kept for the next time."""
+        self._put_back()
         self._finish()
         self._wait(timeout)
         for batch in self._hand_out(ONE_BY_ONE):
-            place = TopicPartition(batch.topic, batch.partition)
+            loop = self._loop = _Looped(batch)
+            place = loop.place
             del self._handed[place]
-            given = 0
             try:
                 for record in batch.records():
-                    given += 1
+                    loop.given += 1
                     self._handed[place] = record.offset + 1
                     yield record
-                    if self._handed.get(place) != record.offset + 1:  # sought elsewhere, or taken away, meanwhile
-                        given = len(batch)
-                        break
+                    if self._loop is not loop:  # sought elsewhere, polled, rewound or taken away meanwhile
+                        return
                     self._done[place] = record.offset + 1
             finally:
-                if given < len(batch):
-                    self._waiting.appendleft(batch.split(given)[1])
+                if self._loop is loop:
+                    self._put_back()
+
+    def _put_back(self) -> None:
+        """What a loop did not come to is first in line again."""
+        if self._loop is not None and len(self._loop.rest):
+            self._waiting.appendleft(self._loop.rest)
+        self._loop = None
+
+    def _ahead(self) -> list[Batch]:
+        """What was read and not handed out, in order."""
+        return [batch for batch in (*([self._loop.rest] if self._loop else ()), *self._waiting) if len(batch)]
 
     def lag(self) -> int:
         """How many offsets lie between this consumer and the end of its partitions."""
-        return sum(reader.lag() for reader in self._readers.values()) + sum(map(len, self._waiting))
+        return sum(reader.lag() for reader in self._readers.values()) + sum(map(len, self._ahead()))
 
     @property
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer reads."""
         return sorted(self._readers)
 
+    @property
+    def member(self) -> str | None:
+        """The name under which the group knows this consumer."""
+        return self._membership.id if self._membership is not None else None
+
     def position(self, topic: str, partition: int) -> int:
         """The offset of the record handed out next."""
         place = self._own(topic, partition)
-        waiting = [int(batch.offsets[0]) for batch in self._waiting if (batch.topic, batch.partition) == place]
+        waiting = [int(batch.offsets[0]) for batch in self._ahead() if (batch.topic, batch.partition) == place]
         return min(waiting, default=self._readers[place].offset)
 
     def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
         """Goes to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
-        for place in self.assignment:
-            if topic in (None, place.topic) and partition in (None, place.partition):
-                self._go(place, self._offset_of(place, start))
+        _check_start(start)
+        places = [p for p in self.assignment if topic in (None, p.topic) and partition in (None, p.partition)]
+        if not places and (topic is not None or partition is not None):
+            raise UnknownPartition(
+                f"this consumer does not read {'any topic' if topic is None else topic}/{partition}",
+                next_step=f"it reads {', '.join(map(str, self.assignment)) or 'none'}",
+            )
+        for place in places:
+            self._go(place, self._offset_of(place, start))
 
     # ------------------------------------------------------------ committing
 
@@ -245,8 +292,11 @@ class Consumer:
         """Says that everything handed out so far is done."""
         if self._membership is None:
             raise InvalidInput("only a consumer in a group can commit", next_step="log.consumer(…, group='…')")
-        self._done |= self._handed
-        self._commit()
+        if self._closed:
+            raise ClosedError("the consumer was closed", next_step="make a new one with log.consumer(…)")
+        if self.delivery != "at_most_once":  # there it was committed before it was handed out
+            self._done |= self._handed
+            self._commit()
 
     def commit_with(self, db: sqlite3.Connection) -> None:
         """Puts the offsets into a change of the coordinator that a transaction makes."""
@@ -254,6 +304,12 @@ class Consumer:
             raise InvalidInput(
                 "a transaction takes the offsets of a consumer with delivery='exactly_once'",
                 next_step="log.consumer(…, group='…', delivery='exactly_once')",
+            )
+        if self._revoked:
+            raise PartitionsRevoked(
+                f"records of {', '.join(map(str, sorted(self._revoked)))} were handed out, which then went to another",
+                where=f"group '{self.group}'",
+                next_step="poll again: what this transaction read will be read again",
             )
         self._membership.commit(db, self._done | self._handed)
 
@@ -265,6 +321,7 @@ class Consumer:
 
     def rewind(self) -> None:
         """Goes back to what was committed last: what was handed out since will be handed out again."""
+        self._revoked.clear()
         committed = committed_offsets(self._log.coordinator, self.group) if self.group else {}
         for place in self.assignment:
             offset = committed.get(place)
@@ -278,6 +335,20 @@ class Consumer:
             self._membership.commit(db, news)
         self._stored |= news
 
+    def _commit_owned(self) -> None:
+        """Like `_commit`; the work on what was taken away others do again, so at least once is kept."""
+        news = {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
+        if not news or self._membership is None:
+            return
+        with self._log.coordinator.change() as db:
+            lost = self._membership.commit_owned(db, news)
+        self._stored |= {place: offset for place, offset in news.items() if place not in lost}
+        if lost:
+            logger.warning("%s", revoked(lost, self._membership))
+            for place in lost:
+                self._done.pop(place, None)
+            self._looked_at = 0.0
+
     def _finish(self) -> None:
         """The user asks for more, so it is done with what it has."""
         if self._closed:
@@ -286,12 +357,7 @@ class Consumer:
             self._done |= self._handed
             self._handed.clear()
         if self.delivery == "at_least_once" and self._membership is not None:
-            try:
-                self._commit()
-            except PartitionsRevoked as error:  # others do that work again; at least once is kept
-                logger.warning("%s", error)
-                self._done = {place: offset for place, offset in self._done.items() if place in self._stored}
-                self._looked_at = 0.0
+            self._commit_owned()
         self._refresh()
 
     # ------------------------------------------------------------ partitions come and go
@@ -322,14 +388,15 @@ class Consumer:
         """Called by the membership before partitions go to another member."""
         if self.delivery == "at_least_once":
             self._done |= self._handed
-            try:
-                self._commit()
-            except PartitionsRevoked as error:
-                logger.warning("%s", error)
+            self._commit_owned()
         self._forget(partitions)
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
+        if self.delivery == "exactly_once":
+            self._revoked |= gone & self._handed.keys()
+        if self._loop is not None and self._loop.place in gone:
+            self._loop = None
         for place in gone:
             self._readers.pop(place, None)
             for offsets in (self._done, self._handed, self._stored):
@@ -344,8 +411,8 @@ class Consumer:
                 offset = committed.get(place)
                 if offset is not None:
                     self._stored[place] = offset
-                # A partition that came after this consumer is read whole, wherever the others were begun.
-                late = bool(self._looked_at) and self.group is None
+                # A partition that came after the others were begun is read whole.
+                late = self._start == "latest" if self.group else bool(self._looked_at)
                 offset = self._offset_of(place, "earliest" if late else self._start) if offset is None else offset
                 partition = self._log.topic(place.topic).partition(place.partition)
                 self._readers[place] = PartitionReader(partition, offset, committed=self._committed_only)
@@ -353,19 +420,6 @@ class Consumer:
         self._wakeup.watch(reader.partition.marks.path for reader in self._readers.values())
 
     # ------------------------------------------------------------ where to begin
-
-    def _check_start(self) -> None:
-        start = self._start
-        if isinstance(start, str) and start not in ("earliest", "latest"):
-            raise InvalidSetting(
-                f"start is 'earliest', 'latest', an offset, a time, or offsets by partition, not {start!r}"
-            )
-        if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
-            raise InvalidSetting(f"start cannot be a {type(start).__name__}")
-        if isinstance(start, datetime):
-            microseconds(start)
-        if isinstance(start, int) and start < 0:
-            raise InvalidSetting(f"an offset is 0 or more, not {start}")
 
     def _offset_of(self, place: TopicPartition, start: Start) -> int:
         partition = self._log.topic(place.topic).partition(place.partition)
@@ -391,6 +445,8 @@ class Consumer:
 
     def _go(self, place: TopicPartition, offset: int) -> None:
         self._readers[place].seek(offset)
+        if self._loop is not None and self._loop.place == place:
+            self._loop = None
         self._handed.pop(place, None)
         self._done.pop(place, None)
         self._waiting = deque(batch for batch in self._waiting if (batch.topic, batch.partition) != place)
@@ -400,6 +456,8 @@ class Consumer:
     def _fill(self, max_bytes: int) -> bool:
         """Looks into each partition in turn until one has something."""
         self._refresh()
+        if time.monotonic() - self._freed_at > CHECK_SECONDS:
+            self._end_abandoned()
         for _ in range(len(self._turn)):
             if self._waiting:
                 break
@@ -425,10 +483,15 @@ class Consumer:
 
     def _patience(self) -> float:
         """How long to sleep at most: less when a transaction holds a reader back, for its producer may be dead."""
+        return CHECK_SECONDS if self._end_abandoned() else 60.0
+
+    def _end_abandoned(self) -> bool:
+        """Ends transactions of dead producers that hold this consumer back; whether any transaction does."""
+        self._freed_at = time.monotonic()
         held_back = [r for r in self._readers.values() if r.committed and r.partition.marks.read().open]
         for reader in held_back:
             self._log.end_abandoned(reader.partition)
-        return CHECK_SECONDS if held_back else 60.0
+        return bool(held_back)
 
     def _hand_out(self, max_records: int | None) -> list[Batch]:
         """What waits, up to so many records; of one partition only if records are limited."""
@@ -453,13 +516,12 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
+        self._loop = None
         self._wakeup.close()
         if self._membership is not None:
             try:
                 if self.delivery == "at_least_once":
-                    self._commit()
-            except PartitionsRevoked as error:
-                logger.warning("%s", error)
+                    self._commit_owned()
             finally:
                 self._membership.leave()
 
@@ -468,6 +530,20 @@ class Consumer:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+def _check_start(start: Start) -> None:
+    if isinstance(start, str) and start not in ("earliest", "latest"):
+        raise InvalidSetting(
+            f"start is 'earliest', 'latest', an offset, a time, or offsets by partition, not {start!r}"
+        )
+    if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
+        raise InvalidSetting(f"start cannot be a {type(start).__name__}")
+    if isinstance(start, datetime):
+        microseconds(start)
+    for offset in start.values() if isinstance(start, Mapping) else [start]:
+        if isinstance(offset, int) and offset < 0:
+            raise InvalidSetting(f"an offset is 0 or more, not {offset}")
 
 
 def _check_choice(what: str, choice: str, choices: Sequence[str]) -> None:

@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millstream.errors import DamagedLog, DiskFull, MillstreamError, NoAccess, StorageError, UnsupportedFormat
+from millstream.errors import (
+    ClosedError,
+    DamagedLog,
+    DiskFull,
+    MillstreamError,
+    NoAccess,
+    StorageError,
+    UnsupportedFormat,
+)
 
 FORMAT = 1
 BUSY_SECONDS = 60.0
@@ -96,13 +104,14 @@ class Coordinator:
         """One transaction; `durable` also survives the death of the machine."""
         with self._turn, self._translated():
             self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite has rolled back by itself when its disk is full
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     @contextmanager
     def look(self) -> Iterator[sqlite3.Connection]:
@@ -127,6 +136,8 @@ class Coordinator:
             raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error) -> MillstreamError:
+        if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):
+            return ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
         name = getattr(error, "sqlite_errorname", "") or ""
         where = str(self.path)
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):

@@ -10,8 +10,9 @@ import fcntl
 import json
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +101,12 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with storage_errors(path):
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._open()
+        _locks.add(self)
+
+    def _open(self) -> None:
+        with storage_errors(self.path):
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._thread = threading.RLock()
         self._depth = 0
 
@@ -154,6 +159,21 @@ class FileLock:
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             os.close(self.fd)
+
+
+_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _separate_from_parent() -> None:
+    """A forked process shares its parent's open files, and would hold its locks together with it."""
+    for lock in list(_locks):
+        shared = lock.fd
+        with suppress(StorageError):  # what it guarded is deleted: there is nothing to hold
+            lock._open()
+            os.close(shared)
+
+
+os.register_at_fork(after_in_child=_separate_from_parent)
 
 
 def boot_id() -> bytes:

@@ -6,16 +6,22 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.errors import (
     AlreadyExists,
     ClosedError,
+    DamagedLog,
     InvalidInput,
+    MillstreamError,
     NotALog,
+    NotFound,
+    StorageError,
     UnknownPartition,
     UnknownTopic,
     UnsupportedFormat,
@@ -38,6 +44,7 @@ from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
 
+Part = TypeVar("Part", Producer, Consumer, Queue)
 FORMAT = 1
 DESCRIPTION = "millstream.json"
 TOPIC = "topic.json"
@@ -106,6 +113,23 @@ def _refresher(latest: Callable[[str], Topic], name: str, identity: str) -> Call
     return refresh
 
 
+def _document(path: Path, *names: str) -> dict[str, Any]:
+    """A description, which must have these entries."""
+    try:
+        document = read_document(path)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(document, dict) or any(name not in document for name in names):
+        raise _damaged(path, "it lacks what a description has")
+    return document
+
+
+def _damaged(path: Path, why: str) -> DamagedLog:
+    return DamagedLog(
+        f"the description cannot be read: {why}", where=str(path), next_step="restore the file from a copy"
+    )
+
+
 class EmbeddedLog:
     """Opens the log in a folder, and makes it there if the folder is new or empty."""
 
@@ -113,7 +137,8 @@ class EmbeddedLog:
         self.path = Path(path).expanduser().absolute()
         self._disk = disk or Disk()
         self._open_folder()
-        self._topics: dict[str, tuple[int, Topic]] = {}
+        self._topics: dict[str, tuple[tuple[int, ...], Topic]] = {}
+        self._made: weakref.WeakSet[Producer | Consumer | Queue] = weakref.WeakSet()
         self._topics_lock = threading.Lock()
         self._people = self.path / "people"
         self.coordinator = Coordinator(self.path / "coordinator.sqlite")
@@ -124,9 +149,9 @@ class EmbeddedLog:
         description = self.path / DESCRIPTION
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.path / ".lock"):
+            with self._lock():
                 if not description.exists():
-                    strangers = [name for name in os.listdir(self.path) if name != ".lock"]  # noqa: PTH208
+                    strangers = [name for name in os.listdir(self.path) if not self._is_own(name)]  # noqa: PTH208
                     if strangers:
                         (self.path / ".lock").unlink()
                         raise NotALog(
@@ -137,13 +162,23 @@ class EmbeddedLog:
                     (self.path / "topics").mkdir(exist_ok=True)
                     (self.path / "people").mkdir(exist_ok=True)
                     write_document(description, {"what": "a Millstream log", "format": FORMAT})
-        version = read_document(description).get("format")
+        version = _document(description).get("format")
         if version != FORMAT:
             raise UnsupportedFormat(
                 f"the log has format {version}; this version of Millstream knows {FORMAT}",
                 where=str(description),
                 next_step="open it with the Millstream that wrote it",
             )
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a log whose making was cut short has left this."""
+        if name in ("topics", "people"):
+            return not any((self.path / name).iterdir())
+        return name == ".lock" or name.startswith(f".{DESCRIPTION}.")
+
+    def _lock(self) -> FileLock:
+        """Held while the log is made and topics are changed."""
+        return FileLock(self.path / ".lock")
 
     # ------------------------------------------------------------ topics
 
@@ -164,7 +199,7 @@ class EmbeddedLog:
                     partitions.create(draft / str(number), stored_schema(made.schema), self._disk)
                 write_document(draft / TOPIC, {"name": name, "id": uuid.uuid4().hex, **made.to_document()})
                 draft.rename(folder)
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 shutil.rmtree(draft, ignore_errors=True)
                 if folder.exists():
                     raise AlreadyExists(f"there is a topic '{name}' already") from error
@@ -180,7 +215,15 @@ class EmbeddedLog:
         self._check_open()
         folder = self._folder(checked_name(name, "topic"))
         try:
-            version = (folder / TOPIC).stat().st_mtime_ns
+            with self._topics_lock:
+                found = (folder / TOPIC).stat()
+                # Clocks of file systems are coarse: a new file in the same tick has another number at least.
+                version = (found.st_mtime_ns, found.st_ino, folder.stat().st_ino)
+                known = self._topics.get(name)
+                if known is None or known[0] != version:
+                    known = (version, self._load_topic(name, folder, known[1] if known else None))
+                    self._topics[name] = known
+                return known[1]
         except FileNotFoundError:
             names = self.topics()
             raise UnknownTopic(
@@ -188,15 +231,9 @@ class EmbeddedLog:
                 where=str(self.path),
                 next_step=f"create it first; topics that exist: {', '.join(names) or 'none'}",
             ) from None
-        with self._topics_lock:
-            known = self._topics.get(name)
-            if known is None or known[0] != version:
-                known = (version, self._load_topic(name, folder, known[1] if known else None))
-                self._topics[name] = known
-            return known[1]
 
     def _load_topic(self, name: str, folder: Path, before: Topic | None) -> Topic:
-        document = read_document(folder / TOPIC)
+        document = _document(folder / TOPIC, "id", "name")
         identity = document.pop("id")
         document.pop("name")
         topic = Topic(name, identity, TopicSettings.of(**document), folder, self._disk, self.topic)
@@ -223,8 +260,7 @@ class EmbeddedLog:
         return TopicInfo(name, topic.settings, tuple(infos), topic.folder)
 
     def change_topic(self, name: str, **settings: Any) -> TopicInfo:
-        topic = self.topic(name)
-        with FileLock(self.path / ".lock"):
+        with self._lock():
             topic = self.topic(name)
             made = topic.settings.changed(**settings)
             empty = all(partition.end_offset() == 0 for partition in topic.partitions())
@@ -241,20 +277,18 @@ class EmbeddedLog:
     def delete_topic(self, name: str) -> None:
         """Deletes a topic with its records and what groups and queues remember of it. Writers at work are refused."""
         topic = self.topic(name)
-        used = [info.name for info in self.queues() if info.topic == name]
+        used = [info.name for info in self.queues() if name in (info.topic, info.settings.dead_letters)]
         if used:
-            raise InvalidInput(f"topic '{name}' feeds queue {', '.join(used)}", next_step="delete the queue first")
+            raise InvalidInput(f"topic '{name}' is used by queue {', '.join(used)}", next_step="delete the queue first")
         grave = self.path / "topics" / f".deleted-{uuid.uuid4().hex}"
         locks = [partition.lock for partition in topic.partitions()]
-        with storage_errors(topic.folder):
+        with storage_errors(topic.folder), ExitStack() as held:
             for lock in locks:
-                lock.__enter__()
-            try:
-                topic.folder.rename(grave)
-                shutil.rmtree(grave)
-            finally:
-                for lock in locks:
-                    lock.__exit__(None, None, None)
+                held.enter_context(lock)
+            if any(lock.gone for lock in locks):
+                raise UnknownTopic(f"topic '{name}' was deleted meanwhile")
+            topic.folder.rename(grave)
+            shutil.rmtree(grave)
         with self.coordinator.change() as db:
             for table in ("offsets", "ownership", "transaction_partitions"):
                 db.execute(f"DELETE FROM {table} WHERE topic = ?", (name,))
@@ -278,23 +312,26 @@ class EmbeddedLog:
     def producer(self, **settings: Any) -> Producer:
         self._check_open()
         self._keep_up()
-        return Producer(self, **settings)
+        return self._noted(Producer(self, **settings))
 
     def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
         self._check_open()
         if settings.get("group") is not None:
             checked_name(settings["group"], "group")
         self._keep_up()
-        return Consumer(self, topics, **settings)
+        return self._noted(Consumer(self, topics, **settings))
 
     def named_producer(self, name: str) -> NamedProducer:
         return NamedProducer(checked_name(name, "producer"), self.coordinator, self._people, self.find_partition)
 
     def membership(self, group: str, topics: Sequence[str], poll_seconds_max: float) -> Membership:
-        return Membership(self.coordinator, self._people, group, topics, self._partition_counts, poll_seconds_max)
+        return Membership(self.coordinator, self._people, group, topics, self._partition_count, poll_seconds_max)
 
-    def _partition_counts(self) -> Mapping[str, int]:
-        return {name: self.topic(name).settings.partitions for name in self.topics()}
+    def _partition_count(self, topic: str) -> int:
+        try:
+            return self.topic(topic).settings.partitions
+        except NotFound:
+            return 0
 
     def find_partition(self, topic: str, number: int) -> Partition:
         return self.topic(topic).partition(number)
@@ -354,7 +391,7 @@ class EmbeddedLog:
     def queue(self, name: str) -> Queue:
         self._check_open()
         self._keep_up()
-        return Queue(self, name, self._people)
+        return self._noted(Queue(self, name, self._people))
 
     # ------------------------------------------------------------ upkeep and the end
 
@@ -382,14 +419,28 @@ class EmbeddedLog:
         if getattr(self, "_closed", False):
             raise ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
 
+    def _noted(self, part: Part) -> Part:
+        self._made.add(part)
+        return part
+
     def close(self) -> None:
-        if not self._closed:
-            if self._upkeep is not None:
-                self._upkeep.stop()
-            self._closed = True
-            for name in list(self._topics):
-                self._forget(name)
-            self.coordinator.close()
+        """Closes the producers, consumers and queues made here as well; raises what the first of them raises."""
+        if self._closed:
+            return
+        if self._upkeep is not None:
+            self._upkeep.stop()
+        failures = []
+        for part in list(self._made):
+            try:
+                part.close()
+            except MillstreamError as error:
+                failures.append(error)
+        self._closed = True
+        for name in list(self._topics):
+            self._forget(name)
+        self.coordinator.close()
+        if failures:
+            raise failures[0]
 
     def __enter__(self) -> EmbeddedLog:
         return self

@@ -133,7 +133,7 @@ def skip() -> Draft:
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """A batch cut into pieces that fill one frame each."""
-    rows_per_frame = max(1, batch.num_rows * FRAME_BYTES_TARGET // max(1, batch.get_total_buffer_size()))
+    rows_per_frame = max(1, batch.num_rows * FRAME_BYTES_TARGET // max(1, batch.nbytes))
     if batch.num_rows <= rows_per_frame + rows_per_frame // 4:
         yield batch
         return

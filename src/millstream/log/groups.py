@@ -103,14 +103,14 @@ class Membership:
         people: Path,
         group: str,
         topics: Sequence[str],
-        partition_counts: Callable[[], Mapping[str, int]],
+        partition_count: Callable[[str], int],
         poll_seconds_max: float,
     ) -> None:
         self._coordinator = coordinator
         self._people = people
         self.group = group
         self._topics = list(topics)
-        self._partition_counts = partition_counts
+        self._partition_count = partition_count
         self._poll_seconds_max = poll_seconds_max
         self._participant = Participant(people)
         self._checked_at = 0.0
@@ -155,7 +155,7 @@ class Membership:
             release(going)
             self._let_go(going)
         self._take()
-        return self.owned != before
+        return bool(lost or going) or self.owned != before
 
     def _check_others(self, now: float) -> None:
         """Removes the dead and the silent, and gives new partitions a place."""
@@ -186,9 +186,8 @@ class Membership:
         return db.execute(f"SELECT {columns} FROM ownership WHERE group_name = ?", (self.group,)).fetchall()
 
     def _all_partitions(self, members: Iterable[sqlite3.Row]) -> Iterable[TopicPartition]:
-        counts = dict(self._partition_counts())
         topics = {topic for row in members for topic in json.loads(row["topics"])}
-        return (TopicPartition(topic, n) for topic in sorted(topics) for n in range(counts.get(topic, 0)))
+        return (TopicPartition(topic, n) for topic in sorted(topics) for n in range(self._partition_count(topic)))
 
     def _rebalance(self, db: sqlite3.Connection) -> None:
         members = db.execute("SELECT * FROM members WHERE group_name = ?", (self.group,)).fetchall()
@@ -239,21 +238,38 @@ class Membership:
 
     def commit(self, db: sqlite3.Connection, offsets: Mapping[TopicPartition, int]) -> None:
         """Stores how far this member has come, inside a transaction of the coordinator, if it still owns them all."""
+        if lost := self.commit_owned(db, offsets):
+            raise revoked(lost, self)
+
+    def commit_owned(self, db: sqlite3.Connection, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        """Stores how far this member has come in what it still owns; returns what it does not own any more."""
         owned = {TopicPartition(r["topic"], r["partition"]) for r in self._rows(db, "*") if r["owner"] == self.id}
-        if lost := sorted(offsets.keys() - owned):
-            raise PartitionsRevoked(
-                f"partitions {', '.join(map(str, lost))} belong to another member by now",
-                where=f"group '{self.group}', member {self.id}",
-                next_step="poll again; if processing takes long, raise max_poll_interval",
-            )
-        store_offsets(db, self.group, offsets)
+        store_offsets(db, self.group, {place: offset for place, offset in offsets.items() if place in owned})
+        return offsets.keys() - owned
 
     def leave(self) -> None:
-        with self._coordinator.change() as db:
-            db.execute("DELETE FROM members WHERE group_name = ? AND member = ?", (self.group, self.id))
-            self._rebalance(db)
-        self.owned.clear()
-        self._participant.close()
+        try:
+            with self._coordinator.change() as db:
+                db.execute("DELETE FROM members WHERE group_name = ? AND member = ?", (self.group, self.id))
+                self._rebalance(db)
+        finally:  # whoever cannot say that it leaves is found dead
+            self.owned.clear()
+            self._participant.close()
+
+
+def revoked(lost: Iterable[TopicPartition], membership: Membership) -> PartitionsRevoked:
+    return PartitionsRevoked(
+        f"partitions {', '.join(map(str, sorted(lost)))} belong to another member by now",
+        where=f"group '{membership.group}', member {membership.id}",
+        next_step="poll again; if processing takes long, raise max_poll_interval",
+    )
+
+
+def begin_group(coordinator: Coordinator, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Stores where a group begins, in those topics that it has not read before."""
+    with coordinator.change() as db:
+        known = {topic for (topic,) in db.execute("SELECT topic FROM offsets WHERE group_name = ?", (group,))}
+        store_offsets(db, group, {place: offset for place, offset in offsets.items() if place.topic not in known})
 
 
 def store_offsets(db: sqlite3.Connection, group: str, offsets: Mapping[TopicPartition, int]) -> None:

@@ -87,7 +87,9 @@ class MarkFile:
         with storage_errors(path):
             draft = path.with_name(path.name + ".new")
             with draft.open("wb") as file:
-                file.write(_pack(mark).ljust(2 * SLOT_BYTES, b"\0"))
+                slots = [bytes(SLOT_BYTES), bytes(SLOT_BYTES)]
+                slots[mark.sequence % 2] = _pack(mark).ljust(SLOT_BYTES, b"\0")  # the next write goes into the other
+                file.writelines(slots)
                 file.flush()
                 disk.sync(file.fileno())
             draft.replace(path)

@@ -20,7 +20,7 @@ from millstream.errors import DamagedLog, UnknownTopic
 from millstream.log import segment as segments
 from millstream.log.aborted import AbortedTransactions
 from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder
-from millstream.log.frame import ABORTS, TRANSACTIONAL, Draft, Header, marker, skip
+from millstream.log.frame import ABORTS, COMMITS, TRANSACTIONAL, Draft, Header, marker, skip
 from millstream.log.mark import BOOT, Mark, MarkFile, Place
 from millstream.log.segment import IndexWriter, Segment, SegmentName, segment_names
 
@@ -32,9 +32,11 @@ REPAIR = "restore the file from a copy, or run 'millstream topics repair' to kee
 def create(folder: Path, schema: pa.Schema, disk: Disk) -> None:
     with storage_errors(folder):
         folder.mkdir()
-        position = segments.create(SegmentName(0, None, folder), schema, disk)
-        start = Place(0, 0, position)
+        first = SegmentName(0, None, folder)
+        start = Place(0, 0, segments.create(first, schema, disk))
+        _sync_file(first.path, disk)
         MarkFile.create(folder / MARK, Mark(end=start, synced=start), disk)
+        sync_folder(folder)
 
 
 class Partition:
@@ -59,7 +61,7 @@ class Partition:
                 next_step="restore it, or run 'millstream topics repair' to keep what still checks out",
             )
         self.marks = MarkFile(folder / MARK, disk)
-        self.aborted = AbortedTransactions(folder / "aborted")
+        self.aborted = AbortedTransactions(folder / "aborted", disk)
         self._lock: FileLock | None = None
         self._active: _ActiveSegment | None = None
         self._check_boot()
@@ -79,7 +81,7 @@ class Partition:
         return self.marks.read().stable.offset
 
     def size_bytes(self) -> int:
-        return sum(name.path.stat().st_size for name in segment_names(self.folder)[0])
+        return sum(size_bytes(name.path) for name in segment_names(self.folder)[0])
 
     def check_alive(self) -> None:
         if not self.folder.is_dir() or (self._lock is not None and self._lock.gone):
@@ -119,8 +121,8 @@ class Partition:
             for draft in drafts:
                 stored = known.get((draft.producer_id, draft.epoch, draft.sequence))
                 if stored is None:
-                    stored = mark.end.offset
                     mark = self._write(mark, draft)
+                    stored = mark.end.offset - draft.span
                 offsets.append(stored)
             self._publish(mark, sync=sync)
             return offsets
@@ -129,7 +131,8 @@ class Partition:
         """Writes the marker that decides a transaction here; again and again without harm."""
         with self._writing() as mark:
             if any((known.producer_id, known.epoch) == (producer_id, epoch) for known in mark.open):
-                self._publish(self._write(mark, marker(producer_id, epoch, commit=commit)), sync=True)
+                mark = self._write(mark, marker(producer_id, epoch, commit=commit))
+            self._publish(mark, sync=True)  # also when it was ended: by one that died before it could say so durably
 
     def sync(self) -> None:
         """Makes everything acknowledged so far safe from the death of the machine."""
@@ -159,6 +162,8 @@ class Partition:
     def _take_back(self, mark: Mark) -> None:
         """Best effort: recovery does the same, but for whole frames, when this fails or never runs."""
         self._close_active()
+        if self.marks.read().sequence != mark.sequence:
+            return  # the mark was moved before the failure: what it covers must stay
         with suppress(OSError):
             for name in segment_names(self.folder)[0]:
                 if name.base > mark.end.segment:
@@ -185,19 +190,21 @@ class Partition:
         if full or (draft.schema is not None and not active.schema.equals(draft.schema)):
             mark = self._rolled(mark, draft.schema or active.schema)
             active = self._segment(mark)
+        # First whether it may be there at all: a frame that is refused must not be found by recovery.
+        after = self._accounted(mark, draft.flags, draft.producer_id, draft.epoch, draft.span, draft.size_bytes)
         self._disk.write(active.fd, draft.at(mark.end.offset), mark.end.position)
         active.index.note(mark.end.offset, mark.end.position, draft.max_timestamp)
-        return self._accounted(mark, draft.flags, draft.producer_id, draft.epoch, draft.span, draft.size_bytes)
+        return after
 
     def _accounted(self, mark: Mark, flags: int, producer_id: int, epoch: int, span: int, size_bytes: int) -> Mark:
         """The mark after one more frame."""
-        if flags & TRANSACTIONAL and span:
-            mark = mark.with_open(producer_id, epoch, mark.end)
-        elif flags & TRANSACTIONAL:
-            if flags & ABORTS:
-                count = self.aborted.add(mark.aborted_count, producer_id, epoch, mark.end.offset)
-                mark = replace(mark, aborted_count=count)
+        if flags & ABORTS:
+            count = self.aborted.add(mark.aborted_count, producer_id, epoch, mark.end.offset)
+            mark = replace(mark, aborted_count=count)
+        if flags & (COMMITS | ABORTS):
             mark = mark.without_open(producer_id, epoch)
+        elif flags & TRANSACTIONAL:
+            mark = mark.with_open(producer_id, epoch, mark.end)
         return replace(mark, end=Place(mark.end.offset + span, mark.end.segment, mark.end.position + size_bytes))
 
     def _rolled(self, mark: Mark, schema: pa.Schema) -> Mark:
@@ -256,7 +263,10 @@ class Partition:
                 self._publish(self._recovered_from(mark, mark.synced), sync=True)
 
     def _recovered(self, mark: Mark) -> Mark:
-        if SegmentName(mark.end.segment, None, self.folder).path.stat().st_size == mark.end.position:
+        active = SegmentName(mark.end.segment, None, self.folder).path
+        if not active.exists():
+            raise DamagedLog("the segment with the newest records is missing", where=str(active), next_step=REPAIR)
+        if active.stat().st_size == mark.end.position:
             begun = (
                 mark.end.offset != mark.end.segment and SegmentName(mark.end.offset, None, self.folder).path.exists()
             )
@@ -267,7 +277,8 @@ class Partition:
 
     def _recovered_from(self, mark: Mark, safe: Place) -> Mark:
         """Walks on from a place known to be safe, keeps every whole frame, and cuts what comes after the last."""
-        mark = replace(mark, end=safe)
+        # Transactions that began behind that place are found again, as far as anything of them is left.
+        mark = replace(mark, end=safe, open=tuple(known for known in mark.open if known.first < safe))
         for name in segment_names(self.folder)[0]:
             if name.base < safe.segment:
                 continue
@@ -282,7 +293,7 @@ class Partition:
         try:
             segment = Segment(name)
         except (DamagedLog, ValueError):
-            if name.base == mark.synced.segment:
+            if name.base == mark.end.segment:
                 raise
             _discard(name)  # a segment whose creation was cut short
             return mark
@@ -317,9 +328,13 @@ class _ActiveSegment:
         self._segment = Segment(name)
         self.schema = self._segment.schema
         self.first_position = self._segment.first_position
-        self.fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
         self.index = IndexWriter(name.index_path)
-        self.catch_up(mark)
+        try:
+            self.catch_up(mark)
+            self.fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
+        except BaseException:
+            self.index.close()
+            raise
 
     def catch_up(self, mark: Mark) -> None:
         self.index.resume(self._segment, mark.end.position)
@@ -336,6 +351,14 @@ def _sync_file(path: Path, disk: Disk) -> None:
         disk.sync(fd)
     finally:
         os.close(fd)
+
+
+def size_bytes(path: Path) -> int:
+    """Nothing if the file was deleted since its name was looked up."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _discard(name: SegmentName) -> None:

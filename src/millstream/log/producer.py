@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import random
 import sqlite3
 import threading
@@ -32,8 +33,8 @@ from millstream.errors import (
     StorageError,
     UnknownPartition,
 )
-from millstream.log.buffer import RECORD_BYTES, BatchReceipt, Buffer, Chunk, PartitionWork, Receipt, microseconds
-from millstream.log.channel import Channel, Headers, LaidOut, checked_headers
+from millstream.log.buffer import BatchReceipt, Buffer, Chunk, PartitionWork, Receipt, microseconds
+from millstream.log.channel import Channel, Headers, LaidOut, checked_headers, checked_key
 from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, parts
 from millstream.log.groups import TopicPartition
 from millstream.log.partitioners import OwnPartitioner, partitioner
@@ -84,6 +85,7 @@ class Producer:
             linger_seconds=duration(linger, what="linger").total_seconds(),
             when_full=when_full,
             wait_seconds=duration(wait_at_most, what="wait_at_most").total_seconds(),
+            answers_at_once=acks == 0,
         )
         self._named = log.named_producer(name) if name is not None else None
         self._id = self._named.id if self._named else random.getrandbits(62) | 1 << 62
@@ -113,21 +115,18 @@ class Producer:
         """Puts one record into the buffer. A value of None is a tombstone: it deletes its key in a compacted topic."""
         channel = self._channels.get(topic)
         if channel is None or self._closing:
-            channel = self._channel(topic)
-        if isinstance(key, str):
-            key = key.encode()
-        if type(value) is bytes and not channel.keyed:
-            size = len(value) + RECORD_BYTES
-        else:
-            value, size = channel.checked(value, key)
-        if key is not None:
-            if type(key) is not bytes:
-                raise InvalidRecord(f"a key is bytes or text, not {type(key).__name__}", where=f"topic '{topic}'")
-            size += len(key)
-        if partition is not None:
-            channel.check_partition(partition)
+            channel = self._open_channel(topic)
+        key_bytes = key if key is None or type(key) is bytes else checked_key(key, topic)
+        try:
+            value, size = channel.checked(value, key_bytes, partition)
+        except (InvalidRecord, UnknownPartition):
+            changed = self._channel(topic)
+            if changed is channel:
+                raise
+            value, size = changed.checked(value, key_bytes, partition)
         sent_us = microseconds(timestamp)
-        return self._buffer.add(topic, (key, value, sent_us, headers and checked_headers(headers), partition), size)
+        pairs = checked_headers(headers) if headers else None
+        return self._buffer.add(topic, (key_bytes, value, sent_us, pairs, partition), size)
 
     def send_batch(
         self,
@@ -143,7 +142,7 @@ class Producer:
         For a topic with a schema the columns are the schema's; for one without, `value` and, if there, `key`,
         `timestamp` and `headers`.
         """
-        channel = self._channel(topic)
+        channel = self._open_channel(topic)
         if partition is not None:
             channel.check_partition(partition)
         table = records.to_arrow() if isinstance(records, pl.DataFrame) else records
@@ -198,10 +197,12 @@ class Producer:
             if consuming is not None:
                 consuming.committed_elsewhere()
         except BaseException:
-            self._give_up_waiting()
-            named.abort()
-            if consuming is not None:
-                consuming.rewind()
+            try:
+                self._give_up_waiting()
+                named.abort()
+            finally:
+                if consuming is not None:
+                    consuming.rewind()
             raise
         finally:
             self._in_transaction = False
@@ -233,7 +234,7 @@ class Producer:
             ) from error
         finally:
             self._closing = True
-            self._buffer.wake()
+            self._buffer.close()
             self._thread.join(timeout=10)
             if self._named:
                 self._named.close()
@@ -247,12 +248,17 @@ class Producer:
 
     # ------------------------------------------------------------ storing, in its own thread
 
-    def _channel(self, topic: str) -> Channel:
+    def _open_channel(self, topic: str) -> Channel:
         if self._closing:
             raise ClosedError("the producer was closed", next_step="make a new one with log.producer(…)")
+        return self._channel(topic)
+
+    def _channel(self, topic: str) -> Channel:
+        """For a topic as it is described now."""
+        found = self._log.topic(topic)
         channel = self._channels.get(topic)
-        if channel is None:
-            channel = self._channels[topic] = Channel(self._log.topic(topic))
+        if channel is None or channel.topic is not found:  # new here, or changed since
+            channel = self._channels[topic] = Channel(found)
         return channel
 
     def _run(self) -> None:
@@ -276,19 +282,21 @@ class Producer:
             self._buffer.settle(chunk)
 
     def _store(self, chunk: Chunk) -> None:
-        channel = self._channels[chunk.topic]
         if chunk.work is None:
-            channel.topic = self._log.topic(chunk.topic)
+            channel = chunk.channel = self._channel(chunk.topic)
             chunk.work = self._plan(chunk, channel)
+        assert chunk.channel is not None
         while chunk.work:
             work = chunk.work[0]
             place = TopicPartition(chunk.topic, work.partition)
-            partition = channel.topic.partition(work.partition)
+            partition = chunk.channel.topic.partition(work.partition)
             if self._in_transaction and place not in self._enlisted:
                 assert self._named is not None
                 self._named.enlist(place)
                 self._enlisted.add(place)
-            tried_since, work.tried_since = work.tried_since, partition.end_offset()
+            tried_since = work.tried_since
+            if tried_since is None:
+                work.tried_since = partition.end_offset()
             offsets = partition.append(
                 work.drafts,
                 sync=self.acks == "all",
@@ -354,6 +362,16 @@ class Producer:
 
 
 _open_producers: set[Producer] = set()
+
+
+def _leave_to_parent() -> None:
+    """A forked child has no thread that would store anything: the producers stay its parent's."""
+    for producer in _open_producers:
+        producer._closing = True
+    _open_producers.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register

@@ -23,6 +23,7 @@ from millstream.errors import (
     ClosedError,
     DeliveryExpired,
     InvalidInput,
+    InvalidName,
     InvalidSetting,
     OffsetLost,
     TransactionAborted,
@@ -39,6 +40,9 @@ from millstream.records import DEAD_LETTER_SCHEMA, codec, duration, format_durat
 
 if TYPE_CHECKING:
     from millstream.log.embedded import EmbeddedLog, Topic
+
+
+NAME_LENGTH_MAX = 200  # other names are made of it
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ def names(coordinator: Coordinator) -> list[str]:
 
 
 def create(log: EmbeddedLog, name: str, topic: Topic, settings: QueueSettings) -> None:
+    if len(name) > NAME_LENGTH_MAX:
+        raise InvalidName(f"the name of a queue has at most {NAME_LENGTH_MAX} characters, not {len(name)}")
     if settings.dead_letters is None:
         settings = replace(settings, dead_letters=f"{name}.dead")
     assert settings.dead_letters is not None

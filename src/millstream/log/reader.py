@@ -85,9 +85,12 @@ class PartitionReader:
         if self.offset > mark.end.offset:
             raise self._lost(mark)
         self._is_aligned = None
+        finished: Segment | None = None
         while self.offset < limit.offset:
             segment = self._segment or self._locate(mark)
-            for position, header in segment.frames(self._position, self._end_of(segment, mark)):
+            if finished is not None and segment.name == finished.name:
+                raise segment.damaged(segment.size_bytes(), f"the records from offset {self.offset} on are missing")
+            for position, header in segment.frames(self._position, _end_of(segment, mark)):
                 if header.base_offset >= limit.offset:
                     return
                 self._position = position + header.size_bytes
@@ -95,13 +98,10 @@ class PartitionReader:
                 self.offset = max(self.offset, header.next_offset)
                 if fetch is not None:
                     yield fetch
-            if segment.name.base == mark.end.segment:
+            if _is_active(segment, mark):
                 return
             self.offset = max(self.offset, segment.name.end or 0)
-            self._segment = None
-
-    def _end_of(self, segment: Segment, mark: Mark) -> int:
-        return mark.end.position if segment.name.base == mark.end.segment else segment.size_bytes()
+            self._segment, finished = None, segment
 
     def _fetch(self, segment: Segment, position: int, header: Header, mark: Mark) -> Fetch | None:
         if not header.rows or header.next_offset <= self.offset:
@@ -142,7 +142,7 @@ class PartitionReader:
                 self._is_aligned = None
             except FileNotFoundError:  # replaced or deleted between the two looks
                 continue
-            self._position = self._segment.position_of(self.offset, self._end_of(self._segment, mark))
+            self._position = self._segment.position_of(self.offset, _end_of(self._segment, mark))
             return self._segment
 
     def _lost(self, mark: Mark) -> OffsetLost:
@@ -154,15 +154,26 @@ class PartitionReader:
         )
 
 
+def _is_active(segment: Segment, mark: Mark) -> bool:
+    """Whether the mark ends in this file; since then it may have been closed, and even compacted into another."""
+    return segment.name.base == mark.end.segment and segment.name.end is None
+
+
+def _end_of(segment: Segment, mark: Mark) -> int:
+    return mark.end.position if _is_active(segment, mark) else segment.size_bytes()
+
+
 def offset_at_time(partition: Partition, timestamp: int) -> int:
     """The offset of the first record at or after a time (µs), or the end if there is none."""
     mark = partition.marks.read()
     for name in segment_names(partition.folder)[0]:
+        if name.base > mark.end.segment:
+            break  # begun since, or by a process that died: nothing in it is acknowledged
         try:
             segment = Segment(name)
         except FileNotFoundError:
             continue
-        end = mark.end.position if name.base == mark.end.segment else segment.size_bytes()
+        end = _end_of(segment, mark)
         if segment.max_timestamp(end) < timestamp:
             continue
         for position, header in segment.frames(segment.position_of_time(timestamp, end), end):

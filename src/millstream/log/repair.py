@@ -5,8 +5,11 @@ It is never done unasked. The damaged files stay beside the repaired ones, with 
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +17,12 @@ import pyarrow as pa
 
 from millstream.errors import DamagedLog
 from millstream.log import segment as segments
-from millstream.log.aborted import ENTRY as ABORTED_ENTRY
+from millstream.log.aborted import AbortedTransactions
 from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder
-from millstream.log.frame import ALIGNMENT, SPARSE, TRANSACTIONAL, Header, header_at, is_intact
+from millstream.log.frame import ALIGNMENT, HEADER_BYTES, SPARSE, TRANSACTIONAL, Header, header_at, is_intact
 from millstream.log.mark import Mark, MarkFile, Place
-from millstream.log.segment import OFFSET_COLUMN, Segment, SegmentName, header_bytes, segment_names
+from millstream.log.retention import delete
+from millstream.log.segment import OFFSET_COLUMN, Segment, SegmentName, header_bytes, segment_names, stored_columns
 
 NOWHERE = Place(0, 0, 0)
 
@@ -49,18 +53,16 @@ def repair(folder: Path, number: int, schema: pa.Schema, disk: Disk) -> Repaired
     with storage_errors(folder), FileLock(folder / "lock"):
         mark = _readable_mark(folder, disk)
         found = _salvage_all(folder, mark, schema)
-        damaged = [part for part in found if not part.whole]
-        for part in damaged:
-            _replace(part)
-        active_is_sound = mark is not None and bool(found) and found[-1].whole
-        if not active_is_sound:
+        put_aside = [_replace(part) for part in found if not part.whole]
+        active = found[-1] if found else None
+        if mark is None or active is None or not active.whole or active.name.base != mark.end.segment:
             _begin_anew(folder, mark, found, schema, disk)
         sync_folder(folder)
         return Repaired(
             partition=number,
             kept_records=sum(header.rows for part in found for _, header in part.frames),
             lost=tuple(gap for part in found for gap in part.lost),
-            damaged_files=tuple(_damaged_path(part.name.path) for part in damaged),
+            damaged_files=tuple(put_aside),
         )
 
 
@@ -72,17 +74,29 @@ def _readable_mark(folder: Path, disk: Disk) -> Mark | None:
 
 
 def _salvage_all(folder: Path, mark: Mark | None, schema: pa.Schema) -> list[_Salvage]:
-    names = segment_names(folder)[0]
+    # What lies beyond the segment of the mark was never acknowledged, and is for recovery.
+    names = [name for name in segment_names(folder)[0] if mark is None or name.base <= mark.end.segment]
     found = []
-    for name, following in zip(names, [*names[1:], None], strict=True):
+    for number, name in enumerate(names):
         active = mark is not None and name.base == mark.end.segment
         limit = mark.end.position if active and mark else None
+        following = names[number + 1] if number + 1 < len(names) else None
         end = following.base if following else (mark.end.offset if mark else None)
-        found.append(_salvage(name, limit, end, schema))
+        # A segment whose own schema is damaged was written with that of the one before it or of the one after.
+        schemas = [*_first_schema(reversed(names[:number])), *_first_schema(names[number + 1 :]), schema]
+        found.append(_salvage(name, limit, end, schemas))
     return found
 
 
-def _salvage(name: SegmentName, limit: int | None, end: int | None, schema: pa.Schema) -> _Salvage:
+def _first_schema(names: Iterable[SegmentName]) -> list[pa.Schema]:
+    """The schema of the first of some segments that has a sound header, if there is one."""
+    for name in names:
+        with suppress(DamagedLog):
+            return [Segment(name).schema]
+    return []
+
+
+def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Sequence[pa.Schema]) -> _Salvage:
     """Goes through a file step by step; behind a damaged frame it looks for the next whole one."""
     size = name.path.stat().st_size
     limit = size if limit is None else limit
@@ -107,17 +121,43 @@ def _salvage(name: SegmentName, limit: int | None, end: int | None, schema: pa.S
             else:
                 skipped, whole = True, False
                 position += ALIGNMENT
-    end = expected if end is None else end
-    if not whole and expected < end:
-        lost.append((expected, end))
-    if known_schema is None:
-        sparse = any(header.flags & SPARSE for _, header in frames)
-        known_schema = schema.append(pa.field(OFFSET_COLUMN, pa.int64())) if sparse else schema
-    return _Salvage(name, end, known_schema, frames, lost, whole)
+    # A compacted file reaches as far as its name says; behind any other the next one follows without a gap.
+    reached = name.end if whole and name.end is not None else expected
+    end = max(expected, name.end or 0) if end is None else end
+    if reached < end:
+        lost.append((reached, end))
+        whole = False
+    return _Salvage(name, end, known_schema or _fitting_schema(name, frames, schemas), frames, lost, whole)
 
 
-def _replace(part: _Salvage) -> None:
-    """Writes the whole frames of a segment into a new file that covers the same offsets."""
+def _fitting_schema(
+    name: SegmentName, frames: Sequence[tuple[int, Header]], schemas: Sequence[pa.Schema]
+) -> pa.Schema:
+    """The first schema with which the frames of a segment can be read, and written again as they are."""
+    sparse = any(header.flags & SPARSE for _, header in frames)
+    plain = [pa.schema([field for field in schema if field.name != OFFSET_COLUMN]) for schema in schemas]
+    wanted = [schema.append(pa.field(OFFSET_COLUMN, pa.int64())) if sparse else schema for schema in plain]
+    return next((schema for schema in wanted if _reads_all(name, frames, schema)), wanted[-1])
+
+
+def _reads_all(name: SegmentName, frames: Sequence[tuple[int, Header]], schema: pa.Schema) -> bool:
+    content = pa.py_buffer(name.path.read_bytes())
+    try:
+        for position, header in frames:
+            if header.rows:
+                body = content.slice(position + HEADER_BYTES, header.length)
+                records = pa.ipc.read_record_batch(body, stored_columns(schema, header.flags))
+                records.validate(full=True)
+                again = records.serialize()
+                if not body.slice(0, again.size).equals(again):  # of more columns than the schema has
+                    return False
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _replace(part: _Salvage) -> Path:
+    """Writes the whole frames of a segment into a new file that covers the same offsets; the old one is put aside."""
     name = SegmentName(part.name.base, part.end, part.name.folder)
     draft = name.folder / f"{name.stem}.repairing"
     with part.name.path.open("rb") as old, draft.open("wb") as new:
@@ -127,42 +167,50 @@ def _replace(part: _Salvage) -> None:
             new.write(old.read(header.size_bytes))
         new.flush()
         os.fsync(new.fileno())
-    part.name.path.rename(_damaged_path(part.name.path))
+    aside = _unused_path(part.name.path.with_name(part.name.path.name + ".damaged"))
+    os.link(part.name.path, aside)
     part.name.index_path.unlink(missing_ok=True)
     if part.end > name.base:
-        draft.rename(name.path)
+        draft.replace(name.path)
     else:
         draft.unlink()
+    if part.name != name:
+        delete(part.name)
+    return aside
 
 
-def _damaged_path(path: Path) -> Path:
-    return path.with_name(path.name + ".damaged")
+def _unused_path(path: Path) -> Path:
+    """An earlier repair may have put a file of that name aside."""
+    others = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], others) if not free.exists())
 
 
 def _begin_anew(folder: Path, mark: Mark | None, found: list[_Salvage], schema: pa.Schema, disk: Disk) -> None:
     """A new active segment behind everything, and a new mark."""
-    end = max((part.end for part in found), default=0)
+    end = max((part.end for part in found), default=mark.end.offset if mark else 0)
+    for name in segment_names(folder)[0]:
+        if mark is not None and name.base > mark.end.segment:
+            delete(name)
     last = found[-1] if found else None
     if last is not None and last.whole and last.end > last.name.base:  # only the mark was gone
         closed = SegmentName(last.name.base, last.end, folder)
         last.name.path.rename(closed.path)
         last.name.index_path.unlink(missing_ok=True)
     start = Place(end, end, segments.create(SegmentName(end, None, folder), schema, disk))
-    made = mark or _mark_from_frames(folder, found)
+    made = mark or _mark_from_frames(folder, found, disk)
     (folder / "mark").unlink(missing_ok=True)
     MarkFile.create(folder / "mark", replace(made, end=start, synced=start, sequence=made.sequence + 2), disk)
 
 
-def _mark_from_frames(folder: Path, found: list[_Salvage]) -> Mark:
+def _mark_from_frames(folder: Path, found: list[_Salvage], disk: Disk) -> Mark:
     """Which transactions are open, worked out from all frames; the list of aborted ones is believed."""
-    aborted = folder / "aborted"
-    count = aborted.stat().st_size // ABORTED_ENTRY.size if aborted.exists() else 0
+    count = AbortedTransactions(folder / "aborted", disk).intact_count()
     mark = Mark(end=NOWHERE, synced=NOWHERE, aborted_count=count)
     for part in found:
         for position, header in part.frames:
-            if header.flags & TRANSACTIONAL and header.span:
+            if header.is_control:
+                mark = mark.without_open(header.producer_id, header.epoch)
+            elif header.flags & TRANSACTIONAL:
                 first = Place(header.base_offset, part.name.base, position)
                 mark = mark.with_open(header.producer_id, header.epoch, first)
-            elif header.flags & TRANSACTIONAL:
-                mark = mark.without_open(header.producer_id, header.epoch)
     return mark

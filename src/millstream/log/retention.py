@@ -17,6 +17,8 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
         too_many = bytes_max is not None and partition.size_bytes() > bytes_max
         if not (too_old or too_many):
             break
+        if partition.marks.read().synced.segment <= oldest.base:
+            partition.sync()  # recovery begins where all was synced, and must find that place
         delete(oldest)
         deleted.append(oldest)
     return deleted

@@ -97,6 +97,12 @@ def create(name: SegmentName, schema: pa.Schema, disk: Disk) -> int:
     return len(content)
 
 
+def stored_columns(schema: pa.Schema, flags: int) -> pa.Schema:
+    """The columns that a frame with these flags holds."""
+    left_out = [column for column, flag in WITHOUT.items() if flags & flag]
+    return pa.schema([field for field in schema if field.name not in left_out])
+
+
 class Segment:
     """A mapped view of a segment file. It grows by being looked at again; nothing in it ever changes."""
 
@@ -125,7 +131,7 @@ class Segment:
     def _read_header(self) -> int:
         view = self._mapped(0)
         if len(view) < PREFIX.size or view[:5] != MAGIC:
-            raise self._damaged(0, "the file does not begin like a segment")
+            raise self.damaged(0, "the file does not begin like a segment")
         _, version, crc, schema_bytes, base = PREFIX.unpack_from(view)
         if version != FORMAT:
             raise UnsupportedFormat(
@@ -135,11 +141,11 @@ class Segment:
             )
         end = PREFIX.size + schema_bytes
         if end > len(view) or crc32c(view[11:end]) != crc or base != self.name.base:
-            raise self._damaged(0, "the header does not match its checksum")
+            raise self.damaged(0, "the header does not match its checksum")
         self._encoded_schema = bytes(view[PREFIX.size : end])
         padded: int = end + -end % ALIGNMENT
         if any(view[end:padded]):
-            raise self._damaged(end, "the header does not match its checksum")
+            raise self.damaged(end, "the header does not match its checksum")
         return padded
 
     @cached_property
@@ -163,7 +169,7 @@ class Segment:
             yield at, header
             position = at + header.size_bytes
         if position < limit:
-            raise self._damaged(position, "a frame is cut short or does not match its checksum")
+            raise self.damaged(position, "a frame is cut short or does not match its checksum")
 
     def intact_frames(self, position: int, limit: int) -> Iterator[tuple[int, Header]]:
         """The frames from `position` on that match their checksums; stops at the first that does not."""
@@ -177,8 +183,7 @@ class Segment:
         """The columns a frame holds, without a copy: they stay in the mapped file. The frame is one `frames` gave."""
         flags = header.flags & LEFT_OUT
         if flags not in self._stored_schemas:
-            left_out = [column for column, flag in WITHOUT.items() if flags & flag]
-            self._stored_schemas[flags] = pa.schema([field for field in self.schema if field.name not in left_out])
+            self._stored_schemas[flags] = stored_columns(self.schema, flags)
         body = self._buffer.slice(position + HEADER_BYTES, header.length)
         return pa.ipc.read_record_batch(body, self._stored_schemas[flags])
 
@@ -208,10 +213,17 @@ class Segment:
                 continue
             if entry is None:
                 return self.first_position
-            found = frame.header_at(self._mapped(limit), entry.position, limit)
-            if found is not None and found.base_offset == entry.offset and entry.position >= self.first_position:
+            if self._begins_at(entry, limit):
                 return entry.position
         return self.first_position
+
+    def _begins_at(self, entry: Entry, limit: int) -> bool:
+        """Whether there is a frame where the index says: the entry may be left over from records taken back."""
+        view = self._mapped(limit)
+        if not self.first_position <= entry.position < len(view):
+            return False
+        found = frame.header_at(view, entry.position, min(limit, len(view)))
+        return found is not None and found.base_offset == entry.offset
 
     def _loaded_index(self, limit: int) -> Index:
         # What the index lacks at its end is made up for by reading on; only one without any entry is worth remaking.
@@ -232,12 +244,14 @@ class Segment:
         """Where an index stands, made up with the frames it has no entry for."""
         count = index.count_before(limit)
         last = index.entry(count - 1) if count else None
+        if last is not None and not self._begins_at(last, limit):
+            raise DamagedIndex
         newest = last.max_timestamp if last else NO_TIMESTAMP
         for _, header in self.frames(last.position if last else self.first_position, limit):
             newest = max(newest, header.max_timestamp)
         return IndexTail(count, last.position if last else -INTERVAL_BYTES, newest)
 
-    def _damaged(self, position: int, what: str) -> DamagedLog:
+    def damaged(self, position: int, what: str) -> DamagedLog:
         return DamagedLog(
             f"acknowledged records are damaged: {what}",
             where=f"{self.place}, byte {position}",
@@ -246,9 +260,9 @@ class Segment:
 
 
 def rebuild_index(segment: Segment, limit: int) -> bytes:
-    """The index of a segment, made from its frames."""
+    """The index of a segment, made from its frames; it ends before a damaged one, which whoever reads it will meet."""
     entries, indexed_to, newest = [], -INTERVAL_BYTES, NO_TIMESTAMP
-    for position, header in segment.frames(segment.first_position, limit):
+    for position, header in segment.intact_frames(segment.first_position, limit):
         newest = max(newest, header.max_timestamp)
         if position - indexed_to >= INTERVAL_BYTES:
             entries.append(pack(Entry(header.base_offset, position, newest)))
@@ -279,12 +293,15 @@ class IndexWriter:
         self._newest = max(self._newest, max_timestamp)
         if position - self._indexed_to < INTERVAL_BYTES:
             return
+        at = self._count * ENTRY.size
         try:
-            os.pwrite(self._fd, pack(Entry(offset, position, self._newest)), self._count * ENTRY.size)
+            os.ftruncate(self._fd, at)  # another process may have indexed records there and taken them back
+            whole = os.pwrite(self._fd, pack(Entry(offset, position, self._newest)), at) == ENTRY.size
         except OSError:  # an index may lack entries; the records it points at are what counts
             return
-        self._count += 1
-        self._indexed_to = position
+        if whole:
+            self._count += 1
+            self._indexed_to = position
 
     def close(self) -> None:
         os.close(self._fd)

@@ -8,17 +8,19 @@ A transaction of a dead producer is ended by whoever meets it: forwards if the v
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream.errors import NotFound, ProducerFenced, TransactionAborted
+from millstream.errors import NotFound, ProducerFenced, StorageError, TransactionAborted
 from millstream.log.coordinator import Coordinator
 from millstream.log.groups import TopicPartition
 from millstream.log.liveness import Participant, is_alive
 from millstream.log.partition import Partition
 
 FindPartition = Callable[[str, int], Partition]
+logger = logging.getLogger(__name__)
 
 
 class NamedProducer:
@@ -37,7 +39,7 @@ class NamedProducer:
             db.execute("UPDATE producers SET owner = ?, state = ? WHERE name = ?", (self._participant.id, state, name))
         self.id = int(row["id"])
         self.epoch = int(row["epoch"])
-        finish(coordinator, find, self.id)
+        self._next_epoch("idle")  # so that no frame of a former producer is taken for one of this
 
     def check(self) -> None:
         """Raises unless this is still the newest producer of its name, with its transaction open if it has one."""
@@ -54,10 +56,13 @@ class NamedProducer:
 
     def begin(self) -> None:
         """Every transaction has an epoch of its own, durably, so that id and epoch name it for ever."""
+        self._next_epoch("open")
+
+    def _next_epoch(self, state: str) -> None:
         finish(self._coordinator, self._find, self.id)  # one that could not tell every partition before
         with self._coordinator.change(durable=True) as db:
             self._refuse_if_fenced(db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone())
-            db.execute("UPDATE producers SET epoch = epoch + 1, state = 'open' WHERE id = ?", (self.id,))
+            db.execute("UPDATE producers SET epoch = epoch + 1, state = ? WHERE id = ?", (state, self.id))
         self.epoch += 1
 
     def enlist(self, partition: TopicPartition) -> None:
@@ -76,7 +81,7 @@ class NamedProducer:
                 raise TransactionAborted(f"the transaction of producer '{self.name}' was ended by another process")
             with_verdict(db)
             db.execute("UPDATE producers SET state = 'committing' WHERE id = ?", (self.id,))
-        finish(self._coordinator, self._find, self.id)
+        self._spread()
 
     def abort(self) -> None:
         with self._coordinator.change() as db:
@@ -84,7 +89,14 @@ class NamedProducer:
                 "UPDATE producers SET state = 'aborting' WHERE id = ? AND owner = ? AND epoch = ? AND state = 'open'",
                 (self.id, self._participant.id, self.epoch),
             )
-        finish(self._coordinator, self._find, self.id)
+        self._spread()
+
+    def _spread(self) -> None:
+        """The verdict stands, whatever becomes of its markers: who meets a partition without one writes it."""
+        try:
+            finish(self._coordinator, self._find, self.id)
+        except StorageError as error:
+            logger.warning("a transaction of producer '%s' is ended later in some partitions: %s", self.name, error)
 
     def close(self) -> None:
         self._participant.close()

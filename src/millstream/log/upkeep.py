@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import MillstreamError, NotFound
 from millstream.log.compaction import compact
-from millstream.log.disk import FileLock
+from millstream.log.disk import FileLock, storage_errors
 from millstream.log.partition import Partition
 from millstream.log.retention import delete_old, delete_replaced
 from millstream.log.topics import TopicSettings
@@ -58,7 +58,8 @@ class Upkeep:
         for partition in topic.partitions():
             with FileLock(partition.folder / "upkeep").attempt() as free:
                 if free:
-                    clean_partition(partition, topic.settings, time.time())
+                    with storage_errors(partition.folder):
+                        clean_partition(partition, topic.settings, time.time())
 
 
 def clean_partition(partition: Partition, settings: TopicSettings, now: float) -> None:

@@ -1,0 +1,51 @@
+"""Progress of a long import, on stderr if that is a terminal; a short one shows none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PATIENCE_SECONDS = 1.0
+
+
+class ImportProgress:
+    def __init__(self, topic: str, total_bytes: int | None) -> None:
+        self._topic = topic
+        self._total_bytes = total_bytes
+        self._begun_at = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def show(self, done_bytes: int, records: int) -> None:
+        elapsed = time.monotonic() - self._begun_at
+        if self._progress is None:
+            if elapsed < PATIENCE_SECONDS or not sys.stderr.isatty():
+                return
+            self._start()
+        assert self._progress is not None
+        assert self._task is not None
+        self._progress.update(
+            self._task, completed=done_bytes, records=f"{records:,} records", rate=f"{records / elapsed:,.0f}/s"
+        )
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        counts = [TextColumn("{task.fields[records]}"), TextColumn("{task.fields[rate]}")]
+        known = [BarColumn(), DownloadColumn(), *counts, TimeRemainingColumn()]
+        columns = known if self._total_bytes is not None else counts
+        self._progress = Progress(
+            TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True
+        )
+        self._task = self._progress.add_task(self._topic, total=self._total_bytes, records="", rate="")
+        self._progress.start()
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

@@ -1,0 +1,97 @@
+"""A message is acknowledged only after its work is done: printed and flushed, or its command ended with exit code 0."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from millstream.cli.failures import warn
+from millstream.cli.rendering import Rendering, write_lines
+from millstream.cli.session import Session
+from millstream.errors import DeliveryExpired
+from millstream.log import Message, Queue
+from millstream.records import Schema
+
+TOGETHER = 100
+FOLLOW_SECONDS = 1.0
+
+
+class Receiver:
+    def __init__(self, session: Session, queue: Queue, schema: Schema | None, wait_seconds: float) -> None:
+        self._session = session
+        self._queue = queue
+        self._rendering = Rendering(schema, "json" if session.json else "value")
+        self._wait_seconds = wait_seconds
+
+    def print(self, limit: int | None, *, follow: bool, acknowledge: bool) -> None:
+        """Prints messages. Those only looked at go back at the end, or the same ones would come again meanwhile."""
+        shown: list[Message] = []
+        count = 0
+        while limit is None or count < limit:
+            messages = self._next(TOGETHER if limit is None else min(TOGETHER, limit - count), follow)
+            if not messages and not follow:
+                break
+            write_lines([self._rendering.message(message) for message in messages])
+            count += len(messages)
+            if acknowledge:
+                self._queue.acknowledge(messages)
+            else:
+                shown += messages
+        for message in shown:
+            message.refuse("only looked at")
+
+    def execute(self, command: str, limit: int | None, *, follow: bool) -> tuple[int, int]:
+        """Runs the command for each message; how many were acknowledged and how many refused."""
+        done = refused = 0
+        while limit is None or done + refused < limit:
+            messages = self._next(1, follow)
+            if not messages:
+                if follow:
+                    continue
+                break
+            [message] = messages
+            code = self._run(command, message)
+            try:
+                if code == 0:
+                    message.acknowledge()
+                    done += 1
+                else:
+                    refused += 1
+                    message.refuse(f"the command ended with exit code {code}")
+            except DeliveryExpired as error:
+                warn(str(error), as_json=self._session.json)
+                refused += code == 0
+        return done, refused
+
+    def _next(self, count: int, follow: bool) -> list[Message]:
+        return self._queue.receive_many(count, max(self._wait_seconds, FOLLOW_SECONDS if follow else 0.0))
+
+    def _run(self, command: str, message: Message) -> int:
+        """The exit code of the command. As long as it runs, the message is kept from others."""
+        timeout = self._queue.settings.timeout
+        process = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=_environment(message))
+        content: bytes | None = self._rendering.value(message) or b""
+        try:
+            while True:
+                try:
+                    process.communicate(content, timeout=timeout.total_seconds() / 3)
+                    return process.returncode
+                except subprocess.TimeoutExpired:
+                    content = None  # it goes on with what it was given
+                    message.extend(timeout)
+        except BaseException:  # the message goes to another consumer: the work on it must have ended by then
+            process.terminate()
+            process.wait()
+            raise
+
+
+def _environment(message: Message) -> dict[str, str]:
+    record = message.record
+    own = {
+        "MILLSTREAM_TOPIC": record.topic,
+        "MILLSTREAM_PARTITION": str(record.partition),
+        "MILLSTREAM_OFFSET": str(record.offset),
+        "MILLSTREAM_KEY": "" if record.key is None else os.fsdecode(record.key).replace("\0", ""),
+        "MILLSTREAM_TRIES": str(message.tries),
+    }
+    return {**os.environ, **own}

@@ -1,0 +1,137 @@
+"""Goal: on a disk that is really full the refusal is clear, nothing acknowledged is lost, and work goes on with room."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import DiskFull
+from millstream.log.compaction import compact
+from millstream.log.retention import delete_old
+
+from .support import frame, keyed, opened, read_all, values_of
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of a megabyte, where this user may mount one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("mounting needs root; the limit on file sizes below is tested everywhere")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(partition, *, sync):
+    """Appends until the disk is full; returns what was acknowledged."""
+    stored = []
+    while True:
+        value = b"%06d" % len(stored) * 2000
+        try:
+            partition.append([frame(value[: 1 + len(stored) * 997 % 12_000], times=[len(stored)])], sync=sync)
+        except DiskFull as error:
+            assert "make room" in error.next_step
+            return stored
+        stored.append(value[: 1 + len(stored) * 997 % 12_000])
+        assert len(stored) < 10_000
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_full_disk_and_room_again(small_disk, sync):
+    """Full, then more refusals of all sizes, then room from outside, then full again, then room by retention."""
+    folder = small_disk / "0"
+    partition = opened(folder, 64 << 10)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(300_000))
+    stored = fill(partition, sync=sync)
+    for size in (200_000, 50_000, 20_000):
+        with pytest.raises(DiskFull):
+            partition.append([frame(b"x" * size)], sync=sync)
+        with pytest.raises(DiskFull):
+            opened(folder, 64 << 10).append([frame(b"x" * size), frame(b"y")], sync=sync)
+    assert values_of(partition) == values_of(opened(folder)) == stored
+    ballast.unlink()
+    offset = partition.append([frame(b"there is room")], sync=sync)
+    assert offset == [len(stored)]
+    stored.append(b"there is room")
+    stored += fill(partition, sync=sync)
+    assert values_of(opened(folder)) == stored
+    assert delete_old(partition, None, bytes_max=500_000)
+    start = partition.start_offset()
+    partition.append([frame(b"end")], sync=sync)
+    assert [record[1:] for record in read_all(opened(folder), start)] == [
+        record[1:] for record in read_all(partition, start)
+    ]
+    assert values_of(opened(folder), start) == [*stored[start:], b"end"]
+
+
+def test_compaction_without_room_leaves_everything_as_it_was(small_disk):
+    """The new file does not fit: refused, nothing lost, and compacted later when there is room."""
+    folder = small_disk / "0"
+    partition = opened(folder, 64 << 10)
+    for number in range(60):
+        partition.append([keyed([(b"%d" % (number % 40), b"%d" % number * 3000)])], sync=False)
+    before = read_all(partition)
+    partition.roll()
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(DiskFull):
+        compact(partition, tombstones_before_us=0)
+    assert read_all(opened(folder)) == before
+    ballast.unlink()
+    assert compact(partition, tombstones_before_us=0)
+    assert {record.key: record for record in read_all(opened(folder))} == {record.key: record for record in before}
+
+
+LIMITED = """
+    import resource, sys
+    from pathlib import Path
+    from millstream.errors import DiskFull
+    from tests_support import *
+
+    folder = Path(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    partition = opened(folder, 1 << 20)
+    stored = 0
+    try:
+        while True:
+            partition.append([frame(b"%06d" % stored * 50)], sync=False)
+            stored += 1
+    except DiskFull as error:
+        assert "make room" in error.next_step
+    for _ in range(3):
+        try:
+            partition.append([frame(b"small"), frame(b"x" * 5000)], sync=True)
+        except DiskFull:
+            pass
+        else:
+            raise AssertionError("there was no room for it")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    partition.append([frame(b"room again")], sync=True)
+    print(stored)
+"""
+
+
+def test_a_limit_on_the_size_of_files(folder):
+    """Works for every user: the system refuses to let a file grow in a process of its own, then allows it again."""
+    here = Path(__file__).parent
+    script = textwrap.dedent(LIMITED).replace("tests_support", f"{__package__}.support")
+    package_home = here.parents[__package__.count(".")]
+    paths = [str(package_home), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    count = int(done.stdout)
+    assert count > 20
+    assert values_of(opened(folder)) == [b"%06d" % number * 50 for number in range(count)] + [b"room again"]

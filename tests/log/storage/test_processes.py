@@ -1,0 +1,167 @@
+"""Goal: any number of processes append to one partition at once and die when they like; what they were told is stored.
+
+Method: real processes that write down what was acknowledged to them, some of them killed with SIGKILL.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .support import frame, keyed, opened, read_all, segments, values_of
+
+SCRIPT = Path(__file__).with_name("appender.py")
+
+
+def started(folder, name, count, *, sync=False, segment_bytes=16 << 10):
+    arguments = [str(folder), name, str(count), "sync" if sync else "no", str(segment_bytes)]
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(*processes):
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def acknowledged(process):
+    """Offset and number of each record the process was told is stored; a last line cut short is none."""
+    text = process.communicate()[0]
+    return [tuple(map(int, line.split())) for line in text.split("\n")[:-1]]
+
+
+def check(folder, told):
+    """All that was told is there, at its offset; of each process the records are in order and there once."""
+    stored = read_all(opened(folder))
+    assert [record.offset for record in stored] == list(range(len(stored)))
+    numbers = {}
+    for record in stored:
+        numbers.setdefault(record.key.decode(), []).append(int(record.value.split(b":")[0]))
+    by_offset = {record.offset: record for record in stored}
+    for name, answers in told.items():
+        own = numbers.get(name, [])
+        assert own == list(range(len(own))), name
+        assert len(answers) <= len(own)
+        for offset, number in answers:
+            assert by_offset[offset].key.decode() == name
+            assert int(by_offset[offset].value.split(b":")[0]) == number
+    return numbers
+
+
+def test_several_at_once(folder):
+    """Four processes into small segments: nothing lost, nothing twice, each one's records in order."""
+    opened(folder)
+    processes = {str(number): started(folder, str(number), 600, sync=number == 0) for number in range(4)}
+    go(*processes.values())
+    told = {name: acknowledged(process) for name, process in processes.items()}
+    assert all(len(answers) == 600 for answers in told.values())
+    numbers = check(folder, told)
+    assert {name: len(own) for name, own in numbers.items()} == {name: 600 for name in processes}
+    assert len(segments(folder)) > 20
+
+
+class Forked:
+    """A process that appends until it is killed, three records at a time, and writes what was acknowledged to a pipe."""
+
+    def __init__(self, folder, name, *, sync):
+        self.name = name
+        self._pipe, answers = os.pipe()
+        self.id = os.fork()
+        if self.id == 0:
+            try:
+                self._append(opened(folder, 16 << 10), answers, sync)
+            finally:
+                os._exit(1)
+        os.close(answers)
+
+    def _append(self, partition, answers, sync):
+        for first in range(0, 10**6, 3):
+            numbers = range(first, first + 3)
+            drafts = [keyed([(self.name.encode(), b"%d:" % n + b"x" * (n * 41 % 600))]) for n in numbers]
+            offsets = partition.append(drafts, sync=sync)
+            told = "".join(f"{offset} {number}\n" for offset, number in zip(offsets, numbers, strict=True))
+            os.write(answers, told.encode())
+
+    def kill(self):
+        os.kill(self.id, signal.SIGKILL)
+        os.waitpid(self.id, 0)
+
+    def acknowledged(self):
+        with os.fdopen(self._pipe) as answers:
+            return [tuple(map(int, line.split())) for line in answers.read().split("\n")[:-1]]
+
+
+def kill_at_random(folder, rounds, seed):
+    """Two at a time, each killed some milliseconds after it began and replaced; then one that goes on."""
+    opened(folder)
+    dice = random.Random(seed)
+    told = {}
+    running = [Forked(folder, f"{number}", sync=False) for number in range(2)]
+    for turn in range(rounds):
+        time.sleep(dice.random() * 0.03)
+        killed = running.pop(0)
+        killed.kill()
+        told[killed.name] = killed.acknowledged()
+        running.append(Forked(folder, f"{turn + 2}", sync=turn % 3 == 0))
+        if turn % 5 == 0:
+            read_all(opened(folder))  # a reader that comes at any moment is not disturbed
+    for process in running:
+        process.kill()
+        told[process.name] = process.acknowledged()
+    opened(folder, 16 << 10).append([keyed([(b"last", b"0:")])], sync=False)
+    numbers = check(folder, {**told, "last": [(opened(folder).end_offset() - 1, 0)]})
+    assert sum(map(len, told.values())) > 100
+    assert len(numbers) > rounds // 2
+
+
+def test_killed_at_random_moments(folder):
+    """Appenders die in the middle of whatever they do, again and again; others go on behind them."""
+    kill_at_random(folder, rounds=60, seed=4)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_random_moments_for_long(folder, seed):
+    kill_at_random(folder, rounds=500, seed=seed)
+
+
+def append_in_child(partition, name, count):
+    for number in range(count):
+        partition.append([frame(b"%s:%d" % (name, number))], sync=False)
+
+
+def test_a_handle_inherited_by_a_forked_process(folder):
+    """Parent and child have the same open files; the lock must still keep them apart."""
+    partition = opened(folder, 1 << 20)
+    partition.append([frame(b"first:0")], sync=False)
+    context = multiprocessing.get_context("fork")
+    children = [
+        context.Process(target=append_in_child, args=(partition, name, 400)) for name in (b"one", b"two")
+    ]
+    for child in children:
+        child.start()
+    append_in_child(partition, b"parent", 400)
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0]
+    values = values_of(opened(folder))
+    assert len(values) == 1201
+    for name in (b"one", b"two", b"parent"):
+        own = [value for value in values if value.startswith(name)]
+        assert own == [b"%s:%d" % (name, number) for number in range(400)]
+
+

@@ -1,0 +1,147 @@
+"""Goal: however the disk fails, a record that was sent is stored once and in order, or its sender is told.
+
+Method: a disk that fails call number n, before, half way through or after doing what it was asked, for every n; the
+same with two failures in a row; and a process that dies at every step.
+"""
+
+import itertools
+
+import pytest
+
+from millstream.errors import DiskFull, StorageError
+from millstream.log import EmbeddedLog
+
+from .disks import FailingDisk
+from .processes import lines, produce_until_step, run
+
+MOMENTS = ["before", "half", "after"]
+
+
+def _send_with_failures(folder, moment, acks, numbers, name=None):
+    """What is stored when these calls fail, and how many failed."""
+    disk = FailingDisk(moment)
+    with EmbeddedLog(folder, disk=disk, upkeep=False) as log:
+        log.create_topic("t", partitions=2)
+        with log.producer(acks=acks, linger="0 seconds", name=name) as producer:
+            producer.send("t", b"first", partition=0).wait()
+            producer.send("t", b"first", partition=1).wait()
+            disk.fail(*numbers)
+            receipts = [producer.send("t", b"%d" % number, partition=number % 2) for number in range(4)]
+            for receipt in receipts:
+                receipt.wait(30)
+            failed = disk.failed
+            disk.fail()
+            producer.send("t", b"last", partition=0).wait(30)
+    with EmbeddedLog(folder, upkeep=False) as log:
+        stored = []
+        for partition in range(2):
+            with log.consumer("t", partitions=[partition]) as consumer:
+                stored.append([record.value for record in consumer.until_caught_up()])
+    return stored, failed
+
+
+@pytest.fixture
+def _quick(monkeypatch):
+    monkeypatch.setattr("millstream.log.producer.RETRY_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("acks", [1, "all"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_retry_never_duplicates(tmp_path, moment, acks):
+    for number in itertools.count(1):
+        stored, failed = _send_with_failures(tmp_path / str(number), moment, acks, [number])
+        assert stored == [[b"first", b"0", b"2", b"last"], [b"first", b"1", b"3"]], f"call {number}"
+        if not failed:
+            break
+    assert number > 4
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("name", [None, "named"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_several_retries_never_duplicate(tmp_path, moment, name):
+    for number in itertools.count(1):
+        stored, failed = _send_with_failures(
+            tmp_path / str(number), moment, "all", [number, number + 1, number + 3], name
+        )
+        assert stored == [[b"first", b"0", b"2", b"last"], [b"first", b"1", b"3"]], f"call {number}"
+        if not failed:
+            break
+    assert number > 4
+
+
+@pytest.mark.parametrize("acks", [1, "all"])
+def test_a_producer_killed_at_any_step_loses_nothing_acknowledged(tmp_path, read, acks):
+    for last in itertools.count(1):
+        folder, diary = tmp_path / str(last), tmp_path / f"diary-{last}"
+        with EmbeddedLog(folder, upkeep=False) as log:
+            log.create_topic("t")
+        code = run(produce_until_step, folder, diary, acks, last)
+        acknowledged = [int(line) for line in lines(diary)]
+        with EmbeddedLog(folder, upkeep=False) as log, log.producer() as producer:
+            stored = [int(value) for value in read(log, "t")]
+            assert stored == list(range(len(stored)))
+            assert acknowledged == list(range(len(acknowledged)))
+            assert len(acknowledged) <= len(stored) <= len(acknowledged) + 1
+            producer.send("t", b"99").wait()
+            after = [int(value) for value in read(log, "t")]
+            # Recovery may still keep a whole frame that was written and not acknowledged.
+            assert after in ([*stored, 99], [*stored, len(stored), 99])
+        if code == 0:
+            break
+        assert code == -9
+    assert last > 20
+
+
+def test_a_new_producer_of_a_name_is_not_taken_for_the_one_before(tmp_path, read):
+    """A frame that the former one left above the mark must not pass for a retry of the new one's first."""
+    disk = FailingDisk("after")
+    with EmbeddedLog(tmp_path, disk=disk, upkeep=False) as log:
+        log.create_topic("t")
+        former = log.producer(name="p", linger="0 seconds")
+        partition = log.topic("t").partition(0)
+        before = partition.marks.read()
+        former.send("t", b"former").wait()
+        former._named._participant.close()
+        partition.marks.write(before, sync=False)  # the former died between the frame and its mark
+        partition.marks.write(before, sync=False)
+    with EmbeddedLog(tmp_path, disk=disk, upkeep=False) as log:
+        producer = log.producer(name="p", linger="0 seconds")
+        disk.moment = "before"
+        disk.fail(1)
+        producer.send("t", b"new").wait(30)
+        producer.close()
+        assert read(log, "t")[-1] == b"new"
+
+
+def test_a_full_disk_refuses_and_everything_is_stored_when_there_is_room(tmp_path, read):
+    disk = FailingDisk("before")
+    with EmbeddedLog(tmp_path, disk=disk, upkeep=False) as log:
+        log.create_topic("t")
+        with log.producer(linger="0 seconds") as producer:
+            disk.fail(*range(1, 4))
+            receipts = [producer.send("t", b"%d" % number) for number in range(10)]
+            with pytest.raises(DiskFull):
+                producer.flush()
+            for receipt in receipts:
+                receipt.wait(30)
+        assert read(log, "t") == [b"%d" % number for number in range(10)]
+
+
+def test_a_full_coordinator_says_so_and_goes_on_when_there_is_room(log, read):
+    log.create_topic("t")
+    producer = log.producer(name="p")
+    db = log.coordinator._db
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StorageError), log.coordinator.change() as change:
+        for number in range(10_000):
+            change.execute("INSERT INTO groups VALUES (?, 0)", (f"{number}" * 20,))
+    assert not db.in_transaction
+    db.execute("PRAGMA max_page_count = 1000000")
+    with producer.transaction():
+        producer.send("t", b"x")
+    producer.close()
+    assert read(log, "t") == [b"x"]
+    assert log.groups() == []

@@ -1,0 +1,77 @@
+"""Every code block of the README and of docs/ runs: Python and shell in order, page by page, in an empty folder.
+
+A block of `text` right behind one that was run is what it must print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = {"python", "sh"}
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    source: str
+    line: int
+    prints: str | None
+
+
+def blocks(text: str) -> Iterator[Block]:
+    fences = list(FENCE.finditer(text))
+    for fence, following in zip_longest(fences, fences[1:]):
+        close = following is not None and following[1] == "text" and not text[fence.end() : following.start()].strip()
+        line = text.count("\n", 0, fence.start()) + 1
+        yield Block(fence[1], fence[2], line, following[2] if close and following else None)
+
+
+def run_python(source: str, names: dict[str, object], page: Path, line: int) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile("\n" * line + source, str(page), "exec"), names)
+    return printed.getvalue()
+
+
+def run_shell(source: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", source], env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MILLSTREAM_BROKER", raising=False)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page.read_text()):
+        if block.language in RUN:
+            python = block.language == "python"
+            printed = run_python(block.source, names, page, block.line) if python else run_shell(block.source)
+            if block.prints is not None:
+                assert printed == block.prints, f"{page.name}, line {block.line}"
+        else:
+            assert block.language == "text", f"{page.name}, line {block.line}: a block in {block.language!r} is not run"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -19,12 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millstream.errors import MillstreamError, ProducerFenced
 from millstream.log import EmbeddedLog, TopicPartition, consumer, groups
 
-from .processes import wait_until
 from .storage.support import in_memory
 
 PLACES = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 NAMES = ["p0", "p1"]
+ROUNDS_MAX = 200  # of polling by everybody, until all must have come to rest
 places = st.sampled_from(PLACES)
+some_places = st.lists(places, min_size=1, max_size=5)
 names = st.sampled_from(NAMES)
 handles = st.integers(0, 1)
 
@@ -59,6 +60,9 @@ class LogMachine(RuleBasedStateMachine):
         self.logs[0].create_topic("a", partitions=2)
         self.logs[0].create_topic("b")
         self.plain = self.logs[1].producer(linger="0 seconds")
+        for handle, name in enumerate(NAMES):
+            self.open_writer(handle, name)
+            self.join(handle)
 
     # ------------------------------------------------------------ the model
 
@@ -78,11 +82,15 @@ class LogMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ producing
 
-    @rule(place=places)
-    def send_plainly(self, place):
-        value = b"%d" % self.number()
-        self.plain.send(place.topic, value, partition=place.partition).wait(30)
-        self.stored[place].append((value, None))
+    @rule(where=some_places)
+    def send_plainly(self, where):
+        self.send_from(self.plain, where, None)
+
+    def send_from(self, producer, where, transaction):
+        for place in where:
+            value = b"%d" % self.number()
+            producer.send(place.topic, value, partition=place.partition).wait(30)
+            self.stored[place].append((value, transaction))
 
     @rule(handle=handles, name=names)
     def open_writer(self, handle, name):
@@ -92,22 +100,20 @@ class LogMachine(RuleBasedStateMachine):
             self.bury(before)
 
     @precondition(lambda self: any(w.block is None for w in self.writers.values()))
-    @rule(data=st.data())
-    def begin(self, data):
+    @rule(data=st.data(), where=some_places)
+    def begin(self, data, where):
         writer = data.draw(st.sampled_from([w for w in self.writers.values() if w.block is None]))
         writer.block = writer.producer.transaction()
         writer.block.__enter__()
         writer.transaction = self.number()
         self.fate[writer.transaction] = "open"
+        self.send_from(writer.producer, where, writer.transaction)
 
     @precondition(lambda self: self.writers)
-    @rule(data=st.data(), place=places, count=st.integers(1, 3))
-    def send(self, data, place, count):
+    @rule(data=st.data(), where=some_places)
+    def send(self, data, where):
         writer = data.draw(st.sampled_from(list(self.writers.values())))
-        for _ in range(count):
-            value = b"%d" % self.number()
-            writer.producer.send(place.topic, value, partition=place.partition).wait(30)
-            self.stored[place].append((value, writer.transaction))
+        self.send_from(writer.producer, where, writer.transaction)
 
     @precondition(lambda self: any(w.block is not None for w in self.writers.values()))
     @rule(data=st.data(), commit=st.booleans())
@@ -235,13 +241,14 @@ class LogMachine(RuleBasedStateMachine):
             self.join(0)
         expected = {value for place in PLACES for value in self.visible(place)}
 
-        def settled():
+        for _ in range(ROUNDS_MAX):
             for member in self.members:
                 self.poll_member(member)
-            owned = [place for member in self.members for place in member.assignment]
-            return sorted(owned) == PLACES and expected <= self.delivered
-
-        wait_until(settled, 20)
+            owned = sorted(place for member in self.members for place in member.assignment)
+            if owned == PLACES and expected <= self.delivered:
+                break
+        else:
+            raise AssertionError(f"not settled: {[member.assignment for member in self.members]}")
         assert self.delivered <= expected
         shares = [len(member.assignment) for member in self.members]
         assert max(shares) - min(shares) <= 1
@@ -255,4 +262,4 @@ def _look_at_once(monkeypatch):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(max_examples=max(40, settings.default.max_examples * 2 // 5), stateful_step_count=30)
+TestLog.settings = settings(stateful_step_count=40)

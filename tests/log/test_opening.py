@@ -8,8 +8,15 @@ import sys
 
 import pytest
 
-from millstream.errors import ClosedError, DamagedLog, InvalidInput, MillstreamError, NotALog, StorageError
-from millstream.errors import UnsupportedFormat
+from millstream.errors import (
+    ClosedError,
+    DamagedLog,
+    InvalidInput,
+    MillstreamError,
+    NotALog,
+    StorageError,
+    UnsupportedFormat,
+)
 from millstream.log import EmbeddedLog, connect
 
 from .processes import lines, open_and_create, start

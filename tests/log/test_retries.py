@@ -4,7 +4,10 @@ Method: a disk that fails call number n, before, half way through or after doing
 same with two failures in a row; and a process that dies at every step.
 """
 
+# ruff: noqa: PT012 - what is raised has to leave a whole block: a transaction, or sending until there is no room
+
 import itertools
+import sqlite3
 
 import pytest
 
@@ -135,7 +138,7 @@ def test_a_full_coordinator_says_so_and_goes_on_when_there_is_room(log, read):
     db = log.coordinator._db
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StorageError), log.coordinator.change() as change:
+    with pytest.raises(DiskFull), log.coordinator.change() as change:
         for number in range(10_000):
             change.execute("INSERT INTO groups VALUES (?, 0)", (f"{number}" * 20,))
     assert not db.in_transaction
@@ -145,3 +148,31 @@ def test_a_full_coordinator_says_so_and_goes_on_when_there_is_room(log, read):
     producer.close()
     assert read(log, "t") == [b"x"]
     assert log.groups() == []
+
+
+def _no_commit(action, what, *_):
+    return sqlite3.SQLITE_DENY if (action, what) == (sqlite3.SQLITE_TRANSACTION, "COMMIT") else sqlite3.SQLITE_OK
+
+
+def test_a_change_that_cannot_be_committed_keeps_nobody_from_the_next(log, other):
+    log.create_topic("t")
+    db = log.coordinator._db
+    db.set_authorizer(_no_commit)
+    with pytest.raises(StorageError):
+        log.producer(name="p")
+    assert not db.in_transaction
+    other.producer(name="p").close()
+    db.set_authorizer(None)
+    log.producer(name="p").close()
+
+
+def test_a_member_that_cannot_say_that_it_leaves_is_found_dead(log, other):
+    log.create_topic("t")
+    member = log.consumer("t", group="g")
+    log.coordinator._db.set_authorizer(_no_commit)
+    with pytest.raises(StorageError):
+        member.close()
+    log.coordinator._db.set_authorizer(None)
+    with other.consumer("t", group="g") as heir:
+        heir.poll(0.5)
+        assert len(heir.assignment) == 1

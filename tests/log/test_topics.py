@@ -3,7 +3,9 @@
 Method: two handles on one log stand for two processes; threads do at once what must not get into each other's way.
 """
 
+import os
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ from millstream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from millstream.log import EmbeddedLog
+from millstream.log import EmbeddedLog, TopicPartition
 
 from .processes import wait_until
 
@@ -290,7 +292,7 @@ def test_deleting_twice_at_once_deletes_what_was_meant(log, other):
         waiting = threading.Thread(target=lambda: outcome.append(_error_of(lambda: other.delete_topic("t"))))
         outcome = []
         waiting.start()
-        wait_until(lambda: waiting.is_alive())
+        wait_until(lambda: not _free(other.topic("t").partition(0).lock))
         (log.path / "topics" / "t").rename(log.path / "topics" / ".deleted-by-hand")
         for path in sorted((log.path / "topics" / ".deleted-by-hand").rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
@@ -298,6 +300,14 @@ def test_deleting_twice_at_once_deletes_what_was_meant(log, other):
     waiting.join()
     assert [type(error) for error in outcome] == [UnknownTopic]
     assert log.topics() == ["t"]
+
+
+def _free(lock):
+    """Whether no thread holds or waits for this handle's lock."""
+    free = lock._thread.acquire(blocking=False)
+    if free:
+        lock._thread.release()
+    return free
 
 
 def _error_of(act):
@@ -342,6 +352,28 @@ def test_a_topic_made_anew_at_once_is_seen_by_other_handles(log, other):
             assert producer.send("t", b"%d" % number).offset == 0
             log.delete_topic("t")
             log.create_topic("t")
+
+
+def test_a_change_within_one_tick_of_the_clock_is_seen_by_other_handles(log, other):
+    description = log.create_topic("t").folder / "topic.json"
+    before = description.stat().st_mtime_ns
+    assert len(other.describe_topic("t").partitions) == 1
+    log.change_topic("t", partitions=2)
+    os.utime(description, ns=(before, before))
+    assert len(other.describe_topic("t").partitions) == 2
+
+
+def test_a_member_goes_on_with_the_topics_that_are_left(log, other):
+    for topic in ("t", "gone"):
+        log.create_topic(topic)
+    with other.consumer(["t", "gone"], group="g") as consumer, log.producer() as producer:
+        assert len(consumer.assignment) == 2
+        log.delete_topic("gone")
+        for number in range(4):  # over several looks at the group
+            producer.send("t", b"%d" % number).wait()
+            assert [record.value for record in consumer.poll(1)] == [b"%d" % number]
+            time.sleep(0.15)
+        assert consumer.assignment == [TopicPartition("t", 0)]
 
 
 def test_changes_in_quick_succession_are_all_seen_by_other_handles(log, other):
@@ -394,7 +426,7 @@ def test_records_older_than_the_retention_go(log, read):
     log.create_topic("t", retention="1 hour", segment_bytes=4096)
     old = datetime.now(UTC) - timedelta(hours=2)
     with log.producer(linger="0 seconds") as producer:
-        for number in range(10):
+        for _ in range(10):
             producer.send("t", b"old" * 400, timestamp=old).wait()
         log.clean("t")
         assert read(log, "t") == []

@@ -232,17 +232,13 @@ class Consumer:
             loop = self._loop = _Looped(batch)
             place = loop.place
             del self._handed[place]
-            try:
-                for record in batch.records():
-                    loop.given += 1
-                    self._handed[place] = record.offset + 1
-                    yield record
-                    if self._loop is not loop:  # sought elsewhere, polled, rewound or taken away meanwhile
-                        return
-                    self._done[place] = record.offset + 1
-            finally:
-                if self._loop is loop:
-                    self._put_back()
+            for record in batch.records():
+                loop.given += 1
+                self._handed[place] = record.offset + 1
+                yield record
+                if self._loop is not loop:  # sought elsewhere, polled, rewound or taken away meanwhile
+                    return
+                self._done[place] = record.offset + 1
 
     def _put_back(self) -> None:
         """What a loop did not come to is first in line again."""

@@ -54,6 +54,7 @@ class PartitionReader:
         self.offset = offset
         self.committed = committed
         self._segment: Segment | None = None
+        self._schema = partition.schema
         self._is_aligned: bool | None = None
         self._position = 0
 
@@ -84,7 +85,7 @@ class PartitionReader:
         limit = self.limit(mark)
         if self.offset > mark.end.offset:
             raise self._lost(mark)
-        self._is_aligned = None
+        self._schema, self._is_aligned = self.partition.schema, None  # another reader may change it on the way
         finished: Segment | None = None
         while self.offset < limit.offset:
             segment = self._segment or self._locate(mark)
@@ -123,10 +124,10 @@ class PartitionReader:
             return None
         if self._is_aligned is None:
             written = pa.schema([field for field in segment.schema if field.name != OFFSET_COLUMN])
-            self._is_aligned = written.equals(self.partition.schema)
+            self._is_aligned = written.equals(self._schema)
         if not self._is_aligned:
-            records = align(records, self.partition.schema)
-        return Fetch(records, self.partition.schema, first, thinned, header.length)
+            records = align(records, self._schema)
+        return Fetch(records, self._schema, first, thinned, header.length)
 
     def _locate(self, mark: Mark) -> Segment:
         """Opens the segment with the current offset, at the frame with it or shortly before."""

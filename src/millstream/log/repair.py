@@ -130,9 +130,7 @@ def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Seq
     return _Salvage(name, end, known_schema or _fitting_schema(name, frames, schemas), frames, lost, whole)
 
 
-def _fitting_schema(
-    name: SegmentName, frames: Sequence[tuple[int, Header]], schemas: Sequence[pa.Schema]
-) -> pa.Schema:
+def _fitting_schema(name: SegmentName, frames: Sequence[tuple[int, Header]], schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The first schema with which the frames of a segment can be read, and written again as they are."""
     sparse = any(header.flags & SPARSE for _, header in frames)
     plain = [pa.schema([field for field in schema if field.name != OFFSET_COLUMN]) for schema in schemas]

@@ -144,7 +144,7 @@ class Segment:
             raise self.damaged(0, "the header does not match its checksum")
         self._encoded_schema = bytes(view[PREFIX.size : end])
         padded: int = end + -end % ALIGNMENT
-        if any(view[end:padded]):
+        if len(view) < padded or any(view[end:padded]):
             raise self.damaged(end, "the header does not match its checksum")
         return padded
 

@@ -1,6 +1,6 @@
 """A process that appends numbered records to a partition and prints each acknowledged one, to be killed at any moment.
 
-    python appender.py FOLDER NAME COUNT SYNC SEGMENT_BYTES
+python appender.py FOLDER NAME COUNT SYNC SEGMENT_BYTES
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A folder of its own for each storage test, in memory where the machine has such a place: fsync costs nothing there."""
+"""A folder of its own for each storage test, in memory if the machine can: fsync costs nothing there."""
 
 import shutil
 import tempfile

@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from millstream.log import partition as partitions
 from millstream.log.disk import Disk
 from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft
 from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
-from millstream.log.mark import SLOT_BYTES, Mark, MarkFile
+from millstream.log.mark import Mark, MarkFile
 from millstream.log.partition import Partition
 from millstream.log.reader import PartitionReader
 
@@ -75,7 +76,9 @@ def frame(*values: Any, times: Sequence[int | None] | None = None, **identity: i
     return made(batch(values, times=times), **identity)
 
 
-def keyed(pairs: Sequence[tuple[bytes | None, Any]], times: Sequence[int | None] | None = None, **identity: int) -> Draft:
+def keyed(
+    pairs: Sequence[tuple[bytes | None, Any]], times: Sequence[int | None] | None = None, **identity: int
+) -> Draft:
     return made(batch([value for _, value in pairs], [key for key, _ in pairs], times), **identity)
 
 
@@ -83,9 +86,7 @@ def transactional(*values: Any, producer: int, epoch: int = 1) -> Draft:
     return frame(*values, producer_id=producer, epoch=epoch, flags=TRANSACTIONAL)
 
 
-def opened(
-    folder: Path, segment_bytes: int = TINY, schema: pa.Schema = SCHEMA, disk: Disk | None = None
-) -> Partition:
+def opened(folder: Path, segment_bytes: int = TINY, schema: pa.Schema = SCHEMA, disk: Disk | None = None) -> Partition:
     """A handle as another process would have it; the partition is made if it is not there."""
     disk = disk or Disk()
     if not folder.exists():
@@ -93,9 +94,7 @@ def opened(
     return Partition("topic", 0, folder, schema, segment_bytes, disk)
 
 
-def read_all(
-    partition: Partition, offset: int = 0, *, committed: bool = False, max_bytes: int = 1 << 30
-) -> list[Rec]:
+def read_all(partition: Partition, offset: int = 0, *, committed: bool = False, max_bytes: int = 1 << 30) -> list[Rec]:
     return drain(PartitionReader(partition, offset, committed=committed), max_bytes)
 
 
@@ -129,6 +128,12 @@ class Lying(NamedTuple):
     size: int
     base_offset: int
     span: int
+    rows: int
+
+    @property
+    def is_filler(self) -> bool:
+        """It only uses up an offset, so that the segment after an empty one has a name of its own."""
+        return self.span == 1 and self.rows == 0
 
 
 def segments(folder: Path) -> list[Path]:
@@ -141,8 +146,8 @@ def layout(path: Path) -> list[Lying]:
     found = []
     position = header_size(content)
     while position < len(content):
-        length, _, base, span, *_ = FRAME_HEADER.unpack_from(content, position)
-        found.append(Lying(position, 64 + length, base, span))
+        length, _, base, span, rows, *_ = FRAME_HEADER.unpack_from(content, position)
+        found.append(Lying(position, 64 + length, base, span, rows))
         position += 64 + length
     return found
 
@@ -185,11 +190,11 @@ class Killed(BaseException):
 
 
 class DyingDisk(Disk):
-    """Writes `left_bytes` more bytes, then the process dies in the middle of the write. Counts the whole writes."""
+    """Writes `left_bytes` more bytes, then the process dies in the middle of the write. Counts whole frames."""
 
     def __init__(self, left_bytes: int | None = None) -> None:
         self.left_bytes = left_bytes
-        self.whole: list[int] = []
+        self.frames_of_records = 0
 
     def write(self, fd: int, buffers: Sequence[Any], position: int) -> None:
         content = b"".join(buffers)
@@ -197,9 +202,37 @@ class DyingDisk(Disk):
             os.pwrite(fd, content[: self.left_bytes], position)
             raise Killed
         super().write(fd, [content], position)
-        self.whole.append(len(content))
+        self.frames_of_records += not content.startswith((b"MSSEG", b"MSMARK")) and len(content) > 64
         if self.left_bytes is not None:
             self.left_bytes -= len(content)
+
+
+class Steps:
+    """The process dies before the n-th time it opens a file for writing, renames one or deletes one."""
+
+    _installed = False
+    _counting: Steps | None = None
+
+    def __init__(self, dies_at: int) -> None:
+        self.left = dies_at
+
+    def __enter__(self) -> None:
+        if not Steps._installed:
+            sys.addaudithook(Steps._noticed)
+            Steps._installed = True
+        Steps._counting = self
+
+    def __exit__(self, *raised: object) -> None:
+        Steps._counting = None
+
+    @staticmethod
+    def _noticed(event: str, given: tuple[Any, ...]) -> None:
+        steps = Steps._counting
+        writes = event == "open" and isinstance(given[1], str) and "w" in given[1]
+        if steps is not None and (event in ("os.rename", "os.remove") or writes):
+            steps.left -= 1
+            if steps.left < 0:
+                raise Killed
 
 
 class DyingPartition(Partition):
@@ -221,8 +254,6 @@ def killed_while_appending(
     except Killed:
         return False
     return True
-
-
 
 
 def marker_left_behind(folder: Path, *, commit: bool, producer: int = 1, epoch: int = 1) -> None:

@@ -5,11 +5,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.log import compaction
 from millstream.log.compaction import compact
 from millstream.log.layout import stored_schema
 from millstream.log.reader import PartitionReader, offset_at_time
@@ -20,6 +18,7 @@ from millstream.records import Schema
 
 from .support import (
     Killed,
+    Steps,
     batch,
     copied,
     drain,
@@ -255,40 +254,21 @@ def test_frames_of_many_megabytes(folder):
         assert read_all(partition, offset) == [record for record in expected if record.offset >= offset]
 
 
-class Steps:
-    """Counts the changes that compaction makes to names of files, and dies at one of them."""
-
-    def __init__(self, monkeypatch, dies_at):
-        self.count, self.dies_at = 0, dies_at
-        for name in ("rename", "unlink"):
-            monkeypatch.setattr(Path, name, self._counted(getattr(Path, name)))
-        monkeypatch.setattr(compaction, "sync_folder", self._counted(compaction.sync_folder))
-
-    def _counted(self, act):
-        def counted(*args, **kwargs):
-            self.count += 1
-            if self.count > self.dies_at:
-                raise Killed
-            return act(*args, **kwargs)
-
-        return counted
-
-
 def test_a_crash_at_every_step(folder):
-    """The process dies before each renaming, deleting and syncing in turn: the same records; the next one clears up."""
+    """The process dies before each file it writes, renames or deletes: the same records; the next one clears up."""
     partition = filled(folder, 40)
     before = read_all(partition)
     expected = newest(before)
     after_steps = 0
     while True:
         copy = copied(folder, "copy")
-        with pytest.MonkeyPatch.context() as patch:
-            Steps(patch, after_steps)
-            try:
-                compact(opened(copy), tombstones_before_us=NEVER)
-                died = False
-            except Killed:
-                died = True
+        compacting = opened(copy)
+        try:
+            with Steps(after_steps):
+                compact(compacting, tombstones_before_us=NEVER)
+            died = False
+        except Killed:
+            died = True
         found = read_all(opened(copy))
         assert set(expected) <= set(found) <= set(before)
         assert [record.offset for record in found] == sorted({record.offset for record in found})
@@ -362,18 +342,18 @@ def test_against_a_plain_dict(steps):
     home = Path(tempfile.mkdtemp(dir=in_memory()))
     partition = opened(home / "0")
     stored, epochs, open_, aborted = [], dict.fromkeys(range(4), 1), {}, set()
-    for what, *given in steps:
+    for what, *details in steps:
         if what == "append":
-            pairs = [(key, None if size is None else b"x" * size) for key, size, _ in given[0]]
-            producer = given[1]
+            pairs = [(key, None if size is None else b"x" * size) for key, size, _ in details[0]]
+            producer = details[1]
             identity = {} if producer is None else {"producer_id": producer, "epoch": epochs[producer], "flags": 1}
-            (base,) = partition.append([keyed(pairs, [time for *_, time in given[0]], **identity)], sync=False)
+            (base,) = partition.append([keyed(pairs, [time for *_, time in details[0]], **identity)], sync=False)
             owner = None if producer is None else (producer, epochs[producer])
             stored += [(record, owner) for record in read_all(partition, base)]
             if owner:
                 open_.setdefault(owner, base)
         elif what == "end":
-            producer, commit = given
+            producer, commit = details
             owner = (producer, epochs[producer])
             partition.end_transaction(*owner, commit=commit)
             if owner in open_:
@@ -385,9 +365,9 @@ def test_against_a_plain_dict(steps):
         else:
             mark = read_mark(partition.folder)
             closed_to = min(mark.end.segment, mark.stable.segment)
-            if compact(partition, tombstones_before_us=given[0], dirty_share_min=0):
+            if compact(partition, tombstones_before_us=details[0], dirty_share_min=0):
                 decided = [record for record, owner in stored if owner not in aborted or record.offset >= closed_to]
-                left = set(newest(decided, tombstones_before=given[0], closed_to=closed_to))
+                left = set(newest(decided, tombstones_before=details[0], closed_to=closed_to))
                 stored = [(record, owner) for record, owner in stored if record in left]
         assert read_all(partition) == [record for record, _ in stored]
         stable = min(open_.values(), default=10**9)

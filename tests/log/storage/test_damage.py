@@ -98,11 +98,13 @@ def test_a_time_is_not_looked_up_wrongly_over_damage(folder):
     expected = {time: offset_at_time(opened(folder), time) for time in range(10)}
     for lying in layout(path):
         flip(path, lying.position + 20, 1)
+        places = set()
         for time, offset in expected.items():
             try:
                 assert offset_at_time(opened(folder), time) == offset
             except DamagedLog as error:
-                assert error.where == f"{path}, byte {lying.position}"
+                places.add(error.where)
+        assert places <= {f"{path}, byte {lying.position}"}
         flip(path, lying.position + 20, 1)
 
 

@@ -1,15 +1,15 @@
-"""Goal: whichever write or sync fails, at whichever byte: a clear refusal, nothing acknowledged is lost, a retry is once."""
+"""Goal: whichever write or sync fails: a clear refusal, nothing acknowledged is lost, and a retry is stored once."""
 
 import errno
-import os
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from millstream.errors import DiskFull, NoAccess, StorageError
 from millstream.log.disk import Disk
 
-from .support import TINY, FailingDisk, copied, frame, made, batch, opened, read_mark, transactional, values_of
+from .support import TINY, FailingDisk, batch, copied, frame, made, opened, read_mark, transactional, values_of
 
 
 def numbered(*values, first):
@@ -68,7 +68,9 @@ def test_a_full_disk_at_every_call(folder, sync, share):
     assert all("make room" in refusal.next_step and str(folder.parent) in refusal.where for refusal in refusals)
 
 
-@pytest.mark.parametrize(("code", "kind"), [(errno.EIO, StorageError), (errno.EDQUOT, DiskFull), (errno.EROFS, NoAccess)])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.EIO, StorageError), (errno.EDQUOT, DiskFull), (errno.EROFS, NoAccess)]
+)
 def test_other_failures_at_every_call(folder, code, kind):
     partition = opened(folder)
     for value in BEFORE:
@@ -139,7 +141,7 @@ def test_a_disk_that_fails_for_long_uses_up_no_files(folder):
     partition = opened(folder)
 
     def open_files():
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     before = open_files()
     for _ in range(50):

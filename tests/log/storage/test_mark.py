@@ -69,14 +69,15 @@ def test_a_flipped_bit_never_makes_up_a_mark(tmp_path, writes):
     known = [marks.read()]
     if writes:
         known.append(replace(known[0], end=Place(writes - 1, 0, 64) if writes > 1 else START, sequence=writes - 1))
+    refused = set()
     for position in range(2 * SLOT_BYTES):
         flip(path, position, position % 8)
         try:
             assert marks.read() in known
         except DamagedLog as error:
-            assert str(path) in error.where
-            assert writes == 0
+            refused.add((error.where, writes))
         flip(path, position, position % 8)
+    assert refused <= {(str(path), 0)}
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, SLOT_BYTES, 2 * SLOT_BYTES - 1, 2 * SLOT_BYTES + 1])

@@ -1,5 +1,7 @@
 """Goal: keys go where Kafka would send them, whatever array they come in."""
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -84,7 +86,7 @@ def test_sticky_takes_another_partition_for_the_next_batch(partitions):
     assert all(len(set(batch.tolist())) == 1 for batch in chosen)
     firsts = [int(batch[0]) for batch in chosen]
     assert set(firsts) <= set(range(partitions))
-    assert partitions == 1 or all(before != after for before, after in zip(firsts, firsts[1:], strict=False))
+    assert partitions == 1 or all(before != after for before, after in pairwise(firsts))
 
 
 def test_a_function_of_the_user():

@@ -1,4 +1,4 @@
-"""Goal: a reader sees every acknowledged record once and in order, whatever appenders, rolls and deletions do meanwhile."""
+"""Goal: a reader sees every acknowledged record once and in order, whatever others do to the partition meanwhile."""
 
 import shutil
 import threading
@@ -7,12 +7,16 @@ import pytest
 
 from millstream.errors import OffsetLost, StorageError, UnknownTopic
 from millstream.log.compaction import compact
+from millstream.log.disk import Disk
+from millstream.log.frame import parts
 from millstream.log.layout import stored_schema
+from millstream.log.partition import Partition
 from millstream.log.reader import PartitionReader, offset_at_time
 from millstream.log.retention import delete_old
 from millstream.records import Schema
 
 from .support import (
+    SCHEMA,
     Rec,
     batch,
     drain,
@@ -214,6 +218,19 @@ def test_records_of_another_schema_are_brought_to_the_schema_of_now(folder):
     ]
 
 
+def test_a_schema_that_changes_in_the_middle_of_a_stream(folder):
+    """Another reader of the process notices the change first: what this one gives stays of one schema to its end."""
+    old, new = (stored_schema(Schema.of(ddl)) for ddl in ("n int", "n bigint, text string"))
+    partition = opened(folder, 4096, old)
+    for number in range(20):
+        partition.append([made(batch([{"n": number}], schema=old))], sync=False)
+    stream = PartitionReader(partition, 0, committed=False).stream()
+    values = next(stream).records.column("value").to_pylist()
+    partition.schema = new
+    values += [value for fetch in stream for value in fetch.records.column("value").to_pylist()]
+    assert values == [{"n": number} for number in range(20)]
+
+
 def test_a_reader_that_fell_behind_is_told_what_is_left(folder):
     """In the middle of a deleted segment it reads that to the end; then it learns the range that is there."""
     partition = opened(folder)
@@ -225,8 +242,7 @@ def test_a_reader_that_fell_behind_is_told_what_is_left(folder):
     start = partition.start_offset()
     found = []
     with pytest.raises(OffsetLost, match=f"the partition now holds {start} to 12") as lost:
-        while True:
-            found += records_of(reader, max_bytes=1)
+        found.extend(record for some in iter(lambda: records_of(reader, max_bytes=1), []) for record in some)
     assert [record.offset for record in found] == list(range(1, reader.offset))
     assert "topic 'topic', partition 0" in lost.value.where
     reader.seek(start)
@@ -244,19 +260,12 @@ def test_a_partition_that_was_deleted(folder):
     with pytest.raises((UnknownTopic, StorageError)):
         reader.read()
     with pytest.raises(UnknownTopic):
-        from millstream.log.disk import Disk
-        from millstream.log.partition import Partition
-
         Partition("topic", 0, folder, partition.schema, 4096, Disk())
     assert not folder.exists()
 
 
 def test_records_of_all_shapes_come_back(folder):
     """Empty and missing keys and values, times that are missing, a frame of many megabytes cut into several."""
-    from millstream.log.frame import parts
-
-    from .support import SCHEMA
-
     partition = opened(folder, 4096)
     records = [(b"", b""), (None, None), (b"k", None), (None, b"v"), (b"\0" * 3000, b"\xff" * 3000)]
     partition.append([keyed(records, times=[None, 0, -5, 2**60, None])], sync=False)

@@ -1,4 +1,4 @@
-"""Goal: after the machine died, what was synced is there or its damage is refused; what was not is kept as far as whole.
+"""Goal: after the machine died, what was synced is there or refused as damaged; the rest is kept as far as whole.
 
 Method: the mark is given another boot id, and what lies above the synced place is cut, damaged or deleted.
 """

@@ -23,9 +23,8 @@ def filled(folder, count=12, times=None):
 
 
 def held(folder):
-    """The offsets of each segment."""
-    bases = [int(path.stem) for path in segments(folder)]
-    return bases
+    """Where each segment begins."""
+    return [int(path.stem) for path in segments(folder)]
 
 
 @pytest.mark.parametrize("before", range(14))

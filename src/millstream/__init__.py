@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from millstream.errors import MillstreamError
     from millstream.log import Batch, Broker, Message, Record, connect
 
-# What `import millstream as ms` offers, and where it lives: loaded when first used, so that the command line starts at once.
+# What `import millstream as ms` offers, and where it lives: loaded when first used, so that the command line is quick.
 _HOME = {
     "Batch": "millstream.log",
     "Broker": "millstream.log",

@@ -127,9 +127,7 @@ def test_an_own_partitioner(log):
         -2,
         None,
         "a",
-        pytest.param(
-            1.5, marks=pytest.mark.xfail(strict=True, reason="partitioners.Own cuts a float to a whole number")
-        ),
+        1.5,
     ],
 )
 def test_an_own_partitioner_that_chooses_badly_is_told_and_stores_nothing(log, read, choice):

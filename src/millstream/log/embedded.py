@@ -31,7 +31,7 @@ from millstream.log import partition as partitions
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer, Start
 from millstream.log.coordinator import Coordinator
-from millstream.log.disk import Disk, FileLock, read_document, storage_errors, write_document
+from millstream.log.disk import Disk, FileLock, read_document, storage_errors, sync_folder, write_document
 from millstream.log.groups import GroupInfo, Membership
 from millstream.log.layout import stored_schema
 from millstream.log.partition import Partition
@@ -199,6 +199,7 @@ class EmbeddedLog:
                     partitions.create(draft / str(number), stored_schema(made.schema), self._disk)
                 write_document(draft / TOPIC, {"name": name, "id": uuid.uuid4().hex, **made.to_document()})
                 draft.rename(folder)
+                sync_folder(folder.parent)
             except (OSError, StorageError) as error:
                 shutil.rmtree(draft, ignore_errors=True)
                 if folder.exists():

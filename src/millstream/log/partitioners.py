@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.errors import InvalidSetting
+from millstream.errors import InvalidSetting, UnknownPartition
 from millstream.log.murmur2 import murmur2_all
 
 OwnPartitioner = Callable[[bytes | None, int], int]
@@ -65,7 +65,11 @@ class Own:
         self._choose = choose
 
     def __call__(self, keys: pa.Array, partitions: int) -> npt.NDArray[np.int64]:
-        return np.array([self._choose(key, partitions) for key in keys.to_pylist()], np.int64)
+        chosen = [self._choose(key, partitions) for key in keys.to_pylist()]
+        for choice in chosen:
+            if not isinstance(choice, int | np.integer) or isinstance(choice, bool):
+                raise UnknownPartition(f"the partitioner chose {choice!r}, and a partition is a whole number")
+        return np.array(chosen, np.int64)
 
 
 NAMED: dict[str, Callable[[], Partitioner]] = {"key": KeyHash, "round_robin": RoundRobin, "sticky": Sticky}

@@ -93,7 +93,8 @@ class Producer:
         self._in_transaction = False
         self._enlisted: set[TopicPartition] = set()
         self._channels: dict[str, Channel] = {}
-        self._failures: list[MillstreamError] = []
+        self._first_failure: MillstreamError | None = None
+        self._failures = 0
         self._closing = False
         self._giving_up = False
         self._thread = threading.Thread(target=self._run, name="millstream-producer", daemon=True)
@@ -152,14 +153,11 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Returns when everything sent so far is stored; raises what stands in the way, the records still held."""
         self._buffer.wait_until_stored(timeout)
-        if self._failures:
-            first, count = self._failures[0], len(self._failures)
-            self._failures = []
-            if count > 1:
-                raise type(first)(
-                    f"{first.what} (and {count - 1} more failures)", where=first.where, next_step=first.next_step
-                )
-            raise first
+        first, count = self._first_failure, self._failures
+        self._first_failure, self._failures = None, 0
+        if first is not None:
+            more = f" (and {count - 1} more failures)" if count > 1 else ""
+            raise type(first)(first.what + more, where=first.where, next_step=first.next_step)
 
     @property
     def waiting(self) -> int:
@@ -206,7 +204,7 @@ class Producer:
             raise
         finally:
             self._in_transaction = False
-            self._failures = []
+            self._first_failure, self._failures = None, 0
 
     def _give_up_waiting(self) -> None:
         """Forgets what is buffered, and returns when none of it is on its way to the disk any more."""
@@ -278,7 +276,7 @@ class Producer:
                 what = f"storing failed with {type(error).__name__}: {error}"
                 chunk.error = MillstreamError(what, where=f"topic '{chunk.topic}'")
             if chunk.error:
-                self._failures.append(chunk.error)
+                self._note_failure(chunk.error)
             self._buffer.settle(chunk)
 
     def _store(self, chunk: Chunk) -> None:
@@ -307,11 +305,16 @@ class Producer:
             work.drafts = []
             chunk.stored.append(chunk.work.pop(0))
 
+    def _note_failure(self, error: MillstreamError) -> None:
+        """For the next flush to raise; only the first is kept, however many there are."""
+        self._first_failure = self._first_failure or error
+        self._failures += 1
+
     def _plan(self, chunk: Chunk, channel: Channel) -> list[PartitionWork]:
         """The frames of a chunk, partition by partition."""
         laid = channel.lay_out(chunk)
         for reason in chunk.refused.values():
-            self._failures.append(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
+            self._note_failure(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
         if not laid.batch.num_rows:
             return []
         chosen = self._choose(laid, channel.topic.settings.partitions, chunk.topic)

@@ -45,12 +45,14 @@ class TopicSettings:
         return cls().changed(**given)
 
     def changed(self, **given: Any) -> TopicSettings:
-        known = [field.name for field in fields(self)]
-        for name in given:
-            if name not in known:
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, value in given.items():
+            if name not in defaults:
                 raise InvalidSetting(
-                    f"there is no setting '{name}'", next_step=f"settings of a topic: {', '.join(known)}"
+                    f"there is no setting '{name}'", next_step=f"settings of a topic: {', '.join(defaults)}"
                 )
+            if value is None and defaults[name] is not None:
+                raise InvalidSetting(f"{name} cannot be None", next_step="leave it out, or give it a value")
         settings = replace(self, **{name: _value(name, value) for name, value in given.items()})
         settings._check()
         return settings

@@ -109,9 +109,36 @@ def test_what_does_not_exist_is_refused(ten):
             consumer.commit()
 
 
-def test_an_offset_beyond_the_end_is_told(ten):
-    with ten.consumer("t", start=11) as consumer, pytest.raises(OffsetLost, match="11"):
+@pytest.mark.parametrize("start", [11, {0: 11}, {9: 1}, {0: "latest"}, {0: -1}])
+def test_an_offset_that_is_not_there_yet_is_refused(ten, start):
+    with pytest.raises((InvalidSetting, UnknownPartition)):
+        ten.consumer("t", start=start)
+    with ten.consumer("t") as consumer, pytest.raises((InvalidSetting, UnknownPartition)):
+        consumer.seek(start)
+
+
+def test_the_end_itself_can_be_asked_for(ten):
+    with ten.consumer("t", start=10) as consumer:
+        assert consumer.poll(0.1) == []
+
+
+def test_a_group_is_told_that_its_topic_was_deleted(log, other):
+    log.create_topic("t", partitions=2)
+    with other.consumer("t", group="g") as consumer:
         consumer.poll(0.1)
+        log.delete_topic("t")
+        with pytest.raises(UnknownTopic):
+            wait_until(lambda: consumer.poll(0.1))
+
+
+def test_a_consumer_is_used_by_one_thread_at_a_time(ten):
+    with ten.consumer("t", start="latest") as consumer:
+        waiting = threading.Thread(target=consumer.poll, args=(2.0,))
+        waiting.start()
+        time.sleep(0.2)
+        with pytest.raises(InvalidInput, match="thread"):
+            consumer.poll(0.1)
+        waiting.join()
 
 
 def test_seek_and_replay_in_one_partition(log):

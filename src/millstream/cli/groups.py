@@ -37,7 +37,7 @@ def list_groups(session: Session) -> None:
     document = [
         {"name": info.name, "members": len(info.members), "topics": _topics(info), "lag": info.lag} for info in infos
     ]
-    show_table(session, ["group", "members", "topics", "lag"], rows, document=document, empty="there are no groups")
+    show_table(session, ["group", "members", "topics", "lag"], rows, document=document, empty=session.nothing("groups"))
 
 
 def describe(session: Session, name: GroupName) -> None:

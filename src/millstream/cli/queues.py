@@ -37,7 +37,7 @@ def list_queues(session: Session) -> None:
             infos = log.queues()
     rows = [(i.name, i.topic, i.waiting, i.in_flight, i.acknowledged, i.dead, i.consumers) for i in infos]
     titles = ["queue", "topic", "waiting", "in flight", "acknowledged", "dead", "consumers"]
-    show_table(session, titles, rows, document=[_document(i) for i in infos], empty="there are no queues")
+    show_table(session, titles, rows, document=[_document(i) for i in infos], empty=session.nothing("queues"))
 
 
 def create(

@@ -49,6 +49,11 @@ class Session:
         with connect(self.address) as log:
             yield log
 
+    def nothing(self, what: str) -> str:
+        """What a listing says that found nothing: a wrong folder must not look like an empty log."""
+        missing = self.missing_folder()
+        return f"there is no log in '{missing}' yet" if missing else f"there are no {what}"
+
     def missing_folder(self) -> Path | None:
         from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER
 

@@ -62,7 +62,7 @@ def list_topics(session: Session) -> None:
                 rows.append((name, len(info.partitions), info.records_max, size, schema.ddl if schema else None))
                 document.append(_summary(info))
     titles = ["topic", "partitions", "records", "size", "schema"]
-    show_table(session, titles, rows, document=document, empty="there are no topics")
+    show_table(session, titles, rows, document=document, empty=session.nothing("topics"))
 
 
 def create(
@@ -188,7 +188,9 @@ def clean(
         after = {name: log.describe_topic(name).size_bytes for name in names}
     rows = [(name, size_text(before[name]), size_text(after[name])) for name in names]
     document = [{"name": n, "size_bytes_before": before[n], "size_bytes_after": after[n]} for n in names]
-    show_table(session, ["topic", "size before", "size after"], rows, document=document, empty="there are no topics")
+    show_table(
+        session, ["topic", "size before", "size after"], rows, document=document, empty=session.nothing("topics")
+    )
 
 
 def repair(session: Session, topic: TopicName, yes: Yes = False) -> None:

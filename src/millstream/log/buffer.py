@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from millstream.log.channel import Channel
 
 POLICIES = ("wait", "drop_oldest", "drop_newest", "refuse")
+PATIENCE_SECONDS = 5.0
 RECORD_BYTES = 96  # what a small record costs in memory besides its own bytes
 
 
@@ -60,6 +61,12 @@ class Chunk:
         if self.length is not None:
             return self.length
         return len(self.rows) if self.batch is None else self.batch.num_rows
+
+    def unstored(self) -> int:
+        """How many records are still to be stored."""
+        if self.work is None:
+            return len(self) - self.dropped
+        return sum(len(self) if work.rows is None else len(work.rows) for work in self.work)
 
     def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Partition and offset of every record; -1 for one that is not stored."""
@@ -102,9 +109,12 @@ class Receipt:
         return self._chunk.settled or self._index < self._chunk.dropped
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Until the record is stored as `acks` asks for (under 0 at once); raises what stood in the way."""
+        """Until the record is stored as `acks` asks for (under 0 at once); raises what stood in the way.
+
+        A disk that refuses for long is such a thing too; the record is still held then, and can be waited for again.
+        """
         if not self._buffer.answers_at_once:
-            self._buffer.wait_for(lambda: self.done, timeout)
+            self._buffer.wait_for_record(lambda: self.done, timeout)
         if error := self.error:
             raise error
         return self
@@ -117,7 +127,9 @@ class Receipt:
             )
         if self._index in self._chunk.refused:
             return InvalidRecord(self._chunk.refused[self._index], where=f"topic '{self._chunk.topic}'")
-        return self._chunk.error
+        error = self._chunk.error
+        is_stored = error is not None and self._chunk.places()[1][self._index] >= 0  # others of its chunk were not
+        return None if is_stored else error
 
     @property
     def partition(self) -> int:
@@ -175,6 +187,7 @@ class Buffer:
         self._urgent = 0
         self._closed = False
         self._trouble: MillstreamError | None = None
+        self._trouble_since = 0.0
 
     # ------------------------------------------------------------ the sending side
 
@@ -252,19 +265,29 @@ class Buffer:
 
     def _drop_oldest(self, size_bytes: int) -> bool:
         self.changed.notify_all()  # who waits for a record may have to hear that it is gone
-        for chunk in self._chunks:
-            if chunk.taken:
-                continue
+        for chunk in [chunk for chunk in self._chunks if not chunk.taken]:
             while self._is_full(size_bytes) and chunk.dropped < len(chunk):
                 count = len(chunk) if chunk.batch is not None else 1
                 share = chunk.size_bytes // (len(chunk) - chunk.dropped) * count
+                if chunk.batch is None:
+                    chunk.rows[chunk.dropped] = ()  # its memory is free again
                 chunk.dropped += count
                 chunk.size_bytes -= share
                 self.held_bytes -= share
                 self.dropped += count
+            if chunk.dropped == len(chunk):
+                self._remove(chunk)
             if not self._is_full(size_bytes):
                 return True
         return False
+
+    def _remove(self, chunk: Chunk) -> None:
+        """A chunk of which nothing is left."""
+        self.held_bytes -= chunk.size_bytes
+        chunk.length, chunk.size_bytes, chunk.rows, chunk.batch = len(chunk), 0, [], None
+        self._chunks.remove(chunk)
+        if self._open.get(chunk.topic) is chunk:
+            del self._open[chunk.topic]
 
     # ------------------------------------------------------------ the storing side
 
@@ -323,6 +346,16 @@ class Buffer:
             finally:
                 self._urgent -= 1
 
+    def wait_for_record(self, done: Callable[[], bool], timeout: float | None) -> None:
+        """Until a record is done; raises what has kept it from the disk for a while."""
+
+        def is_stuck() -> bool:
+            return self._trouble is not None and time.monotonic() - self._trouble_since > PATIENCE_SECONDS
+
+        self.wait_for(lambda: done() or is_stuck(), timeout)
+        if self._trouble is not None and not done():
+            raise self._trouble
+
     def wait_until_stored(self, timeout: float | None) -> None:
         """Until everything added so far has left; raises what keeps it from the disk."""
         with self.lock:
@@ -336,6 +369,8 @@ class Buffer:
 
     def tell(self, trouble: MillstreamError) -> None:
         with self.lock:
+            if self._trouble is None:
+                self._trouble_since = time.monotonic()
             self._trouble = trouble
             self.changed.notify_all()
 
@@ -353,7 +388,7 @@ class Buffer:
     @property
     def waiting(self) -> int:
         """How many records have not been stored yet."""
-        return sum(len(chunk) - chunk.dropped for chunk in list(self._chunks))
+        return sum(chunk.unstored() for chunk in list(self._chunks))
 
 
 def microseconds(moment: datetime | None) -> int:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from millstream.errors import InvalidRecord, UnknownPartition
 from millstream.log.buffer import RECORD_BYTES, Chunk, microseconds
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values
-from millstream.records import align, can_evolve, codec, rows_to_batch
+from millstream.records import align, can_evolve, codec, rows_to_batch, same_kind
 
 if TYPE_CHECKING:
     from millstream.log.embedded import Topic
@@ -243,12 +243,28 @@ class Channel:
             return _struct(batch, struct)
         columns = []
         for field in schema.arrow:
-            column = self._column(batch, field.name if field.name in batch.schema.names else None, field.type)
-            column = pa.nulls(batch.num_rows, field.type) if column is None else column
+            column = self._typed(batch, field)
             if not field.nullable and column.null_count:
                 raise self._refuse(f"column '{field.name}' is NOT NULL and {column.null_count} rows lack it", None)
             columns.append(column)
         return _struct(pa.RecordBatch.from_arrays(columns, schema=schema.arrow), struct)
+
+    def _typed(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        """A column as its schema has it: encodings and sizes may differ, what kind of value it is may not."""
+        if field.name not in batch.schema.names:
+            return pa.nulls(batch.num_rows, field.type)
+        given = batch.column(field.name)
+        if not same_kind(given.type, field.type):
+            raise self._refuse(
+                f"column '{field.name}' is {given.type}, and the topic's is {field.type}", self._columns()
+            )
+        column = self._column(batch, field.name, field.type)
+        assert column is not None
+        if pa.types.is_floating(field.type) and pa.types.is_floating(given.type):
+            too_large = pc.and_(pc.is_inf(column), pc.is_finite(given))
+            if pc.any(too_large).as_py():
+                raise self._refuse(f"column '{field.name}' has numbers too large for {field.type}", None)
+        return column
 
     def _column(self, batch: pa.RecordBatch, name: str | None, kind: pa.DataType) -> pa.Array | None:
         if name is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,15 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from millstream.errors import ClosedError, InvalidInput, InvalidSetting, OffsetLost, PartitionsRevoked, UnknownPartition
+from millstream.errors import (
+    ClosedError,
+    InvalidInput,
+    InvalidSetting,
+    OffsetLost,
+    PartitionsRevoked,
+    UnknownPartition,
+    UnknownTopic,
+)
 from millstream.log.buffer import microseconds
 from millstream.log.groups import CHECK_SECONDS, TopicPartition, begin_group, committed_offsets, revoked
 from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
@@ -169,12 +178,14 @@ class Consumer:
         self._looked_at = 0.0
         self._freed_at = 0.0
         self._closed = False
-        for topic in self.topics:
-            log.topic(topic)
+        self._identities = {topic: log.topic(topic).identity for topic in self.topics}
+        self._asked_at = time.monotonic()
+        self._in_use = threading.Lock()
         interval = duration(max_poll_interval, what="max_poll_interval").total_seconds()
         if interval < POLL_SECONDS_MIN:
             raise InvalidSetting(f"max_poll_interval is {POLL_SECONDS_MIN} second or more, not {max_poll_interval!r}")
         _check_start(start)
+        self._check_exists(start, list(self._all_partitions()))
         if group is not None and start == "latest":
             # Noted at once, so that all that comes from now on is read, whoever of the group reads it.
             ends = {place: self._offset_of(place, start) for place in self._all_partitions()}
@@ -203,14 +214,23 @@ class Consumer:
 
     def _wait(self, timeout: float, max_bytes: int = READ_BYTES) -> None:
         deadline = time.monotonic() + timeout
-        while not self._fill(max_bytes):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            self._wakeup.wait(min(left, CHECK_SECONDS if self._membership else 1.0, self._patience()))
+        if not self._in_use.acquire(blocking=False):
+            raise InvalidInput(
+                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
+            )
+        try:
+            while not self._fill(max_bytes):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                self._wakeup.wait(min(left, CHECK_SECONDS if self._membership else 1.0, self._patience()))
+                self._check_open()
+        finally:
+            self._in_use.release()
 
     def __iter__(self) -> Iterator[Record]:
         """Every record as it comes, for ever. A record is done when the next one is asked for."""
+        self._check_open()
         while not self._closed:
             yield from self._one_by_one(timeout=1.0)
 
@@ -279,6 +299,7 @@ class Consumer:
                 f"this consumer does not read {'any topic' if topic is None else topic}/{partition}",
                 next_step=f"it reads {', '.join(map(str, self.assignment)) or 'none'}",
             )
+        self._check_exists(start, places)
         for place in places:
             self._go(place, self._offset_of(place, start))
 
@@ -288,8 +309,7 @@ class Consumer:
         """Says that everything handed out so far is done."""
         if self._membership is None:
             raise InvalidInput("only a consumer in a group can commit", next_step="log.consumer(…, group='…')")
-        if self._closed:
-            raise ClosedError("the consumer was closed", next_step="make a new one with log.consumer(…)")
+        self._check_open()
         if self.delivery != "at_most_once":  # there it was committed before it was handed out
             self._done |= self._handed
             self._commit()
@@ -321,7 +341,7 @@ class Consumer:
         committed = committed_offsets(self._log.coordinator, self.group) if self.group else {}
         for place in self.assignment:
             offset = committed.get(place)
-            self._go(place, self._offset_of(place, self._start) if offset is None else offset)
+            self._go(place, self._first_offset(place) if offset is None else offset)
 
     def _commit(self) -> None:
         news = {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
@@ -347,8 +367,7 @@ class Consumer:
 
     def _finish(self) -> None:
         """The user asks for more, so it is done with what it has."""
-        if self._closed:
-            raise ClosedError("the consumer was closed", next_step="make a new one with log.consumer(…)")
+        self._check_open()
         if self.delivery != "exactly_once":
             self._done |= self._handed
             self._handed.clear()
@@ -356,9 +375,16 @@ class Consumer:
             self._commit_owned()
         self._refresh()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer was closed", next_step="make a new one with log.consumer(…)")
+
     # ------------------------------------------------------------ partitions come and go
 
     def _refresh(self) -> None:
+        if time.monotonic() - self._asked_at > CHECK_SECONDS:
+            self._asked_at = time.monotonic()
+            self._check_topics()
         if self._membership is not None:
             if self._membership.refresh(self._release) or not self._looked_at:
                 self._assign(self._membership.owned)
@@ -367,6 +393,12 @@ class Consumer:
         else:
             return
         self._looked_at = time.monotonic()
+
+    def _check_topics(self) -> None:
+        """Raises if a topic was deleted, also if another of its name is there by now."""
+        for topic, identity in self._identities.items():
+            if self._log.topic(topic).identity != identity:
+                raise UnknownTopic(f"topic '{topic}' was deleted and made anew", next_step="make a new consumer")
 
     def _all_partitions(self) -> Iterable[TopicPartition]:
         for topic in self.topics:
@@ -407,15 +439,30 @@ class Consumer:
                 offset = committed.get(place)
                 if offset is not None:
                     self._stored[place] = offset
-                # A partition that came after the others were begun is read whole.
-                late = self._start == "latest" if self.group else bool(self._looked_at)
-                offset = self._offset_of(place, "earliest" if late else self._start) if offset is None else offset
+                offset = self._first_offset(place) if offset is None else offset
                 partition = self._log.topic(place.topic).partition(place.partition)
                 self._readers[place] = PartitionReader(partition, offset, committed=self._committed_only)
         self._turn = deque(sorted(self._readers))
         self._wakeup.watch(reader.partition.marks.path for reader in self._readers.values())
 
     # ------------------------------------------------------------ where to begin
+
+    def _first_offset(self, place: TopicPartition) -> int:
+        """Where a partition is begun of which nothing is committed; one that came after the others is read whole."""
+        late = self._start == "latest" if self.group else bool(self._looked_at)
+        return self._offset_of(place, "earliest" if late else self._start)
+
+    def _check_exists(self, start: Start, places: Sequence[TopicPartition]) -> None:
+        """Refuses offsets that no partition has come to yet."""
+        ends = {place: self._log.topic(place.topic).partition(place.partition).end_offset() for place in places}
+        if isinstance(start, int) and ends and start > max(ends.values()):
+            raise InvalidSetting(f"there is no offset {start} yet: the longest partition ends at {max(ends.values())}")
+        for number, offset in start.items() if isinstance(start, Mapping) else ():
+            end = max((end for place, end in ends.items() if place.partition == number), default=None)
+            if end is None:
+                raise UnknownPartition(f"start names partition {number!r}, which this consumer does not read")
+            if offset > end:
+                raise InvalidSetting(f"there is no offset {offset} yet: partition {number} ends at {end}")
 
     def _offset_of(self, place: TopicPartition, start: Start) -> int:
         partition = self._log.topic(place.topic).partition(place.partition)
@@ -426,9 +473,9 @@ class Consumer:
         if isinstance(start, datetime):
             return offset_at_time(partition, microseconds(start))
         if isinstance(start, Mapping):
-            return start.get(place.partition, partition.start_offset())
+            return min(start.get(place.partition, partition.start_offset()), partition.end_offset())
         assert isinstance(start, int)
-        return start
+        return min(start, partition.end_offset())
 
     def _own(self, topic: str, partition: int) -> TopicPartition:
         place = TopicPartition(topic, partition)
@@ -501,9 +548,20 @@ class Consumer:
             self._handed[TopicPartition(batch.topic, batch.partition)] = batch.next_offset
             batches.append(batch)
         if self.delivery == "at_most_once":
-            self._done |= self._handed
-            self._commit()
+            self._commit_before_handing_out(batches)
         return batches
+
+    def _commit_before_handing_out(self, batches: list[Batch]) -> None:
+        """If that fails nothing was handed out, and the same batches come next time."""
+        done = dict(self._done)
+        self._done |= self._handed
+        try:
+            self._commit()
+        except BaseException:
+            self._done = done
+            self._handed.clear()
+            self._waiting.extendleft(reversed(batches))
+            raise
 
     # ------------------------------------------------------------ the end
 
@@ -531,15 +589,15 @@ class Consumer:
 def _check_start(start: Start) -> None:
     if isinstance(start, str) and start not in ("earliest", "latest"):
         raise InvalidSetting(
-            f"start is 'earliest', 'latest', an offset, a time, or offsets by partition, not {start!r}"
+            f"start is 'earliest', 'latest', an offset, an aware datetime, or a dict of offsets, not {start!r}"
         )
     if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
         raise InvalidSetting(f"start cannot be a {type(start).__name__}")
     if isinstance(start, datetime):
         microseconds(start)
-    for offset in start.values() if isinstance(start, Mapping) else [start]:
-        if isinstance(offset, int) and offset < 0:
-            raise InvalidSetting(f"an offset is 0 or more, not {offset}")
+    for offset in start.values() if isinstance(start, Mapping) else [start] if isinstance(start, int) else []:
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise InvalidSetting(f"an offset is a whole number from 0 on, not {offset!r}")
 
 
 def _check_choice(what: str, choice: str, choices: Sequence[str]) -> None:

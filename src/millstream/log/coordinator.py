@@ -6,6 +6,7 @@ transaction's verdict and the offsets that go with it are one commit here is wha
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ class Coordinator:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._process = os.getpid()
         self._turn = threading.RLock()
         with self._translated():
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -102,6 +104,7 @@ class Coordinator:
     @contextmanager
     def change(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         """One transaction; `durable` also survives the death of the machine."""
+        self._check_process()
         with self._turn, self._translated():
             self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             try:
@@ -116,6 +119,7 @@ class Coordinator:
     @contextmanager
     def look(self) -> Iterator[sqlite3.Connection]:
         """Single statements that only read."""
+        self._check_process()
         with self._turn, self._translated():
             yield self._db
 
@@ -125,8 +129,18 @@ class Coordinator:
             return int(db.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
-        with self._turn:
-            self._db.close()
+        if os.getpid() == self._process:
+            with self._turn:
+                self._db.close()
+
+    def _check_process(self) -> None:
+        """SQLite's connections and this one's lock do not survive a fork: what a child wrote could be lost."""
+        if os.getpid() != self._process:
+            raise ClosedError(
+                "the log was opened by the process that this one was forked from",
+                where=str(self.path.parent),
+                next_step="open it again in this process with millstream.connect(…)",
+            )
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

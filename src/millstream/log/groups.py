@@ -138,12 +138,12 @@ class Membership:
         Returns whether anything changed. Cheap when nothing has happened.
         """
         now = time.time()
-        due = now - self._checked_at >= CHECK_SECONDS
+        due = time.monotonic() - self._checked_at >= CHECK_SECONDS
         version = self._coordinator.version()
         if not due and version == self._seen_version:
             return False
         if due:
-            self._checked_at = now
+            self._checked_at = time.monotonic()
             self._check_others(now)
         self._seen_version = self._coordinator.version()
         before = set(self.owned)

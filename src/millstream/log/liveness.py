@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,12 +38,15 @@ class Participant:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         _held.add(self._fd)
+        # One that is forgotten without being closed must not look alive until its process ends.
+        self.close = weakref.finalize(self, _let_go, self._fd, self._path, os.getpid())
 
-    def close(self) -> None:
-        if self._fd in _held:
-            _held.discard(self._fd)
-            self._path.unlink(missing_ok=True)
-            os.close(self._fd)
+
+def _let_go(fd: int, path: Path, process: int) -> None:
+    if os.getpid() == process and fd in _held:
+        _held.discard(fd)
+        path.unlink(missing_ok=True)
+        os.close(fd)
 
 
 def is_alive(folder: Path, participant: str) -> bool:

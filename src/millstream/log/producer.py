@@ -26,17 +26,21 @@ import pyarrow.compute as pc
 
 from millstream.errors import (
     ClosedError,
+    DamagedLog,
     InvalidInput,
     InvalidRecord,
     InvalidSetting,
     MillstreamError,
+    NotALog,
     StorageError,
     UnknownPartition,
+    UnsupportedFormat,
 )
 from millstream.log.buffer import BatchReceipt, Buffer, Chunk, PartitionWork, Receipt, microseconds
 from millstream.log.channel import Channel, Headers, LaidOut, checked_headers, checked_key
 from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, parts
 from millstream.log.groups import TopicPartition
+from millstream.log.partition import Partition
 from millstream.log.partitioners import OwnPartitioner, partitioner
 from millstream.records import duration, size_bytes
 
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 
 Acks = Literal[0, 1, "all"]
 RETRY_SECONDS = 0.2
+WARN_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 
 
@@ -93,6 +98,8 @@ class Producer:
         self._in_transaction = False
         self._enlisted: set[TopicPartition] = set()
         self._channels: dict[str, Channel] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}  # kept open between chunks
+        self._warned_at = 0.0
         self._first_failure: MillstreamError | None = None
         self._failures = 0
         self._closing = False
@@ -234,6 +241,7 @@ class Producer:
             self._closing = True
             self._buffer.close()
             self._thread.join(timeout=10)
+            self._partitions.clear()
             if self._named:
                 self._named.close()
             _open_producers.discard(self)
@@ -264,8 +272,9 @@ class Producer:
             try:
                 self._store(chunk)
             except StorageError as error:
-                if not (self._closing or self._giving_up):  # the disk may come round: keep the chunk and try again
-                    logger.warning("records for topic '%s' could not be stored yet: %s", chunk.topic, error)
+                may_pass = not isinstance(error, DamagedLog | UnsupportedFormat | NotALog)
+                if may_pass and not (self._closing or self._giving_up):  # keep the chunk and try again
+                    self._warn(chunk, error)
                     self._buffer.tell(error)
                     time.sleep(RETRY_SECONDS)
                     continue
@@ -279,6 +288,12 @@ class Producer:
                 self._note_failure(chunk.error)
             self._buffer.settle(chunk)
 
+    def _warn(self, chunk: Chunk, error: StorageError) -> None:
+        """Now and then, not with every try."""
+        if time.monotonic() - self._warned_at > WARN_SECONDS:
+            self._warned_at = time.monotonic()
+            logger.warning("records for topic '%s' could not be stored yet: %s", chunk.topic, error)
+
     def _store(self, chunk: Chunk) -> None:
         if chunk.work is None:
             channel = chunk.channel = self._channel(chunk.topic)
@@ -287,7 +302,7 @@ class Producer:
         while chunk.work:
             work = chunk.work[0]
             place = TopicPartition(chunk.topic, work.partition)
-            partition = chunk.channel.topic.partition(work.partition)
+            partition = self._partitions[place] = chunk.channel.topic.partition(work.partition)
             if self._in_transaction and place not in self._enlisted:
                 assert self._named is not None
                 self._named.enlist(place)

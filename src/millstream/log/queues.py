@@ -247,9 +247,9 @@ class Queue:
                 self._log.end_abandoned(partition)
         now = time.time()
         with self._log.coordinator.change() as db:
-            if now - self._freed_at >= CHECK_SECONDS:
+            if time.monotonic() - self._freed_at >= CHECK_SECONDS:
                 self._free_dead(db)
-                self._freed_at = now
+                self._freed_at = time.monotonic()
             again, spent = self._claim_due(db, count, now)
             fresh = self._claim_fresh(db, count - len(again), now)
         if spent:
@@ -320,10 +320,11 @@ class Queue:
         try:
             batch = self._fetch(number, cursor)
         except OffsetLost:
-            start = self._readers[number].partition.start_offset()
+            partition = self._readers[number].partition
+            start = partition.start_offset() if cursor < partition.start_offset() else partition.end_offset()
             db.execute(
                 "UPDATE queue_cursors SET next_offset = ?, lost = lost + ? WHERE queue = ? AND partition = ?",
-                (start, start - cursor, self.name, number),
+                (start, max(0, start - cursor), self.name, number),
             )
             batch = self._fetch(number, start)
         if batch is None:

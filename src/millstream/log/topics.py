@@ -68,9 +68,7 @@ class TopicSettings:
             )
         for name in ("retention", "tombstone_retention"):
             if getattr(self, name) is not None and getattr(self, name) <= timedelta(0):
-                raise InvalidSetting(
-                    f"{name} must be longer than nothing", next_step="leave it out to keep records for good"
-                )
+                raise InvalidSetting(f"{name} must be longer than nothing", next_step="leave it out for the usual")
         if self.retention_bytes is not None and self.retention_bytes < self.segment_bytes:
             raise InvalidSetting(
                 f"retention_bytes ({self.retention_bytes}) is less than one segment ({self.segment_bytes})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ class Wakeup:
         if self._inotify is None:
             time.sleep(min(ASK_SECONDS, max(0.0, seconds)))
             return
-        self._inotify.read(timeout=max(0, round(seconds * 1000)))
+        with suppress(ValueError, OSError):  # closed meanwhile by another thread
+            self._inotify.read(timeout=max(0, round(seconds * 1000)))
 
     def close(self) -> None:
         if self._inotify is not None:

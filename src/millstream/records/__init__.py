@@ -5,6 +5,7 @@ from millstream.records.columns import Failure
 from millstream.records.dead_letters import DEAD_LETTER_SCHEMA, dead_letters
 from millstream.records.durations import duration, format_duration
 from millstream.records.evolution import align, can_evolve
+from millstream.records.kinds import same_kind
 from millstream.records.rows import batch_to_rows, rows_to_batch
 from millstream.records.schema import Schema, SchemaLike
 from millstream.records.sizes import size_bytes
@@ -25,5 +26,6 @@ __all__ = [
     "duration",
     "format_duration",
     "rows_to_batch",
+    "same_kind",
     "size_bytes",
 ]

@@ -112,7 +112,7 @@ class UnsupportedFormat(StorageError):
 
 
 class DiskFull(StorageError):
-    """There is no room for the records; none of them was stored, and they can be sent again."""
+    """There is no room for the records; none of them was stored. A producer keeps them and goes on when there is."""
 
 
 class DamagedLog(StorageError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from millstream.errors import InvalidInput
+from millstream.log.batches import Batch, Lost, Record
 from millstream.log.broker import Broker
 from millstream.log.buffer import BatchReceipt, Receipt
-from millstream.log.consumer import Batch, Consumer, Lost, Record
+from millstream.log.consumer import Consumer
 from millstream.log.embedded import EmbeddedLog
 from millstream.log.groups import GroupInfo, TopicPartition
 from millstream.log.producer import Producer

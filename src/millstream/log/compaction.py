@@ -19,24 +19,39 @@ import pyarrow.compute as pc
 from millstream.log.disk import storage_errors, sync_folder
 from millstream.log.frame import FRAME_BYTES_TARGET, NO_TIMESTAMP, SPARSE, TRANSACTIONAL, draft, parts
 from millstream.log.partition import Partition
-from millstream.log.retention import delete, delete_replaced
-from millstream.log.segment import OFFSET_COLUMN, Segment, SegmentName, header_bytes, rebuild_index, segment_names
+from millstream.log.retention import delete_replaced
+from millstream.log.segment import (
+    OFFSET_COLUMN,
+    Segment,
+    SegmentName,
+    delete,
+    header_bytes,
+    rebuild_index,
+    segment_names,
+)
 from millstream.records import align
 
 DIRTY_SHARE_MIN = 0.5
 
 
-def compact(partition: Partition, *, tombstones_before_us: int, dirty_share_min: float = DIRTY_SHARE_MIN) -> bool:
-    """Compacts what is closed and decided, if enough of it is new; returns whether anything was written."""
+def compact(
+    partition: Partition,
+    *,
+    tombstones_before_us: int,
+    dirty_share_min: float = DIRTY_SHARE_MIN,
+    forced: bool = False,
+) -> bool:
+    """Compacts what is closed and decided, if enough of it is new or it is asked for; whether anything was written."""
     closed = _closed(partition)
     dirty_bytes = sum(name.path.stat().st_size for name, _ in closed if name.end is None)
     total_bytes = sum(name.path.stat().st_size for name, _ in closed)
-    if not dirty_bytes or dirty_bytes < dirty_share_min * total_bytes:
+    enough = dirty_bytes and dirty_bytes >= dirty_share_min * total_bytes
+    if not closed or not (enough or forced):
         return False
     partition.refresh()  # after the mark, so that the schema is not older than the records
     partition.sync()  # so that recovery never has to begin inside a file that is replaced here
-    survivors = _newest_offsets(partition, [name for name, _ in closed])
-    for group in _groups(closed, partition.segment_bytes):
+    survivors, records = _newest_offsets(partition, [name for name, _ in closed])
+    for group in _groups(closed, survivors, records, partition.segment_bytes):
         _rewrite(partition, group, survivors, tombstones_before_us)
     return True
 
@@ -64,27 +79,40 @@ def _records(partition: Partition, name: SegmentName) -> Iterator[tuple[npt.NDAr
         yield offsets, batch
 
 
-def _newest_offsets(partition: Partition, names: Sequence[SegmentName]) -> npt.NDArray[np.int64]:
-    """The offset of the newest record of every key, in order, and of every record without a key."""
+def _newest_offsets(
+    partition: Partition, names: Sequence[SegmentName]
+) -> tuple[npt.NDArray[np.int64], dict[SegmentName, int]]:
+    """The offset of the newest record of every key, in order, and of every record without a key.
+
+    And how many records each segment has now.
+    """
     newest = pl.DataFrame(schema={"key": pl.Binary, "offset": pl.Int64})
     keyless = []
+    records = {}
     for name in names:
         seen = [
             pl.DataFrame({"key": pl.from_arrow(batch.column("key")), "offset": offsets})
             for offsets, batch in _records(partition, name)
         ]
+        records[name] = sum(map(len, seen))
         found = pl.concat([newest, *seen])
         keyless.append(found.filter(pl.col("key").is_null())["offset"])
         newest = found.drop_nulls("key").group_by("key").agg(pl.col("offset").max())
-    return np.sort(pl.concat([newest["offset"], *keyless]).to_numpy())
+    return np.sort(pl.concat([newest["offset"], *keyless]).to_numpy()), records
 
 
-def _groups(closed: Sequence[tuple[SegmentName, int]], bytes_max: int) -> Iterator[list[tuple[SegmentName, int]]]:
-    """Neighbours that fit into one segment together."""
+def _groups(
+    closed: Sequence[tuple[SegmentName, int]],
+    survivors: npt.NDArray[np.int64],
+    records: dict[SegmentName, int],
+    bytes_max: int,
+) -> Iterator[list[tuple[SegmentName, int]]]:
+    """Neighbours of which what is left will fit into one segment together, as far as can be told beforehand."""
     group: list[tuple[SegmentName, int]] = []
     size = 0
     for name, end in closed:
-        own = name.path.stat().st_size
+        first, last = np.searchsorted(survivors, (name.base, end))
+        own = name.path.stat().st_size * int(last - first) // max(1, records[name])
         if group and size + own > bytes_max:
             yield group
             group, size = [], 0

@@ -17,11 +17,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-import polars as pl
-import pyarrow as pa
-
 from millstream.errors import (
     ClosedError,
     InvalidInput,
@@ -31,11 +26,12 @@ from millstream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from millstream.log.batches import Batch, Lost, Record
 from millstream.log.buffer import microseconds
 from millstream.log.groups import CHECK_SECONDS, TopicPartition, begin_group, committed_offsets, revoked
 from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
 from millstream.log.wakeup import Wakeup
-from millstream.records import batch_to_rows, duration
+from millstream.records import duration
 
 if TYPE_CHECKING:
     from millstream.log.embedded import EmbeddedLog
@@ -47,69 +43,6 @@ POLL_SECONDS_MIN = 1  # members look after each other several times within it
 LOST_CHOICES = ("earliest", "latest", "error")
 Start = str | int | datetime | Mapping[int, int]
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    topic: str
-    partition: int
-    offset: int
-    timestamp: datetime
-    key: bytes | None
-    value: Any
-    headers: tuple[tuple[str, bytes], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Records of one partition as columns: key, value, timestamp, headers."""
-
-    topic: str
-    partition: int
-    offsets: npt.NDArray[np.int64]
-    columns: pa.RecordBatch
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    @property
-    def next_offset(self) -> int:
-        return int(self.offsets[-1]) + 1
-
-    def values(self) -> pa.RecordBatch:
-        """The values of a topic with a schema, as a batch of its columns; a tombstone is a row of nulls."""
-        value = self.columns.column("value")
-        if not pa.types.is_struct(value.type):
-            return self.columns.select(["value"])
-        return pa.RecordBatch.from_arrays(value.flatten(), schema=pa.schema(list(value.type)))
-
-    def to_polars(self) -> pl.DataFrame:
-        """The values as a polars frame."""
-        frame = pl.from_arrow(pa.Table.from_batches([self.values()]))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
-
-    def records(self) -> list[Record]:
-        headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may come more than once
-        rows = batch_to_rows(self.columns.drop_columns(["headers"]))
-        return [
-            Record(self.topic, self.partition, offset, row["timestamp"], row["key"], row["value"], tuple(pairs or ()))
-            for offset, row, pairs in zip(self.offsets.tolist(), rows, headers, strict=True)
-        ]
-
-    def split(self, count: int) -> tuple[Batch, Batch]:
-        first = Batch(self.topic, self.partition, self.offsets[:count], self.columns.slice(0, count))
-        return first, Batch(self.topic, self.partition, self.offsets[count:], self.columns.slice(count))
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Offsets that retention deleted before this consumer read them."""
-
-    topic: str
-    partition: int
-    from_offset: int
-    to_offset: int
 
 
 @dataclass(slots=True, eq=False)
@@ -395,10 +328,15 @@ class Consumer:
         self._looked_at = time.monotonic()
 
     def _check_topics(self) -> None:
-        """Raises if a topic was deleted, also if another of its name is there by now."""
+        """Raises when no topic is left: deleted, though another of its name may be there by now."""
+        left = 0
         for topic, identity in self._identities.items():
-            if self._log.topic(topic).identity != identity:
-                raise UnknownTopic(f"topic '{topic}' was deleted and made anew", next_step="make a new consumer")
+            try:
+                left += self._log.topic(topic).identity == identity
+            except UnknownTopic:
+                continue
+        if not left:
+            raise UnknownTopic(f"topic {', '.join(self.topics)} was deleted", next_step="make a new consumer")
 
     def _all_partitions(self) -> Iterable[TopicPartition]:
         for topic in self.topics:
@@ -434,13 +372,14 @@ class Consumer:
     def _assign(self, partitions: set[TopicPartition]) -> None:
         self._forget(self._readers.keys() - partitions)
         if new := sorted(partitions - self._readers.keys()):
+            # Opened before the offsets are read: opening after a power cut may lower them.
+            opened = {place: self._log.topic(place.topic).partition(place.partition) for place in new}
             committed = committed_offsets(self._log.coordinator, self.group) if self.group else {}
-            for place in new:
+            for place, partition in opened.items():
                 offset = committed.get(place)
                 if offset is not None:
                     self._stored[place] = offset
                 offset = self._first_offset(place) if offset is None else offset
-                partition = self._log.topic(place.topic).partition(place.partition)
                 self._readers[place] = PartitionReader(partition, offset, committed=self._committed_only)
         self._turn = deque(sorted(self._readers))
         self._wakeup.watch(reader.partition.marks.path for reader in self._readers.values())

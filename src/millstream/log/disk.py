@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
+NO_FILES = {errno.EMFILE, errno.ENFILE}
 
 
 @contextmanager
@@ -37,7 +38,17 @@ def storage_errors(place: Path) -> Iterator[None]:
 def storage_error(error: OSError, place: Path) -> StorageError:
     where = str(error.filename or place)
     if error.errno in NO_ROOM:
-        return DiskFull("there is no room left for the records", where=where, next_step="make room; then send again")
+        return DiskFull(
+            "there is no room left for the records",
+            where=where,
+            next_step="make room; the producer keeps the records and goes on by itself",
+        )
+    if error.errno in NO_FILES:
+        return StorageError(
+            "too many files are open",
+            where=where,
+            next_step="raise the limit of open files (ulimit -n), or use fewer partitions in one process",
+        )
     if error.errno in NO_RIGHTS:
         return NoAccess(
             "this user may not read or write the log",
@@ -96,6 +107,15 @@ def read_document(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_gone(path: Path, fd: int) -> bool:
+    """Whether an open file is no longer the one of that name: it was deleted, moved away or replaced."""
+    try:
+        now = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    return not os.path.samestat(now, os.fstat(fd))
+
+
 class FileLock:
     """Held by one thread of one process at a time; the kernel lets go of it when the process dies."""
 
@@ -112,13 +132,17 @@ class FileLock:
 
     def __enter__(self) -> FileLock:
         self._thread.acquire()
-        if self._depth == 0:
-            try:
+        depth = self._depth
+        try:
+            if depth == 0:
                 fcntl.flock(self.fd, fcntl.LOCK_EX)
-            except BaseException:
-                self._thread.release()
-                raise
-        self._depth += 1
+            self._depth = depth + 1
+        except BaseException:  # an interrupt can also come when the lock is held already
+            self._depth = depth
+            if depth == 0:
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+            self._thread.release()
+            raise
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -139,22 +163,23 @@ class FileLock:
                 return
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._depth = 1
+                free = True
             except BlockingIOError:
-                yield False
-                return
-            self._depth += 1
+                free = False
             try:
-                yield True
+                yield free
             finally:
-                self._depth -= 1
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
+                if free:
+                    self._depth = 0
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
         finally:
             self._thread.release()
 
     @property
     def gone(self) -> bool:
         """Whether the file was deleted since it was opened, with the folder it guards."""
-        return os.fstat(self.fd).st_nlink == 0
+        return is_gone(self.path, self.fd)
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import shutil
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from millstream.errors import (
     AlreadyExists,
@@ -34,7 +37,7 @@ from millstream.log.coordinator import Coordinator
 from millstream.log.disk import Disk, FileLock, read_document, storage_errors, sync_folder, write_document
 from millstream.log.groups import GroupInfo, Membership
 from millstream.log.layout import stored_schema
-from millstream.log.partition import Partition
+from millstream.log.partition import LOCK, UPKEEP_LOCK, Partition
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.reader import offset_at_time
@@ -48,6 +51,9 @@ Part = TypeVar("Part", Producer, Consumer, Queue)
 FORMAT = 1
 DESCRIPTION = "millstream.json"
 TOPIC = "topic.json"
+COORDINATOR = "coordinator.sqlite"
+LEFTOVER_SECONDS = 60.0
+OPEN_FILES = 65536
 
 
 class Topic:
@@ -61,6 +67,7 @@ class Topic:
         folder: Path,
         disk: Disk,
         latest: Callable[[str], Topic],
+        on_cut: Callable[[str, int, int], None],
     ) -> None:
         self.name = name
         self.identity = identity
@@ -69,14 +76,18 @@ class Topic:
         self.stored_schema = stored_schema(settings.schema)
         self._disk = disk
         self._latest = latest
-        self._partitions: dict[int, Partition] = {}
-        self._lock = threading.Lock()
+        self._on_cut = on_cut
+        # Whoever uses a partition holds it; with the last of them its files are closed.
+        self._partitions: weakref.WeakValueDictionary[int, Partition] = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()
 
     def take_over(self, before: Topic) -> None:
         """Goes on with the partitions that are open, under the settings of now."""
-        self._partitions = before._partitions
-        for partition in self._partitions.values():
-            partition.schema, partition.segment_bytes = self.stored_schema, self.settings.segment_bytes
+        self._partitions, self._lock = before._partitions, before._lock
+        for reference in self._partitions.valuerefs():
+            partition = reference()
+            if partition is not None:
+                partition.schema, partition.segment_bytes = self.stored_schema, self.settings.segment_bytes
 
     def forget(self) -> None:
         """Lets go of the partitions; whoever still uses one keeps it open."""
@@ -93,24 +104,58 @@ class Topic:
                         where=f"topic '{self.name}'",
                         next_step=f"choose 0 to {self.settings.partitions - 1}",
                     )
-                folder, settings = self.folder / str(number), self.settings
-                found = Partition(self.name, number, folder, self.stored_schema, settings.segment_bytes, self._disk)
-                found.refresh = _refresher(self._latest, self.name, self.identity)
+                found = Partition(
+                    self.name,
+                    number,
+                    self.folder / str(number),
+                    self.stored_schema,
+                    self.settings.segment_bytes,
+                    self._disk,
+                    renew=_renewer(self._latest, self.name, self.identity),
+                    on_cut=_cutter(self._on_cut, self.name, number),
+                )
                 self._partitions[number] = found
+                try:
+                    found.refresh()  # what was opened may be of a topic made anew, or this description outdated
+                except BaseException:
+                    self._partitions.pop(number, None)
+                    raise
             return found
 
     def partitions(self) -> list[Partition]:
         return [self.partition(number) for number in range(self.settings.partitions)]
 
 
-def _refresher(latest: Callable[[str], Topic], name: str, identity: str) -> Callable[[], None]:
+def _renewer(latest: Callable[[str], Topic], name: str, identity: str) -> Callable[[], None]:
     """Notices a change of settings, and raises if the topic was deleted."""
 
-    def refresh() -> None:
+    def renew() -> None:
         if latest(name).identity != identity:
             raise UnknownTopic(f"topic '{name}' was deleted and made anew", next_step="open it again")
 
-    return refresh
+    return renew
+
+
+def _cutter(on_cut: Callable[[str, int, int], None], topic: str, number: int) -> Callable[[int], None]:
+    return lambda end_offset: on_cut(topic, number, end_offset)
+
+
+def _raise_file_limit() -> None:
+    """A partition needs a handful of open files, and the usual soft limit is meant for programs that use select()."""
+    with suppress(OSError, ValueError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextmanager
+def _held(locks: Iterable[FileLock]) -> Iterator[None]:
+    """All of them, taken in order of partition as everybody does."""
+    with ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
+        yield
 
 
 def _document(path: Path, *names: str) -> dict[str, Any]:
@@ -136,12 +181,14 @@ class EmbeddedLog:
     def __init__(self, path: str | os.PathLike[str], *, upkeep: bool = True, disk: Disk | None = None) -> None:
         self.path = Path(path).expanduser().absolute()
         self._disk = disk or Disk()
+        _raise_file_limit()
         self._open_folder()
         self._topics: dict[str, tuple[tuple[int, ...], Topic]] = {}
         self._made: weakref.WeakSet[Producer | Consumer | Queue] = weakref.WeakSet()
         self._topics_lock = threading.Lock()
         self._people = self.path / "people"
-        self.coordinator = Coordinator(self.path / "coordinator.sqlite")
+        self._check_coordinator()
+        self.coordinator = Coordinator(self.path / COORDINATOR)
         self._upkeep = Upkeep(self) if upkeep else None
         self._closed = False
 
@@ -162,12 +209,32 @@ class EmbeddedLog:
                     (self.path / "topics").mkdir(exist_ok=True)
                     (self.path / "people").mkdir(exist_ok=True)
                     write_document(description, {"what": "a Millstream log", "format": FORMAT})
+                self._sweep()
         version = _document(description).get("format")
         if version != FORMAT:
             raise UnsupportedFormat(
                 f"the log has format {version}; this version of Millstream knows {FORMAT}",
                 where=str(description),
                 next_step="open it with the Millstream that wrote it",
+            )
+
+    def _sweep(self) -> None:
+        """Clears away what a process left that died while it made or deleted a topic."""
+        with suppress(FileNotFoundError):
+            for entry in list(os.scandir(self.path / "topics")):
+                if entry.name.startswith((".deleted-", ".new-")):
+                    with suppress(FileNotFoundError):
+                        if time.time() - entry.stat(follow_symlinks=False).st_ctime > LEFTOVER_SECONDS:
+                            shutil.rmtree(entry.path, ignore_errors=True)
+
+    def _check_coordinator(self) -> None:
+        path = self.path / COORDINATOR
+        if not path.exists() and self.topics():
+            raise DamagedLog(
+                "the coordinator's file is missing: what groups, queues and named producers have done is in it",
+                where=str(path),
+                next_step="restore it; if it is lost for good, make an empty file of that name: "
+                "groups, queues and named producers then begin anew",
             )
 
     def _is_own(self, name: str) -> bool:
@@ -237,7 +304,7 @@ class EmbeddedLog:
         document = _document(folder / TOPIC, "id", "name")
         identity = document.pop("id")
         document.pop("name")
-        topic = Topic(name, identity, TopicSettings.of(**document), folder, self._disk, self.topic)
+        topic = Topic(name, identity, TopicSettings.of(**document), folder, self._disk, self.topic, self._cut)
         if before is not None and before.identity == identity:
             topic.take_over(before)
         return topic
@@ -264,36 +331,70 @@ class EmbeddedLog:
         with self._lock():
             topic = self.topic(name)
             made = topic.settings.changed(**settings)
-            empty = all(partition.end_offset() == 0 for partition in topic.partitions())
-            made.check_change_from(topic.settings, empty=empty)
+            opened = topic.partitions()
+            # No record may come in between the look whether there are any and the new description.
+            with _held(partition.lock for partition in opened):
+                for partition in opened:
+                    partition.check_alive()
+                empty = all(partition.end_offset() == 0 for partition in opened)
+                made.check_change_from(topic.settings, empty=empty)
+                self._add_partitions(topic, made)
+                write_document(topic.folder / TOPIC, {"name": name, "id": topic.identity, **made.to_document()})
+        return self.describe_topic(name)
+
+    def _add_partitions(self, topic: Topic, made: TopicSettings) -> None:
+        with storage_errors(topic.folder):
+            for leftover in topic.folder.glob(".new-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
             for number in range(topic.settings.partitions, made.partitions):
                 draft = topic.folder / f".new-{uuid.uuid4().hex}"
                 partitions.create(draft, stored_schema(made.schema), self._disk)
-                with storage_errors(draft):
-                    shutil.rmtree(topic.folder / str(number), ignore_errors=True)
-                    draft.rename(topic.folder / str(number))
-            write_document(topic.folder / TOPIC, {"name": name, "id": topic.identity, **made.to_document()})
-        return self.describe_topic(name)
+                shutil.rmtree(topic.folder / str(number), ignore_errors=True)
+                draft.rename(topic.folder / str(number))
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic with its records and what groups and queues remember of it. Writers at work are refused."""
         topic = self.topic(name)
-        used = [info.name for info in self.queues() if name in (info.topic, info.settings.dead_letters)]
-        if used:
-            raise InvalidInput(f"topic '{name}' is used by queue {', '.join(used)}", next_step="delete the queue first")
+        self._check_unused(name)
         grave = self.path / "topics" / f".deleted-{uuid.uuid4().hex}"
-        locks = [partition.lock for partition in topic.partitions()]
-        with storage_errors(topic.folder), ExitStack() as held:
-            for lock in locks:
-                held.enter_context(lock)
-            if any(lock.gone for lock in locks):
-                raise UnknownTopic(f"topic '{name}' was deleted meanwhile")
-            topic.folder.rename(grave)
-            shutil.rmtree(grave)
-        with self.coordinator.change() as db:
-            for table in ("offsets", "ownership", "transaction_partitions"):
-                db.execute(f"DELETE FROM {table} WHERE topic = ?", (name,))
+        # Not through the partitions, which cannot be opened when they are damaged.
+        folders = [topic.folder / str(number) for number in range(topic.settings.partitions)]
+        folders = [folder for folder in folders if folder.is_dir()]
+        with storage_errors(topic.folder):
+            locks = [FileLock(folder / lock) for lock in (UPKEEP_LOCK, LOCK) for folder in folders]
+            with _held(locks):
+                if any(lock.gone for lock in locks) or self.topic(name).identity != topic.identity:
+                    raise UnknownTopic(f"topic '{name}' was deleted meanwhile")
+                # First: a topic made anew under this name must never find what groups remember of this one.
+                with self.coordinator.change(durable=True) as db:
+                    for table in ("offsets", "ownership", "transaction_partitions"):
+                        db.execute(f"DELETE FROM {table} WHERE topic = ?", (name,))
+                topic.folder.rename(grave)
+                sync_folder(grave.parent)
+                shutil.rmtree(grave, ignore_errors=True)  # what is left is swept when the log is next opened
         self._forget(name)
+
+    def _check_unused(self, topic: str) -> None:
+        with self.coordinator.look() as db:
+            rows = db.execute("SELECT name, topic, settings FROM queues ORDER BY name").fetchall()
+        used = [row["name"] for row in rows if topic in (row["topic"], json.loads(row["settings"]).get("dead_letters"))]
+        if used:
+            raise InvalidInput(
+                f"topic '{topic}' is used by queue {', '.join(used)}", next_step="delete the queue first"
+            )
+
+    def _cut(self, topic: str, partition: int, end_offset: int) -> None:
+        """Nobody has come further than a partition now ends: its next records have offsets that were used before."""
+        beyond = {"topic": topic, "partition": partition, "end": end_offset}
+        of_queues = "partition = :partition AND queue IN (SELECT name FROM queues WHERE topic = :topic)"
+        with self.coordinator.change(durable=True) as db:
+            db.execute(
+                "UPDATE offsets SET next_offset = :end "
+                "WHERE topic = :topic AND partition = :partition AND next_offset > :end",
+                beyond,
+            )
+            db.execute(f"UPDATE queue_cursors SET next_offset = :end WHERE {of_queues} AND next_offset > :end", beyond)
+            db.execute(f"DELETE FROM deliveries WHERE {of_queues} AND record_offset >= :end", beyond)
 
     def _forget(self, name: str) -> None:
         with self._topics_lock:
@@ -400,17 +501,26 @@ class EmbeddedLog:
         """Applies retention and compaction now, instead of in the background."""
         upkeep = self._upkeep or Upkeep(self)
         for name in [topic] if topic else self.topics():
-            upkeep.clean(self.topic(name))
+            upkeep.clean(self.topic(name), forced=True)
 
     def repair_topic(self, name: str) -> list[Repaired]:
         """Keeps what still checks out of damaged partitions, and tells what is lost. Nobody else may use the topic."""
         topic = self.topic(name)
         found = [
-            repair(topic.folder / str(number), number, topic.stored_schema, self._disk)
+            repair(
+                topic.folder / str(number),
+                number,
+                topic.stored_schema,
+                self._disk,
+                on_cut=_cutter(self._cut, name, number),
+            )
             for number in range(topic.settings.partitions)
         ]
         self._forget(name)
         return found
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a log cannot be sent to another process", next_step="send its path and open it there")
 
     def _keep_up(self) -> None:
         if self._upkeep is not None:

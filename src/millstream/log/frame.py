@@ -25,7 +25,6 @@ HEADER = struct.Struct("<IIqIIqqiiH14x")
 HEADER_BYTES = 64
 ALIGNMENT = 64
 FRAME_BYTES_TARGET = 1 << 20  # a frame that fits the processor's cache is checked and read in one go
-FRAME_BYTES_MAX = 1 << 30
 
 TRANSACTIONAL = 1
 COMMITS = 2
@@ -146,7 +145,7 @@ def header_at(file: Buffer, position: int, limit: int) -> Header | None:
     if position + HEADER_BYTES > limit:
         return None
     header = Header._make(HEADER.unpack_from(file, position))
-    if position + header.size_bytes > limit or header.length % ALIGNMENT or header.span < 0:
+    if position + header.size_bytes > limit or header.length % ALIGNMENT:
         return None
     return header
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from millstream.errors import DamagedLog, TransactionAborted
-from millstream.log.disk import Disk, boot_id, storage_errors
+from millstream.log.disk import Disk, boot_id, is_gone, storage_errors
 
 SLOT_BYTES = 4096
 FIXED = struct.Struct("<8sIIQ16sqqqqqqqI")
@@ -105,10 +105,15 @@ class MarkFile:
             next_step="restore the partition, or run 'millstream topics repair' to keep what still checks out",
         )
 
-    def version(self) -> bytes:
-        """Differs whenever the mark has changed; cheaper than reading it."""
-        assert self._map is not None
-        return self._map[16:24] + self._map[SLOT_BYTES + 16 : SLOT_BYTES + 24]
+    @property
+    def gone(self) -> bool:
+        """Whether this is no longer the mark of the partition: it was deleted, and perhaps made anew."""
+        return is_gone(self.path, self._fd)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has room for both slots, whatever lies in them."""
+        return self._map is not None
 
     def write(self, mark: Mark, *, sync: bool) -> Mark:
         mark = replace(mark, boot=BOOT, sequence=mark.sequence + 1)

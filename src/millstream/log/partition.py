@@ -16,22 +16,25 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millstream.errors import DamagedLog, UnknownTopic
+from millstream.errors import DamagedLog, InvalidRecord, UnknownTopic
 from millstream.log import segment as segments
 from millstream.log.aborted import AbortedTransactions
-from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder
+from millstream.log.disk import Disk, FileLock, is_gone, storage_errors, sync_folder
 from millstream.log.frame import ABORTS, COMMITS, TRANSACTIONAL, Draft, Header, marker, skip
 from millstream.log.mark import BOOT, Mark, MarkFile, Place
-from millstream.log.segment import IndexWriter, Segment, SegmentName, segment_names
+from millstream.log.segment import IndexWriter, Segment, SegmentName, delete, segment_names
+from millstream.records import can_evolve
 
 MARK = "mark"
 LOCK = "lock"
+UPKEEP_LOCK = "upkeep"  # taken before the other, by whoever deletes or replaces files that are not written to
 REPAIR = "restore the file from a copy, or run 'millstream topics repair' to keep what still checks out"
 
 
 def create(folder: Path, schema: pa.Schema, disk: Disk) -> None:
     with storage_errors(folder):
         folder.mkdir()
+        (folder / UPKEEP_LOCK).touch()
         first = SegmentName(0, None, folder)
         start = Place(0, 0, segments.create(first, schema, disk))
         _sync_file(first.path, disk)
@@ -43,14 +46,29 @@ class Partition:
     """The appending side of one partition in this process, and the mark that readers go by."""
 
     def __init__(
-        self, topic: str, number: int, folder: Path, schema: pa.Schema, segment_bytes: int, disk: Disk
+        self,
+        topic: str,
+        number: int,
+        folder: Path,
+        schema: pa.Schema,
+        segment_bytes: int,
+        disk: Disk,
+        *,
+        renew: Callable[[], None] = lambda: None,
+        on_cut: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`renew` brings the schema up to date, and raises if the topic is another.
+
+        `on_cut` is told where the partition ends after the machine died, before anybody can write there: what lay
+        behind it may have been read.
+        """
         self.topic = topic
         self.number = number
         self.folder = folder
         self.schema = schema
         self.segment_bytes = segment_bytes
-        self.refresh: Callable[[], None] = lambda: None
+        self._renew = renew
+        self._on_cut = on_cut
         self._disk = disk
         if not folder.is_dir():
             raise self._deleted()
@@ -84,8 +102,14 @@ class Partition:
         return sum(size_bytes(name.path) for name in segment_names(self.folder)[0])
 
     def check_alive(self) -> None:
-        if not self.folder.is_dir() or (self._lock is not None and self._lock.gone):
+        """Raises if the folder is no longer the one that was opened, even if there is a new one in its place."""
+        if self.marks.gone or (self._lock is not None and self._lock.gone):
             raise self._deleted()
+
+    def refresh(self) -> None:
+        """Notices a change of the topic's settings, and raises if it was deleted."""
+        self.check_alive()
+        self._renew()
 
     def _deleted(self) -> UnknownTopic:
         return UnknownTopic(
@@ -95,6 +119,8 @@ class Partition:
     @property
     def lock(self) -> FileLock:
         if self._lock is None:
+            if not self.folder.is_dir():
+                raise self._deleted()
             self._lock = FileLock(self.folder / LOCK)
         return self._lock
 
@@ -116,6 +142,9 @@ class Partition:
         with self._writing() as mark:
             if permit:
                 permit()
+            self._renew()
+            for draft in drafts:
+                self._check_schema(draft)
             known = self._find(drafts, tried_since, mark) if tried_since is not None else {}
             offsets: list[int] = []
             for draft in drafts:
@@ -126,6 +155,26 @@ class Partition:
                 offsets.append(stored)
             self._publish(mark, sync=sync)
             return offsets
+
+    def _check_schema(self, draft: Draft) -> None:
+        """Under the lock, under which a topic also gains a schema: records of another kind never lie side by side."""
+        if draft.schema is None or draft.schema.equals(self.schema):
+            return
+        old, new = draft.schema.field("value").type, self.schema.field("value").type
+        if old.equals(new):
+            return
+        if not (pa.types.is_struct(old) and pa.types.is_struct(new)):
+            reasons = ["it has gained or lost its schema"]
+        else:
+            reasons = can_evolve(pa.schema(old), pa.schema(new))
+            if reasons and not can_evolve(pa.schema(new), pa.schema(old)):
+                return  # laid out with a newer schema than this process knows
+        if reasons:
+            raise InvalidRecord(
+                f"the topic has changed since the records were sent: {'; '.join(reasons)}",
+                where=f"topic '{self.topic}', partition {self.number}",
+                next_step="send them again, as the topic describes them now",
+            )
 
     def end_transaction(self, producer_id: int, epoch: int, *, commit: bool) -> None:
         """Writes the marker that decides a transaction here; again and again without harm."""
@@ -150,8 +199,7 @@ class Partition:
     def _writing(self) -> Iterator[Mark]:
         """The lock, and the mark behind which to write. What a failed block wrote is taken back."""
         with storage_errors(self.folder), self.lock:
-            if self.lock.gone:
-                raise self._deleted()
+            self.check_alive()
             mark = self._recovered(self.marks.read())
             try:
                 yield mark
@@ -167,16 +215,20 @@ class Partition:
         with suppress(OSError):
             for name in segment_names(self.folder)[0]:
                 if name.base > mark.end.segment:
-                    _discard(name)
+                    delete(name)
                 elif name.base == mark.end.segment:
                     os.truncate(name.path, mark.end.position)
 
     def _segment(self, mark: Mark) -> _ActiveSegment:
-        if self._active is None or self._active.name.base != mark.end.segment:
-            self._close_active()
-            self._active = _ActiveSegment(SegmentName(mark.end.segment, None, self.folder), mark)
-        elif self._active.sequence != mark.sequence:  # another process has written meanwhile
-            self._active.catch_up(mark)
+        active = self._active
+        if active is not None and active.name.base == mark.end.segment and active.sequence == mark.sequence:
+            return active
+        # Another process has written meanwhile; a repair may even have put another file in the place of this one.
+        if active is not None and active.name.base == mark.end.segment and not is_gone(active.name.path, active.fd):
+            active.catch_up(mark)
+            return active
+        self._close_active()
+        self._active = _ActiveSegment(SegmentName(mark.end.segment, None, self.folder), mark)
         return self._active
 
     def _close_active(self) -> None:
@@ -258,9 +310,13 @@ class Partition:
         if self.marks.read().boot == BOOT:
             return
         with storage_errors(self.folder), self.lock:
+            self.check_alive()
             mark = self.marks.read()
             if mark.boot != BOOT:
-                self._publish(self._recovered_from(mark, mark.synced), sync=True)
+                recovered = self._recovered_from(mark, mark.synced)
+                # Always: a mark that was not synced may be older than what was handed out by it.
+                self._on_cut(recovered.end.offset)
+                self._publish(recovered, sync=True)
 
     def _recovered(self, mark: Mark) -> Mark:
         active = SegmentName(mark.end.segment, None, self.folder).path
@@ -283,7 +339,7 @@ class Partition:
             if name.base < safe.segment:
                 continue
             if name.base > mark.end.offset or (name.base > safe.segment and name.base != mark.end.offset):
-                _discard(name)
+                delete(name)
                 continue
             mark = self._kept(mark, name)
         return mark
@@ -295,7 +351,7 @@ class Partition:
         except (DamagedLog, ValueError):
             if name.base == mark.end.segment:
                 raise
-            _discard(name)  # a segment whose creation was cut short
+            delete(name)  # a segment whose creation was cut short
             return mark
         if name.base != mark.end.segment:
             mark = replace(mark, end=Place(mark.end.offset, name.base, segment.first_position))
@@ -325,19 +381,22 @@ class _ActiveSegment:
 
     def __init__(self, name: SegmentName, mark: Mark) -> None:
         self.name = name
-        self._segment = Segment(name)
-        self.schema = self._segment.schema
-        self.first_position = self._segment.first_position
+        segment = Segment(name)
+        self.schema = segment.schema
+        self.first_position = segment.first_position
         self.index = IndexWriter(name.index_path)
         try:
-            self.catch_up(mark)
+            self._resume(segment, mark)
             self.fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
         except BaseException:
             self.index.close()
             raise
 
     def catch_up(self, mark: Mark) -> None:
-        self.index.resume(self._segment, mark.end.position)
+        self._resume(Segment(self.name), mark)  # not kept open: a process may write to thousands of partitions
+
+    def _resume(self, segment: Segment, mark: Mark) -> None:
+        self.index.resume(segment, mark.end.position)
         self.sequence = mark.sequence
 
     def close(self) -> None:
@@ -359,8 +418,3 @@ def size_bytes(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _discard(name: SegmentName) -> None:
-    name.path.unlink(missing_ok=True)
-    name.index_path.unlink(missing_ok=True)

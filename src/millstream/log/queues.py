@@ -29,7 +29,7 @@ from millstream.errors import (
     TransactionAborted,
     UnknownQueue,
 )
-from millstream.log.consumer import Batch, Record
+from millstream.log.batches import Batch, Record
 from millstream.log.coordinator import Coordinator
 from millstream.log.disk import FileLock
 from millstream.log.groups import CHECK_SECONDS

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.errors import OffsetLost
+from millstream.errors import DamagedLog, OffsetLost
 from millstream.log.frame import SPARSE, TRANSACTIONAL, Header
 from millstream.log.layout import completed
 from millstream.log.mark import Mark, Place
@@ -91,7 +91,7 @@ class PartitionReader:
             segment = self._segment or self._locate(mark)
             if finished is not None and segment.name == finished.name:
                 raise segment.damaged(segment.size_bytes(), f"the records from offset {self.offset} on are missing")
-            for position, header in segment.frames(self._position, _end_of(segment, mark)):
+            for position, header in self._frames(segment, mark):
                 if header.base_offset >= limit.offset:
                     return
                 self._position = position + header.size_bytes
@@ -103,6 +103,13 @@ class PartitionReader:
                 return
             self.offset = max(self.offset, segment.name.end or 0)
             self._segment, finished = None, segment
+
+    def _frames(self, segment: Segment, mark: Mark) -> Iterator[tuple[int, Header]]:
+        try:
+            yield from segment.frames(self._position, _end_of(segment, mark))
+        except DamagedLog:
+            self._segment = None  # the next try opens the file anew: it may have been repaired
+            raise
 
     def _fetch(self, segment: Segment, position: int, header: Header, mark: Mark) -> Fetch | None:
         if not header.rows or header.next_offset <= self.offset:
@@ -143,6 +150,7 @@ class PartitionReader:
                 self._is_aligned = None
             except FileNotFoundError:  # replaced or deleted between the two looks
                 continue
+            self.partition.check_alive()  # so the file is not one of a topic made anew
             self._position = self._segment.position_of(self.offset, _end_of(self._segment, mark))
             return self._segment
 

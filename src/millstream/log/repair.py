@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +21,16 @@ from millstream.log.aborted import AbortedTransactions
 from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder
 from millstream.log.frame import ALIGNMENT, HEADER_BYTES, SPARSE, TRANSACTIONAL, Header, header_at, is_intact
 from millstream.log.mark import Mark, MarkFile, Place
-from millstream.log.retention import delete
-from millstream.log.segment import OFFSET_COLUMN, Segment, SegmentName, header_bytes, segment_names, stored_columns
+from millstream.log.partition import LOCK, MARK, UPKEEP_LOCK
+from millstream.log.segment import (
+    OFFSET_COLUMN,
+    Segment,
+    SegmentName,
+    delete,
+    header_bytes,
+    segment_names,
+    stored_columns,
+)
 
 NOWHERE = Place(0, 0, 0)
 
@@ -49,14 +57,17 @@ class _Salvage:
     whole: bool
 
 
-def repair(folder: Path, number: int, schema: pa.Schema, disk: Disk) -> Repaired:
-    with storage_errors(folder), FileLock(folder / "lock"):
+def repair(
+    folder: Path, number: int, schema: pa.Schema, disk: Disk, on_cut: Callable[[int], None] = lambda _: None
+) -> Repaired:
+    """`on_cut` is told where the partition ends now, before anybody can write there."""
+    with storage_errors(folder), FileLock(folder / UPKEEP_LOCK), FileLock(folder / LOCK):
         mark = _readable_mark(folder, disk)
         found = _salvage_all(folder, mark, schema)
         put_aside = [_replace(part) for part in found if not part.whole]
         active = found[-1] if found else None
         if mark is None or active is None or not active.whole or active.name.base != mark.end.segment:
-            _begin_anew(folder, mark, found, schema, disk)
+            _begin_anew(folder, mark, found, schema, disk, on_cut)
         sync_folder(folder)
         return Repaired(
             partition=number,
@@ -67,9 +78,11 @@ def repair(folder: Path, number: int, schema: pa.Schema, disk: Disk) -> Repaired
 
 
 def _readable_mark(folder: Path, disk: Disk) -> Mark | None:
+    if not (folder / MARK).exists():
+        return None
     try:
-        return MarkFile(folder / "mark", disk).read()
-    except Exception:  # missing, cut short or with a wrong checksum: it is made anew from the frames
+        return MarkFile(folder / MARK, disk).read()
+    except DamagedLog:  # cut short or with a wrong checksum: it is made anew from the frames
         return None
 
 
@@ -183,7 +196,14 @@ def _unused_path(path: Path) -> Path:
     return next(free for free in itertools.chain([path], others) if not free.exists())
 
 
-def _begin_anew(folder: Path, mark: Mark | None, found: list[_Salvage], schema: pa.Schema, disk: Disk) -> None:
+def _begin_anew(
+    folder: Path,
+    mark: Mark | None,
+    found: list[_Salvage],
+    schema: pa.Schema,
+    disk: Disk,
+    on_cut: Callable[[int], None],
+) -> None:
     """A new active segment behind everything, and a new mark."""
     end = max((part.end for part in found), default=mark.end.offset if mark else 0)
     for name in segment_names(folder)[0]:
@@ -196,8 +216,16 @@ def _begin_anew(folder: Path, mark: Mark | None, found: list[_Salvage], schema: 
         last.name.index_path.unlink(missing_ok=True)
     start = Place(end, end, segments.create(SegmentName(end, None, folder), schema, disk))
     made = mark or _mark_from_frames(folder, found, disk)
-    (folder / "mark").unlink(missing_ok=True)
-    MarkFile.create(folder / "mark", replace(made, end=start, synced=start, sequence=made.sequence + 2), disk)
+    on_cut(end)
+    _publish(folder / MARK, replace(made, end=start, synced=start, sequence=made.sequence + 2), disk)
+
+
+def _publish(path: Path, mark: Mark, disk: Disk) -> None:
+    """In place if that can be: whoever has the partition open goes on with the repaired one."""
+    if path.exists() and (marks := MarkFile(path, disk)).is_whole:
+        marks.write(mark, sync=True)
+    else:
+        MarkFile.create(path, mark, disk)
 
 
 def _mark_from_frames(folder: Path, found: list[_Salvage], disk: Disk) -> Mark:

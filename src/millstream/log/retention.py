@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 from millstream.log.frame import NO_TIMESTAMP
-from millstream.log.partition import Partition
-from millstream.log.segment import Segment, SegmentName, segment_names
+from millstream.log.partition import Partition, size_bytes
+from millstream.log.segment import Segment, SegmentName, delete, segment_names
 
 
 def delete_old(partition: Partition, before_us: int | None, bytes_max: int | None) -> list[SegmentName]:
     """Deletes the segments whose newest record is older than a time, and the oldest beyond a total size."""
     if before_us is not None and _newest_active(partition) < before_us:
         partition.roll()
+    mark = partition.marks.read()
+    undecided = min(mark.end.segment, mark.stable.segment)
+    names = segment_names(partition.folder)[0]
+    sizes = [size_bytes(name.path) for name in names]
+    total_bytes = sum(sizes)
     deleted = []
-    while (oldest := _oldest_closed(partition)) is not None:
+    for oldest, size in zip(names, sizes, strict=True):
+        if oldest.base >= undecided:
+            break
         too_old = before_us is not None and _newest_of(oldest) < before_us
-        too_many = bytes_max is not None and partition.size_bytes() > bytes_max
+        too_many = bytes_max is not None and total_bytes > bytes_max
         if not (too_old or too_many):
             break
         if partition.marks.read().synced.segment <= oldest.base:
             partition.sync()  # recovery begins where all was synced, and must find that place
         delete(oldest)
         deleted.append(oldest)
+        total_bytes -= size
     return deleted
 
 
 def delete_replaced(partition: Partition) -> None:
-    """Clears away what compaction has written anew, and drafts of one that was cut short."""
+    """Clears away what compaction has written anew, and drafts of one, or of a repair, that was cut short."""
     for name in segment_names(partition.folder)[1]:
         delete(name)
-    for draft in partition.folder.glob("*.compacting"):
+    for draft in [*partition.folder.glob("*.compacting"), *partition.folder.glob("*.repairing")]:
         draft.unlink(missing_ok=True)
-
-
-def delete(name: SegmentName) -> None:
-    """The segment first: an index without one does no harm."""
-    name.path.unlink(missing_ok=True)
-    name.index_path.unlink(missing_ok=True)
-
-
-def _oldest_closed(partition: Partition) -> SegmentName | None:
-    mark = partition.marks.read()
-    names = segment_names(partition.folder)[0]
-    undecided = mark.stable.segment
-    return names[0] if len(names) > 1 and names[0].base < min(mark.end.segment, undecided) else None
 
 
 def _newest_of(name: SegmentName) -> int:

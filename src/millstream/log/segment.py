@@ -78,6 +78,12 @@ def segment_names(folder: Path) -> tuple[list[SegmentName], list[SegmentName]]:
     return live, replaced
 
 
+def delete(name: SegmentName) -> None:
+    """The segment first: an index without one does no harm."""
+    name.path.unlink(missing_ok=True)
+    name.index_path.unlink(missing_ok=True)
+
+
 def header_bytes(base: int, schema: pa.Schema) -> bytes:
     encoded = schema.serialize().to_pybytes()
     body = struct.pack("<Iq", len(encoded), base) + encoded
@@ -108,16 +114,20 @@ class Segment:
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
-        with name.path.open("rb") as file:
-            self._fd = os.dup(file.fileno())
+        self._fd: int | None = os.open(name.path, os.O_RDONLY | os.O_CLOEXEC)
         self._map: mmap.mmap | None = None
         self._size = 0
         self.first_position = self._read_header()
         self._index: Index | None = None
         self._stored_schemas: dict[int, pa.Schema] = {}
+        if name.end is not None:
+            self._close()  # it never grows, and the map has a descriptor of its own
 
     def __del__(self) -> None:
-        fd = getattr(self, "_fd", None)
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = getattr(self, "_fd", None), None
         if fd is not None:
             os.close(fd)
 
@@ -126,7 +136,9 @@ class Segment:
         return str(self.name.path)
 
     def size_bytes(self) -> int:
-        return os.fstat(self._fd).st_size
+        if self._fd is not None:
+            return os.fstat(self._fd).st_size
+        return self._map.size() if self._map is not None else 0
 
     def _read_header(self) -> int:
         view = self._mapped(0)
@@ -156,7 +168,7 @@ class Segment:
         """The file as bytes, at least up to `to_position` if it is that long."""
         if self._map is None or self._size < to_position:
             size = self.size_bytes()
-            if size > self._size:
+            if size > self._size and self._fd is not None:
                 with storage_errors(self.name.path):
                     self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
                 self._size = size

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from millstream.errors import MillstreamError, NotFound
 from millstream.log.compaction import compact
 from millstream.log.disk import FileLock, storage_errors
-from millstream.log.partition import Partition
+from millstream.log.partition import UPKEEP_LOCK, Partition
 from millstream.log.retention import delete_old, delete_replaced
 from millstream.log.topics import TopicSettings
 
@@ -43,30 +43,45 @@ class Upkeep:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_SECONDS):
-            for name in self._log.topics():
-                if self._stop.is_set():
-                    return
-                try:
-                    self.clean(self._log.topic(name))
-                except NotFound:  # deleted meanwhile
-                    continue
-                except MillstreamError as error:
-                    logger.warning("upkeep of topic '%s' failed and is tried again later: %s", name, error)
+            try:
+                self._round()
+            except Exception as error:  # whatever it is, the next round may do better
+                logger.warning("upkeep failed and is tried again later: %s", error, exc_info=_unforeseen(error))
 
-    def clean(self, topic: Topic) -> None:
+    def _round(self) -> None:
+        for name in self._log.topics():
+            if self._stop.is_set():
+                return
+            try:
+                self.clean(self._log.topic(name))
+            except NotFound:  # deleted meanwhile
+                continue
+            except Exception as error:  # the other topics are kept up all the same
+                logger.warning(
+                    "upkeep of topic '%s' failed and is tried again later: %s", name, error, exc_info=_unforeseen(error)
+                )
+
+    def clean(self, topic: Topic, *, forced: bool = False) -> None:
         """Applies the topic's settings to each partition that no other process is busy with."""
-        for partition in topic.partitions():
-            with FileLock(partition.folder / "upkeep").attempt() as free:
+        for number in range(topic.settings.partitions):
+            partition = topic.partition(number)
+            with storage_errors(partition.folder), FileLock(partition.folder / UPKEEP_LOCK).attempt() as free:
                 if free:
-                    with storage_errors(partition.folder):
-                        clean_partition(partition, topic.settings, time.time())
+                    clean_partition(partition, topic.settings, time.time(), forced=forced)
 
 
-def clean_partition(partition: Partition, settings: TopicSettings, now: float) -> None:
+def _unforeseen(error: Exception) -> bool:
+    return not isinstance(error, MillstreamError)
+
+
+def clean_partition(partition: Partition, settings: TopicSettings, now: float, *, forced: bool = False) -> None:
+    """Called under the lock of upkeep: so the partition cannot be deleted meanwhile, and must not have been before."""
+    partition.check_alive()
     now_us = int(now * 1_000_000)
     delete_replaced(partition)
     if settings.retention is not None or settings.retention_bytes is not None:
         retention_us = None if settings.retention is None else settings.retention // timedelta(microseconds=1)
         delete_old(partition, None if retention_us is None else now_us - retention_us, settings.retention_bytes)
     if settings.compaction:
-        compact(partition, tombstones_before_us=now_us - settings.tombstone_retention // timedelta(microseconds=1))
+        before_us = now_us - settings.tombstone_retention // timedelta(microseconds=1)
+        compact(partition, tombstones_before_us=before_us, forced=forced)

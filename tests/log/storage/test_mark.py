@@ -98,15 +98,6 @@ def test_a_missing_mark_is_refused(folder):
     assert "repair" in refused.value.next_step
 
 
-def test_the_version_changes_with_every_write(tmp_path):
-    marks = marked(tmp_path / "mark", Mark(START, START))
-    seen = {marks.version()}
-    for _ in range(20):
-        marks.write(marks.read(), sync=False)
-        seen.add(marks.version())
-    assert len(seen) == 21
-
-
 def test_what_is_stable_is_below_every_open_transaction():
     mark = Mark(Place(50, 40, 500), START)
     assert mark.stable == mark.end

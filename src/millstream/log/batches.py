@@ -1,0 +1,77 @@
+"""What a consumer hands out: records, singly or as the columns of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from millstream.records import batch_to_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: Any
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one partition as columns: key, value, timestamp, headers."""
+
+    topic: str
+    partition: int
+    offsets: npt.NDArray[np.int64]
+    columns: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def next_offset(self) -> int:
+        return int(self.offsets[-1]) + 1
+
+    def values(self) -> pa.RecordBatch:
+        """The values of a topic with a schema, as a batch of its columns; a tombstone is a row of nulls."""
+        value = self.columns.column("value")
+        if not pa.types.is_struct(value.type):
+            return self.columns.select(["value"])
+        return pa.RecordBatch.from_arrays(value.flatten(), schema=pa.schema(list(value.type)))
+
+    def to_polars(self) -> pl.DataFrame:
+        """The values as a polars frame."""
+        frame = pl.from_arrow(pa.Table.from_batches([self.values()]))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def records(self) -> list[Record]:
+        headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may come more than once
+        rows = batch_to_rows(self.columns.drop_columns(["headers"]))
+        return [
+            Record(self.topic, self.partition, offset, row["timestamp"], row["key"], row["value"], tuple(pairs or ()))
+            for offset, row, pairs in zip(self.offsets.tolist(), rows, headers, strict=True)
+        ]
+
+    def split(self, count: int) -> tuple[Batch, Batch]:
+        first = Batch(self.topic, self.partition, self.offsets[:count], self.columns.slice(0, count))
+        return first, Batch(self.topic, self.partition, self.offsets[count:], self.columns.slice(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Offsets that retention deleted before this consumer read them."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    to_offset: int

@@ -72,6 +72,7 @@ class Channel:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.keyed = topic.settings.compaction
+        self.takes_bytes = not self.keyed  # as they are; a schema's codec reads them when they are stored
         self._codec = codec(topic.settings.codec or "json", topic.settings.schema) if topic.settings.schema else None
         self._names = frozenset(topic.settings.schema.names) if topic.settings.schema else frozenset()
 

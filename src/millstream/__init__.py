@@ -8,18 +8,93 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from millstream.errors import MillstreamError
     from millstream.log import Batch, Broker, Message, Record, connect
+    from millstream.plan.aggregates import (
+        collect,
+        combine,
+        count,
+        distinct_count,
+        first,
+        last,
+        max,
+        mean,
+        min,
+        stddev,
+        sum,
+        top,
+    )
+    from millstream.plan.flow import Flow
+    from millstream.plan.triggers import (
+        after,
+        after_count,
+        after_watermark,
+        all_of,
+        each,
+        every,
+        first_of,
+        in_order,
+        never,
+        repeatedly,
+    )
+    from millstream.plan.watermarks import ascending, bounded, custom, punctuated
+    from millstream.plan.windows import calendar, closed_by, delta, everything, fixed, rows, sessions, sliding
 
 # What `import millstream as ms` offers, and where it lives: loaded when first used, so that the command line is quick.
-_HOME = {
-    "Batch": "millstream.log",
-    "Broker": "millstream.log",
-    "Message": "millstream.log",
-    "MillstreamError": "millstream.errors",
-    "Record": "millstream.log",
-    "connect": "millstream.log",
+_NAMES = {
+    "millstream.errors": "MillstreamError",
+    "millstream.log": "Batch Broker Message Record connect",
+    "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
+    "millstream.plan.flow": "Flow",
+    "millstream.plan.triggers": (
+        "after after_count after_watermark all_of each every first_of in_order never repeatedly"
+    ),
+    "millstream.plan.watermarks": "ascending bounded custom punctuated",
+    "millstream.plan.windows": "calendar closed_by delta everything fixed rows sessions sliding",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = ["Batch", "Broker", "Message", "MillstreamError", "Record", "connect"]
+__all__ = [
+    "Batch",
+    "Broker",
+    "Flow",
+    "Message",
+    "MillstreamError",
+    "Record",
+    "after",
+    "after_count",
+    "after_watermark",
+    "all_of",
+    "ascending",
+    "bounded",
+    "calendar",
+    "closed_by",
+    "collect",
+    "combine",
+    "connect",
+    "count",
+    "custom",
+    "delta",
+    "distinct_count",
+    "each",
+    "every",
+    "everything",
+    "first",
+    "first_of",
+    "fixed",
+    "in_order",
+    "last",
+    "max",
+    "mean",
+    "min",
+    "never",
+    "punctuated",
+    "repeatedly",
+    "rows",
+    "sessions",
+    "sliding",
+    "stddev",
+    "sum",
+    "top",
+]
 
 
 def __getattr__(name: str) -> object:

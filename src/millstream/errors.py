@@ -152,3 +152,33 @@ class DeliveryExpired(MillstreamError):
 
 class ClosedError(MillstreamError):
     """The producer, consumer, queue or log was closed before."""
+
+
+# ---------------------------------------------------------------- what a flow says cannot be done
+
+
+class InvalidPlan(InvalidInput):
+    """A step of a flow that makes no sense where it was written."""
+
+
+class InvalidExpression(InvalidPlan):
+    """A Spark SQL expression that cannot be read, names a missing column, or cannot run."""
+
+
+class InvalidWindow(InvalidPlan):
+    """A window that cannot exist."""
+
+
+class InvalidTrigger(InvalidPlan):
+    """A trigger that makes no sense or can never fire."""
+
+
+class InvalidAggregate(InvalidPlan):
+    """An aggregate that cannot be computed."""
+
+
+# ---------------------------------------------------------------- running a flow
+
+
+class ExpressionFailed(MillstreamError):
+    """An expression has no answer for a row: text that is no number, a division by zero, an overflow."""

@@ -1,0 +1,106 @@
+"""A plan to look at: the same steps in the same order as text, as Mermaid, and as SVG, each under its stable name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from millstream.errors import InvalidInput
+from millstream.plan.drawing import drawn
+from millstream.plan.nodes import Dead, Late, Node, Read, WindowedAggregate, Write
+from millstream.plan.place import users_line, what_exists
+
+Format = Literal["text", "mermaid", "svg"]
+FORMATS = ("text", "mermaid", "svg")
+SHAPES = {"source": ("([", "])"), "sink": ("[(", ")]"), "state": ("[[", "]]"), "side": ("[", "]"), "step": ("[", "]")}
+COLOURS = {
+    "source": "fill:#dbeafe,stroke:#2563eb,color:#0f172a",
+    "step": "fill:#f8fafc,stroke:#64748b,color:#0f172a",
+    "state": "fill:#ede9fe,stroke:#7c3aed,color:#0f172a",
+    "side": "fill:#fef3c7,stroke:#d97706,color:#0f172a",
+    "sink": "fill:#dcfce7,stroke:#16a34a,color:#0f172a",
+}
+
+
+def explained(flow: str, ends: Sequence[Node], format: Format) -> str:
+    """The steps that lead to some nodes."""
+    if format not in FORMATS:
+        raise InvalidInput(
+            f"explain has no format {format!r}",
+            where=users_line(),
+            next_step=what_exists(format, FORMATS, kind="formats"),
+        )
+    steps = in_order(ends)
+    if format == "mermaid":
+        return as_mermaid(steps)
+    if format == "svg":
+        return drawn(flow, steps, {node: kind_of(node) for node in steps})
+    return as_text(flow, steps)
+
+
+def in_order(ends: Sequence[Node]) -> list[Node]:
+    """Every step once, after its inputs."""
+    found: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node not in found:
+            for given in node.inputs:
+                visit(given)
+            found[node] = None
+
+    for end in ends:
+        visit(end)
+    return list(found)
+
+
+def kind_of(node: Node) -> str:
+    if isinstance(node, Read):
+        return "source"
+    if isinstance(node, Write):
+        return "sink"
+    if isinstance(node, Late | Dead):
+        return "side"
+    return "state" if isinstance(node, WindowedAggregate) else "step"
+
+
+def as_text(flow: str, steps: Sequence[Node]) -> str:
+    """One paragraph per step: its name, what it does, where its rows come from, its columns, the user's line."""
+    lines = [f"flow {flow}"]
+    for node in steps:
+        lines += ["", node.name, f"    {node.label}"]
+        if node.inputs:
+            lines.append(f"    from     {', '.join(given.name for given in node.inputs)}")
+        lines.append(f"    columns  {node.schema}")
+        if node.place:
+            lines.append(f"    at       {short_place(node.place)}")
+    return "\n".join(lines) + "\n"
+
+
+def short_place(place: str) -> str:
+    """Relative to the working directory, if it lies there: the same on every machine."""
+    file, _, line = place.rpartition(":")
+    try:
+        return f"{Path(file).relative_to(Path.cwd())}:{line}"
+    except ValueError:
+        return place
+
+
+def as_mermaid(steps: Sequence[Node]) -> str:
+    lines = ["flowchart TD"]
+    ids = {node: f"s{number}" for number, node in enumerate(steps, 1)}
+    for node in steps:
+        opening, closing = SHAPES[kind_of(node)]
+        text = f"<b>{_escaped(node.name)}</b><br/>{_escaped(node.label)}"
+        lines.append(f'    {ids[node]}{opening}"{text}"{closing}:::{kind_of(node)}')
+    for node in steps:
+        arrow = "-.->" if kind_of(node) == "side" else "-->"
+        lines += [f"    {ids[given]} {arrow} {ids[node]}" for given in node.inputs]
+    used = dict.fromkeys(kind_of(node) for node in steps)
+    lines += [f"    classDef {kind} {COLOURS[kind]}" for kind in used]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Mermaid's own escape for what it or HTML would read as more than text."""
+    return "".join(f"#{ord(sign)};" if sign in "\"'#&<>`\\{}[]|;" or sign < " " else sign for sign in text)

@@ -1,0 +1,166 @@
+"""The plan: frozen nodes that say what a flow means. Each has a stable name, the columns it gives, and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.plan.aggregates import Aggregate
+from millstream.plan.expressions import Expression
+from millstream.plan.spark_types import INSTANT as INSTANT
+from millstream.plan.triggers import Trigger
+from millstream.plan.watermarks import Watermark
+from millstream.plan.windows import Window
+from millstream.records import Schema, format_duration
+
+SPAN = pa.struct([("start", INSTANT), ("end", INSTANT)])
+PANE = pa.struct(
+    [
+        ("timing", pa.string()),
+        ("index", pa.int64()),
+        ("on_time_index", pa.int64()),
+        ("first", pa.bool_()),
+        ("last", pa.bool_()),
+    ]
+)
+
+
+class Mode(Enum):
+    """How the panes of a window relate."""
+
+    DISCARDING = "discarding"
+    ACCUMULATING = "accumulating"
+    RETRACTING = "retracting"
+
+
+class PaneTime(Enum):
+    """Which event time a pane has."""
+
+    END_OF_WINDOW = "end_of_window"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    name: str
+    schema: Schema
+    inputs: tuple[Node, ...]
+    place: str | None = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """What the step does, in one line."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Node):
+    source: Any
+    event_time: str | None
+    watermark: Watermark | None
+    changes: bool = False
+    """Whether its rows have weights: one of weight -1 takes an equal row back."""
+
+    @property
+    def label(self) -> str:
+        time = f" by {self.event_time}, {self.watermark}" if self.event_time else ""
+        return f"read {self.source}{time}"
+
+
+@dataclass(frozen=True, eq=False)
+class Where(Node):
+    condition: Expression
+
+    @property
+    def label(self) -> str:
+        return f"where {self.condition}"
+
+
+@dataclass(frozen=True, eq=False)
+class Project(Node):
+    columns: tuple[tuple[str, Expression], ...]
+
+    @property
+    def label(self) -> str:
+        said = [name if str(made) == f"`{name}`" else f"{made} as {name}" for name, made in self.columns]
+        return f"select {', '.join(said)}"
+
+
+@dataclass(frozen=True, eq=False)
+class MapRows(Node):
+    """A user's function: of a row or of a batch, to one row (or batch), to none, or to several."""
+
+    function: Callable[..., Any]
+    per_batch: bool
+    flat: bool
+    batch_type: str = "polars"
+    """What a batch is given as: "polars", a DataFrame, or "arrow", a pyarrow Table. Either may be given back."""
+
+    @property
+    def label(self) -> str:
+        verb = "flat_map" if self.flat else "map"
+        per = f" per {self.batch_type} batch" if self.per_batch else ""
+        return f"{verb} {getattr(self.function, '__name__', 'function')}{per}"
+
+
+@dataclass(frozen=True, eq=False)
+class Union(Node):
+    @property
+    def label(self) -> str:
+        return "union"
+
+
+@dataclass(frozen=True, eq=False)
+class WindowedAggregate(Node):
+    """The four questions: what (aggregates), where (window), when (trigger), how (mode)."""
+
+    keys: tuple[str, ...]
+    window: Window
+    lateness: timedelta
+    pane_time: PaneTime
+    trigger: Trigger
+    mode: Mode
+    aggregates: tuple[tuple[str, Aggregate], ...]
+    arguments: tuple[tuple[str, Expression], ...]
+    """Expressions over the input rows that the aggregates and the window are fed with, by name."""
+
+    @property
+    def label(self) -> str:
+        what = ", ".join(f"{name}={made}" for name, made in self.aggregates)
+        keys = f" per {', '.join(self.keys)}" if self.keys else ""
+        late = f", lateness {format_duration(self.lateness)}" if self.lateness else ""
+        time = f", at {self.pane_time.value}" if self.pane_time is not PaneTime.END_OF_WINDOW else ""
+        return f"{what}{keys} in {self.window}{late}{time} when {self.trigger}, {self.mode.value}"
+
+
+@dataclass(frozen=True, eq=False)
+class Late(Node):
+    """The rows that came too late for the window of its input."""
+
+    @property
+    def label(self) -> str:
+        return "late rows"
+
+
+@dataclass(frozen=True, eq=False)
+class Dead(Node):
+    """The rows that a step before could not handle."""
+
+    @property
+    def label(self) -> str:
+        return "dead letters"
+
+
+@dataclass(frozen=True, eq=False)
+class Write(Node):
+    sink: Any
+
+    @property
+    def label(self) -> str:
+        return f"write {self.sink}"

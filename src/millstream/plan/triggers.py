@@ -1,0 +1,308 @@
+"""When in processing time: a trigger is a value that says when a window sends a pane.
+
+`each`, `every` and `repeatedly` never finish; a trigger that finishes closes its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+from millstream.errors import InvalidTrigger
+from millstream.plan.place import AtUsersLine, users_line
+from millstream.records import duration, format_duration
+
+CHOICES = (
+    "triggers: after_watermark, after, every, after_count, each, repeatedly, first_of, all_of, in_order, "
+    "t.until(u), never"
+)
+Composite = TypeVar("Composite", bound="Trigger")
+
+
+@dataclass(frozen=True)
+class Trigger:
+    def until(self, end: Trigger) -> Until:
+        """Ready with either, finished with either; a pane of the first does not reset the second."""
+        return _that_fires(Until(self, _trigger(end, "until")))
+
+    @property
+    def parts(self) -> tuple[Trigger, ...]:
+        return ()
+
+    @property
+    def can_fire(self) -> bool:
+        """Whether it can ever be ready."""
+        return True
+
+    @property
+    def can_finish(self) -> bool:
+        """Whether it can ever finish, and so close its window or begin the next of `in_order`."""
+        return True
+
+    def walk(self) -> Iterator[Trigger]:
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+
+@dataclass(frozen=True)
+class AfterWatermark(Trigger):
+    early: Trigger | None = None
+    late: Trigger | None = None
+
+    @property
+    def parts(self) -> tuple[Trigger, ...]:
+        return tuple(part for part in (self.early, self.late) if part is not None)
+
+    @property
+    def can_finish(self) -> bool:
+        return self.late is None
+
+    def __str__(self) -> str:
+        said = [f"{name}={part}" for name, part in (("early", self.early), ("late", self.late)) if part is not None]
+        return f"after_watermark({', '.join(said)})"
+
+
+@dataclass(frozen=True)
+class After(Trigger):
+    delay: timedelta
+
+    def __str__(self) -> str:
+        return f"after({format_duration(self.delay)})"
+
+
+@dataclass(frozen=True)
+class Every(Trigger):
+    interval: timedelta
+
+    @property
+    def can_finish(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"every({format_duration(self.interval)})"
+
+
+@dataclass(frozen=True)
+class AfterCount(Trigger):
+    count: int
+
+    def __str__(self) -> str:
+        return f"after_count({self.count})"
+
+
+@dataclass(frozen=True)
+class Each(Trigger):
+    @property
+    def can_finish(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "each()"
+
+
+@dataclass(frozen=True)
+class Never(Trigger):
+    @property
+    def can_fire(self) -> bool:
+        return False
+
+    @property
+    def can_finish(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "never()"
+
+
+@dataclass(frozen=True)
+class Repeatedly(Trigger):
+    trigger: Trigger
+
+    @property
+    def parts(self) -> tuple[Trigger, ...]:
+        return (self.trigger,)
+
+    @property
+    def can_fire(self) -> bool:
+        return self.trigger.can_fire
+
+    @property
+    def can_finish(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"repeatedly({self.trigger})"
+
+
+@dataclass(frozen=True)
+class _Composite(Trigger):
+    triggers: tuple[Trigger, ...]
+
+    @property
+    def parts(self) -> tuple[Trigger, ...]:
+        return self.triggers
+
+
+@dataclass(frozen=True)
+class FirstOf(_Composite):
+    @property
+    def can_fire(self) -> bool:
+        return any(part.can_fire for part in self.triggers)
+
+    @property
+    def can_finish(self) -> bool:
+        return any(part.can_finish for part in self.triggers)
+
+    def __str__(self) -> str:
+        return f"first_of({', '.join(map(str, self.triggers))})"
+
+
+@dataclass(frozen=True)
+class AllOf(_Composite):
+    @property
+    def can_fire(self) -> bool:
+        return all(part.can_fire for part in self.triggers)
+
+    @property
+    def can_finish(self) -> bool:
+        return all(part.can_finish for part in self.triggers)
+
+    def __str__(self) -> str:
+        return f"all_of({', '.join(map(str, self.triggers))})"
+
+
+@dataclass(frozen=True)
+class InOrder(_Composite):
+    @property
+    def can_fire(self) -> bool:
+        return self.triggers[0].can_fire
+
+    @property
+    def can_finish(self) -> bool:
+        return all(part.can_finish for part in self.triggers)
+
+    def __str__(self) -> str:
+        return f"in_order({', '.join(map(str, self.triggers))})"
+
+
+@dataclass(frozen=True)
+class Until(Trigger):
+    trigger: Trigger
+    end: Trigger
+
+    @property
+    def parts(self) -> tuple[Trigger, ...]:
+        return (self.trigger, self.end)
+
+    @property
+    def can_fire(self) -> bool:
+        return any(part.can_fire for part in self.parts)
+
+    @property
+    def can_finish(self) -> bool:
+        return any(part.can_finish for part in self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.trigger}.until({self.end})"
+
+
+# ---------------------------------------------------------------- what a user writes
+
+
+def after_watermark(early: Trigger | None = None, late: Trigger | None = None) -> AfterWatermark:
+    """When the watermark reaches the window's end; `early` before and `late` after it, again and again."""
+    for name, part in (("early", early), ("late", late)):
+        if part is not None:
+            _trigger(part, name)
+    return AfterWatermark(early, late)
+
+
+def after(delay: str | timedelta) -> After:
+    """So long after the pane's first row came."""
+    return After(_positive(delay, "delay"))
+
+
+def every(interval: str | timedelta) -> Every:
+    """At multiples of the interval since 1970, when rows wait."""
+    return Every(_positive(interval, "interval"))
+
+
+def after_count(count: int) -> AfterCount:
+    """When so many rows have come."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise _refuse(f"a count is a whole number from 1 on, not {count!r}", "for example after_count(100)")
+    return AfterCount(count)
+
+
+def each() -> Each:
+    """With every row."""
+    return Each()
+
+
+def never() -> Never:
+    """Not at all: the window is sent once, complete, when it expires."""
+    return Never()
+
+
+def repeatedly(trigger: Trigger) -> Repeatedly:
+    """Again and again: when the trigger finishes it begins anew."""
+    if not _trigger(trigger, "repeatedly").can_fire:
+        raise _refuse(f"{trigger} can never fire, also not repeatedly", "write never() by itself")
+    return Repeatedly(trigger)
+
+
+def first_of(*triggers: Trigger) -> FirstOf:
+    """Ready, and finished, with the first of them."""
+    return _that_fires(FirstOf(_several(triggers, "first_of")))
+
+
+def all_of(*triggers: Trigger) -> AllOf:
+    """Ready, and finished, when all of them are."""
+    return _that_fires(AllOf(_several(triggers, "all_of")))
+
+
+def in_order(*triggers: Trigger) -> InOrder:
+    """One after the other: the next begins when the one before has finished."""
+    ordered = _several(triggers, "in_order")
+    for trigger in ordered[:-1]:
+        if not trigger.can_finish:
+            raise _refuse(
+                f"{trigger} never finishes, so what follows it in in_order would never begin",
+                "put it last, or end it with .until(…)",
+            )
+    return _that_fires(InOrder(ordered))
+
+
+def _several(triggers: tuple[Trigger, ...], what: str) -> tuple[Trigger, ...]:
+    if not triggers:
+        raise _refuse(f"{what} needs at least one trigger", CHOICES)
+    return tuple(_trigger(trigger, what) for trigger in triggers)
+
+
+def _trigger(value: object, what: str) -> Trigger:
+    if isinstance(value, Trigger):
+        return value
+    name = getattr(value, "__name__", "")
+    hint = f"call it: {name}(…)" if callable(value) and name in CHOICES else CHOICES
+    raise _refuse(f"{what} takes a trigger, not {value!r}", hint)
+
+
+def _that_fires(trigger: Composite) -> Composite:
+    if not trigger.can_fire:
+        raise _refuse(f"{trigger} can never fire", "write never() by itself, or leave it out")
+    return trigger
+
+
+def _positive(span: str | timedelta, what: str) -> timedelta:
+    with AtUsersLine():
+        long = duration(span, what=what)
+    if long <= timedelta(0):
+        raise _refuse(f"{what} must be longer than nothing", "for example '1 minute', or each() for every row")
+    return long
+
+
+def _refuse(what: str, next_step: str) -> InvalidTrigger:
+    return InvalidTrigger(what, where=users_line(), next_step=next_step)

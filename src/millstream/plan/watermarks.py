@@ -1,0 +1,90 @@
+"""How complete a stream is: a watermark strategy says what a source partition's rows tell about its event time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from millstream.errors import InvalidInput
+from millstream.plan.place import AtUsersLine, users_line
+from millstream.records import duration, format_duration
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """A strategy; a partition that sends nothing for `idle` of processing time does not hold the others back."""
+
+    idle: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class Bounded(Watermark):
+    delay: timedelta = timedelta(0)
+
+    def __str__(self) -> str:
+        return f"bounded({format_duration(self.delay)})" if self.delay else "ascending()"
+
+
+@dataclass(frozen=True)
+class Punctuated(Watermark):
+    expression: str = ""
+
+    def __str__(self) -> str:
+        return f"punctuated({self.expression})"
+
+
+@dataclass(frozen=True)
+class Custom(Watermark):
+    function: Callable[[list[dict[str, Any]]], datetime | None] | None = None
+
+    def __str__(self) -> str:
+        return f"custom({getattr(self.function, '__name__', 'function')})"
+
+
+def bounded(delay: str | timedelta, *, idle: str | timedelta | None = None) -> Bounded:
+    """Rows come at most `delay` out of order: the watermark is a partition's newest event time less that."""
+    with AtUsersLine():
+        return Bounded(_idle(idle), duration(delay, what="delay"))
+
+
+def ascending(*, idle: str | timedelta | None = None) -> Bounded:
+    """Event times never go back within a partition."""
+    return Bounded(_idle(idle), timedelta(0))
+
+
+def punctuated(expression: str, *, idle: str | timedelta | None = None) -> Punctuated:
+    """The rows say it themselves: the expression gives the watermark, or null where a row says nothing."""
+    if not isinstance(expression, str) or not expression.strip():
+        raise InvalidInput(
+            f"punctuated takes a Spark SQL expression as text, not {expression!r}",
+            where=users_line(),
+            next_step="for example punctuated(\"case when kind = 'mark' then at end\")",
+        )
+    return Punctuated(_idle(idle), expression)
+
+
+def custom(
+    function: Callable[[list[dict[str, Any]]], datetime | None], *, idle: str | timedelta | None = None
+) -> Custom:
+    """A function of a partition's new rows gives the watermark, or None if they say nothing."""
+    if not callable(function):
+        raise InvalidInput(
+            f"custom takes a function, not {function!r}",
+            where=users_line(),
+            next_step="a function of a list of rows that gives a datetime, or None",
+        )
+    return Custom(_idle(idle), function)
+
+
+def _idle(idle: str | timedelta | None) -> timedelta | None:
+    if idle is None:
+        return None
+    with AtUsersLine():
+        quiet = duration(idle, what="idle")
+    if quiet <= timedelta(0):
+        raise InvalidInput(
+            "idle must be longer than nothing", where=users_line(), next_step="leave it out: no partition is then idle"
+        )
+    return quiet

@@ -1,0 +1,226 @@
+"""Where in event time: a window is a value that says how rows are grouped in time; operators give it its meaning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from millstream.errors import InvalidWindow
+from millstream.plan.place import AtUsersLine, users_line, what_exists
+from millstream.records import duration, format_duration
+
+Time = Literal["event", "processing"]
+CALENDAR_UNITS = ("day", "week", "month", "quarter", "year")
+MICROSECOND = timedelta(microseconds=1)
+
+
+def microseconds(span: timedelta) -> int:
+    return span // MICROSECOND
+
+
+@dataclass(frozen=True)
+class Window:
+    """What all windows have in common."""
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the watermark can reach its end: windows that rows close have none of their own."""
+        return True
+
+    @property
+    def merges(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Fixed(Window):
+    size: timedelta
+    offset: timedelta = timedelta(0)
+    time: Time = "event"
+
+    def __str__(self) -> str:
+        return f"fixed({format_duration(self.size)})" + _suffix(self.offset, self.time)
+
+
+@dataclass(frozen=True)
+class Sliding(Window):
+    size: timedelta
+    every: timedelta
+    offset: timedelta = timedelta(0)
+    time: Time = "event"
+
+    def __str__(self) -> str:
+        return f"sliding({format_duration(self.size)} every {format_duration(self.every)})" + _suffix(
+            self.offset, self.time
+        )
+
+
+@dataclass(frozen=True)
+class Sessions(Window):
+    gap: timedelta
+    time: Time = "event"
+
+    @property
+    def merges(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return f"sessions({format_duration(self.gap)})" + _suffix(timedelta(0), self.time)
+
+
+@dataclass(frozen=True)
+class Calendar(Window):
+    unit: str
+    tz: str = "UTC"
+    time: Time = "event"
+
+    def __str__(self) -> str:
+        return f"calendar({self.unit}, {self.tz})" + _suffix(timedelta(0), self.time)
+
+
+@dataclass(frozen=True)
+class Rows(Window):
+    count: int
+    every: int
+
+    @property
+    def has_end(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"rows({self.count})" if self.every == self.count else f"rows({self.count} every {self.every})"
+
+
+@dataclass(frozen=True)
+class Delta(Window):
+    column: str
+    threshold: float
+
+    @property
+    def has_end(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"delta({self.column}, {self.threshold})"
+
+
+@dataclass(frozen=True)
+class ClosedBy(Window):
+    predicate: str
+
+    @property
+    def has_end(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"closed_by({self.predicate})"
+
+
+@dataclass(frozen=True)
+class Everything(Window):
+    def __str__(self) -> str:
+        return "everything()"
+
+
+def _suffix(offset: timedelta, time: Time) -> str:
+    said = f" offset {format_duration(offset)}" if offset else ""
+    return said + (" in processing time" if time == "processing" else "")
+
+
+# ---------------------------------------------------------------- what a user writes
+
+
+def fixed(size: str | timedelta, *, offset: str | timedelta = timedelta(0), time: Time = "event") -> Fixed:
+    """Windows of one size, one after the other: [0, size), [size, 2·size) … since 1970, moved by `offset`."""
+    long = _positive(size, "size")
+    return Fixed(long, _offset(offset, long), _time(time))
+
+
+def sliding(
+    size: str | timedelta, every: str | timedelta, *, offset: str | timedelta = timedelta(0), time: Time = "event"
+) -> Sliding:
+    """A window of `size` begins every `every`: they overlap, or sample with gaps if `every` is larger."""
+    long, period = _positive(size, "size"), _positive(every, "every")
+    return Sliding(long, period, _offset(offset, period), _time(time))
+
+
+def sessions(gap: str | timedelta, *, time: Time = "event") -> Sessions:
+    """Rows of a key that follow one another by at most `gap` belong together."""
+    return Sessions(_positive(gap, "gap"), _time(time))
+
+
+def calendar(unit: str, *, tz: str = "UTC", time: Time = "event") -> Calendar:
+    """Days, weeks (from Monday), months, quarters or years of a time zone; days have 23, 24 or 25 hours."""
+    if unit not in CALENDAR_UNITS:
+        raise _refuse(f"there is no calendar window {unit!r}", what_exists(unit, CALENDAR_UNITS, kind="units"))
+    try:
+        ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError, AttributeError):
+        near = [name for name in sorted(available_timezones()) if str(tz).lower() in name.lower()][:5]
+        hint = f"did you mean {', '.join(near)}?" if near else "use a name such as Europe/Berlin"
+        raise _refuse(f"there is no time zone {tz!r}", hint) from None
+    return Calendar(unit, tz, _time(time))
+
+
+def rows(count: int, *, every: int | None = None) -> Rows:
+    """Windows of `count` rows of a key, in the order they came; a new one begins every `every` rows."""
+    period = count if every is None else every
+    for name, value in (("count", count), ("every", period)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise _refuse(f"{name} is a whole number from 1 on, not {value!r}", "for example rows(100, every=10)")
+    return Rows(count, period)
+
+
+def delta(column: str, threshold: float) -> Delta:
+    """A new window begins with the row whose `column` differs by `threshold` or more from the window's first."""
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < math.inf:
+        raise _refuse(f"a threshold is a number above 0, not {threshold!r}", "for example delta('speed', 10)")
+    return Delta(_text(column, "delta takes a column", "delta('speed', 10)"), threshold)
+
+
+def closed_by(predicate: str) -> ClosedBy:
+    """A row that satisfies the predicate is the last of its window."""
+    return ClosedBy(_text(predicate, "closed_by takes a condition", "closed_by(\"kind = 'end'\")"))
+
+
+def everything() -> Everything:
+    """One window without beginning or end."""
+    return Everything()
+
+
+def _text(value: object, what: str, example: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _refuse(f"{what} as text, not {value!r}", f"for example {example}")
+    return value
+
+
+def _positive(span: str | timedelta, what: str) -> timedelta:
+    with AtUsersLine():
+        long = duration(span, what=what)
+    if long <= timedelta(0):
+        raise _refuse(f"{what} must be longer than nothing", "for example '1 minute'")
+    return long
+
+
+def _offset(offset: str | timedelta, size: timedelta) -> timedelta:
+    with AtUsersLine():
+        moved = duration(offset, what="offset")
+    if moved >= size:
+        raise _refuse(
+            f"an offset of {format_duration(moved)} is not smaller than {format_duration(size)}",
+            "windows repeat: use the rest of the division",
+        )
+    return moved
+
+
+def _time(time: Time) -> Time:
+    if time not in ("event", "processing"):
+        raise _refuse(f"time is 'event' or 'processing', not {time!r}", "time='processing' takes the time a row came")
+    return time
+
+
+def _refuse(what: str, next_step: str | None) -> InvalidWindow:
+    return InvalidWindow(what, where=users_line(), next_step=next_step)

@@ -1,0 +1,240 @@
+"""Every mistake in a flow is refused in the call that makes it, with the user's line, what exists, and a next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidInput, MillstreamError
+from millstream.plan.flow import Flow, Stream
+
+SCHEMA = "user string, team string, score int, ok boolean, tags map<string,string>, spot struct<x:int>, at timestamp"
+
+
+def stream(event_time: str | None = "at", flow: Flow | None = None, source: str = "scores") -> Stream:
+    return (flow or ms.Flow("f")).read(source, SCHEMA, event_time)
+
+
+def panes(keyed: bool = True) -> Any:
+    rows = stream()
+    return (rows.key_by("team") if keyed else rows).window(ms.fixed("1 minute"))
+
+
+def two_writes() -> None:
+    rows = stream()
+    rows.write("out")
+    rows.write("out")
+
+
+def two_flows() -> None:
+    stream().union(stream(flow=ms.Flow("g")))
+
+
+def different() -> None:
+    flow = ms.Flow("f")
+    flow.read("a", "x int, y int").union(flow.read("b", "x bigint, z int"))
+
+
+def other_order() -> None:
+    flow = ms.Flow("f")
+    flow.read("a", "x int, y int").union(flow.read("b", "y int, x int"))
+
+
+def two_names() -> None:
+    stream().where("ok", name="good").where("ok", name="good")
+
+
+def taken_name() -> None:
+    stream().where("ok").where("ok", name="where")
+
+
+def loop() -> None:
+    stream().write("scores")
+
+
+def loop_the_other_way() -> None:
+    rows = stream()
+    rows.write("out")
+    rows.flow.read("out", "x int")
+
+
+def some_without_time() -> None:
+    flow = ms.Flow("f")
+    stream(flow=flow).union(stream(None, flow, "more")).window(ms.fixed("1 minute"))
+
+
+def panes_without_time() -> None:
+    stream().window(ms.everything()).agg(n=ms.count()).window(ms.fixed("1 minute"))
+
+
+async def later(row: Any) -> Any:
+    return row
+
+
+REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
+    # flows, sources and sinks
+    (lambda: ms.Flow("a b"), "'a b' is not a name for a flow", "letters"),
+    (lambda: ms.Flow(3), "3 is not a name for a flow", "letters"),  # type: ignore[arg-type]
+    (lambda: ms.Flow("f").read("a b", "x int"), "'a b' is not a topic to read", "letters"),
+    (lambda: ms.Flow("f").read(None, "x int"), "None is not a topic to read", "letters"),
+    (lambda: ms.Flow("f").read("a", "x strange"), "strange", ""),
+    (lambda: ms.Flow("f").read("a", 3), "a schema is a text", "write for example"),  # type: ignore[arg-type]
+    (lambda: ms.Flow("f").read("a", SCHEMA, "att"), "there is no column 'att'", "did you mean 'at'? columns"),
+    (lambda: ms.Flow("f").read("a", SCHEMA, "score"), "event_time 'score' is int", "of type timestamp: at"),
+    (lambda: ms.Flow("f").read("a", "x int", None, ms.ascending()), "about event time", "event_time='…'"),
+    (lambda: ms.Flow("f").read("a", SCHEMA, "at", "1 s"), "is not a watermark", "bounded"),  # type: ignore[arg-type]
+    (lambda: ms.Flow("f").read("a", SCHEMA, "at", ms.punctuated("score")), "'score' is int", ""),
+    (lambda: ms.Flow("f").read("a", SCHEMA, "at", ms.punctuated("att")), "no column 'att'", "did you mean 'at'?"),
+    (lambda: stream().write(""), "'' is not a topic to write", "letters"),
+    (two_writes, "two streams are written to out, the other at", "union"),
+    (loop, "the flow reads and writes 'scores'", "another topic"),
+    (loop_the_other_way, "the flow reads and writes 'out'", "another topic"),
+    (lambda: ms.Flow("f").check(), "the flow 'f' writes nothing", ".write("),
+    (lambda: ms.Flow("f").explain(), "the flow 'f' writes nothing", ".write("),
+    (lambda: stream().explain("png"), "no format 'png'", "text, mermaid, svg"),  # type: ignore[arg-type]
+    # names
+    (two_names, "there are two steps named 'good'", "choose another"),
+    (taken_name, "there are two steps named 'where'", "choose another"),
+    (lambda: stream().where("ok", name="a b"), "'a b' is not a name for a step", "letters"),
+    # row by row
+    (lambda: stream().where("scor > 1"), "there is no column 'scor'", "did you mean 'score'?"),
+    (lambda: stream().where("score"), "'score' is int, and a condition is true or false", "compare"),
+    (lambda: stream().where(3), "an expression is Spark SQL text, not 3", ""),  # type: ignore[arg-type]
+    (lambda: stream().select(), "select needs at least one column", "columns that exist: user"),
+    (lambda: stream().select("usr"), "there is no column 'usr'", "did you mean 'user'?"),
+    (lambda: stream().select("score + 1"), "there is no column 'score + 1'", "name='expression'"),
+    (lambda: stream().select("user", "user"), "user", ""),
+    (lambda: stream().select("user", USER="team"), "USER", ""),
+    (lambda: stream().select(x="rand()"), "repeatable", ""),
+    (lambda: stream().with_column("", "1"), "a column has a name", ""),
+    (lambda: stream().with_column("x", "sum(score)"), "more than one row", ".agg"),
+    (lambda: stream().map("score + 1"), "map takes a function", "select("),  # type: ignore[arg-type]
+    (lambda: stream().flat_map(3), "flat_map takes a function", "lambda"),  # type: ignore[arg-type]
+    (lambda: stream().map(later), "this one is async", "asyncio.run"),
+    (lambda: stream().map(len, batch="pandas"), "batch is True, False", "polars"),  # type: ignore[arg-type]
+    (lambda: stream().map(len, "x strange"), "strange", ""),
+    (lambda: stream().split({}), "split takes branches", "rest="),
+    (lambda: stream().split({"a b": "ok"}), "'a b' is not a name for a branch", "letters"),
+    (lambda: stream().split({"a": "ok"}, rest="a"), "two branches named 'a'", "taken: a"),
+    (lambda: stream().split({"a": "score"}), "a condition is true or false", ""),
+    (lambda: stream().union(), "two streams or more", "a.union(b)"),
+    (lambda: stream().union("b"), "'b' is none", "a.union(b)"),  # type: ignore[arg-type]
+    (two_flows, "within one flow", "topic"),
+    (different, "'y' is missing in one; 'z' is missing in one; 'x' is int and bigint", "select"),
+    (other_order, "the order is x, y and y, x", "select"),
+    (lambda: stream().where("ok").dead, "the step 'where' (where) has no dead letters", "map"),
+    # grouping
+    (lambda: stream().key_by(), "key_by needs a column", "columns that exist"),
+    (lambda: stream().key_by("tem"), "there is no column 'tem'", "did you mean 'team'?"),
+    (lambda: stream().key_by("team", "team"), "stands twice", ""),
+    (lambda: stream().key_by("tags"), "'tags' is map<string,string>, which cannot be a key", "with_column"),
+    (lambda: panes().agg(n=ms.count()).key_by("window"), "cannot be a key", "window.start"),
+    (lambda: panes().agg(n=ms.count()).key_by("weight"), "a key cannot be named 'weight'", "select"),
+    (lambda: stream().window("1 minute"), "'1 minute' is not a window", "fixed"),  # type: ignore[arg-type]
+    (lambda: stream().window(ms.fixed("1 m"), timestamp="end"), "timestamp is one of end_of_window", ""),
+    (lambda: stream().window(ms.fixed("1 m"), allowed_lateness="-1 s"), "allowed_lateness '-1 s' is negative", ""),
+    (lambda: stream().window(ms.fixed("1 m"), allowed_lateness=timedelta(-1)), "negative", ""),
+    (lambda: stream().window(ms.fixed("1 m"), allowed_lateness=5), "allowed_lateness", "unit"),  # type: ignore[arg-type]
+    (lambda: stream().window(ms.rows(3), allowed_lateness="1 s"), "rows(3) has no end", "leave allowed_lateness"),
+    (lambda: stream().window(ms.everything(), allowed_lateness="1 s"), "has no end", "leave allowed_lateness"),
+    (lambda: stream(None).window(ms.fixed("1 m")), "the rows of 'read_scores' have none", "time='processing'"),
+    (lambda: stream(None).where("ok").window(ms.rows(2)), "the rows of 'read_scores' have none", "event_time='…'"),
+    (some_without_time, "the rows of 'read_more' have none", "event_time='…'"),
+    (panes_without_time, "the panes of everything() have none", "timestamp='latest'"),
+    (lambda: stream().window(ms.delta("user", 1)), "delta needs a number, and 'user' is string", "score"),
+    (lambda: stream().window(ms.delta("scor", 1)), "there is no column 'scor'", "did you mean 'score'?"),
+    (lambda: stream().window(ms.closed_by("score")), "a condition is true or false", ""),
+    (lambda: panes().trigger(ms.each), "is not a trigger", "after_watermark"),
+    # aggregates
+    (lambda: panes().agg(), "agg needs at least one aggregate", "ms.sum"),
+    (lambda: panes().agg(ms.count()), "agg takes aggregates by name", "n=ms.count()"),
+    (lambda: panes().agg(n="count"), "n='count' is not an aggregate", "ms.sum"),
+    (lambda: panes().agg(window=ms.count()), "a pane has a column 'window' already", "other than"),
+    (lambda: panes().agg(Weight=ms.count()), "a pane has a column 'Weight' already", "other than"),
+    (lambda: panes().agg(team=ms.count()), "a pane has a column 'team' already", "other than"),
+    (lambda: panes().agg(n=ms.count(), N=ms.count()), "N", ""),
+    (lambda: panes().agg(x=ms.sum("scor")), "there is no column 'scor'", "did you mean 'score'?"),
+    (lambda: panes().agg(x=ms.sum("user")), "sum needs a number, and 'user' is string", "cast"),
+    (lambda: panes().agg(x=ms.mean("ok")), "mean needs a number, and 'ok' is boolean", "cast"),
+    (lambda: panes().agg(x=ms.stddev("at")), "stddev needs a number", "cast"),
+    (lambda: panes().agg(x=ms.min("tags")), "min needs something that has an order", ""),
+    (lambda: panes().agg(x=ms.max("spot")), "max needs something that has an order", ""),
+    (lambda: panes().agg(x=ms.top("tags", 2)), "top needs something that has an order", ""),
+    (lambda: panes().agg(x=ms.top("user", 2, by="spot")), "and 'spot' is struct<x:int>", ""),
+    (lambda: panes().agg(x=ms.distinct_count("tags")), "anything but a map", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mistake", "what", "next_step"), REFUSALS, ids=[what for _, what, _ in REFUSALS])
+def test_a_mistake_is_refused_where_it_is_made(mistake: Callable[[], Any], what: str, next_step: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        mistake()
+    assert what in refused.value.what
+    assert next_step in (refused.value.next_step or "")
+    code = mistake.__code__
+    assert refused.value.where
+    file, line = refused.value.where.split(", ")[0].rsplit(":", 1)
+    assert file == __file__
+    assert code.co_firstlineno <= int(line) <= max(number or 0 for _, _, number in code.co_lines())
+
+
+def test_everything_legal_is_legal() -> None:
+    rows = stream()
+    for window in (ms.everything(), ms.rows(3), ms.delta("score", 2.5), ms.closed_by("ok"), ms.sessions("1 m")):
+        rows.window(window).agg(n=ms.count())
+    for trigger in (ms.after_watermark(), ms.never(), ms.after_count(2).until(ms.never())):
+        rows.window(ms.everything()).trigger(trigger).agg(n=ms.count())
+    stream(None).window(ms.fixed("1 minute", time="processing")).agg(n=ms.count())
+    stream().window(ms.everything(), timestamp="latest").agg(n=ms.count()).window(ms.fixed("1 m")).agg(n=ms.count())
+
+
+def test_the_columns_of_steps() -> None:
+    rows = stream()
+    assert rows.select("user", twice="score * 2").schema.ddl == "user string, twice int"
+    assert rows.select("user").with_column("USER", "length(user)").schema.ddl == "USER int"
+    assert rows.select("user").with_column("n", "1L").schema.ddl == "user string, n bigint"
+    assert rows.map(len, "n int").schema.ddl == "n int"
+    totals = rows.key_by("team").window(ms.fixed("1 m")).agg(total=ms.sum("score"), best=ms.top("user", 2, by="score"))
+    assert totals.schema.names == ("team", "window", "pane", "weight", "total", "best", "event_time")
+    assert totals.late.schema.names == (*rows.schema.names, "window", "reason")
+
+
+def test_a_union_may_be_null_where_one_of_its_inputs_may() -> None:
+    flow = ms.Flow("f")
+    joined = flow.read("a", "x int not null").union(flow.read("b", "x int"))
+    assert joined.schema.ddl == "x int"
+
+
+def named(flow: Flow) -> list[str]:
+    rows = stream(flow=flow)
+    good = rows.where("ok").where("score > 0").where("score > 1", name="where_4").where("score > 2")
+    totals = good.key_by("team").window(ms.fixed("1 m")).agg(n=ms.count(), name="totals")
+    branches = rows.split({"big": "score > 9"}, rest="small")
+    mapped = rows.map(lambda row: row)
+    ends = [good, totals, totals.late, totals.late, *branches.values(), mapped.dead]
+    return [end.node.name for end in ends]
+
+
+def test_names_are_stable() -> None:
+    """Goal: state survives, so names do not depend on anything but the flow. A user's name wins; a number skips it."""
+    expected = ["where_3", "totals", "totals.late", "totals.late", "split_big", "split_small", "map.dead"]
+    assert named(ms.Flow("f")) == expected
+    assert named(ms.Flow("f")) == expected
+
+
+def test_a_numbered_name_avoids_the_users() -> None:
+    rows = stream().where("ok", name="where_2").where("ok").where("ok")
+    assert rows.node.name == "where_3"
+
+
+def test_a_refusal_says_all_three() -> None:
+    with pytest.raises(MillstreamError) as refused:
+        stream().where("scor > 1")
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "there is no column 'scor', in 'scor > 1'"
+    assert lines[1].startswith(f"  where: {__file__}:")
+    assert lines[2].startswith("  next:  did you mean 'score'? columns that exist: user, team, score")

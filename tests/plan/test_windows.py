@@ -1,0 +1,90 @@
+"""A window is a value: equal if it says the same, readable, and refused at the user's line if it cannot exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidInput
+from millstream.plan import windows
+
+MINUTE = timedelta(minutes=1)
+
+
+def test_windows_are_values() -> None:
+    assert ms.fixed("1 minute") == ms.fixed(MINUTE) == windows.Fixed(MINUTE)
+    assert ms.sliding("1 hour", "1 minute") == windows.Sliding(timedelta(hours=1), MINUTE)
+    assert ms.rows(3) == windows.Rows(3, 3)
+    assert ms.rows(3, every=5) == windows.Rows(3, 5)
+    assert ms.fixed("1 minute") != ms.fixed("1 minute", time="processing")
+    assert len({ms.everything(), ms.everything()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("window", "said"),
+    [
+        (ms.fixed("90 seconds"), "fixed(1 minute 30 seconds)"),
+        (ms.fixed("1 hour", offset="5 minutes"), "fixed(1 hour) offset 5 minutes"),
+        (ms.fixed("1 hour", time="processing"), "fixed(1 hour) in processing time"),
+        (ms.sliding("1 hour", "5 minutes"), "sliding(1 hour every 5 minutes)"),
+        (ms.sessions("10 minutes"), "sessions(10 minutes)"),
+        (ms.calendar("week", tz="Europe/Berlin"), "calendar(week, Europe/Berlin)"),
+        (ms.rows(3), "rows(3)"),
+        (ms.rows(3, every=1), "rows(3 every 1)"),
+        (ms.delta("speed", 2.5), "delta(speed, 2.5)"),
+        (ms.closed_by("kind = 'end'"), "closed_by(kind = 'end')"),
+        (ms.everything(), "everything()"),
+    ],
+)
+def test_a_window_says_what_it_is(window: windows.Window, said: str) -> None:
+    assert str(window) == said
+
+
+def test_which_windows_end_and_merge() -> None:
+    assert [w.has_end for w in (ms.fixed("1 s"), ms.everything(), ms.rows(1), ms.delta("x", 1), ms.closed_by("x"))] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+    assert ms.sessions("1 s").merges
+    assert not ms.fixed("1 s").merges
+
+
+@pytest.mark.parametrize(
+    ("mistake", "what", "next_step"),
+    [
+        (lambda: ms.fixed("0 seconds"), "size must be longer than nothing", "1 minute"),
+        (lambda: ms.fixed("-1 second"), "'-1 second' is negative", "zero or more"),
+        (lambda: ms.fixed("soon"), "'soon' cannot be read", "90 seconds"),
+        (lambda: ms.fixed(60), "the size is a text or a timedelta, not int", "90 seconds"),
+        (lambda: ms.fixed("1 month"), "no fixed length", "calendar window"),
+        (lambda: ms.fixed("1 minute", offset="1 minute"), "offset of 1 minute is not smaller than 1 minute", "rest"),
+        (lambda: ms.fixed("1 minute", offset="-1 s"), "'-1 s' is negative", ""),
+        (lambda: ms.fixed("1 minute", time="wall"), "time is 'event' or 'processing', not 'wall'", "processing"),
+        (lambda: ms.sliding("1 minute", "0 s"), "every must be longer than nothing", ""),
+        (lambda: ms.sliding("1 hour", "1 minute", offset="2 minutes"), "not smaller than 1 minute", ""),
+        (lambda: ms.sessions("0 s"), "gap must be longer than nothing", ""),
+        (lambda: ms.calendar("moth"), "no calendar window 'moth'", "did you mean 'month'?"),
+        (lambda: ms.calendar(3), "no calendar window 3", "day, week, month, quarter, year"),
+        (lambda: ms.calendar("day", tz="berlin"), "no time zone 'berlin'", "Europe/Berlin"),
+        (lambda: ms.calendar("day", tz=3), "no time zone 3", ""),
+        (lambda: ms.rows(0), "count is a whole number from 1 on, not 0", "rows(100"),
+        (lambda: ms.rows(True), "count is a whole number", ""),
+        (lambda: ms.rows(2.5), "count is a whole number", ""),
+        (lambda: ms.rows(3, every=-1), "every is a whole number", ""),
+        (lambda: ms.delta("x", 0), "a threshold is a number above 0, not 0", "delta("),
+        (lambda: ms.delta("x", float("nan")), "a threshold is a number above 0", ""),
+        (lambda: ms.delta("x", float("inf")), "a threshold is a number above 0", ""),
+        (lambda: ms.delta("x", "1"), "a threshold is a number above 0", ""),
+        (lambda: ms.delta("", 1), "delta takes a column as text", "delta("),
+        (lambda: ms.closed_by(None), "closed_by takes a condition as text", "closed_by("),
+    ],
+)
+def test_a_window_that_cannot_exist_is_refused(mistake: Callable[[], Any], what: str, next_step: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        mistake()
+    assert what in refused.value.what
+    assert next_step in (refused.value.next_step or "")
+    assert (refused.value.where or "").startswith(f"{__file__}:")

@@ -1,0 +1,79 @@
+"""The meaning of a plan, row by row in plain Python: slow, obvious, and by definition right.
+
+Read it to learn the rules of time. A step of a stream is a bundle: some rows, and how far the watermark and the clock
+have moved. Every operator eats a bundle and gives one. In order:
+
+- `rows`: rows, bundles, and times in whole microseconds since 1970
+- `spans`: where windows lie
+- `triggers`: when a window sends a pane
+- `windows`: the heart: rows are put into windows, each is asked once whether it sends a pane, what is over expires
+- `aggregates`: what a pane holds
+- `steps`: all the other steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from millstream.plan import nodes
+from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
+from millstream.plan.calendars import calendar_span
+from millstream.plan.nodes import Node
+from millstream.reference.spans import spans_of
+from millstream.reference.steps import OPERATORS, AggregateOperator, Operator, dead_letter
+from millstream.reference.windows import WindowOperator, sort_key
+
+__all__ = [
+    "BEGINNING",
+    "END",
+    "EPOCH",
+    "MICROSECOND",
+    "OPERATORS",
+    "Bundle",
+    "Operator",
+    "Reference",
+    "Row",
+    "WindowOperator",
+    "calendar_span",
+    "dead_letter",
+    "micros",
+    "moment",
+    "sort_key",
+    "spans_of",
+    "table_of",
+]
+
+
+class Reference:
+    """Runs the part of a plan that some nodes need, a bundle at a time."""
+
+    def __init__(self, observed: Sequence[Node]) -> None:
+        self.order: list[Node] = []
+        for node in observed:
+            self._visit(node)
+        self.operators = {node: OPERATORS[type(node)](node) for node in self.order if type(node) in OPERATORS}
+
+    def _visit(self, node: Node) -> None:
+        for given in node.inputs:
+            self._visit(given)
+        if node not in self.order:
+            self.order.append(node)
+
+    def step(self, sources: dict[Node, Bundle]) -> dict[Node, Bundle]:
+        """What every node sends in one step, given what the sources send."""
+        sent: dict[Node, Bundle] = {}
+        for node in self.order:
+            given = [sent[node_] for node_ in node.inputs]
+            if isinstance(node, nodes.Read):
+                sent[node] = sources[node]
+            elif isinstance(node, nodes.Late):
+                aggregate = self.operators[node.inputs[0]]
+                assert isinstance(aggregate, AggregateOperator)
+                sent[node] = replace(given[0], rows=aggregate.windows.late)
+            elif isinstance(node, nodes.Dead):
+                operator = self.operators.get(node.inputs[0])  # a source has none: its rows come decoded
+                sent[node] = replace(given[0], rows=operator.dead if operator else [])
+            else:
+                sent[node] = self.operators[node].step(given)
+        return sent

@@ -1,0 +1,109 @@
+"""The steps of a plan: each eats one bundle per input and gives one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from millstream.plan import nodes
+from millstream.plan.bundles import Bundle, Row, dead_letter_values, table_of
+from millstream.plan.expressions import evaluate
+from millstream.plan.nodes import Node
+from millstream.records import batch_to_rows, rows_to_batch
+from millstream.reference.windows import WindowOperator
+
+
+class Operator:
+    """A step: eats one bundle per input, gives one, and keeps what goes to `.late` and `.dead`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.dead: list[Row] = []
+
+    def step(self, bundles: Sequence[Bundle]) -> Bundle:
+        """The smallest watermark of the inputs is the watermark."""
+        rows = [row for bundle in bundles for row in bundle.rows]
+        joined = replace(
+            bundles[0],
+            rows=rows,
+            watermark_before=min(bundle.watermark_before for bundle in bundles),
+            watermark=min(bundle.watermark for bundle in bundles),
+        )
+        return replace(joined, rows=self.apply(rows, joined.clock))
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        return rows
+
+
+class WhereOperator(Operator):
+    node: nodes.Where
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        if not rows:
+            return []
+        held = evaluate({"holds": self.node.condition.duckdb}, table_of(rows, self.node.inputs[0]))
+        return [row for row, holds in zip(rows, held.column("holds").to_pylist(), strict=True) if holds]
+
+
+class ProjectOperator(Operator):
+    node: nodes.Project
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        if not rows:
+            return []
+        made = evaluate({name: made.duckdb for name, made in self.node.columns}, table_of(rows, self.node.inputs[0]))
+        values = batch_to_rows(made.combine_chunks().to_batches()[0])
+        return [replace(row, values=new) for row, new in zip(rows, values, strict=True)]
+
+
+class MapOperator(Operator):
+    node: nodes.MapRows
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        self.dead = []
+        made: list[Row] = []
+        for row in rows:
+            try:
+                made += [replace(row, values=values) for values in self._results(row)]
+            except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
+                self.dead.append(dead_letter(row, f"{self.node.name}: {type(error).__name__}: {error}", clock))
+        return made
+
+    def _results(self, row: Row) -> list[dict[str, Any]]:
+        if self.node.per_batch:
+            table = table_of([row], self.node.inputs[0])
+            result = self.node.function(table if self.node.batch_type == "arrow" else pl.from_arrow(table))
+            given = (result.to_arrow() if isinstance(result, pl.DataFrame) else result).to_pylist()
+        else:
+            result = self.node.function(dict(row.values))
+            given = list(result) if self.node.flat else ([] if result is None else [result])
+        batch, failures = rows_to_batch(given, self.node.schema)
+        if failures:
+            raise ValueError(failures[0].reason)
+        return batch_to_rows(batch)
+
+
+def dead_letter(row: Row, reason: str, clock: int) -> Row:
+    return Row(dead_letter_values(row.values, reason, clock), row.time, row.weight)
+
+
+class AggregateOperator(Operator):
+    def __init__(self, node: nodes.WindowedAggregate) -> None:
+        super().__init__(node)
+        self.windows = WindowOperator(node)
+
+    def step(self, bundles: Sequence[Bundle]) -> Bundle:
+        return self.windows.step(bundles[0])
+
+
+OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
+    nodes.Where: WhereOperator,
+    nodes.Project: ProjectOperator,
+    nodes.MapRows: MapOperator,
+    nodes.Union: Operator,
+    nodes.Write: Operator,
+    nodes.WindowedAggregate: AggregateOperator,
+}

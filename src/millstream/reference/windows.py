@@ -1,0 +1,333 @@
+"""Windowed aggregation by the rules of time: put rows into windows, ask each window once, expire what is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from millstream.plan import nodes, triggers, windows
+from millstream.plan.bundles import ARGUMENTS, BEGINNING, END, Bundle, Row, moment, table_of
+from millstream.plan.expressions import evaluate
+from millstream.plan.nodes import Mode, PaneTime
+from millstream.records import batch_to_rows
+from millstream.reference.aggregates import aggregated
+from millstream.reference.spans import span_values, spans_of, touching
+from millstream.reference.triggers import TriggerState, begin
+
+
+@dataclass(slots=True)
+class Pane:
+    """One window of one key: what it holds, what waits to be sent, and what was sent."""
+
+    start: int | None
+    end: int | None
+    trigger: TriggerState
+    rows: list[Row] = field(default_factory=list)
+    waiting: list[Row] = field(default_factory=list)
+    in_time: list[int] = field(default_factory=list)
+    """Event times of the waiting rows that were not behind the watermark when they came."""
+    sent: list[Row] = field(default_factory=list)
+    """What the next pane takes back."""
+    index: int = 0
+    on_time_index: int = 0
+    is_closed: bool = False
+    is_complete: bool = False
+    """A window that rows close has got its last one."""
+
+    @property
+    def ends_at(self) -> int:
+        return END if self.end is None else self.end
+
+
+@dataclass(slots=True)
+class KeyState:
+    panes: dict[Any, Pane] = field(default_factory=dict)
+    """By start and end, or by number for windows that rows close."""
+    seen: int = 0
+    number: int = 0
+    first_value: Any = None
+
+
+class WindowOperator:
+    """Windowed aggregation, by the rules of time."""
+
+    def __init__(self, node: nodes.WindowedAggregate) -> None:
+        self.node = node
+        self.lateness = windows.microseconds(node.lateness)
+        self.keys: dict[tuple[Any, ...], KeyState] = {}
+        self.late: list[Row] = []
+        self.takes_rows_singly = any(isinstance(part, triggers.Each) for part in node.trigger.walk())
+        self.in_processing_time = getattr(node.window, "time", "event") == "processing"
+        self.passed_on = BEGINNING
+
+    def step(self, bundle: Bundle) -> Bundle:
+        self.late = []
+        if self.in_processing_time:  # the clock is the watermark, and a row's time is when it came
+            rows = [replace(row, time=bundle.clock) for row in bundle.rows]
+            bundle = Bundle(rows, bundle.clock_before, bundle.clock, bundle.clock_before, bundle.clock)
+        arrived = self._by_key(bundle.rows)
+        sent: list[Row] = []
+        for key in sorted(self.keys.keys() | arrived.keys(), key=sort_key):
+            state = self.keys.setdefault(key, KeyState())
+            for small in self._bundles(replace(bundle, rows=arrived.get(key, []))):
+                self._put(state, small)
+                sent += self._ask(key, state, small)
+        before, self.passed_on = self.passed_on, max(self.passed_on, min(bundle.watermark, self._hold()))
+        return Bundle(sent, before, self.passed_on, bundle.clock_before, bundle.clock)
+
+    def _by_key(self, rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
+        """The rows of each key, with what the aggregates and the window are fed with; those without a time are late."""
+        arrived: dict[tuple[Any, ...], list[Row]] = {}
+        for row, arguments in zip(rows, self._arguments(rows), strict=True):
+            if row.time is None:
+                self._too_late(row, None, "no event time")
+                continue
+            key = tuple(row.values[name] for name in self.node.keys)
+            arrived.setdefault(key, []).append(replace(row, values={**row.values, ARGUMENTS: arguments}))
+        return arrived
+
+    def _bundles(self, bundle: Bundle) -> Iterator[Bundle]:
+        """A trigger with `each` takes every row as a bundle of its own, before the watermark moves."""
+        if self.takes_rows_singly:
+            for row in bundle.rows:
+                yield replace(bundle, rows=[row], watermark=bundle.watermark_before)
+            bundle = replace(bundle, rows=[])
+        yield bundle
+
+    def _arguments(self, rows: list[Row]) -> list[dict[str, Any]]:
+        """What the aggregates and the window are fed with, computed from the rows."""
+        if not self.node.arguments or not rows:
+            return [{} for _ in rows]
+        batch = table_of(rows, self.node.inputs[0])
+        made = evaluate({name: made.duckdb for name, made in self.node.arguments}, batch)
+        return batch_to_rows(made.combine_chunks().to_batches()[0])
+
+    # ------------------------------------------------------------ putting rows into windows
+
+    def _put(self, state: KeyState, bundle: Bundle) -> None:
+        if isinstance(self.node.window, windows.Sessions):
+            self._put_sessions(state, bundle.rows, bundle)
+        elif isinstance(self.node.window, windows.Everything):
+            self._put_all(state, bundle.rows, bundle)
+        elif self.node.window.has_end:
+            self._put_spans(state, bundle.rows, bundle)
+        else:
+            self._put_by_rows(state, bundle.rows, bundle)
+
+    def _put_spans(self, state: KeyState, rows: list[Row], bundle: Bundle) -> None:
+        for row in rows:
+            assert row.time is not None
+            for start, end in spans_of(self.node.window, row.time):
+                if bundle.watermark_before >= self._expiry(end):
+                    self._too_late(row, (start, end), "expired")
+                    continue
+                pane = state.panes.setdefault((start, end), Pane(start, end, begin(self.node.trigger)))
+                if pane.is_closed:
+                    self._too_late(row, (start, end), "closed")
+                else:
+                    self._add(pane, [row], bundle)
+
+    def _put_all(self, state: KeyState, rows: list[Row], bundle: Bundle) -> None:
+        for row in rows:
+            if bundle.watermark_before >= END:
+                self._too_late(row, (None, None), "expired")
+                continue
+            pane = state.panes.setdefault((None, None), Pane(None, None, begin(self.node.trigger)))
+            if pane.is_closed:
+                self._too_late(row, (None, None), "closed")
+            else:
+                self._add(pane, [row], bundle)
+
+    def _put_sessions(self, state: KeyState, rows: list[Row], bundle: Bundle) -> None:
+        """All rows first, then sessions that touch are merged, and only then lateness is judged."""
+        assert isinstance(self.node.window, windows.Sessions)
+        gap = windows.microseconds(self.node.window.gap)
+        parts: list[tuple[int, int, Pane | Row]] = [
+            (pane.start or 0, pane.ends_at, pane) for pane in state.panes.values()
+        ]
+        parts += [(row.time, row.time + gap, row) for row in rows if row.time is not None]
+        for group in touching(parts):
+            arrived = [part for _, _, part in group if isinstance(part, Row)]
+            arrived.sort(key=lambda row: next(n for n, known in enumerate(rows) if known is row))
+            if arrived:
+                start, end = min(part[0] for part in group), max(part[1] for part in group)
+                panes = [part for _, _, part in group if isinstance(part, Pane)]
+                self._merge(state, panes, arrived, start, end, bundle)
+
+    def _merge(self, state: KeyState, panes: list[Pane], rows: list[Row], start: int, end: int, bundle: Bundle) -> None:
+        if bundle.watermark_before >= self._expiry(end):
+            for row in rows:
+                self._too_late(row, (start, end), "expired")
+            return
+        for pane in panes:
+            del state.panes[pane.start, pane.end]
+        if any(pane.is_closed for pane in panes):
+            for row in [row for pane in panes for row in pane.waiting] + rows:
+                self._too_late(row, (start, end), "closed")
+            state.panes[start, end] = Pane(start, end, begin(self.node.trigger), is_closed=True)
+            return
+        if len(panes) == 1 and (panes[0].start, panes[0].end) == (start, end):
+            merged = panes[0]
+        else:
+            merged = self._merged(panes, start, end, bundle)
+        state.panes[start, end] = merged
+        self._add(merged, rows, bundle)
+
+    def _merged(self, panes: list[Pane], start: int, end: int, bundle: Bundle) -> Pane:
+        """A session that grew or merged is a new window, with the rows and the trigger's state of its parts."""
+        panes = sorted(panes, key=lambda pane: pane.start or 0)
+        if not panes:
+            return Pane(start, end, begin(self.node.trigger))
+        trigger = panes[0].trigger
+        trigger.merge([pane.trigger for pane in panes[1:]], at_end=bundle.watermark_before >= end)
+        return Pane(
+            start,
+            end,
+            trigger,
+            rows=[row for pane in panes for row in pane.rows],
+            waiting=[row for pane in panes for row in pane.waiting],
+            in_time=[time for pane in panes for time in pane.in_time],
+            sent=[row for pane in panes for row in pane.sent],
+        )
+
+    def _put_by_rows(self, state: KeyState, rows: list[Row], bundle: Bundle) -> None:
+        """Windows that rows open and close; their place in event time is that of their first and last row."""
+        for row in rows:
+            if bundle.watermark_before >= END:
+                self._too_late(row, (row.time, row.time), "expired")
+                continue
+            for number in self._numbers(state, row):
+                pane = state.panes.setdefault(number, Pane(row.time, row.time, begin(self.node.trigger)))
+                if pane.is_closed:
+                    self._too_late(row, (pane.start, pane.end), "closed")
+                else:
+                    pane.end = row.time
+                    self._add(pane, [row], bundle)
+            self._complete(state, row)
+
+    def _numbers(self, state: KeyState, row: Row) -> list[int]:
+        """The windows, by number, that a row belongs to."""
+        window = self.node.window
+        if isinstance(window, windows.Rows):
+            place, state.seen = state.seen, state.seen + 1
+            last = place // window.every
+            return [n for n in range(max(0, last - window.count // window.every - 1), last + 1)
+                    if n * window.every <= place < n * window.every + window.count]  # fmt: skip
+        if isinstance(window, windows.Delta):
+            value = row.values[ARGUMENTS]["window.delta"]
+            if value is not None:
+                if state.first_value is None:
+                    state.first_value = value
+                elif abs(value - state.first_value) >= window.threshold:
+                    self._finish(state, state.number)
+                    state.number, state.first_value = state.number + 1, value
+        return [state.number]
+
+    def _complete(self, state: KeyState, row: Row) -> None:
+        window = self.node.window
+        if isinstance(window, windows.Rows):
+            for number in list(state.panes):
+                assert isinstance(number, int)
+                if number * window.every + window.count <= state.seen:
+                    self._finish(state, number)
+        elif isinstance(window, windows.ClosedBy) and row.values[ARGUMENTS]["window.closes"]:
+            self._finish(state, state.number)
+            state.number += 1
+
+    def _finish(self, state: KeyState, number: int) -> None:
+        if number in state.panes:
+            state.panes[number].is_complete = True
+
+    def _add(self, pane: Pane, rows: list[Row], bundle: Bundle) -> None:
+        pane.rows += rows
+        pane.waiting += rows
+        pane.in_time += [row.time for row in rows if row.time is not None and row.time >= bundle.watermark_before]
+        pane.trigger.add(len(rows), bundle.clock)
+
+    def _too_late(self, row: Row, span: tuple[int | None, int | None] | None, reason: str) -> None:
+        values = {name: value for name, value in row.values.items() if name != ARGUMENTS}
+        values |= {"window": span_values(span), "reason": reason}
+        self.late.append(replace(row, values=values))
+
+    def _expiry(self, end: int) -> int:
+        return min(END, end + self.lateness)
+
+    # ------------------------------------------------------------ asking the windows
+
+    def _ask(self, key: tuple[Any, ...], state: KeyState, bundle: Bundle) -> list[Row]:
+        sent: list[Row] = []
+        for number, pane in sorted(
+            state.panes.items(), key=lambda item: item[0] if item[0] != (None, None) else (0, 0)
+        ):
+            at_end, comes_to_end, is_over = self._judge(pane, bundle)
+            if not pane.is_closed:
+                sent += self._ask_pane(key, pane, at_end, comes_to_end, is_over, bundle)
+            if is_over:
+                del state.panes[number]
+        return sent
+
+    def _judge(self, pane: Pane, bundle: Bundle) -> tuple[bool, bool, bool]:
+        """Whether a window has reached its end, whether in this bundle, and whether it has expired."""
+        if not self.node.window.has_end:
+            over = pane.is_complete or bundle.watermark >= END
+            return over, over, over
+        at_end = bundle.watermark >= pane.ends_at
+        return at_end, at_end and bundle.watermark_before < pane.ends_at, bundle.watermark >= self._expiry(pane.ends_at)
+
+    def _ask_pane(
+        self, key: tuple[Any, ...], pane: Pane, at_end: bool, comes_to_end: bool, is_over: bool, bundle: Bundle
+    ) -> list[Row]:
+        ask = pane.trigger.is_ready if pane.waiting else pane.trigger.is_ready_by_end
+        is_ready = (bool(pane.waiting) or comes_to_end) and ask(at_end, bundle.clock)
+        if is_ready:
+            pane.is_closed = pane.trigger.fire(at_end, bundle.clock)
+        elif not (is_over and pane.waiting):
+            return []
+        timing = "unknown"
+        if self.node.window.has_end:
+            timing = "on_time" if comes_to_end else "late" if at_end else "early"
+        return self._send(key, pane, timing, is_last=pane.is_closed or is_over)
+
+    def _send(self, key: tuple[Any, ...], pane: Pane, timing: str, *, is_last: bool) -> list[Row]:
+        rows = pane.waiting if self.node.mode is Mode.DISCARDING else pane.rows
+        time = self._pane_time(pane)
+        values = dict(zip(self.node.keys, key, strict=True))
+        values["window"] = span_values((pane.start, pane.end))
+        values["pane"] = {
+            "timing": timing,
+            "index": pane.index,
+            "on_time_index": None if timing == "early" else pane.on_time_index,
+            "first": pane.index == 0,
+            "last": is_last,
+        }
+        values["weight"] = 1
+        values |= {name: aggregated(name, made, rows) for name, made in self.node.aggregates}
+        values["event_time"] = moment(time)
+        row = Row(values, time)
+        taken_back = [replace(old, values={**old.values, "weight": -1}, weight=-1) for old in pane.sent]
+        pane.index += 1
+        pane.on_time_index += timing != "early"
+        pane.waiting, pane.in_time = [], []
+        if self.node.mode is Mode.RETRACTING:
+            pane.sent = [row]
+        return [*taken_back, row]
+
+    def _pane_time(self, pane: Pane) -> int | None:
+        if self.node.pane_time is PaneTime.EARLIEST and pane.in_time:
+            return min(pane.in_time)
+        if self.node.pane_time is PaneTime.LATEST and pane.in_time:
+            return max(pane.in_time)
+        if not self.node.window.has_end:
+            return pane.end
+        return None if pane.end is None else pane.end - 1
+
+    def _hold(self) -> int:
+        """Waiting rows hold back the watermark that is passed on at the event time of their pane."""
+        times = [self._pane_time(pane) for state in self.keys.values() for pane in state.panes.values() if pane.waiting]
+        return min((time for time in times if time is not None), default=END)
+
+
+def sort_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Nulls first, then by value."""
+    return tuple((value is not None, value) for value in key)

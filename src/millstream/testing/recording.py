@@ -1,0 +1,70 @@
+"""What a windowed aggregation was given, sent and lost, step by step: all that a figure shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.errors import InvalidInput
+from millstream.plan.flow import Flow, Panes
+from millstream.plan.nodes import Node, WindowedAggregate
+from millstream.plan.place import users_line
+from millstream.reference import Bundle, Row
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step, as the aggregation saw it; the watermark is that of its input."""
+
+    clock: int
+    watermark_before: int
+    watermark: int
+    partitions: Mapping[str, int]
+    given: list[Row]
+    sent: list[Row]
+    lost: list[Row]
+
+
+class Recording:
+    def __init__(self, flow: Flow, aggregate: WindowedAggregate, path: Path) -> None:
+        self.aggregate = aggregate
+        self.path = path
+        self.moments: list[Moment] = []
+        self._late = Panes(flow, aggregate).late.node
+
+    @classmethod
+    def of(cls, flow: Flow, observed: Iterable[Node], path: Path) -> Recording:
+        """Of the last windowed aggregation before the first observed stream that has one."""
+        if path.suffix != ".svg":
+            raise InvalidInput(
+                f"a figure is an SVG file, not '{path}'", where=users_line(), next_step="draw='name.svg'"
+            )
+        if not path.parent.is_dir():
+            wrong = f"there is no folder '{path.parent}' for the figure"
+            raise InvalidInput(wrong, where=users_line(), next_step="make it before")
+        for node in observed:
+            found = _nearest(node)
+            if found is not None:
+                return cls(flow, found, path)
+        raise InvalidInput(
+            "there is nothing to draw: no stream that build returned has windows",
+            where=users_line(),
+            next_step="a figure shows the panes of .window(…).agg(…)",
+        )
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.aggregate.inputs[0], self.aggregate, self._late)
+
+    def note(self, sent: Mapping[Node, Bundle], partitions: Mapping[str, int]) -> None:
+        given = sent[self.aggregate.inputs[0]]
+        panes, lost = sent[self.aggregate].rows, sent[self._late].rows
+        before, after = given.watermark_before, given.watermark
+        self.moments.append(Moment(given.clock, before, after, partitions, given.rows, panes, lost))
+
+
+def _nearest(node: Node) -> WindowedAggregate | None:
+    if isinstance(node, WindowedAggregate):
+        return node
+    return next((found for given in node.inputs if (found := _nearest(given))), None)

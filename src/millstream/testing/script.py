@@ -1,0 +1,272 @@
+"""Plays a script: each step is one bundle for every input, and what the observed streams send is its result.
+
+Only `Watermark` moves a watermark and only `Clock` the clock, and neither goes back.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from millstream.errors import InvalidInput
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.elementwise import frame_of
+from millstream.operators.watermarks import SourceWatermark
+from millstream.plan.flow import Flow, Keyed, Stream, Windowed
+from millstream.plan.nodes import Node, Read
+from millstream.plan.place import users_line
+from millstream.plan.watermarks import Watermark as Strategy
+from millstream.records import batch_to_rows, rows_to_batch
+from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
+from millstream.testing.figure import draw_figure
+from millstream.testing.recording import Recording
+from millstream.testing.steps import Add, Clock, Partition, Step, Watermark
+
+INPUT = "input"
+WHOLE = ""  # the one partition of a script that names none
+
+
+class Runner(Protocol):
+    def step(self, sources: dict[Node, Bundle]) -> dict[Node, Bundle]: ...
+
+
+def play(
+    build: Callable[..., Any],
+    steps: Sequence[Step],
+    *,
+    schema: Any,
+    event_time: Any = None,
+    on: str = "local",
+    draw: str | Path | None = None,
+    watermark: Strategy | None = None,
+) -> list[Any]:
+    """Builds a flow over a test stream and plays the steps; the i-th result is the list of rows that step i sent.
+
+    `build` takes the test stream and returns the stream to observe, its `.late`, or a dict of streams; then each result
+    is a dict of lists. With several inputs `schema` and `event_time` are dicts by input name, `build` takes the inputs
+    by name, and `Add(rows, to=name)` feeds one. `on` is "local", "reference" or "spark". `draw` names an .svg file
+    for a figure of event time against processing time. With a `watermark` such as `ms.bounded("10 seconds")` the rows
+    and the clock move the watermark too, as they do in a running job.
+    """
+    begin = _runner(on)
+    script = Script(build, schema, event_time, watermark, changes=_has_weights(steps))
+    script.check(steps)
+    recording = None if draw is None else Recording.of(script.flow, script.observed.values(), Path(draw))
+    runner = begin([*script.observed.values(), *(recording.nodes if recording else ())])
+    results = []
+    for bundles in script.bundles(steps):
+        sent = runner.step(bundles)
+        results.append(script.results(sent))
+        if recording:
+            recording.note(sent, script.partitions)
+    if recording:
+        draw_figure(recording)
+    return results
+
+
+def _has_weights(steps: object) -> bool:
+    """Whether a script takes rows back; what is wrong with it otherwise is for `check` to say."""
+    inner = [getattr(step, "step", step) for step in steps] if isinstance(steps, Sequence) else []
+    return any(isinstance(step, Add) and step.weights is not None for step in inner)
+
+
+def _runner(on: str) -> Callable[[list[Node]], Runner]:
+    """What runs a plan, given the nodes to observe."""
+    if on == "reference":
+        return Reference
+    if on == "local":
+        from millstream.local import Local  # brings polars operators that the reference does without
+
+        return Local
+    others = "choose on='local' or on='reference': they send the same rows, without a JVM"
+    if on == "spark":
+        raise InvalidInput("the Spark engine is not there yet", where=users_line(), next_step=others)
+    raise InvalidInput(f"there is no engine {on!r}", where=users_line(), next_step=others)
+
+
+class Script:
+    """The flow under test, its inputs, and how far watermarks and clock have come."""
+
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        schema: Any,
+        event_time: Any,
+        watermark: Strategy | None = None,
+        *,
+        changes: bool = False,
+    ) -> None:
+        schemas, times = _inputs(schema, event_time)
+        self.flow = Flow("play")
+        self.streams = {
+            name: self.flow.read(name, text, times.get(name), watermark, changes=changes)
+            for name, text in schemas.items()
+        }
+        self.follows_rows = watermark is not None
+        self.reads = {name: _read(stream) for name, stream in self.streams.items()}
+        built = _call(build, self.streams, by_name=isinstance(schema, Mapping))
+        self.is_single = not isinstance(built, Mapping)
+        self.observed = {name: self._observe(name, it) for name, it in _named(built).items()}
+        self.partitions: dict[str, int] = {}
+        self.clock = 0
+
+    def _observe(self, name: str, built: object) -> Node:
+        what = f"build returned {_said(built)}" + (f" as '{name}'" if name else "")
+        if isinstance(built, Keyed):
+            raise _refuse(what, "finish it with .window(…).agg(…)")
+        if isinstance(built, Windowed):
+            raise _refuse(what, "finish it with .agg(…), for example .agg(n=ms.count())")
+        if not isinstance(built, Stream):
+            raise _refuse(what, "return a stream, its .late, or a dict of streams")
+        if built.flow is not self.flow:
+            raise _refuse(f"{what} of flow '{built.flow.name}'", "build it from the stream that build is given")
+        return built.node
+
+    # ------------------------------------------------------------ checking
+
+    def check(self, steps: Sequence[Step]) -> None:
+        """Refuses a script before any of it is played."""
+        if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
+            raise _refuse(f"steps are a list, not {_said(steps)}", "write [Add([…]), Watermark(…), Clock(…)]")
+        for number, step in enumerate(steps):
+            if not isinstance(step, Add | Watermark | Clock | Partition):
+                raise _refuse(f"step {number} is {_said(step)}", "a step is an Add, Watermark, Clock or Partition")
+            inner = step.step if isinstance(step, Partition) else step
+            if isinstance(inner, Add):
+                self._input_of(inner)
+
+    def _input_of(self, step: Add) -> str:
+        known = ", ".join(self.reads)
+        if step.to is None and len(self.reads) > 1:
+            raise step.refuse("rows are added to one of several inputs", f"say which: Add(…, to=…), one of {known}")
+        if step.to is not None and step.to not in self.reads:
+            raise step.refuse(f"there is no input {step.to!r}", f"inputs that exist: {known}")
+        return step.to or next(iter(self.reads))
+
+    # ------------------------------------------------------------ playing
+
+    def bundles(self, steps: Sequence[Step]) -> Iterator[dict[Node, Bundle]]:
+        """What every input sends in each step."""
+        names = dict.fromkeys(step.name for step in steps if isinstance(step, Partition)) or {WHOLE: None}
+        self.partitions = dict.fromkeys(names, BEGINNING)
+        told = {
+            name: SourceWatermark(node, names, self.clock) for name, node in self.reads.items() if self.follows_rows
+        }
+        reached = dict.fromkeys(self.reads, BEGINNING)
+        for number, step in enumerate(steps):
+            clock_before, before = self.clock, dict(reached)
+            inner = step.step if isinstance(step, Partition) else step
+            touched = [step.name] if isinstance(step, Partition) else list(self.partitions)
+            rows: dict[str, list[Row]] = {}
+            if isinstance(inner, Add):
+                name = self._input_of(inner)
+                rows = {name: self._rows(inner, number)}
+                if told:
+                    told[name].observe(touched[0], frame_of(_with_times(rows[name]), self.reads[name]), self.clock)
+            elif isinstance(inner, Watermark):
+                to = END if inner.to is None else micros(inner.to)
+                self.partitions = self.partitions | {name: max(self.partitions[name], to) for name in touched}
+            elif isinstance(inner, Clock):
+                self.clock = max(self.clock, micros(inner.to))
+            for name in self.reads:
+                by_rows = told[name].now(self.clock) if told else BEGINNING
+                reached[name] = max(reached[name], min(self.partitions.values()), by_rows)
+            yield {
+                node: Bundle(rows.get(name, []), before[name], reached[name], clock_before, self.clock)
+                for name, node in self.reads.items()
+            }
+
+    def _rows(self, step: Add, number: int) -> list[Row]:
+        node = self.reads[self._input_of(step)]
+        batch, failures = rows_to_batch(step.rows, node.schema)
+        if failures:
+            failure = failures[0]
+            raise step.refuse(
+                f"row {failure.index} of step {number} does not fit: {failure.reason}",
+                f"the schema is {node.schema}",
+            )
+        weights = step.weights or [1] * len(step.rows)
+        times = [row[node.event_time] if node.event_time else None for row in batch_to_rows(batch)]
+        return [
+            Row(row, None if time is None else micros(time), weight)
+            for row, time, weight in zip(batch_to_rows(batch), times, weights, strict=True)
+        ]
+
+    def results(self, sent: Mapping[Node, Bundle]) -> Any:
+        found = {name: [_result(row) for row in sent[node].rows] for name, node in self.observed.items()}
+        return found[""] if self.is_single else found
+
+
+def _with_times(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{**row.values, TIME: row.time, WEIGHT: row.weight} for row in rows]
+
+
+def _result(row: Row) -> dict[str, Any]:
+    """A row as the user sees it: one that takes another back says so, also where the stream has no such column."""
+    return row.values if row.weight == 1 or "weight" in row.values else {**row.values, "weight": row.weight}
+
+
+# ---------------------------------------------------------------- what play is given
+
+
+def _inputs(schema: Any, event_time: Any) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """Schemas and event times by the name of the input."""
+    if not isinstance(schema, Mapping):
+        if isinstance(event_time, Mapping):
+            raise _refuse("event_time is a dict, and schema is not", "with several inputs both are, by input name")
+        return {INPUT: schema}, {INPUT: event_time}
+    if not schema:
+        raise _refuse("schema names no input", "write schema={'clicks': '…', 'views': '…'}")
+    if event_time is not None and not isinstance(event_time, Mapping):
+        raise _refuse(
+            f"event_time is {event_time!r}, and there are several inputs",
+            f"write event_time={{{', '.join(f'{name!r}: …' for name in schema)}}}",
+        )
+    times = dict(event_time or {})
+    unknown = [name for name in times if name not in schema]
+    if unknown:
+        raise _refuse(f"event_time names {unknown[0]!r}", f"inputs that exist: {', '.join(map(str, schema))}")
+    return dict(schema), times
+
+
+def _read(stream: Stream) -> Read:
+    assert isinstance(stream.node, Read)
+    return stream.node
+
+
+def _call(build: Callable[..., Any], streams: Mapping[str, Stream], *, by_name: bool) -> Any:
+    if not callable(build):
+        raise _refuse(f"build is {_said(build)}", "it is a function of the test stream")
+    given = () if by_name else tuple(streams.values())
+    named = dict(streams) if by_name else {}
+    try:
+        inspect.signature(build).bind(*given, **named)
+    except TypeError:
+        wanted = f"by name: {', '.join(streams)}" if by_name else "one stream"
+        raise _refuse(f"build takes {inspect.signature(build)}", f"it is given {wanted}") from None
+    except ValueError:
+        pass  # a builtin without a signature
+    return build(*given, **named)
+
+
+def _named(built: Any) -> dict[str, Any]:
+    if not isinstance(built, Mapping):
+        return {"": built}
+    if not built:
+        raise _refuse("build returned an empty dict", "return a stream, its .late, or a dict of streams")
+    return dict(built)
+
+
+def _said(value: object) -> str:
+    if value is None:
+        return "nothing"
+    name = value.__name__ if isinstance(value, type) else type(value).__name__
+    if isinstance(value, type):
+        return f"the class {name}"
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _refuse(what: str, next_step: str) -> InvalidInput:
+    return InvalidInput(what, where=users_line(), next_step=next_step)

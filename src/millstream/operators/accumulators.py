@@ -1,0 +1,194 @@
+"""An aggregate as columns: what it keeps per window, how rows and kept values fold into that, and the result.
+
+Most fold: a few numbers stand for all rows. Those that cannot (collect, top …, and every one that may have to take a
+row back but cannot subtract) are computed from the rows themselves, which are then kept as a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from millstream.plan.aggregates import Aggregate
+
+TIME, WEIGHT, ORDER = "__time", "__weight", "__order"
+ELEMENTS = "elements"
+NEEDS_ELEMENTS = {"collect", "top", "distinct_count", "combine"}
+CANNOT_SUBTRACT = {"min", "max", "first", "last", "mean", "stddev"}
+
+
+class Accumulator:
+    """Folds; `name` sets its columns apart."""
+
+    def __init__(self, name: str, aggregate: Aggregate, *, changing: bool) -> None:
+        self.changing = changing
+        self.name = name
+        self.kind = aggregate.kind
+        self.value = pl.col(f"{name}.input")
+
+    def kept(self, part: str) -> pl.Expr:
+        return pl.col(self.column(part))
+
+    def column(self, part: str) -> str:
+        return f"fold.{self.name}.{part}"
+
+    def from_rows(self) -> list[pl.Expr]:
+        """Aggregates over rows."""
+        value, weight = self.value, pl.col(WEIGHT)
+        known = value.is_not_null()
+        made: dict[str, pl.Expr]
+        if self.kind == "count":
+            made = {"count": weight.cast(pl.Int64).sum() if self.changing else pl.len().cast(pl.Int64)}
+        elif self.kind == "sum":
+            weighted = value * weight if self.changing else value
+            made = {"sum": weighted.sum(), "known": value.count().cast(pl.Int64)}
+        elif self.kind in ("min", "max"):
+            made = {"value": getattr(value, self.kind)()}
+        elif self.kind == "mean":
+            made = {"sum": value.cast(pl.Float64).sum(), "known": known.cast(pl.Int64).sum()}
+        elif self.kind == "stddev":
+            number = value.cast(pl.Float64)
+            made = {
+                "mean": number.mean(),
+                "squares": number.var() * (known.cast(pl.Int64).sum() - 1),
+                "known": known.cast(pl.Int64).sum(),
+            }
+        else:  # first, last
+            at = [pl.col(TIME).filter(known), pl.col(ORDER).filter(known)]
+            pick = value.filter(known).sort_by(at)
+            end = "first" if self.kind == "first" else "last"
+            made = {
+                "value": getattr(pick, end)(),
+                "time": getattr(pl.col(TIME).filter(known).sort_by(at), end)(),
+                "order": getattr(pl.col(ORDER).filter(known).sort_by(at), end)(),
+            }
+        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+
+    def merged(self) -> list[pl.Expr]:
+        """Aggregates over what was kept of several parts."""
+        made: dict[str, pl.Expr]
+        if self.kind == "count":
+            made = {"count": self.kept("count").sum()}
+        elif self.kind in ("sum", "mean"):
+            made = {"sum": self.kept("sum").sum(), "known": self.kept("known").sum()}
+        elif self.kind in ("min", "max"):
+            made = {"value": getattr(self.kept("value"), self.kind)()}
+        elif self.kind == "stddev":
+            count, mean = self.kept("known"), self.kept("mean")
+            whole = ((count * mean).sum() / count.sum()).fill_nan(None)
+            spread = self.kept("squares").fill_null(0.0).sum() + (count * (mean - whole) ** 2).sum()
+            made = {"mean": whole, "squares": spread, "known": count.sum()}
+        else:
+            known = self.kept("time").is_not_null()
+            at = [self.kept("time").filter(known), self.kept("order").filter(known)]
+            end = "first" if self.kind == "first" else "last"
+            made = {
+                part: getattr(self.kept(part).filter(known).sort_by(at), end)() for part in ("value", "time", "order")
+            }
+        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+
+    def result(self) -> pl.Expr:
+        if self.kind == "count":
+            return self.kept("count")
+        if self.kind == "sum":
+            return pl.when(self.kept("known") > 0).then(self.kept("sum"))
+        if self.kind == "mean":
+            return pl.when(self.kept("known") > 0).then(self.kept("sum") / self.kept("known"))
+        if self.kind == "stddev":
+            count = self.kept("known")
+            return pl.when(count > 1).then((self.kept("squares") / (count - 1)).sqrt())
+        return self.kept("value")
+
+    @property
+    def columns(self) -> list[str]:
+        return [made.meta.output_name() for made in self.merged()]
+
+
+def folds(aggregate: Aggregate, *, changing: bool) -> bool:
+    return aggregate.kind not in NEEDS_ELEMENTS and not (changing and aggregate.kind in CANNOT_SUBTRACT)
+
+
+def elements_of(arguments: Sequence[str]) -> pl.Expr:
+    """The rows themselves, as a list."""
+    return pl.struct([pl.col(name) for name in arguments] + [TIME, WEIGHT, ORDER]).alias(ELEMENTS)
+
+
+def from_elements(
+    panes: pl.DataFrame, aggregates: Sequence[tuple[str, Aggregate]], arguments: Sequence[str]
+) -> dict[str, pl.Series]:
+    """Aggregates computed from kept rows: one value per pane, in the order of the panes."""
+    rows = panes.select(pl.int_range(pl.len()).alias("pane"), ELEMENTS).explode(ELEMENTS).drop_nulls(ELEMENTS)
+    rows = rows.unnest(ELEMENTS).sort("pane", ORDER)
+    left = _remaining(rows, arguments)
+    found: dict[str, pl.Series] = {}
+    frame = panes.select(pl.int_range(pl.len()).alias("pane"), (pl.col(ELEMENTS).list.len() == 0).alias("empty"))
+    for name, aggregate in aggregates:
+        made = _computed(left, name, aggregate)
+        joined = frame.join(made, on="pane", how="left", maintain_order="left")
+        value = joined["value"]
+        if aggregate.kind in ("collect", "top"):
+            nothing = pl.Series("value", [[]] * len(joined), dtype=value.dtype)
+            missing = value.is_null() & (
+                ~joined["empty"] if aggregate.kind == "top" else pl.Series([True] * len(joined))
+            )
+            value = nothing.zip_with(missing, value)
+        elif aggregate.kind == "distinct_count":
+            value = value.fill_null(0).zip_with(
+                ~joined["empty"], pl.Series([None], dtype=pl.Int64).new_from_index(0, len(joined))
+            )
+        elif aggregate.kind == "combine":
+            value = _combined(left, joined, name, aggregate)
+        found[name] = value.alias(name)
+    return found
+
+
+def _remaining(rows: pl.DataFrame, arguments: Sequence[str]) -> pl.DataFrame:
+    """Rows that were not taken back; of equal ones the earliest are taken back first."""
+    if (rows[WEIGHT] > 0).all():
+        return rows
+    same = ["pane", TIME, *arguments]
+    counted = rows.with_columns(
+        pl.when(pl.col(WEIGHT) > 0).then(1).otherwise(0).cum_sum().over(same, order_by=ORDER).alias("__rank"),
+        (pl.col(WEIGHT) < 0).sum().over(same).alias("__taken_back"),
+    )
+    kept = counted.filter((pl.col(WEIGHT) > 0) & (pl.col("__rank") > pl.col("__taken_back")))
+    return kept.drop("__rank", "__taken_back").sort("pane", ORDER)
+
+
+def _computed(rows: pl.DataFrame, name: str, aggregate: Aggregate) -> pl.DataFrame:
+    value = pl.col(f"{name}.input")
+    known = rows.filter(value.is_not_null())
+    if aggregate.kind == "collect":
+        made = value
+    elif aggregate.kind == "distinct_count":
+        made = value.n_unique().cast(pl.Int64)
+    elif aggregate.kind == "top":
+        by = pl.col(f"{name}.by" if aggregate.by else f"{name}.input")
+        known = known.filter(by.is_not_null())
+        made = value.sort_by(by, descending=True, maintain_order=True).head(aggregate.count or 0)
+    elif aggregate.kind in ("min", "max"):
+        made = getattr(value, aggregate.kind)()
+    elif aggregate.kind == "mean":
+        made = value.cast(pl.Float64).mean()
+    elif aggregate.kind == "stddev":
+        made = value.cast(pl.Float64).std()
+    elif aggregate.kind in ("first", "last"):
+        made = getattr(value.sort_by(TIME, ORDER), aggregate.kind)()
+    else:  # combine is folded by the user's own functions
+        made = pl.len()
+    return known.group_by("pane", maintain_order=True).agg(made.alias("value"))
+
+
+def _combined(rows: pl.DataFrame, panes: pl.DataFrame, name: str, aggregate: Aggregate) -> pl.Series:
+    functions = aggregate.functions
+    assert functions is not None
+    states: dict[int, Any] = {}
+    for pane, value in rows.select("pane", f"{name}.input").iter_rows():
+        states[pane] = functions.add(states[pane] if pane in states else functions.zero(), value)
+    results = []
+    for pane, empty in panes.select("pane", "empty").iter_rows():
+        state = states[pane] if pane in states else functions.zero()
+        results.append(None if empty else functions.extract(state))
+    return pl.Series("value", results)

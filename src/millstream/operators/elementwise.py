@@ -1,0 +1,95 @@
+"""Steps that look at one row at a time, on whole frames. A frame has the stream's columns, and a time and a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.plan import nodes
+from millstream.plan.bundles import dead_letter_values
+from millstream.plan.expressions import Expression, evaluate
+from millstream.plan.nodes import Node
+from millstream.records import DEAD_LETTER_SCHEMA, Schema, batch_to_rows, rows_to_batch
+
+HIDDEN = [TIME, WEIGHT]
+
+
+def table_of(frame: pl.DataFrame, schema: Schema) -> pa.Table:
+    return frame.select(schema.names).to_arrow().cast(schema.arrow)
+
+
+def computed(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expression]]) -> pl.DataFrame:
+    """Expressions over a frame, as columns; one that only names a column is not computed."""
+    plain = {name: expression.column for name, expression in made if expression.column is not None}
+    rest = {name: expression.duckdb for name, expression in made if expression.column is None}
+    columns = {name: frame[column] for name, column in plain.items()}
+    if rest:
+        result = pl.from_arrow(evaluate(rest, table_of(frame, schema)))
+        assert isinstance(result, pl.DataFrame)
+        columns |= {name: result[name] for name in rest}
+    return pl.DataFrame([columns[name].alias(name) for name, _ in made])
+
+
+def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:
+    held = computed(frame, node.inputs[0].schema, [("holds", node.condition)])
+    return frame.filter(held["holds"].fill_null(False))
+
+
+def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
+    made = computed(frame, node.inputs[0].schema, node.columns)
+    return made.cast(types_of(node.schema)).with_columns(frame.select(HIDDEN))
+
+
+def types_of(schema: Schema) -> pl.Schema:
+    empty = pl.from_arrow(schema.arrow.empty_table())
+    assert isinstance(empty, pl.DataFrame)
+    return empty.schema
+
+
+def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """What a user's function makes of the rows, and dead letters for those it failed on."""
+    made: list[dict[str, Any]] = []
+    dead: list[dict[str, Any]] = []
+    hidden = frame.select(HIDDEN).rows()
+    table = table_of(frame, node.inputs[0].schema)
+    given = [row for batch in table.to_batches() for row in batch_to_rows(batch)]
+    for place, (row, (time, weight)) in enumerate(zip(given, hidden, strict=True)):
+        try:
+            results = _results(row, table.slice(place, 1), node)
+        except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
+            values = dead_letter_values(row, f"{node.name}: {type(error).__name__}: {error}", clock)
+            dead.append({**values, TIME: time, WEIGHT: weight})
+            continue
+        made += [{**values, TIME: time, WEIGHT: weight} for values in results]
+    return frame_of(made, node), frame_of(dead, None)
+
+
+def _results(row: dict[str, Any], table: pa.Table, node: nodes.MapRows) -> list[dict[str, Any]]:
+    if node.per_batch:
+        result = node.function(table if node.batch_type == "arrow" else pl.from_arrow(table))
+        given = (result.to_arrow() if isinstance(result, pl.DataFrame) else result).to_pylist()
+    else:
+        result = node.function(dict(row))
+        given = list(result) if node.flat else ([] if result is None else [result])
+    batch, failures = rows_to_batch(given, node.schema)
+    if failures:
+        raise ValueError(failures[0].reason)
+    return batch_to_rows(batch)
+
+
+def frame_of(rows: Sequence[dict[str, Any]], node: Node | None) -> pl.DataFrame:
+    """Rows with their time and weight as a frame."""
+    schema = DEAD_LETTER_SCHEMA if node is None else node.schema
+    values = [{name: row[name] for name in schema.names} for row in rows]
+    batch, failures = rows_to_batch(values, schema)
+    assert not failures, failures
+    frame = pl.from_arrow(pa.Table.from_batches([batch]))
+    assert isinstance(frame, pl.DataFrame)
+    return frame.with_columns(
+        pl.Series(TIME, [row[TIME] for row in rows], pl.Int64),
+        pl.Series(WEIGHT, [row[WEIGHT] for row in rows], pl.Int32),
+    )

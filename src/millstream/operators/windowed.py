@@ -1,0 +1,564 @@
+"""Windowed aggregation on columns: one row of state per key and window, every rule of time an expression over it.
+
+A step puts the rows into their windows, folds them into the state, asks every window that was touched or is due once,
+and sends the panes. It sees only the state of the keys in its rows and what is due.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from millstream.operators import accumulators
+from millstream.operators.accumulators import ELEMENTS, TIME, Accumulator
+from millstream.operators.placing import placed
+from millstream.operators.trigger_columns import can_finish, compiled
+from millstream.plan import triggers, windows
+from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
+from millstream.plan.windows import microseconds
+
+BEGINNING = -(1 << 62)
+END = 1 << 62
+ROW = "__row"
+ARRIVED = "__arrived"
+NUMBER = "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How far the watermark and the processing time have come, before and after a step."""
+
+    watermark_before: int
+    watermark: int
+    now_before: int
+    now: int
+
+
+Frames = dict[str, pl.DataFrame]
+
+
+class WindowedOperator:
+    def __init__(self, node: WindowedAggregate, given: pl.Schema, *, changing: bool) -> None:
+        self.node = node
+        self.keys = [f"key.{name}" for name in node.keys]
+        self.lateness = microseconds(node.lateness)
+        self.trigger = compiled(node.trigger)
+        self.arguments = [name for name, _ in node.arguments]
+        self.folding = [
+            Accumulator(name, made, changing=changing)
+            for name, made in node.aggregates
+            if accumulators.folds(made, changing=changing)
+        ]
+        self.listing = [
+            (name, made) for name, made in node.aggregates if not accumulators.folds(made, changing=changing)
+        ]
+        self.by_rows = not node.window.has_end
+        self.merges = node.window.merges
+        self.takes_rows_singly = any(isinstance(part, triggers.Each) for part in node.trigger.walk())
+        # A session that meets a closed one gives the rows that waited in it back: they must be there.
+        self.keeps_rows = self.merges and can_finish(node.trigger)
+        self.given = given
+        # The value that opened a `delta` window is kept in its own type: a float would blur decimals and large longs.
+        self.first_type = given.get("window.delta", pl.Null())
+        self.identity = [*self.keys, NUMBER] if self.by_rows else [*self.keys, "start", "end"]
+        self.sent_type = pl.Struct({})
+        self._learn_types()
+
+    def _learn_types(self) -> None:
+        """The types of the columns of state and of panes, found by a step without rows."""
+        nothing = pl.DataFrame(schema=self.given)
+        still = Clock(BEGINNING, BEGINNING, 0, 0)
+        rows = nothing.with_columns(
+            start=pl.lit(None, pl.Int64), end=pl.lit(None, pl.Int64), number=pl.lit(None, pl.Int64)
+        )
+        retracting, self._empty = self.node.mode is Mode.RETRACTING, pl.DataFrame()
+        state = self._news(rows, still)
+        if retracting:
+            panes = self._asked(state.with_columns(sent=pl.lit([], pl.List(pl.Null))))
+            self.sent_type = pl.Struct({name: panes.schema[name] for name in self._sent_columns})
+            state = self._news(rows, still)
+        self._empty = state.drop(ARRIVED)
+
+    def _asked(self, state: pl.DataFrame) -> pl.DataFrame:
+        false = pl.lit(False)
+        return self._panes(state.with_columns(__at_end=false, __comes=false, __over=false, __finished=false))
+
+    def no_windows(self) -> pl.DataFrame:
+        return self._empty
+
+    def no_counters(self) -> pl.DataFrame:
+        keys = {name: self.given[name] for name in self.keys} or {"__one": pl.Int32()}
+        return pl.DataFrame(schema={**keys, "seen": pl.Int64, "number": pl.Int64, "first_value": self.first_type})
+
+    def deadlines(self, watermark: int) -> tuple[pl.Expr, pl.Expr]:
+        """When a window must be asked though no row comes for it: in event time, and in processing time."""
+        if self.by_rows:
+            event = pl.lit(END, pl.Int64)
+        else:
+            end = pl.col("end").fill_null(END)
+            event = pl.when(end > watermark).then(end).otherwise(_expiry(end, self.lateness))
+        due = self.trigger.due()
+        return event, pl.min_horizontal(due) if due else pl.lit(None, pl.Int64)
+
+    def hold(self) -> pl.Expr:
+        """What waiting rows hold the watermark at that is passed on."""
+        return pl.when(pl.col("waiting") > 0).then(self._pane_time())
+
+    # ------------------------------------------------------------ one step
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        """What takes the place of the state that was held, and what is sent.
+
+        Held are the windows of the keys in the rows and those that are due, and, for windows that rows close, the
+        counters of these keys. Sent are panes, and rows that came too late.
+        """
+        windows_now, counters, rows = held["windows"], held["counters"], inputs["rows"]
+        untimed, rows = _split(rows, pl.col(TIME).is_null())
+        late = [untimed.select(ROW, *_nowhere(), reason=pl.lit("no event time"))]
+        sent = []
+        for number, (part, until) in enumerate(self._parts(rows, clock)):
+            state, part_late, counters = self._put(windows_now, counters, part, until)
+            windows_now, panes = self._ask(state, until)
+            late.append(part_late)
+            sent.append(panes.with_columns(__part=pl.lit(number)))
+        panes = pl.concat(sent, how="diagonal_relaxed")
+        order = [*self.keys, "__part", "__place", "__row_of_pane"]
+        panes = panes.sort(order, nulls_last=False, maintain_order=True)
+        changes = {"windows": windows_now, "counters": counters}
+        return changes, {"panes": panes, "late": pl.concat(late, how="vertical_relaxed")}
+
+    def _parts(self, rows: pl.DataFrame, clock: Clock) -> list[tuple[pl.DataFrame, Clock]]:
+        """A trigger with `each` takes every row of a key as a bundle of its own, before the watermark moves."""
+        if not self.takes_rows_singly or rows.is_empty():
+            return [(rows, clock)]
+        still = Clock(clock.watermark_before, clock.watermark_before, clock.now_before, clock.now)
+        numbered = rows.with_columns(
+            __turn=pl.int_range(pl.len()).over(self.keys) if self.keys else pl.int_range(pl.len())
+        )
+        turns = [part.drop("__turn") for part in numbered.partition_by("__turn", maintain_order=True)]
+        return [(turn, still) for turn in turns] + [(rows.clear(), clock)]
+
+    # ------------------------------------------------------------ putting rows into windows
+
+    def _put(self, held: pl.DataFrame, counters: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> Any:
+        if rows.is_empty():
+            return held, self._no_late(), counters
+        if self.by_rows:
+            return self._put_by_rows(held, counters, rows, clock)
+        if self.merges:
+            return (*self._put_sessions(held, rows, clock), counters)
+        in_windows = placed(rows, self.node.window)
+        expired, in_windows = _split(in_windows, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
+        late = [self._late(expired, "expired")]
+        closed = held.filter("closed").select(*self.identity)
+        if not closed.is_empty():
+            late.append(self._late(in_windows.join(closed, on=self.identity, how="semi", nulls_equal=True), "closed"))
+            in_windows = in_windows.join(closed, on=self.identity, how="anti", nulls_equal=True)
+        return self._folded(held, self._news(in_windows, clock), clock), pl.concat(late), counters
+
+    def _news(self, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+        """The rows of each window folded, as the state of a new window."""
+        made = [fold for accumulator in self.folding for fold in accumulator.from_rows()]
+        if self.listing:
+            made.append(accumulators.elements_of(self.arguments))
+        if self.keeps_rows:
+            made.append(pl.col(ROW).alias("waiting_rows"))
+        if self.by_rows:
+            made += [pl.col(TIME).first().alias("start"), pl.col(TIME).last().alias("end")]
+        in_time = pl.col(TIME).filter(pl.col(TIME) >= clock.watermark_before)
+        if self.node.pane_time is PaneTime.END_OF_WINDOW:  # nobody will ask
+            in_time = pl.lit(None, pl.Int64)
+        made += [
+            pl.len().cast(pl.Int64).alias(ARRIVED),
+            in_time.min().alias("in_time_min"),
+            in_time.max().alias("in_time_max"),
+        ]
+        by = self.identity
+        if isinstance(self.node.window, windows.Fixed | windows.Sliding):  # the start says it all
+            by = [*self.keys, "start"]
+            made.append(pl.col("end").first())
+        news = rows.group_by(by, maintain_order=False).agg(made)
+        return news.with_columns(self._begun()).select(self._columns(arrived=True))
+
+    def _begun(self) -> list[pl.Expr]:
+        begun = {
+            "closed": pl.lit(False),
+            "index": pl.lit(0, pl.Int64),
+            "on_time_index": pl.lit(0, pl.Int64),
+            "waiting": pl.lit(0, pl.Int64),
+            **self.trigger.begin(),
+        }
+        if self.node.mode is Mode.RETRACTING:
+            begun["sent"] = pl.lit([], dtype=pl.List(self.sent_type))
+        if self.by_rows:
+            begun["complete"] = pl.lit(False)
+        return [made.alias(name) for name, made in begun.items()]
+
+    def _columns(self, *, arrived: bool) -> list[str]:
+        columns = [
+            *self.keys,
+            *([NUMBER] if self.by_rows else []),
+            "start",
+            "end",
+            "closed",
+            "index",
+            "on_time_index",
+            "waiting",
+        ]
+        columns += ["in_time_min", "in_time_max", *self.trigger.schema()]
+        columns += [column for accumulator in self.folding for column in accumulator.columns]
+        columns += [ELEMENTS] if self.listing else []
+        columns += ["waiting_rows"] if self.keeps_rows else []
+        columns += ["sent"] if self.node.mode is Mode.RETRACTING else []
+        columns += ["complete"] if self.by_rows else []
+        return columns + ([ARRIVED] if arrived else [])
+
+    def _folded(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+        """Old and new state of each window as one; what is not a fold is the old window's."""
+        old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED)).select(news.columns)
+        both = pl.concat([old, news], how="vertical_relaxed")
+        merged = both.group_by(self.identity, maintain_order=True).agg(self._merged())
+        return self._added(merged, clock)
+
+    def _merged(self) -> list[pl.Expr]:
+        made = [fold for accumulator in self.folding for fold in accumulator.merged()]
+        made += [pl.col(name).list.explode(keep_nulls=False, empty_as_null=False).alias(name) for name in self._lists()]
+        made += [pl.col("in_time_min").min(), pl.col("in_time_max").max(), pl.col(ARRIVED).sum()]
+        kept = [*self.trigger.schema(), "closed", "index", "on_time_index", "waiting"]
+        if self.by_rows:
+            made += [pl.col("start").first(), pl.col("end").last(), pl.col("complete").any()]
+        return made + [pl.col(name).first() for name in kept]
+
+    def _lists(self) -> list[str]:
+        names = [ELEMENTS] if self.listing else []
+        names += ["waiting_rows"] if self.keeps_rows else []
+        return names + (["sent"] if self.node.mode is Mode.RETRACTING else [])
+
+    def _added(self, state: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+        added = [made.alias(name) for name, made in self.trigger.add(pl.col(ARRIVED), clock.now).items()]
+        added.append((pl.col("waiting") + pl.col(ARRIVED)).alias("waiting"))
+        return state.with_columns(added).select(self._columns(arrived=False))
+
+    # ------------------------------------------------------------ sessions
+
+    def _put_sessions(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Sessions that touch are one: rows and old sessions in order of start, a new one where a gap is left."""
+        assert isinstance(self.node.window, windows.Sessions)
+        gap = microseconds(self.node.window.gap)
+        spans = pl.concat(
+            [
+                rows.select(
+                    *self.keys, start=pl.col(TIME), end=pl.col(TIME) + gap, __row_number=pl.int_range(pl.len())
+                ),
+                held.select(*self.keys, "start", "end", __held_number=pl.int_range(pl.len())),
+            ],
+            how="diagonal",
+        ).sort([*self.keys, "start", "end"], nulls_last=False)
+        reach = pl.col("end").cum_max().shift(1)
+        reach = reach.over(self.keys) if self.keys else reach
+        spans = spans.with_columns(session=(reach.is_null() | (pl.col("start") > reach)).cum_sum())
+        joined = spans.group_by("session").agg(
+            pl.col("start").min().alias("new_start"),
+            pl.col("end").max().alias("new_end"),
+            pl.col("__row_number").is_not_null().any().alias("touched"),
+        )
+        spans = spans.select("session", "__row_number", "__held_number").join(joined, on="session", how="left")
+        of_rows = spans.filter(pl.col("__row_number").is_not_null()).sort("__row_number")
+        of_held = spans.filter(pl.col("__held_number").is_not_null()).sort("__held_number")
+        rows = rows.with_columns(of_rows["session"], start=of_rows["new_start"], end=of_rows["new_end"])
+        held = held.with_columns(of_held["session"], of_held["new_start"], of_held["new_end"], of_held["touched"])
+        untouched = held.filter(~pl.col("touched")).select(self._columns(arrived=False))
+        held = held.filter("touched")
+
+        expired = _expiry(pl.col("end"), self.lateness) <= clock.watermark_before
+        late = [self._late(rows.filter(expired), "expired")]
+        rows = rows.filter(~expired)
+        closed = held.filter("closed").select("session").unique()
+        if not closed.is_empty():
+            meets = rows.join(closed, on="session", how="semi")
+            late.append(self._late(meets, "closed"))
+            rows = rows.join(closed, on="session", how="anti")
+            shut = held.join(closed, on="session", how="semi")
+            held = held.join(closed, on="session", how="anti")
+            waited = (
+                shut.filter(~pl.col("closed"))
+                .select("new_start", "new_end", pl.col("waiting_rows").alias(ROW))
+                .explode(ROW)
+            )
+            waited = waited.drop_nulls(ROW).rename({"new_start": "start", "new_end": "end"})
+            late.append(self._late(waited, "closed"))
+            shut = shut.sort("start").unique("session", keep="first", maintain_order=True)
+            empty = self._emptied(
+                shut.with_columns(start=pl.col("new_start"), end=pl.col("new_end"), closed=pl.lit(True))
+            )
+            untouched = pl.concat([untouched, empty.select(untouched.columns)], how="vertical_relaxed")
+        return pl.concat([untouched, self._folded_sessions(held, rows, clock)], how="vertical_relaxed"), pl.concat(late)
+
+    def _folded_sessions(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+        if rows.is_empty():
+            return held.select(self._columns(arrived=False))
+        news = self._news(rows, clock)
+        at_end = pl.col("new_end").first() <= clock.watermark_before
+        old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED), is_old=pl.lit(True))
+        fresh = news.with_columns(is_old=pl.lit(False), new_start=pl.col("start"), new_end=pl.col("end"))
+        both = pl.concat([old.select(fresh.columns), fresh], how="vertical_relaxed").sort("start", maintain_order=True)
+        same = pl.col("is_old").sum() == 1
+        same &= (pl.col("start").filter("is_old").first() == pl.col("new_start").first()) & (
+            pl.col("end").filter("is_old").first() == pl.col("new_end").first()
+        )
+        merged_trigger = self.trigger.merge(pl.col("is_old"), at_end)
+        made = [fold for accumulator in self.folding for fold in accumulator.merged()]
+        made += [pl.col(name).list.explode(keep_nulls=False, empty_as_null=False).alias(name) for name in self._lists()]
+        made += [
+            pl.col("in_time_min").min(),
+            pl.col("in_time_max").max(),
+            pl.col(ARRIVED).sum(),
+            pl.col("waiting").sum(),
+        ]
+        made += [
+            pl.when(same).then(pl.col(name).filter("is_old").first()).otherwise(merged).alias(name)
+            for name, merged in merged_trigger.items()
+        ]
+        made += [
+            pl.when(same).then(pl.col(name).filter("is_old").first()).otherwise(0).alias(name)
+            for name in ("index", "on_time_index")
+        ]
+        made.append(pl.lit(False).alias("closed"))
+        merged = both.group_by([*self.keys, "new_start", "new_end"], maintain_order=True).agg(made)
+        return self._added(merged.rename({"new_start": "start", "new_end": "end"}), clock)
+
+    # ------------------------------------------------------------ windows that rows open and close
+
+    def _put_by_rows(self, held: pl.DataFrame, counters: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> Any:
+        if clock.watermark_before >= END:
+            return held, self._late(rows.with_columns(start=pl.col(TIME), end=pl.col(TIME)), "expired"), counters
+        numbered, counters, finished = self._numbered(rows, counters)
+        late = [self._no_late()]
+        shut = held.filter("closed").select(*self.identity, "start", "end")
+        if not shut.is_empty():
+            meets = numbered.join(shut, on=self.identity, how="inner", nulls_equal=True, maintain_order="left")
+            late.append(self._late(meets, "closed"))
+            numbered = numbered.join(shut, on=self.identity, how="anti", nulls_equal=True)
+        state = self._folded(held, self._news(numbered, clock), clock)
+        complete = (
+            state.join(finished.with_columns(__done=pl.lit(True)), on=self.keys, how="left", nulls_equal=True)
+            if self.keys
+            else state.join(finished.with_columns(__done=pl.lit(True)), how="cross")
+        )
+        done = (pl.col("complete") | (pl.col(NUMBER) < pl.col("__before"))).fill_null(False)
+        return complete.with_columns(complete=done).select(state.columns), pl.concat(late), counters
+
+    def _numbered(self, rows: pl.DataFrame, counters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """Rows with the numbers of their windows, the counters after them, and per key which windows are complete."""
+        window = self.node.window
+        by = self.keys or ["__one"]
+        rows = rows if self.keys else rows.with_columns(__one=pl.lit(0))
+        counters = counters if self.keys or "__one" in counters.columns else counters.with_columns(__one=pl.lit(0))
+        rows = rows.join(counters, on=by, how="left", nulls_equal=True, maintain_order="left")
+        rows = rows.with_columns(pl.col("seen").fill_null(0), pl.col("number").fill_null(0))
+        if isinstance(window, windows.Rows):
+            place = pl.col("seen") + pl.int_range(pl.len()).over(by)
+            rows = rows.with_columns(place=place)
+            after = rows.group_by(by, maintain_order=True).agg(pl.col("place").max() + 1)
+            last = pl.col("place") // window.every
+            least = (pl.col("place") - window.count) // window.every + 1
+            rows = rows.with_columns(number=pl.int_ranges(pl.max_horizontal(least, pl.lit(0)), last + 1)).explode(
+                "number"
+            )
+            rows = rows.drop_nulls("number")
+            after = after.rename({"place": "seen"}).with_columns(
+                number=pl.lit(0, pl.Int64), first_value=pl.lit(None, self.first_type)
+            )
+            finished = after.with_columns(__before=(pl.col("seen") - window.count) // window.every + 1)
+        elif isinstance(window, windows.ClosedBy):
+            closes = pl.col("window.closes").fill_null(False).cast(pl.Int64)
+            rows = rows.with_columns(
+                after=pl.col("number") + closes.cum_sum().over(by),
+                number=pl.col("number") + closes.cum_sum().over(by) - closes,
+            )
+            after = rows.group_by(by, maintain_order=True).agg(number=pl.col("after").max())
+            after = after.with_columns(seen=pl.lit(0, pl.Int64), first_value=pl.lit(None, self.first_type))
+            finished = after.with_columns(__before=pl.col("number"))
+        else:
+            rows, after = self._numbered_by_delta(rows, by)
+            finished = after.with_columns(__before=pl.col("number"))
+        kept = counters.join(after, on=by, how="anti", nulls_equal=True)
+        counters = pl.concat([kept, after.select(kept.columns)], how="vertical_relaxed")
+        finished = finished.select(*(by if self.keys else []), "__before")
+        return rows, counters, finished
+
+    def _numbered_by_delta(self, rows: pl.DataFrame, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Each window begins where the last one ended, so this goes row by row."""
+        assert isinstance(self.node.window, windows.Delta)
+        state: dict[tuple[Any, ...], tuple[int, Any]] = {}
+        numbers = []
+        for *key, value, number, first in rows.select(*by, "window.delta", "number", "first_value").iter_rows():
+            number, first = state.get(tuple(key), (number, first))
+            if value is not None:
+                if first is None:
+                    first = value
+                elif abs(value - first) >= self.node.window.threshold:
+                    number, first = number + 1, value
+            state[tuple(key)] = (number, first)
+            numbers.append(number)
+        rows = rows.with_columns(number=pl.Series(numbers, dtype=pl.Int64))
+        after = rows.select(by).unique(maintain_order=True)
+        now = [state[tuple(key)] for key in after.iter_rows()]
+        return rows, after.with_columns(
+            seen=pl.lit(0, pl.Int64),
+            number=pl.Series([number for number, _ in now], dtype=pl.Int64),
+            first_value=pl.Series([first for _, first in now], dtype=self.first_type),
+        )
+
+    # ------------------------------------------------------------ asking the windows
+
+    def _ask(self, state: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Every window once: whether it sends a pane, whether it closes, whether it is over."""
+        if self.by_rows:
+            at_end = comes = over = pl.col("complete") | pl.lit(clock.watermark >= END)
+        else:
+            end = pl.col("end").fill_null(END)
+            at_end = end <= clock.watermark
+            comes = at_end & (end > clock.watermark_before)
+            over = _expiry(end, self.lateness) <= clock.watermark
+        waits = pl.col("waiting") > 0
+        state = state.with_columns(__at_end=at_end, __comes=comes, __over=over)
+        at_end = pl.col("__at_end")
+        by_end = pl.col("__comes") & self.trigger.ready_by_end(at_end, clock.now)
+        ready = pl.when(waits).then(self.trigger.ready(at_end, clock.now)).otherwise(by_end)
+        fired, finished = self.trigger.fire(at_end, clock.now)
+        state = state.with_columns(__ready=ready & ~pl.col("closed")).with_columns(
+            __sends=pl.col("__ready") | (pl.col("__over") & waits & ~pl.col("closed")),
+            __finished=pl.col("__ready") & finished,
+        )
+        state = state.with_columns(
+            [pl.when("__ready").then(made).otherwise(pl.col(name)).alias(name) for name, made in fired.items()]
+        )
+        panes = self._panes(state.filter("__sends"))
+        state = self._after(state, panes)
+        return state.filter(~pl.col("__over")).select(self._columns(arrived=False)), self._with_retractions(panes)
+
+    def _panes(self, state: pl.DataFrame) -> pl.DataFrame:
+        """What the windows send, one row each."""
+        if self.by_rows:
+            timing = pl.lit("unknown")
+            order = pl.col(NUMBER)
+        else:
+            timing = (
+                pl.when("__comes")
+                .then(pl.lit("on_time"))
+                .when("__at_end")
+                .then(pl.lit("late"))
+                .otherwise(pl.lit("early"))
+            )
+            order = pl.col("start").fill_null(0)
+        results = [accumulator.result().alias(accumulator.name) for accumulator in self.folding]
+        state = state.with_columns(__timing=timing, __place=order, event_time=self._pane_time())
+        if self.listing and not state.is_empty():
+            state = state.with_columns(list(accumulators.from_elements(state, self.listing, self.arguments).values()))
+        elif self.listing:
+            state = state.with_columns([pl.lit(None).alias(name) for name, _ in self.listing])
+        nothing = pl.col("waiting") == 0
+        empty = nothing if self.node.mode is Mode.DISCARDING else pl.lit(False)
+        state = state.with_columns(results)
+        state = state.with_columns(
+            [
+                pl.when(~empty).then(pl.col(name)).otherwise(0 if made.kind == "count" else None).alias(name)
+                for name, made in self.node.aggregates
+                if made.kind not in ("collect",)
+            ]
+        )
+        return state.with_columns(
+            pl.col("__timing").alias("pane.timing"),
+            pl.col("index").alias("pane.index"),
+            pl.when(pl.col("__timing") != "early").then(pl.col("on_time_index")).alias("pane.on_time_index"),
+            (pl.col("index") == 0).alias("pane.first"),
+            (pl.col("__finished") | pl.col("__over")).alias("pane.last"),
+            pl.lit(1, pl.Int32).alias("weight"),
+        )
+
+    def _pane_time(self) -> pl.Expr:
+        end = pl.col("end") if self.by_rows else pl.col("end") - 1
+        if self.node.pane_time is PaneTime.EARLIEST:
+            return pl.coalesce("in_time_min", end)
+        if self.node.pane_time is PaneTime.LATEST:
+            return pl.coalesce("in_time_max", end)
+        return end
+
+    @property
+    def _sent_columns(self) -> list[str]:
+        pane = [f"pane.{name}" for name in ("timing", "index", "on_time_index", "first", "last")]
+        return ["start", "end", *pane, *(name for name, _ in self.node.aggregates), "event_time"]
+
+    def _with_retractions(self, panes: pl.DataFrame) -> pl.DataFrame:
+        columns = [*self.keys, *self._sent_columns, "weight", "__place"]
+        rows = panes.select(columns).with_columns(__row_of_pane=pl.lit(1 << 30, pl.Int64))
+        if self.node.mode is not Mode.RETRACTING or panes.is_empty():
+            return rows
+        taken = panes.select(*self.keys, "__place", "sent").explode("sent").drop_nulls("sent")
+        taken = taken.with_columns(__row_of_pane=pl.int_range(pl.len(), dtype=pl.Int64))
+        taken = taken.unnest("sent").with_columns(weight=pl.lit(-1, pl.Int32))
+        return pl.concat([taken.select(rows.columns), rows], how="vertical_relaxed")
+
+    def _after(self, state: pl.DataFrame, panes: pl.DataFrame) -> pl.DataFrame:
+        """The windows after their panes."""
+        sends = pl.col("__sends")
+        if self.node.mode is Mode.RETRACTING and not panes.is_empty():
+            sent = panes.select(*self.identity, __sent=pl.concat_list([pl.struct(self._sent_columns)]))
+            state = state.join(sent, on=self.identity, how="left", nulls_equal=True, maintain_order="left")
+            state = state.with_columns(sent=pl.when(sends).then(pl.col("__sent")).otherwise(pl.col("sent")))
+        index = pl.col("index")
+        late = ~pl.col("__at_end") if not self.by_rows else pl.lit(False)
+        state = state.with_columns(
+            index=index + sends.cast(pl.Int64),
+            on_time_index=pl.col("on_time_index") + (sends & ~late).cast(pl.Int64),
+            waiting=pl.when(sends).then(0).otherwise(pl.col("waiting")),
+            in_time_min=pl.when(~sends).then(pl.col("in_time_min")),
+            in_time_max=pl.when(~sends).then(pl.col("in_time_max")),
+            closed=pl.col("closed") | pl.col("__finished"),
+        )
+        if self.keeps_rows:
+            state = state.with_columns(_cleared("waiting_rows", sends, state))
+        if self.node.mode is Mode.DISCARDING:
+            state = self._emptied(state, sends)
+        return state
+
+    def _emptied(self, state: pl.DataFrame, where: pl.Expr | None = None) -> pl.DataFrame:
+        """Windows that hold no rows any more."""
+        where = pl.lit(True) if where is None else where
+        columns = [column for accumulator in self.folding for column in accumulator.columns]
+        zeros = {c for c in columns if c.endswith((".count", ".known"))}
+        cleared = [pl.when(where).then(0 if c in zeros else None).otherwise(pl.col(c)).alias(c) for c in columns]
+        cleared += [_cleared(name, where, state) for name in self._lists() if name != "sent"]
+        return state.with_columns(cleared)
+
+    # ------------------------------------------------------------ rows that are too late
+
+    def _late(self, rows: pl.DataFrame, reason: str) -> pl.DataFrame:
+        return rows.select(ROW, pl.struct("start", "end").alias("window"), pl.lit(reason).alias("reason"))
+
+    def _no_late(self) -> pl.DataFrame:
+        return pl.DataFrame(schema={ROW: self.given[ROW], "window": _SPAN, "reason": pl.String})
+
+
+_SPAN = pl.Struct({"start": pl.Int64, "end": pl.Int64})
+
+
+def _nowhere() -> list[pl.Expr]:
+    return [pl.lit(None, _SPAN).alias("window")]
+
+
+def _split(rows: pl.DataFrame, condition: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows for which a condition holds, and the others; as a rule there are none of the first."""
+    holds = rows.select(condition.alias("holds"))["holds"]
+    return (rows.filter(holds), rows.filter(~holds)) if holds.any() else (rows.clear(), rows)
+
+
+def _expiry(end: pl.Expr, lateness: int) -> pl.Expr:
+    return pl.min_horizontal(end.fill_null(END) + lateness, pl.lit(END, pl.Int64))
+
+
+def _cleared(name: str, where: pl.Expr, state: pl.DataFrame) -> pl.Expr:
+    return pl.when(where).then(pl.lit([], dtype=state.schema[name])).otherwise(pl.col(name)).alias(name)

@@ -35,10 +35,11 @@ test: $(READY)
 	$(BIN)/python -m pytest -m "not soak"
 
 soak: $(READY)
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 7200
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 14400
 
 bench: $(READY)
 	$(BIN)/python benchmarks/log.py $(if $(QUICK),--quick)
+	$(BIN)/python benchmarks/operators.py $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

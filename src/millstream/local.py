@@ -16,7 +16,7 @@ from millstream.operators.elementwise import HIDDEN, computed
 from millstream.operators.store import NEVER, Store
 from millstream.operators.windowed import ROW, Clock, WindowedOperator
 from millstream.plan import nodes
-from millstream.plan.bundles import BEGINNING, Bundle, Row
+from millstream.plan.bundles import BEGINNING, END, Bundle, Row
 from millstream.plan.nodes import Mode, Node
 from millstream.records import batch_to_rows
 
@@ -114,7 +114,9 @@ class LocalWindows:
         clock = flowing.clock
         rows = flowing.rows
         if self._in_processing_time:  # the clock is the watermark, and a row's time is when it came
-            clock = Clock(clock.now_before, clock.now, clock.now_before, clock.now)
+            before = END if clock.watermark_before >= END else clock.now_before
+            after = END if clock.watermark >= END else clock.now  # at the end of time it ends too
+            clock = Clock(before, after, clock.now_before, clock.now)
             rows = rows.with_columns(pl.lit(clock.now, pl.Int64).alias(TIME))
         fed = self._fed(rows)
         found, places = self._store.held(fed, clock.watermark, clock.now)

@@ -52,6 +52,8 @@ def types_of(schema: Schema) -> pl.Schema:
 
 def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """What a user's function makes of the rows, and dead letters for those it failed on."""
+    if node.per_batch and (whole := _mapped_whole(frame, node)) is not None:
+        return whole, frame_of([], None)
     made: list[dict[str, Any]] = []
     dead: list[dict[str, Any]] = []
     hidden = frame.select(HIDDEN).rows()
@@ -66,6 +68,20 @@ def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.Dat
             continue
         made += [{**values, TIME: time, WEIGHT: weight} for values in results]
     return frame_of(made, node), frame_of(dead, None)
+
+
+def _mapped_whole(frame: pl.DataFrame, node: nodes.MapRows) -> pl.DataFrame | None:
+    """A function of batches is asked once; unless it gives a row for each row, it is asked again row by row."""
+    table = table_of(frame, node.inputs[0].schema)
+    try:
+        result = node.function(table if node.batch_type == "arrow" else pl.from_arrow(table))
+        made = result.to_arrow() if isinstance(result, pl.DataFrame) else result
+        whole = pl.from_arrow(made.select(node.schema.names).cast(node.schema.arrow))
+    except Exception:  # the rows one by one will show which of them it cannot handle
+        return None
+    if not isinstance(whole, pl.DataFrame) or len(whole) != len(frame):
+        return None
+    return whole.with_columns(frame.select(HIDDEN))
 
 
 def _results(row: dict[str, Any], table: pa.Table, node: nodes.MapRows) -> list[dict[str, Any]]:

@@ -65,7 +65,9 @@ class WindowOperator:
         self.late = []
         if self.in_processing_time:  # the clock is the watermark, and a row's time is when it came
             rows = [replace(row, time=bundle.clock) for row in bundle.rows]
-            bundle = Bundle(rows, bundle.clock_before, bundle.clock, bundle.clock_before, bundle.clock)
+            before = END if bundle.watermark_before >= END else bundle.clock_before
+            after = END if bundle.watermark >= END else bundle.clock  # at the end of time it ends too
+            bundle = Bundle(rows, before, after, bundle.clock_before, bundle.clock)
         arrived = self._by_key(bundle.rows)
         sent: list[Row] = []
         for key in sorted(self.keys.keys() | arrived.keys(), key=sort_key):

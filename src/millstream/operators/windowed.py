@@ -16,11 +16,10 @@ from millstream.operators.accumulators import ELEMENTS, TIME, Accumulator
 from millstream.operators.placing import placed
 from millstream.operators.trigger_columns import can_finish, compiled
 from millstream.plan import triggers, windows
+from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
 from millstream.plan.windows import microseconds
 
-BEGINNING = -(1 << 62)
-END = 1 << 62
 ROW = "__row"
 ARRIVED = "__arrived"
 NUMBER = "number"

@@ -15,24 +15,14 @@ from sqlglot import Expr, exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
 
-from millstream.plan.functions import (
-    BOOLEAN,
-    DOUBLE,
-    FUNCTIONS,
-    INT,
-    LONG,
-    STRING,
-    call,
-    choose,
-    field_of,
-    item,
-    regexp_like,
-    struct_of,
-)
+from millstream.plan.function_entries import BOOLEAN, DOUBLE, INT, LONG, STRING
+from millstream.plan.functions import FUNCTIONS, call, choose, field_of
 from millstream.plan.lowered import NULL, Lowered, Refusal, cast, divided, text, together, type_name, widened
+from millstream.plan.nested_functions import item, struct_of
 from millstream.plan.place import what_exists
 from millstream.plan.refused import ABOUT_MORE_ROWS, DIFFERENT
 from millstream.plan.spark_types import INSTANT, INTERVAL, arithmetic_type, duckdb_name, family, quoted
+from millstream.plan.text_functions import regexp_like
 from millstream.records import Schema
 
 TYPES: dict[exp.DType, pa.DataType] = {

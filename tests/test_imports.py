@@ -17,10 +17,13 @@ MAY_IMPORT: dict[str, list[str]] = {
     "records": ["errors"],
     "log": ["records"],
     "plan": ["records"],
+    "sources": ["plan", "log"],
     "operators": ["plan"],
     "reference": ["plan"],
     "local": ["operators"],
-    "spark": ["plan", "operators", "log"],
+    "sinks": ["plan", "log"],
+    "views": ["plan", "log"],
+    "spark": ["plan", "operators", "log", "local", "sources", "sinks"],
     "connect": ["log"],
     "jobs": ["spark"],
     "console": ["jobs", "log"],
@@ -29,7 +32,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "__init__": [EVERYTHING],
     "__main__": ["cli"],
 }
-WITHOUT_SPARK = {"errors", "records", "log", "plan", "operators", "reference", "local"}
+WITHOUT_SPARK = {"errors", "records", "log", "plan", "sources", "operators", "reference", "local", "sinks", "views"}
 
 
 def reachable(package: str) -> set[str]:

@@ -273,3 +273,85 @@ def test_nothing_is_lost_and_refinements_add_up(window: Window, options: dict[st
     assert sum(row["weight"] * row["n"] for row in panes) + len(late) == len(added)
     in_panes = sum(row["weight"] * (row["total"] or 0) for row in panes)
     assert in_panes + sum(row["v"] or 0 for row in late) == sum(row["v"] or 0 for row in added)
+
+
+# ---------------------------------------------------------------- record at a time
+
+tags = st.sampled_from(["x", "y"])
+after_a_while = st.integers(-10, 40).map(lambda n: timedelta(seconds=n))
+actions = st.one_of(
+    st.tuples(st.just("value"), tags),
+    st.tuples(st.just("list"), tags),
+    st.tuples(st.just("map"), tags),
+    st.tuples(st.just("event"), tags, after_a_while),
+    st.tuples(st.just("event"), tags, after_a_while),
+    st.tuples(st.just("clock"), tags, after_a_while),
+    st.tuples(st.just("cancel"), tags),
+    st.sampled_from([("forget",), ("empty",), ("clear",), ("misfit",)]),
+)
+programs = st.lists(
+    st.builds(
+        lambda made, end: [("give",), *made, *end],  # what is held is always to be seen
+        st.lists(actions, min_size=1, max_size=3),
+        st.sampled_from([[], [], [("fail",)]]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def done(action: tuple[Any, ...], key: Any, value: Any, time: datetime | None) -> list[dict[str, Any]]:
+    """Does one thing that a user's function may do."""
+    kind, *rest = action
+    if kind == "value":
+        key.state[rest[0]] = (key.state.get(rest[0]), value)[-1:]
+    elif kind == "list":
+        key.list(rest[0]).append(value)
+    elif kind == "map":
+        key.map(rest[0])[value] = time
+    elif kind == "event":
+        key.at_event_time((time or EPOCH) + rest[1], rest[0])
+    elif kind == "clock":
+        key.at_processing_time(key.now + rest[1], rest[0])
+    elif kind == "cancel":
+        key.cancel(rest[0])
+    elif kind == "forget":
+        key.state.clear()
+    elif kind == "empty":
+        key.list("x").clear()
+        key.map("x").clear()
+    elif kind == "clear":
+        key.clear()
+    elif kind == "fail":
+        raise ValueError(f"{value} is not welcome")
+    else:
+        held = f"{key} {value} {key.state} {key.list('x')} {key.map('x')} {key.watermark} {key.now} {key.is_late}"
+        return [{"held": held if kind == "give" else 5, "values": key.list("y"), "seen": key.event_time}]
+    return []
+
+
+@settings(CHECKED, max_examples=EXAMPLES // 4)
+@given(programs, programs, st.booleans(), st.sampled_from(sorted(KEYS)), scripts())
+def test_a_function_of_rows_and_keys(
+    on_rows: list[Any], on_timers: list[Any], named_time: bool, key_type: str, steps: list[Any]
+) -> None:
+    def function(row: dict[str, Any], key: Any) -> Any:
+        for action in on_rows[(row["v"] or 0) % len(on_rows)]:
+            yield from done(action, key, row["v"], row["at"])
+
+    def on_timer(tag: str, time: datetime, key: Any) -> Any:
+        for action in on_timers[len(tag) % len(on_timers)]:
+            if action[0] in ("event", "clock"):
+                if len(tag) < 4:  # or it might never end
+                    yield from done((action[0], f"{tag}{action[1]}", action[2]), key, tag, time)
+            else:
+                yield from done(action, key, tag, time)
+
+    def build(stream: Any) -> Any:
+        schema = "held string, values array<long>, seen timestamp"
+        timed = {"event_time": "seen"} if named_time else {}
+        made = stream.key_by("k").process(function, schema, on_timer=on_timer, **timed)
+        panes = made.window(ms.fixed("10 seconds")).agg(n=ms.count())
+        return {"made": made, "dead": made.dead, "panes": panes, "late": panes.late}
+
+    check(build, steps, (key_type, "long"))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         top,
     )
     from millstream.plan.flow import Flow
+    from millstream.plan.places import console, files, foreach, memory, postgres, rate, socket, sqlite
     from millstream.plan.triggers import (
         after,
         after_count,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     )
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta, everything, fixed, rows, sessions, sliding
+    from millstream.views import merged
 
 # What `import millstream as ms` offers, and where it lives: loaded when first used, so that the command line is quick.
 _NAMES = {
@@ -44,11 +46,13 @@ _NAMES = {
     "millstream.log": "Batch Broker Message Record connect",
     "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
     "millstream.plan.flow": "Flow",
+    "millstream.plan.places": "console files foreach memory postgres rate socket sqlite",
     "millstream.plan.triggers": (
         "after after_count after_watermark all_of each every first_of in_order never repeatedly"
     ),
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta everything fixed rows sessions sliding",
+    "millstream.views": "merged",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -70,6 +74,7 @@ __all__ = [
     "collect",
     "combine",
     "connect",
+    "console",
     "count",
     "custom",
     "delta",
@@ -77,20 +82,28 @@ __all__ = [
     "each",
     "every",
     "everything",
+    "files",
     "first",
     "first_of",
     "fixed",
+    "foreach",
     "in_order",
     "last",
     "max",
     "mean",
+    "memory",
+    "merged",
     "min",
     "never",
+    "postgres",
     "punctuated",
+    "rate",
     "repeatedly",
     "rows",
     "sessions",
     "sliding",
+    "socket",
+    "sqlite",
     "stddev",
     "sum",
     "top",

@@ -119,6 +119,10 @@ class DamagedLog(StorageError):
     """Bytes below the acknowledged mark do not match their checksum or are missing."""
 
 
+class DamagedState(StorageError):
+    """The state of a step cannot be rebuilt: what was kept of its changes does not match its checksum."""
+
+
 # ---------------------------------------------------------------- transmitting
 
 
@@ -182,3 +186,49 @@ class InvalidAggregate(InvalidPlan):
 
 class ExpressionFailed(MillstreamError):
     """An expression has no answer for a row: text that is no number, a division by zero, an overflow."""
+
+
+# ---------------------------------------------------------------- Spark
+
+
+class SparkFailed(MillstreamError):
+    """Spark did not start, or ended a query, for a reason outside the flow."""
+
+    exit_code = 6
+
+
+class JavaMissing(SparkFailed):
+    """No Java that Spark can run on."""
+
+
+class RecordFailed(MillstreamError):
+    """A record that a step of a job cannot handle, and that nobody takes as a dead letter."""
+
+
+# ---------------------------------------------------------------- writing what a job made
+
+
+class SinkUnavailable(MillstreamError):
+    """A sink cannot be written now: it is down, locked or full. The same batch can be written again later."""
+
+    exit_code = StorageError.exit_code
+
+
+class SinkFailed(MillstreamError):
+    """A sink refused a batch, and trying again would not help."""
+
+
+class JobRunning(MillstreamError):
+    """A job that runs already."""
+
+    exit_code = 4
+
+
+class JobChanged(MillstreamError):
+    """A flow that does not fit what its job has kept."""
+
+    exit_code = 2
+
+
+class StepFailed(MillstreamError):
+    """A step of a job failed, and not because of a single record."""

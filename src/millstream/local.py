@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
-from millstream.operators.elementwise import HIDDEN, computed
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.elementwise import HIDDEN
+from millstream.operators.stateful import DEAD, LATE, SENT, Stateful, keeps_state, stateful
 from millstream.operators.store import NEVER, Store
-from millstream.operators.windowed import ROW, Clock, WindowedOperator
+from millstream.operators.windowed import Clock
 from millstream.plan import nodes
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row
-from millstream.plan.nodes import Mode, Node
+from millstream.plan.bundles import BEGINNING, Bundle, Row
+from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows
 
 
@@ -36,10 +37,10 @@ class Local:
         self.order: list[Node] = []
         for node in observed:
             self._visit(node)
-        self._windows: dict[Node, LocalWindows] = {
-            node: LocalWindows(node, passes_on=self._is_chained(node))
+        self._states = {
+            node: LocalState(step, passes_on=self._is_chained(node))
             for node in self.order
-            if isinstance(node, nodes.WindowedAggregate)
+            if (step := stateful(node)) is not None
         }
         self._dead: dict[Node, pl.DataFrame] = {}
 
@@ -52,14 +53,12 @@ class Local:
     def _is_chained(self, node: Node) -> bool:
         """Whether a step with windows comes after this one, and so needs to know its watermark."""
         followers = [follower for follower in self.order if node in follower.inputs]
-        return any(
-            isinstance(follower, nodes.WindowedAggregate) or self._is_chained(follower) for follower in followers
-        )
+        return any(keeps_state(follower) or self._is_chained(follower) for follower in followers)
 
     def step(self, sources: Mapping[Node, Bundle]) -> dict[Node, Bundle]:
         """What every node sends in one step, given what the sources send, row by row."""
-        given = {node: _flowing(node, bundle) for node, bundle in sources.items()}
-        return {node: _bundle(node, flowing) for node, flowing in self.run(given).items()}
+        given = {node: flowing_of(node, bundle) for node, bundle in sources.items()}
+        return {node: bundle_of(node, flowing) for node, flowing in self.run(given).items()}
 
     def run(self, sources: Mapping[Node, Flowing]) -> dict[Node, Flowing]:
         """The same in frames."""
@@ -72,10 +71,12 @@ class Local:
 
     def _run(self, node: Node, given: list[Flowing]) -> Flowing:
         first = given[0]
-        if isinstance(node, nodes.WindowedAggregate):
-            return self._windows[node].run(first)
+        if node in self._states:
+            return self._states[node].run(first)
         if isinstance(node, nodes.Late):
-            return replace(first, rows=self._windows[node.inputs[0]].late)
+            return replace(first, rows=self._states[node.inputs[0]].sent[LATE])
+        if isinstance(node, nodes.Dead) and node.inputs[0] in self._states:
+            return replace(first, rows=self._states[node.inputs[0]].sent[DEAD])
         if isinstance(node, nodes.Dead):
             return replace(first, rows=self._dead.get(node.inputs[0], elementwise.frame_of([], None)))
         if isinstance(node, nodes.Where):
@@ -91,80 +92,35 @@ class Local:
         return first
 
 
-NO_DEADLINE = pl.lit(None, pl.Int64)
+class LocalState:
+    """A stateful step with its tables in memory."""
 
-
-class LocalWindows:
-    """A windowed aggregation with its state in memory."""
-
-    def __init__(self, node: nodes.WindowedAggregate, *, passes_on: bool) -> None:
-        self.node = node
+    def __init__(self, step: Stateful, *, passes_on: bool) -> None:
+        self._step = step
         self._passes_on = passes_on
-        self._in_processing_time = getattr(node.window, "time", "event") == "processing"
         self._count = 0
-        given = node.inputs[0]
-        nothing = self._fed(elementwise.frame_of([], given))
-        self._operator = WindowedOperator(node, nothing.schema, changing=is_changing(given))
-        self._store = Store(self._operator.keys, self._operator.no_windows())
-        self._counters = Store(self._operator.keys, self._operator.no_counters())
-        self.late = pl.DataFrame()
+        self._stores = {name: Store(step.keys, empty) for name, empty in step.tables().items()}
         self._passed_on = BEGINNING
+        self.sent: dict[str, pl.DataFrame] = {}
 
     def run(self, flowing: Flowing) -> Flowing:
-        clock = flowing.clock
-        rows = flowing.rows
-        if self._in_processing_time:  # the clock is the watermark, and a row's time is when it came
-            before = END if clock.watermark_before >= END else clock.now_before
-            after = END if clock.watermark >= END else clock.now  # at the end of time it ends too
-            clock = Clock(before, after, clock.now_before, clock.now)
-            rows = rows.with_columns(pl.lit(clock.now, pl.Int64).alias(TIME))
-        fed = self._fed(rows)
-        found, places = self._store.held(fed, clock.watermark, clock.now)
-        asked = fed if self._operator.by_rows else fed.clear()
-        counters, counter_places = self._counters.held(asked, BEGINNING, BEGINNING)
-        changes, sent = self._operator.step({"windows": found, "counters": counters}, {"rows": fed}, clock)
-        self._store.replace(places, changes["windows"], *self._operator.deadlines(clock.watermark))
-        self._counters.replace(counter_places, changes["counters"], NO_DEADLINE, NO_DEADLINE)
-        self.late = self._late_rows(sent["late"])
-        hold = self._store.smallest(self._operator.hold()) if self._passes_on else NEVER
+        step, clock = self._step, self._step.clock(flowing.clock)
+        fed = step.fed(flowing.rows, self._count)
+        self._count += len(fed)
+        asked = step.asked(fed)
+        found = {
+            name: store.held(asked.get(name, fed.clear()), clock.watermark, clock.now)
+            for name, store in self._stores.items()
+        }
+        changes, self.sent = step.step({name: rows for name, (rows, _) in found.items()}, {"rows": fed}, clock)
+        hold = NEVER
+        for name, marks in step.marks(clock).items():
+            store = self._stores[name]
+            store.replace(found[name][1], changes[name], marks.event, marks.clock)
+            if self._passes_on and marks.hold is not None:
+                hold = min(hold, store.smallest(marks.hold))
         before, self._passed_on = self._passed_on, max(self._passed_on, min(clock.watermark, hold))
-        return Flowing(
-            self._panes(sent["panes"]), replace(flowing.clock, watermark_before=before, watermark=self._passed_on)
-        )
-
-    def _fed(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """What the operator takes: keys, arguments, time, weight, order, and the whole row for `.late`."""
-        given = self.node.inputs[0].schema
-        keys = [rows[name].alias(f"key.{name}") for name in self.node.keys]
-        order = pl.int_range(self._count, self._count + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
-        self._count += len(rows)
-        arguments = computed(rows, given, self.node.arguments).get_columns() if self.node.arguments else []
-        return pl.DataFrame(
-            [rows.select(*given.names, *HIDDEN).to_struct(ROW), *keys, *arguments, rows[TIME], rows[WEIGHT], order]
-        )
-
-    def _panes(self, panes: pl.DataFrame) -> pl.DataFrame:
-        node = self.node
-        pane = [pl.col(f"pane.{field.name}").alias(field.name) for field in nodes.PANE]
-        columns = [pl.col(f"key.{name}").alias(name) for name in node.keys]
-        columns += [
-            pl.struct(_instant("start"), _instant("end")).alias("window"),
-            pl.struct(pane).alias("pane"),
-            pl.col("weight"),
-        ]
-        columns += [pl.col(name) for name, _ in node.aggregates]
-        columns += [_instant("event_time"), pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
-        return panes.select(columns)
-
-    def _late_rows(self, late: pl.DataFrame) -> pl.DataFrame:
-        """The rows as they came, with the window that lost them and the reason."""
-        start, end = (_instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
-        span = pl.when(pl.col("window").is_not_null()).then(pl.struct(start, end)).alias("window")
-        return late.select(pl.col(ROW).struct.unnest()).with_columns(late.select(span, "reason"))
-
-
-def _instant(name: str, value: pl.Expr | None = None) -> pl.Expr:
-    return (pl.col(name) if value is None else value).cast(pl.Datetime("us", "UTC")).alias(name)
+        return Flowing(self.sent[SENT], replace(flowing.clock, watermark_before=before, watermark=self._passed_on))
 
 
 def _united(given: Sequence[Flowing]) -> Flowing:
@@ -176,25 +132,16 @@ def _united(given: Sequence[Flowing]) -> Flowing:
     return Flowing(pl.concat([flowing.rows for flowing in given]), clock)
 
 
-def _flowing(node: Node, bundle: Bundle) -> Flowing:
+def flowing_of(node: Node, bundle: Bundle) -> Flowing:
     rows = [{**row.values, TIME: row.time, WEIGHT: row.weight} for row in bundle.rows]
     clock = Clock(bundle.watermark_before, bundle.watermark, bundle.clock_before, bundle.clock)
     return Flowing(elementwise.frame_of(rows, node), clock)
 
 
-def _bundle(node: Node, flowing: Flowing) -> Bundle:
+def bundle_of(node: Node, flowing: Flowing) -> Bundle:
     table = flowing.rows.drop(HIDDEN).select(node.schema.names).to_arrow().cast(node.schema.arrow)
     values = [row for batch in table.to_batches() for row in batch_to_rows(batch)]
     hidden = flowing.rows.select(HIDDEN).rows()
     rows = [Row(row, time, weight) for row, (time, weight) in zip(values, hidden, strict=True)]
     clock = flowing.clock
     return Bundle(rows, clock.watermark_before, clock.watermark, clock.now_before, clock.now)
-
-
-def is_changing(node: Node) -> bool:
-    """Whether rows of a stream may be taken back."""
-    if isinstance(node, nodes.WindowedAggregate):
-        return node.mode is Mode.RETRACTING
-    if isinstance(node, nodes.Read):
-        return node.changes
-    return any(is_changing(given) for given in node.inputs)

@@ -5,12 +5,14 @@ A child tells what it has done through a file that it appends lines to: these ou
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
 import signal
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from millstream.log import EmbeddedLog
 
@@ -269,3 +271,35 @@ def fork_with_waiting_records(folder, diary):
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- switches
+
+
+def consume_name(folder, diary, name, group):
+    """Like `consume`, of a name that is switched meanwhile."""
+    diary = Diary(diary)
+    with EmbeddedLog(folder) as log, log.consumer(name, group=group) as consumer:
+        while True:
+            for record in consumer.poll(timeout=0.5, max_records=7):
+                diary.write(record.value.decode())
+            consumer.commit()
+
+
+def switch_until_step(folder, name, topic, last):
+    """Dies at a step of the disk: before a file is made durable, before it takes its place, before that is durable."""
+    step = Steps(last)
+    log = EmbeddedLog(folder, upkeep=False)
+    fsync, replace = os.fsync, Path.replace
+    os.fsync = lambda fd: step() or fsync(fd)
+    Path.replace = lambda path, target: step() or replace(path, target)
+    log.switch(name, topic)
+    os._exit(0)
+
+
+def switch_for_ever(folder, diary, name, topics):
+    diary = Diary(diary)
+    log = EmbeddedLog(folder)
+    for topic in itertools.cycle(topics):
+        log.switch(name, topic)
+        diary.write(topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -33,6 +34,12 @@ Isolation = Annotated[
 ]
 
 
+Pinned = Annotated[
+    bool,
+    typer.Option("--pinned", help="Read the topic of this very name, even if its readers were switched to another."),
+]
+
+
 def register(app: typer.Typer) -> None:
     command(app, "consume")(consume)
 
@@ -61,6 +68,7 @@ def consume(
         Literal["error", "earliest", "latest"],
         typer.Option(help="What to do when retention has deleted records before they were read."),
     ] = "error",
+    pinned: Pinned = False,
     format: RecordFormat = "value",
     with_key: WithKey = False,
     key_separator: KeySeparator = "\t",
@@ -70,6 +78,8 @@ def consume(
 
     With --group, offsets are committed only after the records were written and flushed, so a kill loses nothing.
     A reader such as head may take more from the pipe than it prints: use --max N to take exactly N.
+
+    Of a name that is switched (millstream switch) it prints what the name stands for; with --follow it comes over.
 
     With --json, each record is one JSON object; bytes that are not UTF-8 are {"base64": "…"}.
 
@@ -90,12 +100,13 @@ def consume(
             delivery=delivery,
             isolation=isolation,
             on_lost=on_lost,
+            pinned=pinned,
         ) as consumer,
     ):
-        schema = log.topic(topic).settings.schema
-        rendering = Rendering(schema, "json" if session.json else format, with_key, key_separator, null_value)
-        ends = None if follow else end_offsets(log, topic, committed=isolation == "read_committed")
-        copy_out(session, consumer, rendering, ends, max_records)
+        rendering = Rendering(None, "json" if session.json else format, with_key, key_separator, null_value)
+        [read] = consumer.topics
+        ends = None if follow else end_offsets(log, read, committed=isolation == "read_committed")
+        copy_out(session, log, consumer, rendering, ends, max_records)
 
 
 def end_offsets(log: EmbeddedLog, topic: str, *, committed: bool) -> dict[int, int]:
@@ -104,17 +115,26 @@ def end_offsets(log: EmbeddedLog, topic: str, *, committed: bool) -> dict[int, i
 
 
 def copy_out(
-    session: Session, consumer: Consumer, rendering: Rendering, ends: dict[int, int] | None, records_max: int | None
+    session: Session,
+    log: EmbeddedLog,
+    consumer: Consumer,
+    rendering: Rendering,
+    ends: dict[int, int] | None,
+    records_max: int | None,
 ) -> None:
     """Prints what the consumer hands out: up to `ends`, or for ever; at most so many records."""
     from millstream.cli.rendering import write_lines
 
     left = records_max
-    while left != 0 and (ends is None or not is_caught_up(consumer, ends)):
+    renderings: dict[str, Rendering] = {}  # a version of a topic that the consumer comes over to has its own schema
+    begun = consumer.topics  # `ends` are theirs: where readers are switched meanwhile, the reading has its end
+    while left != 0 and (ends is None or (consumer.topics == begun and not is_caught_up(consumer, ends))):
         # What is behind `ends` already can be read without waiting; the wait only keeps a fault from spinning.
         batches = consumer.poll_batches(POLL_SECONDS if ends is None else 0.01, max_records=left)
         for batch in batches:
-            write_lines(rendering.batch(batch))
+            if batch.topic not in renderings:
+                renderings[batch.topic] = replace(rendering, schema=log.topic(batch.topic).settings.schema)
+            write_lines(renderings[batch.topic].batch(batch))
             left = None if left is None else left - len(batch)
         if batches and consumer.group is not None and consumer.delivery == "at_least_once":
             try:

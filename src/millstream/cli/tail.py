@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import nlargest
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from millstream.cli.consume import (
     Isolation,
     KeySeparator,
     NullValue,
+    Pinned,
     RecordFormat,
     WithKey,
     copy_out,
@@ -36,6 +37,7 @@ def tail(
     count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many records.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
     isolation: Isolation = "read_committed",
+    pinned: Pinned = False,
     format: RecordFormat = "value",
     with_key: WithKey = False,
     key_separator: KeySeparator = "\t",
@@ -51,6 +53,7 @@ def tail(
     from millstream.cli.rendering import Rendering, write_lines
 
     with session.log() as log:
+        name, topic = topic, topic if pinned else log.resolve(topic)
         schema = log.topic(topic).settings.schema
         rendering = Rendering(schema, "json" if session.json else format, with_key, key_separator, null_value)
         ends = end_offsets(log, topic, committed=isolation == "read_committed")
@@ -59,8 +62,8 @@ def tail(
             newest = nlargest(count, [*newest, *_last(log, topic, number, ends[number], count, isolation, rendering)])
         write_lines([line for *_, line in reversed(newest)])
         if follow:
-            with log.consumer(topic, start=ends, isolation=isolation, on_lost="earliest") as consumer:
-                copy_out(session, consumer, rendering, None, None)
+            with log.consumer(name, start=ends, isolation=isolation, on_lost="earliest", pinned=pinned) as consumer:
+                copy_out(session, log, consumer, rendering, None, None)
 
 
 def _last(
@@ -82,7 +85,7 @@ def _between(
     log: EmbeddedLog, topic: str, number: int, begin: int, end: int, count: int, isolation: str, rendering: Rendering
 ) -> list[Line]:
     lines: list[Line] = []
-    settings = {"isolation": isolation, "on_lost": "earliest"}
+    settings: dict[str, Any] = {"isolation": isolation, "on_lost": "earliest", "pinned": True}
     with log.consumer(topic, partitions=[number], start=begin, **settings) as consumer:
         while not is_caught_up(consumer, {number: end}):
             for batch in consumer.poll_batches(0.01):

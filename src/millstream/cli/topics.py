@@ -48,6 +48,7 @@ def list_topics(session: Session) -> None:
     """
     rows: list[tuple[str | int | None, ...]] = []
     document = []
+    read: dict[str, str] = {}
     if not session.missing_folder():
         with session.log() as log:
             for name in log.topics():
@@ -61,7 +62,14 @@ def list_topics(session: Session) -> None:
                 size = size_text(info.size_bytes)
                 rows.append((name, len(info.partitions), info.records_max, size, schema.ddl if schema else None))
                 document.append(_summary(info))
+            read = {name: switch.topic for name, switch in log.switches.now().items() if switch.topic != name}
+            for name in sorted(read.keys() - log.topics()):  # names without a topic of their own
+                rows.append((name, None, None, None, None))
+                document.append({"name": name, "switched_to": read[name]})
     titles = ["topic", "partitions", "records", "size", "schema"]
+    if read:
+        titles.insert(1, "readers read")
+        rows = [(name, read.get(str(name)), *rest) for name, *rest in rows]
     show_table(session, titles, rows, document=document, empty=session.nothing("topics"))
 
 
@@ -242,7 +250,14 @@ def _summary(info: TopicInfo) -> dict[str, Any]:
         "records_max": info.records_max,
         "size_bytes": info.size_bytes,
         "schema": info.settings.schema.ddl if info.settings.schema else None,
+        **_switched(info),
     }
+
+
+def _switched(info: TopicInfo) -> dict[str, Any]:
+    """Only where something was switched: for most logs this is nothing."""
+    to = {"switched_to": info.switched_to} if info.switched_to else {}
+    return {**to, **({"serves": list(info.serves)} if info.serves else {})}
 
 
 def _details(info: TopicInfo) -> dict[str, Any]:
@@ -259,7 +274,8 @@ def _details(info: TopicInfo) -> dict[str, Any]:
         for part in info.partitions
     ]
     size = {"records_max": info.records_max, "size_bytes": info.size_bytes}
-    return {"name": info.name, "settings": info.settings.to_document(), **size, "partitions": partitions}
+    names = {"name": info.name, **_switched(info)}
+    return {**names, "settings": info.settings.to_document(), **size, "partitions": partitions}
 
 
 def _show(session: Session, info: TopicInfo) -> None:
@@ -272,7 +288,9 @@ def _show(session: Session, info: TopicInfo) -> None:
     values = {name: size_text(value) if name in sizes and value else value for name, value in settings.items()}
     values["compaction"] = "on" if settings["compaction"] else "off"
     values["records"], values["size"] = info.records_max, size_text(info.size_bytes)
-    show_details(session, {"topic": info.name, **values}, document=document)
+    switched = {"readers read": info.switched_to} if info.switched_to else {}
+    serves = {"read as": ", ".join(info.serves)} if info.serves else {}
+    show_details(session, {"topic": info.name, **switched, **serves, **values}, document=document)
     typer.echo()
     rows = [
         (p.number, p.start_offset, p.end_offset, p.stable_offset, size_text(p.size_bytes), p.segments)

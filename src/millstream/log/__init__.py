@@ -13,7 +13,8 @@ from millstream.log.embedded import EmbeddedLog
 from millstream.log.groups import GroupInfo, TopicPartition
 from millstream.log.producer import Producer
 from millstream.log.queues import Message, Queue, QueueInfo
-from millstream.log.topics import TopicInfo, TopicSettings
+from millstream.log.switches import Switch
+from millstream.log.topics import TopicInfo, TopicSettings, TopicVersion
 
 ADDRESS_VARIABLE = "MILLSTREAM_BROKER"
 DEFAULT_FOLDER = ".millstream"
@@ -32,9 +33,11 @@ __all__ = [
     "QueueInfo",
     "Receipt",
     "Record",
+    "Switch",
     "TopicInfo",
     "TopicPartition",
     "TopicSettings",
+    "TopicVersion",
     "connect",
 ]
 

@@ -28,6 +28,7 @@ from millstream.errors import (
 )
 from millstream.log.batches import Batch, Lost, Record
 from millstream.log.buffer import microseconds
+from millstream.log.followed import Followed
 from millstream.log.groups import CHECK_SECONDS, TopicPartition, begin_group, committed_offsets, revoked
 from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
 from millstream.log.wakeup import Wakeup
@@ -76,9 +77,11 @@ class Consumer:
         on_lost: str = "error",
         partitions: Sequence[int] | None = None,
         max_poll_interval: str | timedelta = "5 minutes",
+        pinned: bool = False,
     ) -> None:
         self._log = log
-        self.topics = [topics] if isinstance(topics, str) else list(topics)
+        self._followed = Followed(log, [topics] if isinstance(topics, str) else list(topics), group, pinned=pinned)
+        self.topics = self._followed.topics
         if not self.topics:
             raise InvalidInput("a consumer needs at least one topic")
         _check_choice("delivery", delivery, DELIVERIES)
@@ -121,7 +124,9 @@ class Consumer:
         self._check_exists(start, list(self._all_partitions()))
         if group is not None and start == "latest":
             # Noted at once, so that all that comes from now on is read, whoever of the group reads it.
-            ends = {place: self._offset_of(place, start) for place in self._all_partitions()}
+            comes_over = self._followed.comes_over
+            places = [place for place in self._all_partitions() if comes_over(place.topic) is None]
+            ends = {place: self._offset_of(place, start) for place in places}
             begin_group(log.coordinator, group, ends)
         self._membership = log.membership(group, self.topics, interval) if group is not None else None
         try:
@@ -219,13 +224,14 @@ class Consumer:
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the record handed out next."""
-        place = self._own(topic, partition)
+        place = self._own(self._followed.resolve(topic), partition)
         waiting = [int(batch.offsets[0]) for batch in self._ahead() if (batch.topic, batch.partition) == place]
         return min(waiting, default=self._readers[place].offset)
 
     def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
         """Goes to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
         _check_start(start)
+        topic = None if topic is None else self._followed.resolve(topic)
         places = [p for p in self.assignment if topic in (None, p.topic) and partition in (None, p.partition)]
         if not places and (topic is not None or partition is not None):
             raise UnknownPartition(
@@ -315,6 +321,9 @@ class Consumer:
     # ------------------------------------------------------------ partitions come and go
 
     def _refresh(self) -> None:
+        # Records that a transaction is to take along are waited for: left behind, they would be in neither version.
+        if not (self.delivery == "exactly_once" and self._handed) and self._followed.changed():
+            self._come_over()
         if time.monotonic() - self._asked_at > CHECK_SECONDS:
             self._asked_at = time.monotonic()
             self._check_topics()
@@ -326,6 +335,17 @@ class Consumer:
         else:
             return
         self._looked_at = time.monotonic()
+
+    def _come_over(self) -> None:
+        """Readers of a name were switched: lets go of the old topics, with the work on them committed."""
+        identities = {topic: self._log.topic(topic).identity for topic in self._followed.next_topics}
+        if self._membership is None:
+            self._followed.leave({p: (self._readers[p].partition, self.position(*p)) for p in self.assignment})
+        else:
+            self._membership.subscribe(self._followed.next_topics, self._release)
+        self._followed.come_over()
+        self.topics, self._identities = self._followed.topics, identities
+        self._looked_at = 0.0
 
     def _check_topics(self) -> None:
         """Raises when no topic is left: deleted, though another of its name may be there by now."""
@@ -388,6 +408,9 @@ class Consumer:
 
     def _first_offset(self, place: TopicPartition) -> int:
         """Where a partition is begun of which nothing is committed; one that came after the others is read whole."""
+        if (offset := self._followed.start(place)) is not None:
+            partition = self._log.topic(place.topic).partition(place.partition)
+            return max(partition.start_offset(), min(offset, partition.end_offset()))
         late = self._start == "latest" if self.group else bool(self._looked_at)
         return self._offset_of(place, "earliest" if late else self._start)
 

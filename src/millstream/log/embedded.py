@@ -43,6 +43,7 @@ from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.reader import offset_at_time
 from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
+from millstream.log.switches import SWITCHES, Switches, Switching
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
@@ -175,7 +176,7 @@ def _damaged(path: Path, why: str) -> DamagedLog:
     )
 
 
-class EmbeddedLog:
+class EmbeddedLog(Switching):
     """Opens the log in a folder, and makes it there if the folder is new or empty."""
 
     def __init__(self, path: str | os.PathLike[str], *, upkeep: bool = True, disk: Disk | None = None) -> None:
@@ -187,6 +188,7 @@ class EmbeddedLog:
         self._made: weakref.WeakSet[Producer | Consumer | Queue] = weakref.WeakSet()
         self._topics_lock = threading.Lock()
         self._people = self.path / "people"
+        self.switches = Switches(self.path / SWITCHES)
         self._check_coordinator()
         self.coordinator = Coordinator(self.path / COORDINATOR)
         self._upkeep = Upkeep(self) if upkeep else None
@@ -254,6 +256,7 @@ class EmbeddedLog:
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
         folder = self._folder(name)
+        self._check_name_free(name)
         if folder.exists():
             raise AlreadyExists(
                 f"there is a topic '{name}' already", next_step="choose another name, or change that one"
@@ -294,8 +297,9 @@ class EmbeddedLog:
                 return known[1]
         except FileNotFoundError:
             names = self.topics()
+            read = self.resolve(name)
             raise UnknownTopic(
-                f"there is no topic '{name}'",
+                f"there is no topic '{name}'" + (f": its readers read '{read}'" if read != name else ""),
                 where=str(self.path),
                 next_step=f"create it first; topics that exist: {', '.join(names) or 'none'}",
             ) from None
@@ -325,7 +329,8 @@ class EmbeddedLog:
                     open_transactions=len(mark.open),
                 )
             )
-        return TopicInfo(name, topic.settings, tuple(infos), topic.folder)
+        read, serves = self.resolve(name), self.switches.served_by(name)
+        return TopicInfo(name, topic.settings, tuple(infos), topic.folder, read if read != name else None, serves)
 
     def change_topic(self, name: str, **settings: Any) -> TopicInfo:
         with self._lock():
@@ -360,11 +365,12 @@ class EmbeddedLog:
         # Not through the partitions, which cannot be opened when they are damaged.
         folders = [topic.folder / str(number) for number in range(topic.settings.partitions)]
         folders = [folder for folder in folders if folder.is_dir()]
-        with storage_errors(topic.folder):
+        with self._lock(), storage_errors(topic.folder):
             locks = [FileLock(folder / lock) for lock in (UPKEEP_LOCK, LOCK) for folder in folders]
             with _held(locks):
                 if any(lock.gone for lock in locks) or self.topic(name).identity != topic.identity:
                     raise UnknownTopic(f"topic '{name}' was deleted meanwhile")
+                self._forget_version(name)
                 # First: a topic made anew under this name must never find what groups remember of this one.
                 with self.coordinator.change(durable=True) as db:
                     for table in ("offsets", "ownership", "transaction_partitions"):
@@ -477,7 +483,7 @@ class EmbeddedLog:
     def create_queue(self, name: str, topic: str, **settings: Any) -> QueueInfo:
         """Settings: timeout, max_tries, dead_letters (a topic), max_in_flight, start ('earliest' or 'latest')."""
         checked_name(name, "queue")
-        source = self.topic(topic)
+        source = self.topic(self.resolve(topic))
         queues.create(self, name, source, QueueSettings.of(**settings))
         return self.describe_queue(name)
 

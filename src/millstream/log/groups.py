@@ -132,6 +132,17 @@ class Membership:
         )
         self._rebalance(db)
 
+    def subscribe(self, topics: Sequence[str], release: Callable[[set[TopicPartition]], None]) -> None:
+        """Reads other topics from now on; what is left behind goes, its work committed, to members that want it."""
+        gone = {partition for partition in self.owned if partition.topic not in topics}
+        release(gone)
+        self._topics = list(topics)
+        with self._coordinator.change() as db:
+            self._disown(db, gone)
+            self._enter(db)
+        self.owned -= gone
+        self._seen_version, self._checked_at = -1, 0.0
+
     def refresh(self, release: Callable[[set[TopicPartition]], None]) -> bool:
         """Called at every poll: lets go of what must go (after `release` has finished with it), takes what is free.
 
@@ -218,11 +229,14 @@ class Membership:
 
     def _let_go(self, partitions: set[TopicPartition]) -> None:
         with self._coordinator.change() as db:
-            db.executemany(
-                "UPDATE ownership SET owner = NULL WHERE group_name = ? AND topic = ? AND partition = ? AND owner = ?",
-                [(self.group, *partition, self.id) for partition in partitions],
-            )
+            self._disown(db, partitions)
         self.owned -= partitions
+
+    def _disown(self, db: sqlite3.Connection, partitions: set[TopicPartition]) -> None:
+        db.executemany(
+            "UPDATE ownership SET owner = NULL WHERE group_name = ? AND topic = ? AND partition = ? AND owner = ?",
+            [(self.group, *partition, self.id) for partition in partitions],
+        )
 
     def _take(self) -> None:
         with self._coordinator.look() as db:

@@ -268,6 +268,10 @@ class Producer:
         found = self._log.topic(topic)
         channel = self._channels.get(topic)
         if channel is None or channel.topic is not found:  # new here, or changed since
+            if channel is None and (read := self._log.resolve(topic)) != topic:
+                logger.warning(
+                    "readers of '%s' were switched to '%s': what is written here they do not see", topic, read
+                )
             channel = self._channels[topic] = Channel(found)
         return channel
 

@@ -8,6 +8,7 @@ go of, and the next one is found by offset.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import DamagedLog, OffsetLost
-from millstream.log.frame import SPARSE, TRANSACTIONAL, Header
+from millstream.log.frame import NO_TIMESTAMP, SPARSE, TRANSACTIONAL, Header
 from millstream.log.layout import completed
 from millstream.log.mark import Mark, Place
 from millstream.log.partition import Partition
@@ -194,3 +195,15 @@ def offset_at_time(partition: Partition, timestamp: int) -> int:
             if first >= 0:
                 return int(segment.offsets(header, records)[first])
     return mark.end.offset
+
+
+def newest_timestamp(partition: Partition) -> int | None:
+    """The newest timestamp (µs) of a partition's records, if it has any."""
+    mark = partition.marks.read()
+    newest = NO_TIMESTAMP
+    for name in segment_names(partition.folder)[0]:
+        if name.base <= mark.end.segment:
+            with suppress(FileNotFoundError):  # replaced or deleted between the two looks
+                segment = Segment(name)
+                newest = max(newest, segment.max_timestamp(_end_of(segment, mark)))
+    return None if newest == NO_TIMESTAMP else newest

@@ -141,11 +141,21 @@ class PartitionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicVersion:
+    """One of the topics that a name has stood for, and whether its readers read it now."""
+
+    topic: str
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TopicInfo:
     name: str
     settings: TopicSettings
     partitions: tuple[PartitionInfo, ...]
     folder: Path | None = None
+    switched_to: str | None = None  # the topic that readers of this name read instead
+    serves: tuple[str, ...] = ()  # the other names whose readers read this topic
 
     @property
     def size_bytes(self) -> int:

@@ -22,11 +22,13 @@ CANNOT_SUBTRACT = {"min", "max", "first", "last", "mean", "stddev"}
 class Accumulator:
     """Folds; `name` sets its columns apart."""
 
-    def __init__(self, name: str, aggregate: Aggregate, *, changing: bool) -> None:
+    def __init__(self, name: str, aggregate: Aggregate, given: pl.Schema, *, changing: bool) -> None:
         self.changing = changing
         self.name = name
         self.kind = aggregate.kind
         self.value = pl.col(f"{name}.input")
+        if self.kind == "sum" and given[f"{name}.input"].is_integer():
+            self.value = self.value.cast(pl.Int64)  # polars would add narrow numbers up in their own width
 
     def kept(self, part: str) -> pl.Expr:
         return pl.col(self.column(part))

@@ -1,4 +1,7 @@
-"""Steps that look at one row at a time, on whole frames. A frame has the stream's columns, and a time and a weight."""
+"""Steps that look at one row at a time, on whole frames.
+
+A frame has the stream's columns, a time and a weight, and, where rows come right from a source, their offset.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ from millstream.plan.expressions import Expression, evaluate
 from millstream.plan.nodes import Node
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, batch_to_rows, rows_to_batch
 
+OFFSET = "__offset"
 HIDDEN = [TIME, WEIGHT]
+
+
+def hidden_of(frame: pl.DataFrame) -> list[str]:
+    return [*HIDDEN, OFFSET] if OFFSET in frame.columns else HIDDEN
 
 
 def table_of(frame: pl.DataFrame, schema: Schema) -> pa.Table:
@@ -41,7 +49,7 @@ def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:
 
 def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
     made = computed(frame, node.inputs[0].schema, node.columns)
-    return made.cast(types_of(node.schema)).with_columns(frame.select(HIDDEN))
+    return made.cast(types_of(node.schema)).with_columns(frame.select(hidden_of(frame)))
 
 
 def types_of(schema: Schema) -> pl.Schema:
@@ -56,18 +64,18 @@ def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.Dat
         return whole, frame_of([], None)
     made: list[dict[str, Any]] = []
     dead: list[dict[str, Any]] = []
-    hidden = frame.select(HIDDEN).rows()
+    hidden = frame.select(hidden_of(frame)).to_dicts()
     table = table_of(frame, node.inputs[0].schema)
     given = [row for batch in table.to_batches() for row in batch_to_rows(batch)]
-    for place, (row, (time, weight)) in enumerate(zip(given, hidden, strict=True)):
+    for place, (row, carried) in enumerate(zip(given, hidden, strict=True)):
         try:
             results = _results(row, table.slice(place, 1), node)
         except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
             values = dead_letter_values(row, f"{node.name}: {type(error).__name__}: {error}", clock)
-            dead.append({**values, TIME: time, WEIGHT: weight})
+            dead.append({**values, **carried, "offset": carried.get(OFFSET)})
             continue
-        made += [{**values, TIME: time, WEIGHT: weight} for values in results]
-    return frame_of(made, node), frame_of(dead, None)
+        made += [{**values, **carried} for values in results]
+    return frame_of(made, node, hidden_of(frame)), frame_of(dead, None)
 
 
 def _mapped_whole(frame: pl.DataFrame, node: nodes.MapRows) -> pl.DataFrame | None:
@@ -81,7 +89,7 @@ def _mapped_whole(frame: pl.DataFrame, node: nodes.MapRows) -> pl.DataFrame | No
         return None
     if not isinstance(whole, pl.DataFrame) or len(whole) != len(frame):
         return None
-    return whole.with_columns(frame.select(HIDDEN))
+    return whole.with_columns(frame.select(hidden_of(frame)))
 
 
 def _results(row: dict[str, Any], table: pa.Table, node: nodes.MapRows) -> list[dict[str, Any]]:
@@ -97,7 +105,7 @@ def _results(row: dict[str, Any], table: pa.Table, node: nodes.MapRows) -> list[
     return batch_to_rows(batch)
 
 
-def frame_of(rows: Sequence[dict[str, Any]], node: Node | None) -> pl.DataFrame:
+def frame_of(rows: Sequence[dict[str, Any]], node: Node | None, hidden: Sequence[str] = (TIME, WEIGHT)) -> pl.DataFrame:
     """Rows with their time and weight as a frame."""
     schema = DEAD_LETTER_SCHEMA if node is None else node.schema
     values = [{name: row[name] for name in schema.names} for row in rows]
@@ -105,7 +113,5 @@ def frame_of(rows: Sequence[dict[str, Any]], node: Node | None) -> pl.DataFrame:
     assert not failures, failures
     frame = pl.from_arrow(pa.Table.from_batches([batch]))
     assert isinstance(frame, pl.DataFrame)
-    return frame.with_columns(
-        pl.Series(TIME, [row[TIME] for row in rows], pl.Int64),
-        pl.Series(WEIGHT, [row[WEIGHT] for row in rows], pl.Int32),
-    )
+    types = {TIME: pl.Int64, WEIGHT: pl.Int32, OFFSET: pl.Int64}
+    return frame.with_columns([pl.Series(name, [row[name] for row in rows], types[name]) for name in hidden])

@@ -29,24 +29,27 @@ class _Partition:
 
 
 class SourceWatermark:
-    """The watermark of one source, from the rows of its partitions."""
+    """The watermark of one source, from what is heard of its partitions."""
 
     def __init__(self, node: Read, partitions: Iterable[Hashable], clock: int) -> None:
         assert node.watermark is not None
         self._node = node
-        self._strategy = node.watermark
-        self._idle = None if self._strategy.idle is None else microseconds(self._strategy.idle)
+        idle = node.watermark.idle
+        self._idle = None if idle is None else microseconds(idle)
         self._partitions = {name: _Partition(BEGINNING, clock) for name in partitions}
         self._watermark = BEGINNING
 
     def observe(self, partition: Hashable, rows: pl.DataFrame, clock: int) -> None:
         """Rows of a partition came; a partition not heard of before is added."""
+        self.hear(partition, told(self._node, rows), clock, spoke=len(rows) > 0)
+
+    def hear(self, partition: Hashable, watermark: int | None, clock: int, *, spoke: bool) -> None:
+        """What a partition's rows told, if it spoke at all."""
         state = self._partitions.setdefault(partition, _Partition(BEGINNING, clock))
-        if len(rows):
+        if spoke:
             state.heard_at = clock
-            told = self._told(rows)
-            if told is not None:
-                state.watermark = max(state.watermark, told)
+        if watermark is not None:
+            state.watermark = max(state.watermark, watermark)
 
     def now(self, clock: int) -> int:
         """The watermark at a processing time."""
@@ -59,18 +62,29 @@ class SourceWatermark:
             self._watermark = max(self._watermark, min(active))
         return self._watermark
 
-    def _told(self, rows: pl.DataFrame) -> int | None:
-        """What rows say about how far their partition has come."""
-        schema = self._node.schema
-        if isinstance(self._strategy, Bounded):
-            newest: Any = rows[TIME].max()
-            return None if newest is None else int(newest) - microseconds(self._strategy.delay)
-        if isinstance(self._strategy, Punctuated):
-            marks = computed(rows, schema, [("mark", expression(self._strategy.expression, schema))])
-            latest: Any = marks["mark"].max()
-            return None if latest is None else micros(latest)
-        assert isinstance(self._strategy, Custom)
-        assert self._strategy.function is not None
-        given = [row for batch in table_of(rows, schema).to_batches() for row in batch_to_rows(batch)]
-        said = self._strategy.function(given)
-        return None if said is None else micros(said)
+    def kept(self) -> tuple[Any, ...]:
+        """What must be kept to go on later."""
+        return self._watermark, [(name, p.watermark, p.heard_at) for name, p in self._partitions.items()]
+
+    def go_on(self, kept: tuple[Any, ...]) -> None:
+        self._watermark, partitions = kept
+        self._partitions = {name: _Partition(watermark, heard_at) for name, watermark, heard_at in partitions}
+
+
+def told(node: Read, rows: pl.DataFrame) -> int | None:
+    """What new rows of a partition say about how far it has come."""
+    strategy, schema = node.watermark, node.schema
+    if rows.is_empty() or strategy is None:
+        return None
+    if isinstance(strategy, Bounded):
+        newest: Any = rows[TIME].max()
+        return None if newest is None else int(newest) - microseconds(strategy.delay)
+    if isinstance(strategy, Punctuated):
+        marks = computed(rows, schema, [("mark", expression(strategy.expression, schema))])
+        latest: Any = marks["mark"].max()
+        return None if latest is None else micros(latest)
+    assert isinstance(strategy, Custom)
+    assert strategy.function is not None
+    given = [row for batch in table_of(rows, schema).to_batches() for row in batch_to_rows(batch)]
+    said = strategy.function(given)
+    return None if said is None else micros(said)

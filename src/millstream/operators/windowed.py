@@ -46,7 +46,7 @@ class WindowedOperator:
         self.trigger = compiled(node.trigger)
         self.arguments = [name for name, _ in node.arguments]
         self.folding = [
-            Accumulator(name, made, changing=changing)
+            Accumulator(name, made, given, changing=changing)
             for name, made in node.aggregates
             if accumulators.folds(made, changing=changing)
         ]
@@ -91,14 +91,15 @@ class WindowedOperator:
         keys = {name: self.given[name] for name in self.keys} or {"__one": pl.Int32()}
         return pl.DataFrame(schema={**keys, "seen": pl.Int64, "number": pl.Int64, "first_value": self.first_type})
 
-    def deadlines(self, watermark: int) -> tuple[pl.Expr, pl.Expr]:
-        """When a window must be asked though no row comes for it: in event time, and in processing time."""
+    def deadlines(self, clock: Clock) -> tuple[pl.Expr, pl.Expr]:
+        """When a window must be asked next though no row comes for it: in event time, and in processing time."""
         if self.by_rows:
             event = pl.lit(END, pl.Int64)
         else:
             end = pl.col("end").fill_null(END)
-            event = pl.when(end > watermark).then(end).otherwise(_expiry(end, self.lateness))
-        due = self.trigger.due()
+            event = pl.when(end > clock.watermark).then(end).otherwise(_expiry(end, self.lateness))
+        # What is due by now was asked in this step: of what a trigger waits for, only what lies ahead counts.
+        due = [pl.when(moment > clock.now).then(moment) for moment in self.trigger.due()]
         return event, pl.min_horizontal(due) if due else pl.lit(None, pl.Int64)
 
     def hold(self) -> pl.Expr:
@@ -111,9 +112,12 @@ class WindowedOperator:
         """What takes the place of the state that was held, and what is sent.
 
         Held are the windows of the keys in the rows and those that are due, and, for windows that rows close, the
-        counters of these keys. Sent are panes, and rows that came too late.
+        counters of these keys. Sent are panes, and rows that came too late; `lost` counts those that were folded.
         """
         windows_now, counters, rows = held["windows"], held["counters"], inputs["rows"]
+        lost = 0
+        if "partials" in inputs:
+            windows_now, lost = self._put_partials(windows_now, inputs["partials"], clock)
         untimed, rows = _split(rows, pl.col(TIME).is_null())
         late = [untimed.select(ROW, *_nowhere(), reason=pl.lit("no event time"))]
         sent = []
@@ -126,7 +130,8 @@ class WindowedOperator:
         order = [*self.keys, "__part", "__place", "__row_of_pane"]
         panes = panes.sort(order, nulls_last=False, maintain_order=True)
         changes = {"windows": windows_now, "counters": counters}
-        return changes, {"panes": panes, "late": pl.concat(late, how="vertical_relaxed")}
+        counts = pl.DataFrame({"rows": [lost]})
+        return changes, {"panes": panes, "late": pl.concat(late, how="vertical_relaxed"), "lost": counts}
 
     def _parts(self, rows: pl.DataFrame, clock: Clock) -> list[tuple[pl.DataFrame, Clock]]:
         """A trigger with `each` takes every row of a key as a bundle of its own, before the watermark moves."""
@@ -156,6 +161,14 @@ class WindowedOperator:
             late.append(self._late(in_windows.join(closed, on=self.identity, how="semi", nulls_equal=True), "closed"))
             in_windows = in_windows.join(closed, on=self.identity, how="anti", nulls_equal=True)
         return self._folded(held, self._news(in_windows, clock), clock), pl.concat(late), counters
+
+    def _put_partials(self, held: pl.DataFrame, partials: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, int]:
+        """Rows that were folded on their way; and how many of them came too late."""
+        expired, partials = _split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
+        nobody = pl.lit(None, pl.Int64)
+        news = partials.with_columns(*self._begun(), in_time_min=nobody, in_time_max=nobody)
+        state = self._folded(held, news.select(self._columns(arrived=True)), clock)
+        return state, int(expired[ARRIVED].sum())
 
     def _news(self, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """The rows of each window folded, as the state of a new window."""

@@ -13,8 +13,26 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from millstream.errors import InvalidAggregate, InvalidInput, InvalidPlan, InvalidWindow
-from millstream.plan.aggregates import Aggregate, check_order
+from millstream.errors import InvalidInput, InvalidWindow
+from millstream.plan import engine, frames
+from millstream.plan.aggregates import Aggregate
+from millstream.plan.checks import (
+    NAME,
+    and_none,
+    called,
+    check_event_time,
+    check_instant,
+    check_place,
+    check_process,
+    column_of,
+    differences,
+    fed_with,
+    loop,
+    refusal,
+    result_type,
+    schema_of,
+    window_arguments,
+)
 from millstream.plan.explain import Format, explained
 from millstream.plan.expressions import Expression, expression
 from millstream.plan.lowered import type_name
@@ -28,6 +46,7 @@ from millstream.plan.nodes import (
     Mode,
     Node,
     PaneTime,
+    Process,
     Project,
     Read,
     Union,
@@ -35,16 +54,16 @@ from millstream.plan.nodes import (
     WindowedAggregate,
     Write,
 )
-from millstream.plan.place import AtUsersLine, users_line, what_exists
+from millstream.plan.place import AtUsersLine, users_line
+from millstream.plan.places import Place
 from millstream.plan.spark_types import family, quoted
 from millstream.plan.triggers import CHOICES as TRIGGERS
 from millstream.plan.triggers import AfterWatermark, Repeatedly, Trigger
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
-from millstream.plan.windows import ClosedBy, Delta, Everything, Window
+from millstream.plan.windows import Everything, Window
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike, duration
 
 RESERVED = ("window", "pane", "weight", "event_time")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta, closed_by, everything"
 MODES = "discarding(), accumulating() or retracting()"
 NOT_KEYS = ("map", "array", "struct", "interval")
@@ -68,36 +87,40 @@ class Flow:
     def read(
         self,
         source: Any,
-        schema: SchemaLike,
+        schema: SchemaLike | None = None,
         event_time: str | None = None,
         watermark: Watermark | None = None,
         *,
         name: str | None = None,
         changes: bool = False,
     ) -> Stream:
-        """Rows of a topic or of another source; with `changes` they have weights, and one of -1 takes a row back."""
-        _place_of_rows(source, "read")
-        columns = _schema(schema)
-        if watermark is not None and not isinstance(watermark, Watermark):
-            raise _refuse(f"{watermark!r} is not a watermark", "watermarks: bounded, ascending, punctuated, custom")
-        if event_time is not None:
-            _column(columns, event_time)
-            if columns.field(event_time).type != INSTANT:
-                moments = [field.name for field in columns.arrow if field.type == INSTANT]
-                raise _refuse(
-                    f"event_time '{event_time}' is {type_name(columns.field(event_time).type)}, not a timestamp",
-                    f"columns of type timestamp: {', '.join(moments) or 'none'}",
+        """Rows of a topic or of another source; with `changes` they have weights, and one of -1 takes a row back.
+
+        A DataFrame of Spark brings its schema along; every other source is read by the one that is given.
+        """
+        source = frames.as_source(source)
+        check_place(source, "read")
+        if schema is None:
+            if not isinstance(source, frames.SparkFrame):
+                raise refusal(
+                    f"no schema says what is in {called(source)}", "read(source, 'user string, at timestamp')"
                 )
+            schema = frames.schema_of(source)
+        columns = schema_of(schema)
+        if watermark is not None and not isinstance(watermark, Watermark):
+            raise refusal(f"{watermark!r} is not a watermark", "watermarks: bounded, ascending, punctuated, custom")
+        if event_time is not None:
+            check_instant(columns, event_time)
         elif watermark is not None:
-            raise _refuse("a watermark is about event time, and none is named", "name its column with event_time='…'")
+            raise refusal("a watermark is about event time, and none is named", "name its column with event_time='…'")
         if isinstance(watermark, Punctuated):
             marks = expression(watermark.expression, columns)
             if marks.type != INSTANT:
-                raise _refuse(f"'{marks}' is {type_name(marks.type)}, and a watermark is a timestamp", None)
+                raise refusal(f"'{marks}' is {type_name(marks.type)}, and a watermark is a timestamp", None)
         if isinstance(source, str) and any(write.sink == source for write in self.outputs):
-            raise _loop(source)
+            raise loop(source)
         strategy = watermark or (Bounded(None, timedelta(0)) if event_time else None)
-        step = self.step(name, f"read {_called(source)}")
+        step = self.step(name, f"read {called(source)}")
         self._sources.append(source)
         return Stream(self, Read(step, columns, (), users_line(), source, event_time, strategy, changes))
 
@@ -105,9 +128,9 @@ class Flow:
         """The step's name: the user's, or its kind with a number, the same every time the flow is built."""
         if given is not None:
             if not isinstance(given, str) or not NAME.fullmatch(given):
-                raise _refuse(f"{given!r} is not a name for a step", "use letters, digits and . _ -")
+                raise refusal(f"{given!r} is not a name for a step", "use letters, digits and . _ -")
             if given in self._names:
-                raise _refuse(
+                raise refusal(
                     f"there are two steps named '{given}'",
                     f"a name keeps a step's state: choose another. Taken: {', '.join(sorted(self._names))}",
                 )
@@ -124,12 +147,37 @@ class Flow:
     def check(self) -> tuple[Write, ...]:
         """What the flow writes; a flow that writes nothing is refused."""
         if not self.outputs:
-            raise _refuse(f"the flow '{self.name}' writes nothing", "end a stream with .write('topic')")
+            raise refusal(f"the flow '{self.name}' writes nothing", "end a stream with .write('topic')")
         return tuple(self.outputs)
 
-    def explain(self, format: Format = "text") -> str:
-        """The steps as text, as a Mermaid flowchart, or as an SVG drawing."""
-        return explained(self.name, self.check(), format)
+    def explain(self, format: Format = "text", *, physical: bool = False) -> str:
+        """The steps as text, as a Mermaid flowchart, or as an SVG drawing; `physical`: and how they lie on Spark."""
+        logical = explained(self.name, self.check(), format)
+        return f"{logical}\n{engine.call(self, 'explained', {})}" if physical else logical
+
+    # ------------------------------------------------------------ running
+
+    def run(self, **settings: Any) -> Any:
+        """Runs the flow as a job on Spark until Ctrl-C, and gives the job when it has ended.
+
+        `until="caught up"` ends when all that is there now was read; `batch=True` reads that as one batch and closes
+        every window. `into="totals.v2"` writes beside the results that are there. `master` is a Spark master, `broker`
+        a log, `folder` the job's own, `batch_rows` how many rows of a source a batch has at most, `key_groups` how
+        finely keys are spread (fixed when a job first runs), `tick_s` how often an idle job looks at the clock, `show`
+        whether progress is shown, `on_batch` a function of a batch's number and its rows by output.
+        """
+        return engine.call(self, "run", settings)
+
+    def start(self, **settings: Any) -> Any:
+        """Starts the flow as `run` does and gives the job at once: job.stop(), job.wait(), job.progress."""
+        return engine.call(self, "start", settings)
+
+    def replay(self, **settings: Any) -> Any:
+        """Makes the results anew from history, beside the running job: `into` another topic, `since` a time.
+
+        It ends when it has caught up; with `follow=True` it goes on. Then `millstream switch` moves the readers over.
+        """
+        return engine.call(self, "replay", settings)
 
 
 class Stream:
@@ -147,6 +195,10 @@ class Stream:
         """The steps up to here as text, as a Mermaid flowchart, or as an SVG drawing."""
         return explained(self.flow.name, [self.node], format)
 
+    def to_dataframe(self, **settings: Any) -> Any:
+        """The stream as a streaming DataFrame of Spark, to go on with PySpark; its checkpoint is the query's own."""
+        return engine.call(self, "dataframe", settings)
+
     # ------------------------------------------------------------ row by row
 
     def where(self, condition: str, *, name: str | None = None) -> Stream:
@@ -160,8 +212,8 @@ class Stream:
     def select(self, *columns: str, name: str | None = None, **made: str) -> Stream:
         """Columns by name, and new ones as name='expression'."""
         if not columns and not made:
-            raise _refuse("select needs at least one column", f"columns that exist: {', '.join(self.schema.names)}")
-        kept = [(_column(self.schema, column), self._kept(column)) for column in columns]
+            raise refusal("select needs at least one column", f"columns that exist: {', '.join(self.schema.names)}")
+        kept = [(column_of(self.schema, column), self._kept(column)) for column in columns]
         return self._project(
             kept + [(new, expression(text, self.schema)) for new, text in made.items()], name, "select"
         )
@@ -169,7 +221,7 @@ class Stream:
     def with_column(self, column: str, made: str, *, name: str | None = None) -> Stream:
         """The same rows with one more column, or with that column made anew."""
         if not isinstance(column, str) or not column:
-            raise _refuse(f"a column has a name, not {column!r}", "with_column('name', 'expression')")
+            raise refusal(f"a column has a name, not {column!r}", "with_column('name', 'expression')")
         value = expression(made, self.schema)
         columns = {known.lower(): (known, self._kept(known)) for known in self.schema.names}
         columns[column.lower()] = (column, value)
@@ -216,12 +268,12 @@ class Stream:
         verb = "flat_map" if flat else "map"
         if not callable(function):
             hint = "a Spark SQL expression goes into select(…) or with_column(…)" if isinstance(function, str) else None
-            raise _refuse(f"{verb} takes a function, not {function!r}", hint or f"for example {verb}(lambda row: …)")
+            raise refusal(f"{verb} takes a function, not {function!r}", hint or f"for example {verb}(lambda row: …)")
         if inspect.iscoroutinefunction(function):
-            raise _refuse(f"{verb} takes a plain function, and this one is async", "call it with asyncio.run(…) inside")
+            raise refusal(f"{verb} takes a plain function, and this one is async", "call it with asyncio.run(…) inside")
         if batch not in (True, False, "polars", "arrow"):
-            raise _refuse(f"batch is True, False, 'polars' or 'arrow', not {batch!r}", "True is 'polars'")
-        columns = self.schema if schema is None else _schema(schema)
+            raise refusal(f"batch is True, False, 'polars' or 'arrow', not {batch!r}", "True is 'polars'")
+        columns = self.schema if schema is None else schema_of(schema)
         kind = "arrow" if batch == "arrow" else "polars"
         step = self.flow.step(name, verb)
         return self._next(MapRows(step, columns, (self.node,), users_line(), function, bool(batch), flat, kind))
@@ -229,37 +281,37 @@ class Stream:
     def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
         """Routes each row to the first branch whose condition holds; the others to `rest`, if it is named."""
         if not isinstance(branches, Mapping) or not branches:
-            raise _refuse("split takes branches by name", "for example split({'big': 'n > 100'}, rest='small')")
+            raise refusal("split takes branches by name", "for example split({'big': 'n > 100'}, rest='small')")
         for branch in (*branches, *([] if rest is None else [rest])):
             if not isinstance(branch, str) or not NAME.fullmatch(branch):
-                raise _refuse(f"{branch!r} is not a name for a branch", "use letters, digits and . _ -")
+                raise refusal(f"{branch!r} is not a name for a branch", "use letters, digits and . _ -")
         if rest in branches:
-            raise _refuse(f"there are two branches named '{rest}'", f"taken: {', '.join(branches)}")
+            raise refusal(f"there are two branches named '{rest}'", f"taken: {', '.join(branches)}")
         for condition in branches.values():
             expression(condition, self.schema, boolean=True)
         taken: list[str] = []
         streams = {}
         for branch, condition in branches.items():
-            streams[branch] = self._where(_and_none([f"({condition})"], taken), None, f"split {branch}")
+            streams[branch] = self._where(and_none([f"({condition})"], taken), None, f"split {branch}")
             taken.append(condition)
         if rest is not None:
-            streams[rest] = self._where(_and_none([], taken), None, f"split {rest}")
+            streams[rest] = self._where(and_none([], taken), None, f"split {rest}")
         return streams
 
     def union(self, *others: Stream, name: str | None = None) -> Stream:
         """The rows of all; the watermark is the smallest of theirs."""
         if not others:
-            raise _refuse("a union is of two streams or more", "a.union(b)")
+            raise refusal("a union is of two streams or more", "a.union(b)")
         for other in others:
             if not isinstance(other, Stream):
-                raise _refuse(f"a union is of streams, and {other!r} is none", "a.union(b)")
+                raise refusal(f"a union is of streams, and {other!r} is none", "a.union(b)")
             if other.flow is not self.flow:
-                raise _refuse(
+                raise refusal(
                     f"a union is within one flow, and these are of '{self.flow.name}' and '{other.flow.name}'",
                     "read both in one flow, or write a topic in one and read it in the other",
                 )
-            if differing := _differences(self.schema, other.schema):
-                raise _refuse(
+            if differing := differences(self.schema, other.schema):
+                raise refusal(
                     f"a union is of streams with the same columns: {differing}", "use select(…) to make them alike"
                 )
         inputs = (self.node, *(other.node for other in others))
@@ -275,25 +327,25 @@ class Stream:
     def key_by(self, *columns: str) -> Keyed:
         """Rows with the same values in these columns belong together."""
         if not columns:
-            raise _refuse(
+            raise refusal(
                 "key_by needs a column",
                 f"columns that exist: {', '.join(self.schema.names)}; without a key, leave it out",
             )
         for column in columns:
-            _column(self.schema, column)
+            column_of(self.schema, column)
             kind = self.schema.field(column).type
             if family(kind) in NOT_KEYS:
                 hint = "take a field of it: with_column('start', 'window.start')" if column == "window" else None
-                raise _refuse(
+                raise refusal(
                     f"'{column}' is {type_name(kind)}, which cannot be a key",
                     hint or "make a string or a number of it, or take a field of it, with with_column(…)",
                 )
             if column.lower() in RESERVED:
-                raise _refuse(
+                raise refusal(
                     f"a key cannot be named '{column}': panes have such a column", "give it another name with select(…)"
                 )
         if len(set(columns)) < len(columns):
-            raise _refuse(f"a column stands twice in key_by: {', '.join(columns)}", "name each once")
+            raise refusal(f"a column stands twice in key_by: {', '.join(columns)}", "name each once")
         return Keyed(self, columns)
 
     def window(
@@ -311,10 +363,10 @@ class Stream:
     @property
     def dead(self) -> Stream:
         """The rows that this stream's last step could not handle, with the reason."""
-        if not isinstance(self.node, MapRows | Read):
-            raise _refuse(
+        if not isinstance(self.node, MapRows | Process | Read):
+            raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",
-                "rows die where bytes are decoded and in map and flat_map: take .dead right behind read(…) or map(…)",
+                "rows die where bytes are decoded and in map, flat_map and process: take .dead right behind those",
             )
         return self._side(Dead, "dead", DEAD_LETTER_SCHEMA)
 
@@ -328,16 +380,18 @@ class Stream:
 
     def write(self, sink: Any, *, name: str | None = None) -> None:
         """Sends the rows to a topic or to another sink."""
-        _place_of_rows(sink, "write")
+        check_place(sink, "write")
+        if isinstance(sink, Place):
+            sink.check_written(self.schema)
         for other in self.flow.outputs:
             if other.sink is sink or (type(other.sink) is type(sink) and other.sink == sink):
-                raise _refuse(
-                    f"two streams are written to {_called(sink)}, the other at {other.place}",
+                raise refusal(
+                    f"two streams are written to {called(sink)}, the other at {other.place}",
                     "write to another sink, or bring them together with union(…)",
                 )
         if isinstance(sink, str) and sink in [source for source in self.flow._sources if isinstance(source, str)]:
-            raise _loop(sink)
-        step = self.flow.step(name, f"write {_called(sink)}")
+            raise loop(sink)
+        step = self.flow.step(name, f"write {called(sink)}")
         self.flow.outputs.append(Write(step, self.schema, (self.node,), users_line(), sink))
 
     def _next(self, node: Node) -> Stream:
@@ -360,10 +414,10 @@ class Keyed:
     ) -> Windowed:
         """Where in event time. `timestamp` is the event time of a pane: end_of_window, earliest or latest."""
         if not isinstance(window, Window):
-            raise _refuse(f"{window!r} is not a window", WINDOWS)
+            raise refusal(f"{window!r} is not a window", WINDOWS)
         choices = [choice.value for choice in PaneTime]
         if timestamp not in choices:
-            raise _refuse(f"timestamp is one of {', '.join(choices)}, not {timestamp!r}", "leave it out: end_of_window")
+            raise refusal(f"timestamp is one of {', '.join(choices)}, not {timestamp!r}", "leave it out: end_of_window")
         with AtUsersLine():
             lateness = duration(allowed_lateness, what="allowed_lateness")
         if lateness and (not window.has_end or isinstance(window, Everything)):
@@ -373,9 +427,32 @@ class Keyed:
                 next_step="leave allowed_lateness out",
             )
         if getattr(window, "time", "event") == "event":
-            _check_event_time(self.stream.node, window)
-        arguments = _window_arguments(window, self.stream.schema)
+            check_event_time(self.stream.node, window)
+        arguments = window_arguments(window, self.stream.schema)
         return Windowed(self, window, lateness, PaneTime(timestamp), arguments)
+
+    def process(
+        self,
+        function: Callable[..., Any],
+        schema: SchemaLike | None = None,
+        *,
+        on_timer: Callable[..., Any] | None = None,
+        event_time: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """A Python function of each row and its key, which has state and timers; it gives rows, one row, or None.
+
+        `function(row, key)` is called in order of arrival, `on_timer(tag, time, key)` when a timer is due. `key` is a
+        `plan.process.Key`. A row that the function fails on goes to `.dead`. What it gives has the event time of the
+        row or of the timer, unless `event_time` names a column of `schema`.
+        """
+        stream = self.stream
+        columns = check_process(stream.node, function, schema, on_timer, event_time)
+        step = stream.flow.step(name, "process")
+        return Stream(
+            stream.flow,
+            Process(step, columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time),
+        )
 
 
 class Windowed:
@@ -402,7 +479,7 @@ class Windowed:
     def trigger(self, trigger: Trigger) -> Windowed:
         """When in processing time."""
         if not isinstance(trigger, Trigger):
-            raise _refuse(f"{trigger!r} is not a trigger", TRIGGERS)
+            raise refusal(f"{trigger!r} is not a trigger", TRIGGERS)
         return self._with(trigger, self._mode)
 
     def discarding(self) -> Windowed:
@@ -424,7 +501,7 @@ class Windowed:
         """What is computed, as name=aggregate."""
         stream = self._keyed.stream
         if unnamed or not aggregates:
-            raise _refuse(
+            raise refusal(
                 "agg takes aggregates by name" if unnamed else "agg needs at least one aggregate",
                 "for example .agg(total=ms.sum('score'), n=ms.count())",
             )
@@ -434,14 +511,14 @@ class Windowed:
         taken = {*RESERVED, *(key.lower() for key in self._keyed.keys)}
         for column, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
-                raise _refuse(f"{column}={aggregate!r} is not an aggregate", "for example total=ms.sum('score')")
+                raise refusal(f"{column}={aggregate!r} is not an aggregate", "for example total=ms.sum('score')")
             if column.lower() in taken:
-                raise _refuse(
+                raise refusal(
                     f"a pane has a column '{column}' already",
                     f"give the aggregate a name other than {', '.join(taken)}",
                 )
-            fed = _fed(column, aggregate, stream.schema)
-            fields.append(pa.field(column, _result_type(column, aggregate, fed)))
+            fed = fed_with(column, aggregate, stream.schema)
+            fields.append(pa.field(column, result_type(column, aggregate, fed)))
             arguments |= fed
         fields.append(pa.field("event_time", INSTANT))
         with AtUsersLine():
@@ -474,115 +551,3 @@ class Panes(Stream):
         columns = pa.schema([*kept, pa.field("window", SPAN), pa.field("reason", pa.string())])
         with AtUsersLine():
             return self._side(Late, "late", Schema.from_arrow(columns))
-
-
-# ---------------------------------------------------------------- checks
-
-
-def _schema(schema: SchemaLike) -> Schema:
-    with AtUsersLine():
-        return Schema.of(schema)
-
-
-def _column(schema: Schema, name: object) -> str:
-    if not isinstance(name, str) or name not in schema.names:
-        hint = "; a new one is name='expression'" if isinstance(name, str) and not name.isidentifier() else ""
-        raise _refuse(f"there is no column {name!r}", what_exists(name, schema.names) + hint)
-    return name
-
-
-def _place_of_rows(place: Any, verb: str) -> None:
-    """A source or a sink: a topic's name, or a value of its own kind."""
-    if place is None or (isinstance(place, str) and not NAME.fullmatch(place)):
-        raise _refuse(f"{place!r} is not a topic to {verb}", "a topic's name has letters, digits and . _ -")
-
-
-def _called(place: Any) -> str:
-    return place if isinstance(place, str) else f"{getattr(place, 'name', None) or type(place).__name__}"
-
-
-def _loop(topic: str) -> InvalidPlan:
-    return _refuse(f"the flow reads and writes '{topic}', so it would feed itself", "write to another topic")
-
-
-def _differences(one: Schema, other: Schema) -> str:
-    """How two schemas differ, apart from what may be null; empty if they do not."""
-    own, others = ({field.name: field.type for field in schema.arrow} for schema in (one, other))
-    said = [
-        f"'{name}' is missing in one" for name in dict.fromkeys([*own, *others]) if (name in own) != (name in others)
-    ]
-    said += [
-        f"'{name}' is {type_name(kind)} and {type_name(others[name])}"
-        for name, kind in own.items()
-        if name in others and others[name] != kind
-    ]
-    if not said and one.names != other.names:
-        said = [f"the order is {', '.join(one.names)} and {', '.join(other.names)}"]
-    return "; ".join(said)
-
-
-def _check_event_time(node: Node, window: Window) -> None:
-    """A window in event time is for rows that have one."""
-    if isinstance(node, Read):
-        if node.event_time is None:
-            raise InvalidWindow(
-                f"{window} is about event time, and the rows of '{node.name}' have none",
-                where=users_line(),
-                next_step="name its column with read(…, event_time='…'), or use a window with time='processing'",
-            )
-    elif isinstance(node, WindowedAggregate):
-        if isinstance(node.window, Everything) and node.pane_time is PaneTime.END_OF_WINDOW:
-            raise InvalidWindow(
-                f"{window} is about event time, and the panes of everything() have none",
-                where=users_line(),
-                next_step="give them one with window(everything(), timestamp='latest')",
-            )
-    else:
-        for given in node.inputs:
-            _check_event_time(given, window)
-
-
-def _window_arguments(window: Window, schema: Schema) -> dict[str, Expression]:
-    if isinstance(window, Delta):
-        value = expression(window.column, schema)
-        if family(value.type) != "number":
-            numbers = [field.name for field in schema.arrow if family(field.type) == "number"]
-            raise InvalidWindow(
-                f"delta needs a number, and '{value}' is {type_name(value.type)}",
-                where=users_line(),
-                next_step=f"columns that are numbers: {', '.join(numbers) or 'none'}",
-            )
-        return {"window.delta": value}
-    if isinstance(window, ClosedBy):
-        return {"window.closes": expression(window.predicate, schema, boolean=True)}
-    return {}
-
-
-def _fed(column: str, aggregate: Aggregate, schema: Schema) -> dict[str, Expression]:
-    """What an aggregate is fed with, by the name of its argument."""
-    wanted = {"input": aggregate.input, "by": aggregate.by}
-    return {f"{column}.{part}": expression(text, schema) for part, text in wanted.items() if text is not None}
-
-
-def _result_type(column: str, aggregate: Aggregate, fed: Mapping[str, Expression]) -> pa.DataType:
-    given, by = fed.get(f"{column}.input"), fed.get(f"{column}.by")
-    try:
-        if by is not None:
-            check_order(by.type)
-        return aggregate.result_type(None if given is None else given.type)
-    except TypeError as needed:
-        wrong = given if by is None else by
-        assert wrong is not None
-        raise InvalidAggregate(
-            f"{aggregate.kind} needs {needed}, and '{wrong}' is {type_name(wrong.type)}",
-            where=users_line(),
-            next_step="name another column, or bring it there with an expression such as cast(… as double)",
-        ) from None
-
-
-def _and_none(conditions: Sequence[str], taken: Sequence[str]) -> str:
-    return " and ".join([*conditions, *(f"not coalesce(({other}), false)" for other in taken)])
-
-
-def _refuse(what: str, next_step: str | None) -> InvalidPlan:
-    return InvalidPlan(what, where=users_line(), next_step=next_step)

@@ -106,7 +106,7 @@ class MapRows(Node):
     def label(self) -> str:
         verb = "flat_map" if self.flat else "map"
         per = f" per {self.batch_type} batch" if self.per_batch else ""
-        return f"{verb} {getattr(self.function, '__name__', 'function')}{per}"
+        return f"{verb} {_name_of(self.function)}{per}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +140,23 @@ class WindowedAggregate(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Process(Node):
+    """A user's function of each row and its key, which has state and timers."""
+
+    keys: tuple[str, ...]
+    function: Callable[..., Any]
+    on_timer: Callable[..., Any] | None
+    event_time: str | None
+    """The column that holds the event time of what it gives; without one it is that of the row or of the timer."""
+
+    @property
+    def label(self) -> str:
+        timers = f", timers to {_name_of(self.on_timer)}" if self.on_timer else ""
+        time = f", by {self.event_time}" if self.event_time else ""
+        return f"process {_name_of(self.function)} per {', '.join(self.keys)}{timers}{time}"
+
+
+@dataclass(frozen=True, eq=False)
 class Late(Node):
     """The rows that came too late for the window of its input."""
 
@@ -164,3 +181,16 @@ class Write(Node):
     @property
     def label(self) -> str:
         return f"write {self.sink}"
+
+
+def is_changing(node: Node) -> bool:
+    """Whether rows of a stream may be taken back."""
+    if isinstance(node, WindowedAggregate):
+        return node.mode is Mode.RETRACTING
+    if isinstance(node, Read):
+        return node.changes
+    return any(is_changing(given) for given in node.inputs)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "function")

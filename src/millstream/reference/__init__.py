@@ -8,6 +8,7 @@ have moved. Every operator eats a bundle and gives one. In order:
 - `triggers`: when a window sends a pane
 - `windows`: the heart: rows are put into windows, each is asked once whether it sends a pane, what is over expires
 - `aggregates`: what a pane holds
+- `process`: a user's function of each row and its key, with state and timers
 - `steps`: all the other steps
 """
 

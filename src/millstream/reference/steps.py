@@ -13,6 +13,7 @@ from millstream.plan.bundles import Bundle, Row, dead_letter_values, table_of
 from millstream.plan.expressions import evaluate
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
+from millstream.reference.process import ProcessOperator
 from millstream.reference.windows import WindowOperator
 
 
@@ -99,6 +100,17 @@ class AggregateOperator(Operator):
         return self.windows.step(bundles[0])
 
 
+class ProcessStep(Operator):
+    def __init__(self, node: nodes.Process) -> None:
+        super().__init__(node)
+        self.process = ProcessOperator(node)
+
+    def step(self, bundles: Sequence[Bundle]) -> Bundle:
+        sent = self.process.step(bundles[0])
+        self.dead = self.process.dead
+        return sent
+
+
 OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Where: WhereOperator,
     nodes.Project: ProjectOperator,
@@ -106,4 +118,5 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Union: Operator,
     nodes.Write: Operator,
     nodes.WindowedAggregate: AggregateOperator,
+    nodes.Process: ProcessStep,
 }

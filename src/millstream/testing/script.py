@@ -6,9 +6,9 @@ Only `Watermark` moves a watermark and only `Clock` the clock, and neither goes 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millstream.errors import InvalidInput
 from millstream.operators.accumulators import TIME, WEIGHT
@@ -26,10 +26,6 @@ from millstream.testing.steps import Add, Clock, Partition, Step, Watermark
 
 INPUT = "input"
 WHOLE = ""  # the one partition of a script that names none
-
-
-class Runner(Protocol):
-    def step(self, sources: dict[Node, Bundle]) -> dict[Node, Bundle]: ...
 
 
 def play(
@@ -50,18 +46,17 @@ def play(
     for a figure of event time against processing time. With a `watermark` such as `ms.bounded("10 seconds")` the rows
     and the clock move the watermark too, as they do in a running job.
     """
-    begin = _runner(on)
+    run = _engine(on)
     script = Script(build, schema, event_time, watermark, changes=_has_weights(steps))
     script.check(steps)
-    recording = None if draw is None else Recording.of(script.flow, script.observed.values(), Path(draw))
-    runner = begin([*script.observed.values(), *(recording.nodes if recording else ())])
-    results = []
-    for bundles in script.bundles(steps):
-        sent = runner.step(bundles)
-        results.append(script.results(sent))
-        if recording:
-            recording.note(sent, script.partitions)
-    if recording:
+    observed = list(script.observed.values())
+    recording = None if draw is None else Recording.of(script.flow, observed, Path(draw))
+    played = [(bundles, script.partitions) for bundles in script.bundles(steps)]
+    bundles = [given for given, _ in played]
+    results = [script.results(sent) for sent in run(observed, bundles)]
+    if recording:  # every engine sends the same, so the figure is made by the one that is always there
+        for sent, (_, partitions) in zip(_engine("local")(list(recording.nodes), bundles), played, strict=True):
+            recording.note(sent, partitions)
         draw_figure(recording)
     return results
 
@@ -72,18 +67,26 @@ def _has_weights(steps: object) -> bool:
     return any(isinstance(step, Add) and step.weights is not None for step in inner)
 
 
-def _runner(on: str) -> Callable[[list[Node]], Runner]:
-    """What runs a plan, given the nodes to observe."""
+Steps = Sequence[dict[Node, Bundle]]
+
+
+def _engine(on: str) -> Callable[[list[Node], Steps], Iterable[Mapping[Node, Bundle]]]:
+    """What runs a plan, given the nodes to observe and what the sources send in each step."""
     if on == "reference":
-        return Reference
+        return lambda observed, steps: map(Reference(observed).step, steps)
     if on == "local":
         from millstream.local import Local  # brings polars operators that the reference does without
 
-        return Local
-    others = "choose on='local' or on='reference': they send the same rows, without a JVM"
+        return lambda observed, steps: map(Local(observed).step, steps)
     if on == "spark":
-        raise InvalidInput("the Spark engine is not there yet", where=users_line(), next_step=others)
-    raise InvalidInput(f"there is no engine {on!r}", where=users_line(), next_step=others)
+        from millstream.spark.playing import played  # brings Spark
+
+        return played
+    raise InvalidInput(
+        f"there is no engine {on!r}",
+        where=users_line(),
+        next_step="choose on='local', 'reference' or 'spark': they send the same rows, and only 'spark' needs a JVM",
+    )
 
 
 class Script:

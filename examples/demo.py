@@ -1,0 +1,277 @@
+"""A fleet of pumps, a flow on Spark, and a table that is corrected while you watch. `make demo` runs this.
+
+usage: demo.py [--seconds N] [--keep FOLDER]
+
+Eight pumps send how many litres they moved: out of order, late and sometimes broken (demo_fleet.py, a process of its
+own). The flow adds them up by pump and ten seconds of event time. A result is sent early, again when the watermark says
+that it is complete, and again when late readings arrive; each takes back the one before, and a table in SQLite follows.
+What comes too late or cannot be read is kept as well. In the end the sums must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # loaded behind the first words on the screen
+    import pyarrow as pa
+    from rich.console import Console
+
+    import millstream as ms
+    from demo_board import Board
+
+READINGS, LATE, DEAD = "readings", "readings.late", "readings.dead"
+PUMPS = [f"pump-{number}" for number in range(1, 9)]
+LOOK_S = 0.1
+LINE_S = 2.0
+DRAIN_S_MAX = 30.0
+
+Say = Callable[[str], None]
+
+
+def pumped(database: Path) -> ms.Flow:
+    """The whole computation."""
+    import millstream as ms
+
+    flow = ms.Flow("pumped")
+    readings = flow.read(
+        READINGS,
+        schema="device string NOT NULL, litres int NOT NULL, at timestamp NOT NULL",
+        event_time="at",
+        # Readings are out of order by three seconds at most, as far as we know. What is later than that is late.
+        watermark=ms.bounded("3 seconds", idle="10 seconds"),
+    )
+    panes = (
+        readings.key_by("device")
+        .window(ms.fixed("10 seconds"), allowed_lateness="15 seconds")
+        .trigger(ms.after_watermark(early=ms.after("2 seconds"), late=ms.after_count(1)))
+        .retracting()
+        .agg(litres=ms.sum("litres"), readings=ms.count())
+    )
+    panes.write(ms.sqlite(database, "pumped", key=["device", "window"]), name="panes")
+    panes.late.write(LATE, name="late")
+    readings.dead.write(DEAD, name="dead")
+    return flow
+
+
+class Demo:
+    """The two workers of the demo: the fleet, a process, and the job on Spark, which has a thread to itself."""
+
+    def __init__(self, folder: Path, board: Board) -> None:
+        self.board = board
+        self.log, self.database = folder / "log", folder / "pumped.db"
+        self.job: Any = None
+        self._failure: BaseException | None = None
+        self._told_to_stop = threading.Event()
+        self._fleet: subprocess.Popen[str] | None = None
+        self._threads: dict[str, threading.Thread] = {}
+
+    def begin(self) -> None:
+        self._in_thread("job", self._work)
+
+    def _in_thread(self, name: str, work: Callable[[], None]) -> None:
+        self._threads[name] = threading.Thread(target=work, name=name, daemon=True)
+        self._threads[name].start()
+
+    def _work(self) -> None:
+        """The whole life of the job. What goes wrong is kept for whoever looks."""
+        try:
+            self._start()
+            while not self._told_to_stop.wait(LOOK_S):
+                if not self.job.is_running:
+                    self.job.wait()  # raises what it failed with
+            self.job.stop()
+        except BaseException as error:
+            self._failure = error
+
+    def _start(self) -> None:
+        self.board.phase("opening the log, starting the pumps")
+        import millstream as ms
+
+        with ms.connect(self.log) as log:
+            log.create_topic(READINGS, partitions=2)  # without a schema: pumps send JSON, good or bad
+        command = [sys.executable, str(Path(__file__).with_name("demo_fleet.py")), str(self.log)]
+        self._fleet = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._in_thread("fleet", self._listen)
+        self.board.phase("starting Spark")
+        from millstream.spark import session, warm
+
+        warm(session(name="pumped"))
+        self.board.phase("starting the query")
+        self.job = pumped(self.database).start(broker=self.log, on_batch=self._batch, tick_s=0.5)
+        self.board.phase("reading the first batch, while Spark's Python workers start")
+
+    def _listen(self) -> None:
+        """What the fleet says of itself, until it has ended."""
+        assert self._fleet is not None
+        assert self._fleet.stdout is not None
+        for line in self._fleet.stdout:
+            self.board.fleet_said(json.loads(line))
+
+    def _batch(self, number: int, tables: Mapping[str, pa.Table]) -> None:
+        self.board.take(*(tables[name].to_pylist() for name in ("panes", "late", "dead")))
+
+    def look(self) -> None:
+        """Raises what went wrong, else tells the board how far the job is."""
+        if self._failure is not None:
+            raise self._failure
+        if self.job is not None:
+            progress = self.job.progress
+            micros = min(progress.watermarks.values(), default=0)
+            watermark = datetime.fromtimestamp(micros / 1e6, UTC) if micros > 0 else None
+            self.board.progressed(progress.batch, progress.rows_read + progress.rows_dead, self.job.lag(), watermark)
+
+    def end_fleet(self) -> None:
+        """Lets the fleet send the last readings it has at hand, and waits for what it says in the end."""
+        if self._fleet is not None and self._fleet.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._fleet.stdin.close()
+            self._fleet.wait()
+            self._threads["fleet"].join()
+
+    def is_drained(self) -> bool:
+        """Whether all that was sent is in the table, among the late or among the dead."""
+        board = self.board
+        return board.readings + board.late + board.dead >= int(board.fleet["sent"])
+
+    def stop(self) -> None:
+        self.end_fleet()
+        self._told_to_stop.set()
+        if self.job is not None:
+            self._threads["job"].join()
+
+
+def watch(demo: Demo, board: Board, seconds: float | None, asked: threading.Event, say: Say) -> None:
+    """Until somebody asks, or the seconds after the first pane are over; then until the last reading is counted."""
+    demo.begin()
+    first_pane_at: float | None = None
+    said_at, phases = 0.0, 0
+    while not asked.wait(LOOK_S):
+        demo.look()
+        for phase in board.phases[phases:]:
+            say(f"{phase.began_at - board.began_at:5.1f} s · {phase.text}")
+        phases = len(board.phases)
+        if board.cells and first_pane_at is None:
+            first_pane_at = time.monotonic()
+            say(f"{first_pane_at - board.began_at:5.1f} s · the first pane")
+        if first_pane_at is not None and time.monotonic() - said_at >= LINE_S:
+            said_at = time.monotonic()
+            say(board.line())
+        if seconds is not None and first_pane_at is not None and time.monotonic() - first_pane_at >= seconds:
+            break
+    if demo.job is None:
+        return  # there is nothing to wait for yet
+    board.ending = True
+    say(f"{time.monotonic() - board.began_at:5.1f} s · ending: the last panes are on their way")
+    demo.end_fleet()
+    deadline = time.monotonic() + DRAIN_S_MAX
+    while time.monotonic() < deadline and not demo.is_drained():
+        time.sleep(LOOK_S)
+        demo.look()
+
+
+def summary(demo: Demo, board: Board, console: Console) -> bool:
+    """What the fleet says it sent beside what is in the table and the topics; whether they agree."""
+    from rich.table import Table
+
+    import millstream as ms
+
+    with contextlib.closing(sqlite3.connect(demo.database)) as database:
+        rows, readings, litres = database.execute(
+            "SELECT count(*), coalesce(sum(readings), 0), coalesce(sum(litres), 0) FROM pumped"
+        ).fetchone()
+    with ms.connect(demo.log) as log:
+        late = [record.value["litres"] for record in _records(log, LATE)]
+        dead = sum(1 for _ in _records(log, DEAD))
+    sent = board.fleet
+    table = Table(title="what was sent, and where it is now", title_justify="left")
+    table.add_column("")
+    for heading in ("readings", "litres"):
+        table.add_column(heading, justify="right")
+    table.add_row("sent by the pumps", f"{sent['sent']:,}", f"{sent['litres']:,}", end_section=True)
+    table.add_row(f"in the {rows:,} rows of SQLite", f"{readings:,}", f"{litres:,}")
+    table.add_row(f"too late, in {LATE}", f"{len(late):,}", f"{sum(late):,}")
+    table.add_row(f"broken, in {DEAD}", f"{dead:,}", "", end_section=True)
+    counted, poured = readings + len(late) + dead, litres + sum(late)
+    table.add_row("together", f"{counted:,}", f"{poured:,}")
+    agree = (counted, poured, dead) == (sent["sent"], sent["litres"], sent["broken"])
+    console.print(table)
+    early, on_time, corrected = (board.panes[timing] for timing in ("early", "on_time", "late"))
+    console.print(f"{early + on_time + corrected:,} panes: {early:,} early, {on_time:,} on time, {corrected:,} late")
+    console.print("[green]The sums agree.[/]" if agree else "[red]The sums do not agree.[/]")
+    return agree
+
+
+def _records(log: ms.Broker, topic: str) -> Iterator[Any]:
+    if topic in log.topics():
+        with log.consumer(topic) as consumer:
+            yield from consumer.until_caught_up()
+
+
+def run(folder: Path, seconds: float | None, console: Console) -> int:
+    from demo_board import Board
+
+    board = Board(PUMPS)
+    demo = Demo(folder, board)
+    asked = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: asked.set())
+    try:
+        if console.is_terminal:
+            from rich.live import Live
+
+            with Live(board, console=console, screen=True, refresh_per_second=8):
+                watch(demo, board, seconds, asked, lambda line: None)
+        else:
+            watch(demo, board, seconds, asked, lambda line: print(line, flush=True))
+    finally:
+        demo.stop()
+    if not board.cells:
+        console.print("Ended before the first pane.")
+        return 130
+    return 0 if summary(demo, board, console) else 1
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--seconds", type=float, help="end by itself so long after the first pane")
+    options.add_argument("--keep", type=Path, metavar="FOLDER", help="keep log and table in a folder of your own")
+    args = options.parse_args()
+    if args.keep is not None and args.keep.exists() and any(args.keep.iterdir()):
+        options.error(f"{args.keep} is not empty: name a new folder")
+    print("Millstream demo: starting", flush=True)
+    from rich.console import Console
+
+    from millstream.errors import MillstreamError
+
+    console = Console()
+    with contextlib.ExitStack() as stack:
+        folder = args.keep
+        if folder is None:
+            made = tempfile.TemporaryDirectory(prefix="millstream-demo-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made))
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            code = run(folder, args.seconds, console)
+        except MillstreamError as error:
+            console.print(str(error), style="red", highlight=False)
+            return 1
+        if args.keep is not None:
+            print(f"The log and the table are in {args.keep}")
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

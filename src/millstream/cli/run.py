@@ -1,0 +1,120 @@
+"""`millstream run`: runs the flow of a file as a job on Spark."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.cli.failures import INTERRUPTED
+from millstream.cli.output import show_done
+from millstream.cli.session import Session, command
+from millstream.errors import InvalidInput, MillstreamError, NotFound
+
+if TYPE_CHECKING:
+    from millstream.plan.flow import Flow
+
+MODULE = "millstream_flow"
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "run")(run)
+
+
+def run(
+    session: Session,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that builds a flow.")],
+    flow: Annotated[str | None, typer.Option(help="Which flow, if the file has several.")] = None,
+    master: Annotated[
+        str | None, typer.Option(help="A Spark master; unsaid: $MILLSTREAM_MASTER, else local[*].")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="'caught up'", help="Ends when all that is there now was read.")
+    ] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="All that is there now as one batch, every window closed.")
+    ] = False,
+    into: Annotated[
+        str | None, typer.Option(help="Another topic for the results, beside those that are there.")
+    ] = None,
+    batch_rows: Annotated[int | None, typer.Option(help="At most so many rows of a source in a batch.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
+) -> None:
+    """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
+
+    \b
+    Example:
+      millstream run flow.py
+      millstream run flow.py --until "caught up" --master "local[4]"
+    """
+    chosen, said = _chosen(file, flow)
+    if explain:
+        typer.echo(chosen.explain(physical=True))
+        return
+    given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows}
+    said |= {name: value for name, value in given.items() if value is not None}
+    said |= {"batch": True} if batch else {}
+    if session.address is not None:
+        said["broker"] = session.address
+    if said.get("broker") is None and (missing := session.missing_folder()):
+        raise NotFound(f"there is no log in '{missing}'", next_step="name another with --log or MILLSTREAM_BROKER")
+    job = chosen.run(**said)
+    assert job is not None
+    show_done(
+        session,
+        f"read {job.progress.rows_read:,} rows in {job.progress.batch + 1:,} batches",
+        document={"rows": job.progress.rows_read, "batches": job.progress.batch + 1},
+    )
+    if job.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _chosen(file: Path, name: str | None) -> tuple[Flow, dict[str, Any]]:
+    """The flow of a file, and what the file itself says about how it is run."""
+    from millstream.plan.engine import collecting
+    from millstream.plan.flow import Flow
+
+    if not file.is_file():
+        raise NotFound(f"there is no file '{file}'", next_step="name a Python file that builds a flow")
+    with collecting() as told_to_run:
+        found = _values(file)
+    flows = {value.name: value for value in found.values() if isinstance(value, Flow)}
+    said = {flow.name: settings for flow, verb, settings in told_to_run if verb == "run"}
+    flows |= {flow.name: flow for flow, _, _ in told_to_run}
+    if not flows:
+        raise InvalidInput(f"'{file}' builds no flow", next_step="write flow = ms.Flow('name') at the top of it")
+    if name is None and len(flows) > 1:
+        raise InvalidInput(f"'{file}' builds several flows", next_step=f"say which: --flow {' or --flow '.join(flows)}")
+    if name is not None and name not in flows:
+        raise NotFound(f"'{file}' has no flow '{name}'", next_step=f"flows that it has: {', '.join(flows)}")
+    chosen = flows[name] if name is not None else next(iter(flows.values()))
+    return chosen, dict(said.get(chosen.name, {}))
+
+
+def _values(file: Path) -> dict[str, Any]:
+    """What a file defines. Its folder is where it finds modules of its own, here and in the workers."""
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        return runpy.run_path(str(file), run_name=MODULE)
+    except (MillstreamError, KeyboardInterrupt):
+        raise
+    except SyntaxError as error:
+        raise InvalidInput(
+            f"'{file}' is not Python: {error.msg}",
+            where=f"{error.filename}:{error.lineno}",
+            next_step="mend the line",
+        ) from error
+    except BaseException as error:  # whatever the user's own lines raise, sys.exit too
+        lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(folder)]
+        raise InvalidInput(
+            f"'{file}' cannot be read: {type(error).__name__}: {error}",
+            where=f"{lines[-1].filename}:{lines[-1].lineno}" if lines else None,
+            next_step="it is read for the flow it builds; what runs the flow in it is only noted, and gives None",
+        ) from error

@@ -1,0 +1,97 @@
+"""A ledger knows the newest batch that a step of a job has written, and learns it in the commit that makes it seen.
+
+Handed to `producer.transaction(…)`, an entry becomes part of the verdict: the records and the entry stand or fall
+together, whatever dies in between.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from millstream.errors import TransactionAborted
+from millstream.log.buffer import BatchReceipt, microseconds
+from millstream.log.coordinator import Coordinator
+from millstream.log.layout import HEADERS, TIMESTAMP, no_values
+from millstream.log.producer import Producer
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS sink_batches (
+    job TEXT NOT NULL, step TEXT NOT NULL, run TEXT NOT NULL, batch INTEGER NOT NULL,
+    PRIMARY KEY (job, step, run)
+) WITHOUT ROWID
+"""
+
+
+class Ledger:
+    """Of one step of one run of a job, in the coordinator's file. Each run counts its batches from 0."""
+
+    def __init__(self, coordinator: Coordinator, job: str, step: str, run: str = "") -> None:
+        self._coordinator = coordinator
+        self.job, self.step, self.run = job, step, run
+        with coordinator.change() as db:
+            db.execute(TABLE)
+
+    def newest(self) -> int | None:
+        """The newest batch written; None before the first."""
+        with self._coordinator.look() as db:
+            row = db.execute(
+                "SELECT batch FROM sink_batches WHERE job = ? AND step = ? AND run = ?",
+                (self.job, self.step, self.run),
+            ).fetchone()
+        return None if row is None else int(row["batch"])
+
+    def has(self, batch: int) -> bool:
+        newest = self.newest()
+        return newest is not None and batch <= newest
+
+    def record(self, batch: int) -> None:
+        """A batch that had nothing to write. Losing the entry with the machine does no harm."""
+        with self._coordinator.change() as db:
+            Entry(self, batch).write(db)
+
+    def entry(self, batch: int) -> Entry:
+        """What makes a batch part of a transaction."""
+        return Entry(self, batch)
+
+
+@dataclass(frozen=True)
+class Entry:
+    ledger: Ledger
+    batch: int
+
+    def write(self, db: sqlite3.Connection) -> bool:
+        """Whether the batch is new."""
+        done = db.execute(
+            "INSERT INTO sink_batches VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (job, step, run) DO UPDATE SET batch = excluded.batch WHERE excluded.batch > batch",
+            (self.ledger.job, self.ledger.step, self.ledger.run, self.batch),
+        )
+        return done.rowcount > 0
+
+    def commit_with(self, db: sqlite3.Connection) -> None:
+        if not self.write(db):
+            raise TransactionAborted(
+                f"batch {self.batch} of step '{self.ledger.step}' of job '{self.ledger.job}' was written before"
+            )
+
+    def committed_elsewhere(self) -> None:
+        """Nothing is kept here that would have to follow."""
+
+    def rewind(self) -> None:
+        """Nothing is kept here that would have to go back."""
+
+
+def send_keyed(producer: Producer, topic: str, rows: pa.RecordBatch, keys: pa.Array) -> BatchReceipt:
+    """Sends rows to a topic with a schema, with keys that are no column of theirs, one for each row."""
+    channel = producer._open_channel(topic)
+    stored = channel.topic.stored_schema
+    columns = [
+        keys.cast(pa.binary()),
+        channel._typed_values(rows),
+        pa.repeat(pa.scalar(microseconds(None), TIMESTAMP), rows.num_rows),
+        no_values(HEADERS, rows.num_rows),
+    ]
+    return producer._buffer.add_batch(topic, pa.RecordBatch.from_arrays(columns, schema=stored), None)

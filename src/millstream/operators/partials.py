@@ -1,0 +1,61 @@
+"""Rows folded before they reach their step: what comes from one place for one window travels as one row.
+
+That is possible where a window's place depends on nothing but the row, where every aggregate folds, and where nobody
+asks for the single rows: neither the trigger, nor `.late` for a row that may be too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from millstream.operators.placing import placed
+from millstream.operators.trigger_columns import can_finish
+from millstream.operators.windowed import ARRIVED, WindowedOperator
+from millstream.plan import triggers, windows
+from millstream.plan.nodes import PaneTime
+
+ORDERED = ("first", "last")
+
+
+class Partials:
+    def __init__(self, operator: WindowedOperator) -> None:
+        self._operator = operator
+        self._window = operator.node.window
+        self._identity = [*operator.keys, "start", "end"]
+
+    @staticmethod
+    def possible(operator: WindowedOperator) -> bool:
+        node = operator.node
+        stays_open = not can_finish(node.trigger) or (
+            isinstance(node.trigger, triggers.AfterWatermark) and not node.lateness
+        )
+        return (
+            isinstance(node.window, windows.Fixed | windows.Sliding | windows.Calendar)
+            and node.window.time == "event"
+            and node.pane_time is PaneTime.END_OF_WINDOW
+            and not operator.listing
+            and not any(made.kind in ORDERED for _, made in node.aggregates)
+            and not operator.takes_rows_singly
+            and stays_open
+        )
+
+    def folded(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Rows with keys, arguments, time and weight, none of them without a time, as one row per key and window."""
+        made = [fold for accumulator in self._operator.folding for fold in accumulator.from_rows()]
+        made.append(pl.len().cast(pl.Int64).alias(ARRIVED))
+        keys = self._operator.keys
+        if isinstance(self._window, windows.Calendar):
+            return placed(rows, self._window).group_by(self._identity).agg(made)
+        in_windows = placed(rows, self._window).drop("end")
+        parts = in_windows.group_by([*keys, "start"]).agg(made)
+        assert isinstance(self._window, windows.Fixed | windows.Sliding)
+        return parts.with_columns(end=pl.col("start") + windows.microseconds(self._window.size))
+
+    def joined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Parts of several places as one row per key and window."""
+        if len(parts) == 1:
+            return parts[0]
+        made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
+        return pl.concat(parts).group_by(self._identity).agg(*made, pl.col(ARRIVED).sum())

@@ -1,0 +1,343 @@
+"""A user's function of each row and its key, over state that is one row per key.
+
+Rows become Python values by columns, a slice of a bundle at a time; a key's state is read and written once per bundle.
+"""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from millstream.operators import elementwise
+from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.runs import Marks
+from millstream.operators.stateful import DEAD, SENT
+from millstream.operators.windowed import ROW, Clock, Frames
+from millstream.plan import nodes
+from millstream.plan.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
+from millstream.plan.plain_values import ATOMS, decoded
+from millstream.plan.process import (
+    CLOCK,
+    EVENT,
+    FIRINGS_MAX,
+    Key,
+    around,
+    bytes_of,
+    endless,
+    rows_given,
+    timer_time,
+    timer_values,
+)
+from millstream.records import Schema, rows_to_batch
+from millstream.records.values import column_to_values, python_values
+
+KEYS = "keys"
+STATE, NEXT_EVENT, NEXT_CLOCK = "state", "next_event", "next_clock"
+"""Of each key: all that is kept, and when its first timers are due."""
+SLICE_ROWS = 8_192
+"""Rows that are Python objects at one time."""
+
+
+class ProcessStep:
+    """A user's function between the streams before and after it."""
+
+    def __init__(self, node: nodes.Process) -> None:
+        self.node = node
+        self.keys = [f"key.{name}" for name in node.keys]
+        self.nothing = self.fed(elementwise.frame_of([], node.inputs[0]), 0)
+        self.around = around(node)
+        self.copied = _deeply if any(pa.types.is_nested(field.type) for field in node.schema.arrow) else _shallowly
+
+    def tables(self) -> Frames:
+        kinds = {key: self.nothing.schema[key] for key in self.keys}
+        return {
+            KEYS: pl.DataFrame(schema={**kinds, STATE: pl.Binary(), NEXT_EVENT: pl.Int64(), NEXT_CLOCK: pl.Int64()})
+        }
+
+    def fed(self, rows: pl.DataFrame, first: int) -> pl.DataFrame:
+        """The whole row, its keys, its time, and its place in the order of arrival."""
+        keys = [rows[name].alias(key) for name, key in zip(self.node.keys, self.keys, strict=True)]
+        order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
+        return pl.DataFrame([rows.select(self.node.inputs[0].schema.names).to_struct(ROW), *keys, rows[TIME], order])
+
+    def folded(self, rows: pl.DataFrame, first: int, watermark: int) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        return None, self.fed(rows, first)
+
+    def clock(self, clock: Clock) -> Clock:
+        return clock
+
+    def asked(self, fed: pl.DataFrame) -> Frames:
+        return {KEYS: fed}
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        rows = inputs["rows"]
+        if not rows[ORDER].is_sorted():
+            rows = rows.sort(ORDER, maintain_order=True)
+        bundle = _Bundle(self, held[KEYS], rows, clock)
+        bundle.call_for_rows()
+        bundle.fire_timers()
+        sent = bundle.sent_rows()
+        return {KEYS: bundle.kept()}, {SENT: sent, DEAD: bundle.dead_letters()}
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        # A timer that waits is ahead of the watermark, so what it will send needs no hold.
+        return {KEYS: Marks(pl.col(NEXT_EVENT), pl.col(NEXT_CLOCK))}
+
+
+class _Bundle:
+    """One step of the operator."""
+
+    def __init__(self, step: ProcessStep, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> None:
+        self.step, self.node, self.around = step, step.node, step.around
+        self.held, self.rows, self.clock = held, rows, clock
+        self.sent: list[Any] = []
+        self.times: list[int | None] = []
+        self.sources: list[int] = []
+        """For each row sent, the number of the row or the firing that it comes from: rows first, then firings."""
+        self.firings: dict[int, tuple[dict[str, Any], int | None]] = {}
+        self.dead: dict[int, dict[str, Any]] = {}
+        self.around.now = clock.now
+        self._group()
+
+    def _group(self) -> None:
+        """Numbers the keys, those that are held first, and reads the state of those that are called."""
+        names = self.step.keys
+        both = pl.concat([self.held.select(names), self.rows.select(names)], how="vertical_relaxed")
+        self.groups = both.with_row_index("__place").group_by(names, maintain_order=True).agg("__place")
+        places = self.groups["__place"]
+        numbers = np.empty(len(both), np.int64)
+        if len(both):
+            numbers[places.explode().to_numpy()] = np.repeat(np.arange(len(places)), places.list.len().to_numpy())
+        self.numbers: npt.NDArray[np.int64] = numbers[len(self.held) :]
+        is_called = np.zeros(len(places), np.bool_)
+        is_called[self.numbers] = True
+        due = (pl.col(NEXT_EVENT) <= self.clock.watermark) | (pl.col(NEXT_CLOCK) <= self.clock.now)
+        is_called[: len(self.held)] |= self.held.select(due.fill_null(False)).to_series().to_numpy()
+        self.is_called = is_called
+        self.keys = self._keys()
+
+    def _keys(self) -> dict[int, Key]:
+        called = np.flatnonzero(self.is_called)
+        groups = self.groups[called]
+        schema = self.node.inputs[0].schema
+        columns = [
+            _values(groups[key], schema.field(name).type)
+            for name, key in zip(self.node.keys, self.step.keys, strict=True)
+        ]
+        keys = {
+            number: Key(self.around, values)
+            for number, values in zip(called.tolist(), zip(*columns, strict=True), strict=True)
+        }
+        known = called[called < len(self.held)]
+        for number, state in zip(known.tolist(), self.held[STATE][known].to_list(), strict=True):
+            _fill(keys[number], decoded(state))
+        return keys
+
+    # ------------------------------------------------------------ calling
+
+    def call_for_rows(self) -> None:
+        self.around.watermark = self.around.late_before = self.clock.watermark_before
+        keys, given = self.keys, self.node.inputs[0].schema
+        function, copied = self.node.function, self.step.copied
+        for start in range(0, len(self.rows), SLICE_ROWS):
+            part = self.rows[start : start + SLICE_ROWS]
+            called = [keys[number] for number in self.numbers[start : start + SLICE_ROWS].tolist()]
+            for place, row, key, time in zip(count(start), _dicts(part, given), called, part[TIME].to_list()):
+                state = key.state.copy()
+                if key._before:
+                    key._before.clear()
+                key._time = time
+                try:
+                    made = function(row, key)
+                    if made is None:
+                        continue
+                    rows = rows_given(made, copied)
+                except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
+                    _undo(key, state)
+                    self._row_died(place, f"{type(error).__name__}: {error}")
+                    continue
+                self._send(rows, place, time)
+
+    def fire_timers(self) -> None:
+        self.around.watermark, self.around.late_before = self.clock.watermark, BEGINNING
+        due = [number for number, key in self.keys.items() if _due(key, self.clock)]
+        if not due:
+            return
+        order = self.groups[due].select(self.step.keys).with_columns(pl.Series("__number", due))
+        for number in order.sort(self.step.keys, nulls_last=False)["__number"].to_list():
+            self._fire(self.keys[number])
+
+    def _fire(self, key: Key) -> None:
+        """Calls for the timers of a key until none is due, for those too that are set meanwhile."""
+        fired = 0
+        while due := _due(key, self.clock):
+            for kind, tag in due:
+                fired += 1
+                if fired > FIRINGS_MAX:
+                    raise endless(key, self.node, tag)
+                self._fire_one(key, kind, tag)
+                if EVENT in key._before or CLOCK in key._before:  # what is due has changed
+                    break
+
+    def _fire_one(self, key: Key, kind: int, tag: str) -> None:
+        due = key._timers[kind].pop(tag)
+        time = timer_time(kind, due, self.clock.watermark)
+        state = key.state.copy()
+        key._before.clear()
+        key._time = time
+        if self.node.on_timer is None:
+            return
+        number = len(self.rows) + len(self.firings)
+        self.firings[number] = timer_values(key, kind, tag, due), time
+        try:
+            rows = rows_given(self.node.on_timer(tag, EPOCH + due * MICROSECOND, key), self.step.copied)
+        except Exception as error:  # whatever a user's function raises: the timer is kept as a dead letter
+            _undo(key, state)
+            self._died(number, *self.firings[number], f"timer '{tag}': {type(error).__name__}: {error}")
+            return
+        self._send(rows, number, time)
+
+    def _send(self, rows: list[Any], source: int, time: int | None) -> None:
+        self.sent += rows
+        self.times += [time] * len(rows)
+        self.sources += [source] * len(rows)
+
+    # ------------------------------------------------------------ failing
+
+    def _row_died(self, place: int, reason: str) -> None:
+        row = self.rows[place : place + 1]
+        self._died(place, _dicts(row, self.node.inputs[0].schema)[0], row[TIME][0], reason)
+
+    def _died(self, source: int, values: dict[str, Any], time: int | None, reason: str) -> None:
+        letter = dead_letter_values(values, f"{self.node.name}: {reason}", self.clock.now)
+        self.dead[source] = {**letter, TIME: time, WEIGHT: 1}
+
+    def dead_letters(self) -> pl.DataFrame:
+        return elementwise.frame_of([self.dead[source] for source in sorted(self.dead)], None)
+
+    # ------------------------------------------------------------ what comes of it
+
+    def sent_rows(self) -> pl.DataFrame:
+        """What was sent; of a row or a timer with a result that does not fit, nothing is."""
+        batch, failures = rows_to_batch(self.sent, self.node.schema)
+        frame = pl.from_arrow(pa.Table.from_batches([batch]))
+        assert isinstance(frame, pl.DataFrame)
+        unfit = {failure.index for failure in failures}
+        kept = [place for place in range(len(self.sent)) if place not in unfit] if unfit else range(len(self.sent))
+        times = pl.Series(TIME, [self.times[place] for place in kept] if unfit else self.times, pl.Int64)
+        if self.node.event_time is not None:
+            times = frame[self.node.event_time].cast(pl.Int64).alias(TIME)
+        frame = frame.with_columns(times, pl.lit(1, pl.Int32).alias(WEIGHT))
+        if not failures:
+            return frame
+        for failure in reversed(failures):  # the first of a source is what is said
+            source, reason = self.sources[failure.index], f"ValueError: {failure.reason}"
+            if source in self.firings:
+                self._died(source, *self.firings[source], reason)
+            else:
+                self._row_died(source, reason)
+        return frame.filter(pl.Series([self.sources[place] not in self.dead for place in kept], dtype=pl.Boolean))
+
+    def kept(self) -> pl.DataFrame:
+        """The state of all keys that were held or called, but for those with nothing to keep."""
+        numbers, states, event, clock = [], [], [], []
+        for number, key in self.keys.items():
+            parts = _parts(key)
+            if not parts:
+                continue
+            numbers.append(number)
+            states.append(bytes_of(parts, key, self.node))
+            event.append(min(key._timers[EVENT].values(), default=None))
+            clock.append(min(key._timers[CLOCK].values(), default=None))
+        columns = [
+            pl.Series(STATE, states, pl.Binary),
+            pl.Series(NEXT_EVENT, event, pl.Int64),
+            pl.Series(NEXT_CLOCK, clock, pl.Int64),
+        ]
+        called = self.groups[numbers].select(self.step.keys).with_columns(columns)
+        asleep = self.held.filter(~self.is_called[: len(self.held)])
+        return pl.concat([asleep, called.select(asleep.columns)], how="vertical_relaxed")
+
+
+# ---------------------------------------------------------------- keys
+
+
+def _due(key: Key, clock: Clock) -> list[tuple[int, str]]:
+    """Timers that are due: those in event time before those in processing time, by time, then as they were set."""
+    found = []
+    for kind, reached in ((EVENT, clock.watermark), (CLOCK, clock.now)):
+        if timers := key._timers[kind]:
+            due = [tag for tag, time in timers.items() if time <= reached]
+            found += [(kind, tag) for tag in sorted(due, key=timers.__getitem__)]
+    return found
+
+
+def _undo(key: Key, state: dict[str, Any]) -> None:
+    """Makes a key what it was before the row: its state, and the lists, maps and timers that the row asked for."""
+    key.state = state
+    for place, before in key._before.items():
+        if place in (EVENT, CLOCK):
+            key._timers[place] = before
+        else:
+            kind, name = place
+            (key._lists if kind == "list" else key._maps)[name] = before
+
+
+def _parts(key: Key) -> list[dict[str, Any]]:
+    """What is kept for a key, without empty parts at the end: an empty list for a key of which nothing is."""
+    lists = {name: held for name, held in key._lists.items() if held} if key._lists else {}
+    maps = {name: held for name, held in key._maps.items() if held} if key._maps else {}
+    parts = [key.state, lists, maps, *key._timers]
+    while parts and not parts[-1]:
+        parts.pop()
+    return parts
+
+
+def _fill(key: Key, parts: list[dict[str, Any]]) -> None:
+    key.state, *rest = parts
+    if rest:
+        key._lists, key._maps, *key._timers = rest + [{} for _ in range(4 - len(rest))]
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _dicts(rows: pl.DataFrame, schema: Schema) -> list[dict[str, Any]]:
+    whole = rows[ROW].struct.unnest()
+    names = schema.names
+    columns = [_values(whole[field.name], field.type) for field in schema.arrow]
+    return [dict(zip(names, row)) for row in zip(*columns)]  # noqa: B905  all are as long as the frame
+
+
+def _values(column: pl.Series, kind: pa.DataType) -> list[Any]:
+    """The values of a column as Python objects, as `batch_to_rows` gives them."""
+    types = pa.types
+    if types.is_timestamp(kind) and kind.tz:
+        instants = column.cast(pl.Int64).to_list()
+        return [None if us is None else EPOCH + timedelta(0, 0, us) for us in instants]
+    if types.is_integer(kind) or types.is_string(kind) or types.is_boolean(kind) or types.is_float64(kind):
+        return column.to_list()
+    whole = column.to_arrow().cast(kind)
+    return column_to_values(whole, python_values, python_values)
+
+
+def _shallowly(row: Any) -> Any:
+    """A row as it is now, whatever the function changes later."""
+    return row.copy() if row.__class__ is dict else row
+
+
+def _deeply(value: Any) -> Any:
+    """The same for a row with lists and dicts in it."""
+    kind = value.__class__
+    if kind is dict:
+        return {name: _deeply(part) for name, part in value.items()}
+    if kind is list or kind is tuple:
+        return [_deeply(part) for part in value]
+    return value if kind in ATOMS else copy.deepcopy(value)

@@ -1,0 +1,275 @@
+"""A run never changes: rows in order of their key's hash, and what falls due when.
+
+A run speaks for every hash in it. A hash in it that has no rows left stands there as one dead row, so that older runs
+are not asked for it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+from crc32c import crc32c
+
+Places = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+Times = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+EVENT, CLOCK, HOLD = "event", "clock", "hold"
+MARKS = (EVENT, CLOCK, HOLD)
+ABSENT = (1 << 63) - 1  # a row without this mark; later than the end of time, which can be a deadline
+OWN = "__state."  # how the columns begin that are not the rows' own
+HASH_COLUMN, DEAD_COLUMN = OWN + "hash", OWN + "dead"
+FIRST_LOOK = 64
+NO_HASHES: Hashes = np.empty(0, np.uint64)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows in order of hash. `dead` is missing if all live, a mark if no row has it."""
+
+    content: pl.DataFrame
+    hashes: Hashes
+    dead: Flags | None = None
+    marks: dict[str, Times] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def at(self, places: Places) -> Rows:
+        return Rows(
+            self.content[places],
+            self.hashes[places],
+            None if self.dead is None else self.dead[places],
+            {name: times[places] for name, times in self.marks.items()},
+        )
+
+    def between(self, low: int, high: int) -> Rows:
+        """The rows with hashes from `low` to `high`, without copying them."""
+        first = int(np.searchsorted(self.hashes, np.uint64(low)))
+        last = int(np.searchsorted(self.hashes, np.uint64(high), "right"))
+        return Rows(
+            self.content[first:last],
+            self.hashes[first:last],
+            None if self.dead is None else self.dead[first:last],
+            {name: times[first:last] for name, times in self.marks.items()},
+        )
+
+    def times(self, mark: str) -> Times:
+        found = self.marks.get(mark)
+        return np.full(len(self), ABSENT, np.int64) if found is None else found
+
+    def live(self, places: Places) -> Places:
+        return places if self.dead is None else places[~self.dead[places]]
+
+    def live_count(self) -> int:
+        return len(self) - (0 if self.dead is None else int(self.dead.sum()))
+
+    def spoken_for(self) -> Hashes:
+        """The distinct hashes."""
+        return distinct(self.hashes)
+
+    def frame(self) -> pl.DataFrame:
+        more: list[pl.Series] = [pl.Series(HASH_COLUMN, self.hashes)]
+        if self.dead is not None:
+            more.append(pl.Series(DEAD_COLUMN, self.dead))
+        more.extend(pl.Series(mark_column(mark), times) for mark, times in self.marks.items())
+        return self.content.hstack(more)
+
+
+class Run:
+    """Rows, with the order in which they fall due."""
+
+    def __init__(self, rows: Rows, orders: dict[str, npt.NDArray[np.uint32]] | None = None) -> None:
+        self.rows = rows
+        if orders is None:
+            orders = {name: np.argsort(times, kind="stable").astype(np.uint32) for name, times in rows.marks.items()}
+        self._orders = orders
+        self._marked = {name: self._until(name, ABSENT - 1) for name in orders}
+        self._distinct = bool((rows.hashes[1:] != rows.hashes[:-1]).all())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def find(self, hashes: Hashes) -> tuple[Flags, Places]:
+        """Which of some ascending hashes this run speaks for, and where its rows of these lie."""
+        own = self.rows.hashes
+        first = np.searchsorted(own, hashes)
+        hit: Flags = own[np.minimum(first, len(own) - 1)] == hashes
+        first = first[hit]
+        if self._distinct:
+            return hit, first
+        counts = np.searchsorted(own, hashes[hit], "right") - first
+        starts = np.repeat(first - (np.cumsum(counts) - counts), counts)
+        return hit, starts + np.arange(int(counts.sum()))
+
+    def speaks_for(self, hashes: Hashes) -> Flags:
+        return within(hashes, self.rows.hashes)
+
+    def due(self, mark: str, before: int, now: int, cursor: int) -> Places:
+        """Rows with a mark in (before, now]. What lies before the cursor is known to be replaced."""
+        if mark not in self._orders:
+            return np.empty(0, np.int64)
+        first, last = max(cursor, self._until(mark, before)), self._until(mark, now)
+        return self._orders[mark][first : max(first, min(last, self._marked[mark]))].astype(np.int64)
+
+    def first(self, mark: str, cursor: int, newer: Sequence[Run], limit: int) -> tuple[int, int]:
+        """How far the cursor can go, and the first mark from there on if it is below `limit`, else `limit`.
+
+        What has been replaced stays replaced, so a cursor only goes forward and no row is looked at again for long.
+        """
+        if mark not in self._orders:
+            return 0, limit
+        order, times, look = self._orders[mark], self.rows.marks[mark], FIRST_LOOK
+        while cursor < self._marked[mark] and times[order[cursor]] < limit:
+            places = order[cursor : min(cursor + look, self._marked[mark])]
+            seen = visible(self.rows.hashes[places], newer)
+            if seen.any():
+                cursor += int(seen.argmax())
+                return cursor, min(limit, int(times[order[cursor]]))
+            cursor, look = cursor + len(places), look * 4
+        return cursor, limit
+
+    def _until(self, mark: str, time: int) -> int:
+        """How many rows are marked up to a time. Few pages are touched: the times themselves are not in order."""
+        order, times = self._orders[mark], self.rows.marks[mark]
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            if times[order[middle]] <= time:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def frame(self) -> pl.DataFrame:
+        orders = [pl.Series(_order_column(mark), order) for mark, order in self._orders.items()]
+        return self.rows.frame().hstack(orders)
+
+
+def within(hashes: Hashes, ascending: Hashes) -> Flags:
+    """Which hashes are among some ascending ones."""
+    if not len(ascending):
+        return np.zeros(len(hashes), np.bool_)
+    here: Flags = ascending[np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)] == hashes
+    return here
+
+
+def visible(hashes: Hashes, newer: Sequence[Run]) -> Flags:
+    """Which rows with these hashes no newer run speaks for."""
+    seen = np.ones(len(hashes), np.bool_)
+    for run in newer:
+        seen &= ~run.speaks_for(hashes)
+    return seen
+
+
+def sorted_rows(content: pl.DataFrame, hashes: Hashes, marks: dict[str, Times], gone: Hashes) -> Rows:
+    """Rows in order of hash; `gone` are hashes that had rows before and have none now."""
+    dead = None
+    if len(gone):
+        nothing = np.full(len(gone), ABSENT, np.int64)
+        dead = np.concatenate([np.zeros(len(hashes), np.bool_), np.ones(len(gone), np.bool_)])
+        content = pl.concat([content, content.clear(len(gone))])
+        hashes = np.concatenate([hashes, gone])
+        marks = {name: np.concatenate([times, nothing]) for name, times in marks.items()}
+    marks = {name: times for name, times in marks.items() if len(times) and times.min() < ABSENT}
+    return Rows(content, hashes, dead, marks).at(np.argsort(hashes, kind="stable"))
+
+
+def merged(runs: Sequence[Rows], *, oldest: bool) -> Rows:
+    """One run in the place of several, newest first. Nothing lies below the oldest, so it needs no dead rows."""
+    together, start, kept = _joined(runs), 0, []
+    for number, rows in enumerate(runs):
+        keep = np.ones(len(rows), np.bool_)
+        if oldest and rows.dead is not None:
+            keep = ~rows.dead
+        run = Run(rows, {})
+        for newer in runs[:number] if len(rows) else ():
+            keep[run.find(newer.spoken_for())[1]] = False
+        kept.append(np.flatnonzero(keep) + start)
+        start += len(rows)
+    places = np.concatenate(kept)
+    rows = together.at(places[np.argsort(together.hashes[places], kind="stable")])
+    if rows.dead is not None and not rows.dead.any():
+        rows.dead = None
+    return rows
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    names = [mark for mark in MARKS if any(mark in rows.marks for rows in parts)]
+    dead = None
+    if any(rows.dead is not None for rows in parts):
+        dead = np.concatenate([np.zeros(len(rows), np.bool_) if rows.dead is None else rows.dead for rows in parts])
+    return Rows(
+        pl.concat([rows.content for rows in parts]),
+        np.concatenate([rows.hashes for rows in parts]),
+        dead,
+        {name: np.concatenate([rows.times(name) for rows in parts]) for name in names},
+    )
+
+
+# ---------------------------------------------------------------- as bytes
+
+
+def encoded(run: Run) -> bytes:
+    """An Arrow file: it can be mapped and used as it lies there."""
+    target = io.BytesIO()
+    run.frame().rechunk().write_ipc(target, compression="uncompressed", record_batch_size=max(1, len(run)))
+    return target.getvalue()
+
+
+def mapped(path: Path, size_bytes: int, checksum: int, empty: pl.DataFrame) -> Run:
+    """A run from its file. Raises ValueError, OSError or an error of Arrow if the file is not as it was written."""
+    with pa.memory_map(str(path)) as source:
+        content = source.read_buffer()
+    if content.size != size_bytes or crc32c(memoryview(content)) != checksum:
+        raise ValueError(f"{path} is not as it was written")
+    return decoded(content, empty)
+
+
+def decoded(content: pa.Buffer, empty: pl.DataFrame) -> Run:
+    try:
+        frame = pl.from_arrow(pa.ipc.open_file(pa.BufferReader(content)).read_all(), rechunk=False)
+    except pa.ArrowNotImplementedError:  # a type that polars has and Arrow has not
+        frame = pl.read_ipc(content.to_pybytes())
+    if not isinstance(frame, pl.DataFrame):
+        raise ValueError("not the file of a run")
+    orders = {mark: frame[_order_column(mark)].to_numpy() for mark in MARKS if _order_column(mark) in frame.columns}
+    return Run(rows_of(frame, empty), orders)
+
+
+def rows_of(frame: pl.DataFrame, empty: pl.DataFrame) -> Rows:
+    """The inverse of `Rows.frame`. Raises ValueError if the columns are others than those of the state."""
+    named = frame.columns
+    own = [name for name in named if not name.startswith(OWN)]
+    if own != empty.columns or HASH_COLUMN not in named:
+        raise ValueError(f"the columns are {', '.join(own)} and not {', '.join(empty.columns)}")
+    content = frame[own]
+    return Rows(
+        content if content.schema == empty.schema else content.cast(empty.schema),
+        frame[HASH_COLUMN].to_numpy(),
+        frame[DEAD_COLUMN].to_numpy() if DEAD_COLUMN in named else None,
+        {mark: frame[mark_column(mark)].to_numpy() for mark in MARKS if mark_column(mark) in named},
+    )
+
+
+def mark_column(mark: str) -> str:
+    return OWN + mark
+
+
+def _order_column(mark: str) -> str:
+    return f"{OWN}by_{mark}"
+
+
+def distinct(ascending: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    firsts = np.ones(len(ascending), np.bool_)
+    firsts[1:] = ascending[1:] != ascending[:-1]
+    return ascending if firsts.all() else ascending[firsts]

@@ -1,0 +1,163 @@
+"""A stateful step of a plan, wherever its state is kept: what it is fed, what it holds, what it sends.
+
+`local.py` keeps the tables of such a step in memory, Spark in sorted runs; the step does not know which.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import polars as pl
+
+from millstream.operators import elementwise
+from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.elementwise import HIDDEN, computed
+from millstream.operators.partials import Partials
+from millstream.operators.runs import Marks
+from millstream.operators.trigger_columns import can_finish
+from millstream.operators.windowed import ROW, Clock, Frames, WindowedOperator
+from millstream.plan import nodes
+from millstream.plan.bundles import END
+from millstream.plan.nodes import Node
+from millstream.plan.nodes import is_changing as is_changing
+from millstream.plan.windows import microseconds
+
+SENT, LATE, DEAD, LOST = "sent", "late", "dead", "lost"
+"""What a stateful step sends: its stream and its side outputs, each a frame with a time and a weight; and a count."""
+
+
+NO_MARKS = Marks(pl.lit(None, pl.Int64), pl.lit(None, pl.Int64))
+
+
+class Stateful(Protocol):
+    keys: list[str]
+    """The key columns, as they are called in what it is fed and in every table of state."""
+
+    nothing: pl.DataFrame
+    """What it is fed when no rows come."""
+
+    def tables(self) -> Frames:
+        """The tables of state, empty."""
+
+    def fed(self, rows: pl.DataFrame, first: int) -> pl.DataFrame:
+        """What the step takes of the rows of its stream; `first` is the number of the first in order of arrival."""
+
+    def folded(self, rows: pl.DataFrame, first: int, watermark: int) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        """What can be folded of the rows before they come here, and the rest as it is fed; see `WindowedStep`."""
+
+    def clock(self, clock: Clock) -> Clock:
+        """The clock as this step sees it."""
+
+    def asked(self, fed: pl.DataFrame) -> Frames:
+        """By table, the rows whose keys are to be looked up."""
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        """What takes the place of what was held, and what is sent (`sent`, and `late` or `dead`)."""
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        """By table, how to mark its rows after a step."""
+
+
+class WindowedStep:
+    """A windowed aggregation between the streams before and after it."""
+
+    def __init__(self, node: nodes.WindowedAggregate, *, whole_rows: bool = True) -> None:
+        """Without `whole_rows` nobody takes the rows that come too late, and they are only counted."""
+        self.node = node
+        self._whole_rows = whole_rows or (node.window.merges and can_finish(node.trigger))
+        self._in_processing_time = getattr(node.window, "time", "event") == "processing"
+        given = node.inputs[0]
+        self.nothing = self.fed(elementwise.frame_of([], given), 0)
+        self.operator = WindowedOperator(node, self.nothing.schema, changing=is_changing(given))
+        self.keys = self.operator.keys
+        self._types: Any = dict(elementwise.types_of(node.schema))
+        self.partials = Partials(self.operator) if Partials.possible(self.operator) else None
+
+    def tables(self) -> Frames:
+        return {"windows": self.operator.no_windows(), "counters": self.operator.no_counters()}
+
+    def fed(self, rows: pl.DataFrame, first: int) -> pl.DataFrame:
+        """Keys, arguments, time, weight, order, and the whole row for `.late`."""
+        given = self.node.inputs[0].schema
+        keys = [rows[name].alias(f"key.{name}") for name in self.node.keys]
+        order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
+        arguments = computed(rows, given, self.node.arguments).get_columns() if self.node.arguments else []
+        whole = rows.select(*(given.names if self._whole_rows else ()), *HIDDEN).to_struct(ROW)
+        return pl.DataFrame([whole, *keys, *arguments, rows[TIME], rows[WEIGHT], order])
+
+    def folded(self, rows: pl.DataFrame, first: int, watermark: int) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        """What can be folded of the rows of its stream before they come here, and the rest as it is fed.
+
+        The watermark of this step is not beyond `watermark` now, so that no row after it is too late.
+        """
+        if self.partials is None:
+            return None, self.fed(rows, first)
+        known = rows[TIME].is_not_null()
+        if self._whole_rows:
+            known &= rows[TIME] >= watermark - microseconds(self.node.lateness)
+        rest = self.nothing
+        if not known.all():
+            rest, rows = self.fed(rows.filter(~known), first), rows.filter(known)
+        given = self.node.inputs[0].schema
+        keys = [rows[name].alias(f"key.{name}") for name in self.node.keys]
+        arguments = computed(rows, given, self.node.arguments).get_columns() if self.node.arguments else []
+        return self.partials.folded(pl.DataFrame([*keys, *arguments, rows[TIME], rows[WEIGHT]])), rest
+
+    def clock(self, clock: Clock) -> Clock:
+        if not self._in_processing_time:
+            return clock
+        # The processing time is the watermark; at the end of time it ends too.
+        before = END if clock.watermark_before >= END else clock.now_before
+        after = END if clock.watermark >= END else clock.now
+        return Clock(before, after, clock.now_before, clock.now)
+
+    def asked(self, fed: pl.DataFrame) -> Frames:
+        return {"windows": fed, "counters": fed if self.operator.by_rows else fed.clear()}
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        if self._in_processing_time:  # a row's time is when it came
+            inputs = {**inputs, "rows": inputs["rows"].with_columns(pl.lit(clock.now, pl.Int64).alias(TIME))}
+        changes, sent = self.operator.step(held, inputs, clock)
+        return changes, {SENT: self._panes(sent["panes"]), LATE: self._late_rows(sent["late"]), LOST: sent["lost"]}
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        event, due = self.operator.deadlines(clock)
+        return {"windows": Marks(event, due, self.operator.hold()), "counters": NO_MARKS}
+
+    def _panes(self, panes: pl.DataFrame) -> pl.DataFrame:
+        node = self.node
+        pane = [pl.col(f"pane.{field.name}").alias(field.name) for field in nodes.PANE]
+        columns = [pl.col(f"key.{name}").alias(name) for name in node.keys]
+        columns += [
+            pl.struct(_instant("start"), _instant("end")).alias("window"),
+            pl.struct(pane).alias("pane"),
+            pl.col("weight"),
+        ]
+        columns += [pl.col(name) for name, _ in node.aggregates]
+        columns += [_instant("event_time"), pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
+        return panes.select(columns).cast(self._types)
+
+    def _late_rows(self, late: pl.DataFrame) -> pl.DataFrame:
+        """The rows as they came, with the window that lost them and the reason."""
+        start, end = (_instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
+        span = pl.when(pl.col("window").is_not_null()).then(pl.struct(start, end)).alias("window")
+        return late.select(pl.col(ROW).struct.unnest()).with_columns(late.select(span, "reason"))
+
+
+def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:
+    """What does the work of a node that keeps state; None for one that does not."""
+    if isinstance(node, nodes.WindowedAggregate):
+        return WindowedStep(node, whole_rows=whole_rows)
+    if isinstance(node, nodes.Process):
+        from millstream.operators.process import ProcessStep  # which needs what is above
+
+        return ProcessStep(node)
+    return None
+
+
+def keeps_state(node: Node) -> bool:
+    return isinstance(node, nodes.WindowedAggregate | nodes.Process)
+
+
+def _instant(name: str, value: pl.Expr | None = None) -> pl.Expr:
+    return (pl.col(name) if value is None else value).cast(pl.Datetime("us", "UTC")).alias(name)

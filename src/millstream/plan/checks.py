@@ -1,0 +1,202 @@
+"""What a call of a flow refuses: each mistake with the user's line, what exists, and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.errors import InvalidAggregate, InvalidPlan, InvalidWindow
+from millstream.plan.aggregates import Aggregate, check_order
+from millstream.plan.expressions import Expression, expression
+from millstream.plan.lowered import type_name
+from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate, is_changing
+from millstream.plan.place import AtUsersLine, users_line, what_exists
+from millstream.plan.places import Place
+from millstream.plan.spark_types import family
+from millstream.plan.windows import ClosedBy, Delta, Everything, Window
+from millstream.records import Schema, SchemaLike
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def refusal(what: str, next_step: str | None) -> InvalidPlan:
+    return InvalidPlan(what, where=users_line(), next_step=next_step)
+
+
+def schema_of(schema: SchemaLike) -> Schema:
+    with AtUsersLine():
+        return Schema.of(schema)
+
+
+def column_of(schema: Schema, name: object) -> str:
+    if not isinstance(name, str) or name not in schema.names:
+        hint = "; a new one is name='expression'" if isinstance(name, str) and not name.isidentifier() else ""
+        raise refusal(f"there is no column {name!r}", what_exists(name, schema.names) + hint)
+    return name
+
+
+def check_place(place: Any, verb: str) -> None:
+    """A source or a sink: a topic's name, or a value of its own kind."""
+    if place is None or (isinstance(place, str) and not NAME.fullmatch(place)):
+        raise refusal(f"{place!r} is not a topic to {verb}", "a topic's name has letters, digits and . _ -")
+    if verb == "read" and isinstance(place, Place):
+        place.check_read()
+
+
+def called(place: Any) -> str:
+    return place if isinstance(place, str) else f"{getattr(place, 'name', None) or type(place).__name__}"
+
+
+def loop(topic: str) -> InvalidPlan:
+    return refusal(f"the flow reads and writes '{topic}', so it would feed itself", "write to another topic")
+
+
+def differences(one: Schema, other: Schema) -> str:
+    """How two schemas differ, apart from what may be null; empty if they do not."""
+    own, others = ({field.name: field.type for field in schema.arrow} for schema in (one, other))
+    said = [
+        f"'{name}' is missing in one" for name in dict.fromkeys([*own, *others]) if (name in own) != (name in others)
+    ]
+    said += [
+        f"'{name}' is {type_name(kind)} and {type_name(others[name])}"
+        for name, kind in own.items()
+        if name in others and others[name] != kind
+    ]
+    if not said and one.names != other.names:
+        said = [f"the order is {', '.join(one.names)} and {', '.join(other.names)}"]
+    return "; ".join(said)
+
+
+def without_event_time(node: Node) -> Node | None:
+    """The step before, or this one, that rows without event time come from."""
+    if isinstance(node, Read):
+        return node if node.event_time is None else None
+    if isinstance(node, WindowedAggregate):
+        return node if isinstance(node.window, Everything) and node.pane_time is PaneTime.END_OF_WINDOW else None
+    if isinstance(node, Process) and node.event_time is not None:
+        return None
+    found = (without_event_time(given) for given in node.inputs)
+    return next((source for source in found if source is not None), None)
+
+
+def check_event_time(node: Node, window: Window) -> None:
+    """A window in event time is for rows that have one."""
+    source = without_event_time(node)
+    if isinstance(source, Read):
+        raise InvalidWindow(
+            f"{window} is about event time, and the rows of '{source.name}' have none",
+            where=users_line(),
+            next_step="name its column with read(…, event_time='…'), or use a window with time='processing'",
+        )
+    if source is not None:
+        raise InvalidWindow(
+            f"{window} is about event time, and the panes of everything() have none",
+            where=users_line(),
+            next_step="give them one with window(everything(), timestamp='latest')",
+        )
+
+
+def window_arguments(window: Window, schema: Schema) -> dict[str, Expression]:
+    if isinstance(window, Delta):
+        value = expression(window.column, schema)
+        if family(value.type) != "number":
+            numbers = [field.name for field in schema.arrow if family(field.type) == "number"]
+            raise InvalidWindow(
+                f"delta needs a number, and '{value}' is {type_name(value.type)}",
+                where=users_line(),
+                next_step=f"columns that are numbers: {', '.join(numbers) or 'none'}",
+            )
+        return {"window.delta": value}
+    if isinstance(window, ClosedBy):
+        return {"window.closes": expression(window.predicate, schema, boolean=True)}
+    return {}
+
+
+def fed_with(column: str, aggregate: Aggregate, schema: Schema) -> dict[str, Expression]:
+    """What an aggregate is fed with, by the name of its argument."""
+    wanted = {"input": aggregate.input, "by": aggregate.by}
+    return {f"{column}.{part}": expression(text, schema) for part, text in wanted.items() if text is not None}
+
+
+def result_type(column: str, aggregate: Aggregate, fed: Mapping[str, Expression]) -> pa.DataType:
+    given, by = fed.get(f"{column}.input"), fed.get(f"{column}.by")
+    try:
+        if by is not None:
+            check_order(by.type)
+        return aggregate.result_type(None if given is None else given.type)
+    except TypeError as needed:
+        wrong = given if by is None else by
+        assert wrong is not None
+        raise InvalidAggregate(
+            f"{aggregate.kind} needs {needed}, and '{wrong}' is {type_name(wrong.type)}",
+            where=users_line(),
+            next_step="name another column, or bring it there with an expression such as cast(… as double)",
+        ) from None
+
+
+def and_none(conditions: Sequence[str], taken: Sequence[str]) -> str:
+    return " and ".join([*conditions, *(f"not coalesce(({other}), false)" for other in taken)])
+
+
+def check_instant(schema: Schema, event_time: str) -> None:
+    """The column that holds the event time is a timestamp."""
+    column_of(schema, event_time)
+    if schema.field(event_time).type != INSTANT:
+        moments = [field.name for field in schema.arrow if field.type == INSTANT]
+        raise refusal(
+            f"event_time '{event_time}' is {type_name(schema.field(event_time).type)}, not a timestamp",
+            f"columns of type timestamp: {', '.join(moments) or 'none'}",
+        )
+
+
+def check_function(verb: str, function: object, arguments: Sequence[str], example: str) -> None:
+    """A plain function that can be called with these arguments."""
+    if not callable(function):
+        raise refusal(f"{verb} takes a function, not {function!r}", example)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise refusal(f"{verb} takes a plain function, and this one is async", "call it with asyncio.run(…) inside")
+    if not _takes(function, len(arguments)):
+        raise refusal(
+            f"{verb} calls its function with ({', '.join(arguments)}), and "
+            f"{getattr(function, '__name__', 'this one')}{inspect.signature(function)} does not take that",
+            example,
+        )
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a function written in C may not say what it takes
+        return True
+    return True
+
+
+def check_process(
+    node: Node, function: object, schema: SchemaLike | None, on_timer: object, event_time: str | None
+) -> Schema:
+    """What `process` refuses; the columns it gives."""
+    check_function("process", function, ("row", "key"), "write def function(row, key): …")
+    if on_timer is not None:
+        check_function("on_timer", on_timer, ("tag", "time", "key"), "write def on_timer(tag, time, key): …")
+    if is_changing(node):
+        raise refusal(
+            f"process takes rows as they come, and those of '{node.name}' may be taken back",
+            "use .discarding() or .accumulating() in the aggregation before, or aggregate the changes first",
+        )
+    if schema is None:
+        raise refusal("process needs the columns that its function gives", "for example schema='device string, n int'")
+    columns = schema_of(schema)
+    if event_time is not None:
+        check_instant(columns, event_time)
+        if (source := without_event_time(node)) is not None:
+            raise refusal(
+                f"the rows of '{source.name}' have no event time, so no watermark would come with '{event_time}'",
+                "name their column with read(…, event_time='…')",
+            )
+    return columns

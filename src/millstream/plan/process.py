@@ -1,0 +1,216 @@
+"""What a function of `process` is given besides the row: its key, with the key's state, its timers, and the time."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from millstream.errors import InvalidInput
+from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND
+from millstream.plan.checks import without_event_time
+from millstream.plan.nodes import Process
+from millstream.plan.plain_values import PLAIN, NotPlain, encoded
+
+EVENT, CLOCK = 0, 1
+FIRINGS_MAX = 100_000
+"""How often the timers of one key may fire in one step. A timer that sets itself again at once would never end."""
+Timers = list[dict[str, int]]
+"""By kind and by tag, in the order they were set, when they are due."""
+NOTHING: dict[Any, Any] = {}
+NO_TIMERS: Timers = [NOTHING, NOTHING]
+"""What a key begins with, never changed: most keys need no dicts of their own, and there are many keys."""
+
+
+@dataclass(slots=True)
+class Around:
+    """What all keys of a step share: the names of the key columns, and how far watermark and clock have come."""
+
+    names: tuple[str, ...]
+    has_on_timer: bool
+    has_event_time: bool
+    watermark: int = BEGINNING
+    late_before: int = BEGINNING
+    now: int = 0
+
+
+class Key:
+    """A key with what is kept for it.
+
+    `state` is a dict with the values of any names; `list(name)` and `map(name)` are a list and a dict of that name,
+    empty at first. All are kept between rows, and `key["column"]` is a value of the key itself.
+    """
+
+    __slots__ = ("_around", "_before", "_lists", "_maps", "_time", "_timers", "_values", "state")
+
+    def __init__(self, around: Around, values: tuple[Any, ...]) -> None:
+        self.state: dict[str, Any] = {}
+        self._around = around
+        self._values = values
+        self._lists: dict[str, list[Any]] = NOTHING
+        self._maps: dict[str, dict[Any, Any]] = NOTHING
+        self._timers: Timers = NO_TIMERS
+        self._time: int | None = None
+        self._before: dict[Any, Any] = NOTHING
+        """What a list, a map or the timers of a kind were before this row first asked for them."""
+
+    def __getitem__(self, column: str) -> Any:
+        try:
+            return self._values[self._around.names.index(column)]
+        except ValueError:
+            known = ", ".join(self._around.names)
+            raise KeyError(f"'{column}' is no column of the key; those are {known}") from None
+
+    def __repr__(self) -> str:
+        return f"Key({', '.join(f'{name}={self[name]!r}' for name in self._around.names)})"
+
+    # ------------------------------------------------------------ state
+
+    def list(self, name: str) -> builtins.list[Any]:
+        """The list of this name."""
+        held = self._lists.get(name)
+        if held is None:
+            if self._lists is NOTHING:
+                self._lists = {}
+            held = self._lists[name] = []
+        if ("list", name) not in self._before:
+            self._note(("list", name), held.copy())
+        return held
+
+    def map(self, name: str) -> dict[Any, Any]:
+        """The dict of this name."""
+        held = self._maps.get(name)
+        if held is None:
+            if self._maps is NOTHING:
+                self._maps = {}
+            held = self._maps[name] = {}
+        if ("map", name) not in self._before:
+            self._note(("map", name), held.copy())
+        return held
+
+    def clear(self) -> None:
+        """Forgets all that is kept for the key, and its timers."""
+        self.state.clear()
+        for name in self._lists:
+            self.list(name)
+        for name in self._maps:
+            self.map(name)
+        self._lists.clear()
+        self._maps.clear()
+        for kind in (EVENT, CLOCK):
+            self._changing_timers(kind).clear()
+
+    # ------------------------------------------------------------ timers
+
+    def at_event_time(self, when: datetime, tag: str = "") -> None:
+        """Calls `on_timer` when the watermark reaches a time. A timer of the same tag is moved."""
+        if not self._around.has_event_time:
+            raise ValueError("the rows have no event time, so a timer in event time would never fire")
+        self._set_timer(EVENT, when, tag)
+
+    def at_processing_time(self, when: datetime, tag: str = "") -> None:
+        """Calls `on_timer` when the clock reaches a time. A timer of the same tag is moved."""
+        self._set_timer(CLOCK, when, tag)
+
+    def cancel(self, tag: str = "") -> None:
+        """Forgets the timers of a tag, in event time and in processing time."""
+        for kind in (EVENT, CLOCK):
+            self._changing_timers(kind).pop(tag, None)
+
+    def _set_timer(self, kind: int, when: datetime, tag: str) -> None:
+        if not self._around.has_on_timer:
+            raise ValueError("a timer needs a function to call: process(…, on_timer=…)")
+        if not isinstance(tag, str):
+            raise TypeError(f"a timer's tag is a string, not {tag!r}")
+        try:
+            time = (when - EPOCH) // MICROSECOND
+        except TypeError:
+            raise TypeError(f"a timer is set at a datetime with a time zone, not at {when!r}") from None
+        timers = self._changing_timers(kind)
+        timers.pop(tag, None)  # what was set last stands last
+        timers[tag] = time
+
+    def _changing_timers(self, kind: int) -> dict[str, int]:
+        if self._timers is NO_TIMERS:
+            self._timers = [{}, {}]
+        timers = self._timers[kind]
+        if kind not in self._before:
+            self._note(kind, timers.copy())
+        return timers
+
+    def _note(self, place: Any, before: Any) -> None:
+        if self._before is NOTHING:
+            self._before = {}
+        self._before[place] = before
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def now(self) -> datetime:
+        """Processing time."""
+        return EPOCH + self._around.now * MICROSECOND
+
+    @property
+    def watermark(self) -> datetime | None:
+        """For a row as it was before the row's bundle, for a timer as it is after it; None before there is any."""
+        reached = self._around.watermark
+        if reached >= END:
+            return datetime.max.replace(tzinfo=UTC)
+        return None if reached <= BEGINNING else EPOCH + reached * MICROSECOND
+
+    @property
+    def event_time(self) -> datetime | None:
+        """Of the row, or of the timer: what its rows get."""
+        return None if self._time is None else EPOCH + self._time * MICROSECOND
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the row is behind the watermark."""
+        return self._time is not None and self._time < self._around.late_before
+
+
+def around(node: Process) -> Around:
+    return Around(node.keys, node.on_timer is not None, without_event_time(node.inputs[0]) is None)
+
+
+def bytes_of(parts: builtins.list[Any], key: Key, node: Process) -> bytes:
+    """What is kept for a key, as bytes; values that are not plain are refused."""
+    try:
+        return encoded(parts)
+    except NotPlain as found:
+        raise InvalidInput(
+            f"the state of {key} holds {found}, which cannot be kept",
+            where=f"step '{node.name}', {node.place}",
+            next_step=f"keep plain values: {PLAIN}",
+        ) from None
+
+
+def rows_given(made: Any, copied: Callable[[Any], Any]) -> builtins.list[Any]:
+    """What a function gave, as a list: rows, one row, or nothing; each as it was when it was given."""
+    if made is None:
+        return []
+    return [copied(made)] if isinstance(made, Mapping) else [copied(row) for row in made]
+
+
+def timer_time(kind: int, time: int, watermark: int) -> int | None:
+    """The event time of what a timer sends: its own, or for one in processing time the watermark, if there is any."""
+    if kind == EVENT:
+        return time
+    return watermark if BEGINNING < watermark < END else None
+
+
+def timer_values(key: Key, kind: int, tag: str, time: int) -> dict[str, Any]:
+    """A timer, as the value of a dead letter."""
+    values = {name: key[name] for name in key._around.names}
+    return {**values, "timer": tag, "time": EPOCH + time * MICROSECOND, "kind": "clock" if kind else "event"}
+
+
+def endless(key: Key, node: Process, tag: str) -> InvalidInput:
+    return InvalidInput(
+        f"the timers of {key} fired more than {FIRINGS_MAX:,} times in one step, the last one '{tag}'",
+        where=f"step '{node.name}', {node.place}",
+        next_step="set the next timer later than key.watermark or key.now; at the end of time, key.watermark is "
+        "datetime.max: set no timer then",
+    )

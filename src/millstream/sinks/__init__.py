@@ -1,0 +1,89 @@
+"""A sink writes each batch of a step once: completely or not at all, whatever dies in between.
+
+What makes a batch visible and the note that it was written are one change, or the note is looked up where the rows are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from millstream.errors import InvalidInput
+from millstream.log import EmbeddedLog, connect
+from millstream.plan import places
+from millstream.records import Schema
+from millstream.sinks.file_ledger import FileLedger
+
+__all__ = ["Sink", "open_sink"]
+
+
+class Sink(Protocol):
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+        """Writes a batch, once: a batch that was written before is not written again.
+
+        Numbers of batches grow. `weights` has a weight for each row, or is None where rows are never taken back.
+        Raises SinkUnavailable if the same batch should be tried again later, and any other error if that is no use.
+        """
+
+    def close(self) -> None: ...
+
+
+def open_sink(
+    place: Any,
+    schema: Schema,
+    *,
+    job: str,
+    step: str,
+    broker: EmbeddedLog | str | os.PathLike[str],
+    folder: Path,
+    keys: Sequence[str] = (),
+) -> Sink:
+    """The sink of a place, for rows with exactly the columns of `schema`.
+
+    Job and step name its ledger, and so does the run: `folder` is the job's own, and whoever begins with another one
+    begins anew. It also holds ledgers that have no better place. `keys` are the columns by which records of a topic
+    are keyed. A sink that is down is opened all the same: `write` says so.
+    """
+    if isinstance(place, places.Place):
+        place.check_written(schema)
+    ledger = FileLedger(folder, step)
+    if isinstance(place, str):
+        from millstream.sinks.topic import TopicSink
+
+        own = None if isinstance(broker, EmbeddedLog) else connect(broker)
+        log = broker if isinstance(broker, EmbeddedLog) else own
+        assert log is not None
+        return TopicSink(log, place, schema, job=job, step=step, run=ledger.run, keys=keys, owns_log=own is not None)
+    if isinstance(place, places.Files):
+        from millstream.sinks.files import FilesSink
+
+        return FilesSink(place, schema, step=step, ledger=ledger)
+    if isinstance(place, places.Sqlite):
+        from millstream.sinks.sqlite import SqliteSink
+
+        return SqliteSink(place, schema, job=job, step=step, run=ledger.run)
+    if isinstance(place, places.Postgres):
+        from millstream.sinks.postgres import PostgresSink
+
+        return PostgresSink(place, schema, job=job, step=step, run=ledger.run)
+    if isinstance(place, places.Console):
+        from millstream.sinks.console import ConsoleSink
+
+        return ConsoleSink(place, step=step, ledger=ledger)
+    if isinstance(place, places.Memory):
+        from millstream.sinks.memory import MemorySink
+
+        return MemorySink(place, job=job, step=step, run=ledger.run)
+    if isinstance(place, places.Foreach):
+        from millstream.sinks.foreach import ForeachSink
+
+        return ForeachSink(place, step=step, ledger=ledger)
+    raise InvalidInput(
+        f"rows cannot be written to {place!r}",
+        where=f"step '{step}'",
+        next_step="write to a topic's name, or to files, sqlite, postgres, console, memory or foreach",
+    )

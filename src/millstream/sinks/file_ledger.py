@@ -1,0 +1,90 @@
+"""The newest batch of a step, in a file of the job's own folder: replaced at once, durable when `record` returns.
+
+The file also names the run that the folder belongs to. Batches are numbered from 0 on in every run: one that begins
+anew, in a new folder, must not be taken for one that goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import SinkFailed, SinkUnavailable
+from millstream.log.disk import sync_folder
+
+
+@contextmanager
+def unavailable_if_refused(what: str, step: str) -> Iterator[None]:
+    """What the operating system refuses may pass: a full disk, a folder that is not mounted, missing rights."""
+    try:
+        yield
+    except OSError as error:
+        raise SinkUnavailable(
+            f"{what} cannot be written: {error.strerror or error}",
+            where=f"step '{step}'" + (f", {error.filename}" if error.filename else ""),
+            next_step="see that the folder is there, has room and may be written; the batch is tried again",
+        ) from error
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """A reader sees the old file or the new one, never a part; the draft's name is hidden."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
+class FileLedger:
+    def __init__(self, folder: Path, step: str) -> None:
+        self.step = step
+        # A file system may not tell names apart that differ in case only; the digest does.
+        digest = hashlib.sha256(step.encode()).hexdigest()[:8]
+        self.path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9._-]', '_', step)[:100]}-{digest}.json"
+        self._known: dict[str, Any] | None = None
+        if "run" not in self._content():
+            self._write({"run": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"})
+
+    @property
+    def run(self) -> str:
+        """Names this run among all of the job; runs that began later sort behind."""
+        return str(self._content()["run"])
+
+    def has(self, batch: int) -> bool:
+        newest = self._content().get("batch")
+        return newest is not None and batch <= int(newest)
+
+    def record(self, batch: int) -> None:
+        self._write({"run": self.run, "batch": batch})
+
+    def _content(self) -> dict[str, Any]:
+        if self._known is None:
+            with unavailable_if_refused("the ledger", self.step):
+                try:
+                    known = json.loads(self.path.read_bytes())
+                except FileNotFoundError:
+                    known = {}
+                except ValueError as error:
+                    raise SinkFailed(
+                        f"the ledger of step '{self.step}' cannot be read: {error}",
+                        where=str(self.path),
+                        next_step="restore the file from a copy; it says which batches were written",
+                    ) from error
+            self._known = known
+        return self._known
+
+    def _write(self, content: dict[str, Any]) -> None:
+        with unavailable_if_refused("the ledger", self.step):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_durably(self.path, json.dumps(content).encode())
+        self._known = content

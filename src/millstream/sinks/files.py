@@ -1,0 +1,82 @@
+"""One file per batch: it appears under its name when it is complete, and never again.
+
+    write a hidden draft; sync; rename; sync the folder; note that the batch is written
+
+The name holds the run of the job: a file of that name is this run's own, and complete.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millstream.errors import InvalidInput
+from millstream.log.disk import sync_folder
+from millstream.plan.places import Files
+from millstream.records import Schema, align, codec
+from millstream.sinks.file_ledger import FileLedger, unavailable_if_refused
+from millstream.sinks.flat import check_json, flat_rows
+from millstream.sinks.weights import aligned, one_batch, with_weights
+
+
+class FilesSink:
+    def __init__(self, place: Files, schema: Schema, *, step: str, ledger: FileLedger) -> None:
+        self._format = place.format
+        self._schema = schema
+        self._step = step
+        self._folder = Path(place.path).expanduser()
+        self._ledger = ledger
+        if self._format != "parquet":
+            check_json(schema)
+        if self._folder.exists() and not self._folder.is_dir():
+            raise InvalidInput(
+                "there is a file where the folder of files should be",
+                where=str(self._folder),
+                next_step="name another folder",
+            )
+
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+        if self._ledger.has(batch):
+            return
+        if rows.num_rows:
+            path = self._folder / f"{self._step}-{self._ledger.run}-{batch:010d}.{self._format}"
+            with unavailable_if_refused(str(self._folder), self._step):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    self._write_file(path, with_weights(aligned(rows, self._schema), weights))
+        self._ledger.record(batch)
+
+    def close(self) -> None:
+        """Nothing is held open between batches."""
+
+    def _write_file(self, path: Path, rows: pa.Table) -> None:
+        draft = path.with_name(f".{path.name}.tmp")
+        with draft.open("wb") as file:
+            if self._format == "parquet":
+                pq.write_table(rows, file)
+            else:
+                file.write(json_lines(rows) if self._format == "json" else csv_file(rows))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+        sync_folder(path.parent)
+
+
+def json_lines(rows: pa.Table) -> bytes:
+    schema = Schema.of(rows.schema)
+    lines: list[bytes] = codec("json", schema).encode(align(one_batch(rows), schema.arrow)).to_pylist()
+    return b"\n".join([*lines, b""])
+
+
+def csv_file(rows: pa.Table) -> bytes:
+    """With a heading; structs are taken apart, arrays and maps are JSON."""
+    flat = flat_rows(one_batch(rows))
+    heading = io.StringIO()
+    csv.writer(heading, lineterminator="").writerow(flat.schema.names)
+    lines: list[bytes] = codec("csv", Schema.of(flat.schema)).encode(flat).to_pylist()
+    return b"\n".join([heading.getvalue().encode(), *lines, b""])

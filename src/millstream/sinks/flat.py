@@ -1,0 +1,55 @@
+"""Rows as tables hold them: structs taken apart into columns of their own, arrays and maps as JSON text."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.plan.places import FlatColumn, flat_columns
+from millstream.records import Schema, align, codec
+
+
+def flat_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of `flat_columns`, in their order."""
+    schema = Schema.of(rows.schema)
+    given = align(rows, schema.arrow)
+    columns = flat_columns(schema)
+    arrays = [as_json(array) if pa.types.is_nested(array.type) else array for array in flat_arrays(given, columns)]
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def check_json(schema: Schema) -> None:
+    """Refuses columns that JSON cannot hold."""
+    nested = [field for field in schema.arrow if pa.types.is_nested(field.type)]
+    if nested:
+        codec("json", Schema(pa.schema(nested)))
+
+
+def flat_arrays(rows: pa.RecordBatch, columns: tuple[FlatColumn, ...]) -> list[pa.Array]:
+    """A part of a struct that is null is null."""
+    return [
+        pc.struct_field(rows.column(column.path[0]), list(column.path[1:]))
+        if len(column.path) > 1
+        else rows.column(column.path[0])
+        for column in columns
+    ]
+
+
+def as_json(array: pa.Array) -> pa.Array:
+    """Each value as the text it has in a JSON record."""
+    schema = Schema(pa.schema([("v", array.type)]))
+    encoded = codec("json", schema).encode(pa.RecordBatch.from_arrays([array], schema=schema.arrow))
+    texts = [record[5:-1].decode() for record in encoded.to_pylist()]  # of {"v":…}
+    return pa.array([None if text == "null" else text for text in texts], pa.string())
+
+
+def texts_of_times(array: pa.Array) -> pa.Array:
+    """ISO 8601 with microseconds, an instant in UTC with a Z: texts sort as the times do."""
+    naive = array.view(pa.timestamp("us")).cast(pa.string())
+    with_t = pc.replace_substring(naive, " ", "T")
+    return pc.binary_join_element_wise(with_t, "Z", "") if array.type.tz else with_t
+
+
+def texts_of_decimals(array: pa.Array) -> pa.Array:
+    """Digits only, as Arrow itself does not promise for small numbers."""
+    return pa.array([None if value is None else f"{value:f}" for value in array.to_pylist()], pa.string())

@@ -1,0 +1,41 @@
+"""Where the rows of a job come from: topics, files, a steady rate, lines from a socket, all read by range."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import InvalidInput
+from millstream.plan.places import Files, Rate, Socket
+from millstream.records import Schema
+from millstream.sources.base import Offsets, Slab, Slice, Source
+from millstream.sources.files import FilesSource
+from millstream.sources.rate import RateSource
+from millstream.sources.socket_lines import SocketSource
+from millstream.sources.topic import TopicSource
+
+__all__ = ["Offsets", "Slab", "Slice", "Source", "TopicSource", "open_source"]
+
+
+def open_source(
+    place: Any, schema: Schema, *, broker: str | None, folder: Path, name: str, format: str = "json"
+) -> Source:
+    """The source a flow reads from. `folder` is where it keeps what it needs to give the same rows again.
+
+    Opening is cheap, looks for nothing and receives nothing: that begins with the first look at what there is, which
+    only the planner of a job takes. `format` says how the values of a topic without a schema are decoded.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(place, str):
+        return TopicSource(place, schema, broker=broker, format=format)
+    if isinstance(place, Files):
+        return FilesSource(place, schema, folder=folder)
+    if isinstance(place, Rate):
+        return RateSource(place, schema, folder=folder)
+    if isinstance(place, Socket):
+        return SocketSource(place, schema, folder=folder)
+    raise InvalidInput(
+        f"nothing can be read from {place!r}",
+        where=name,
+        next_step="give the name of a topic, or files(…), rate(…) or socket(…)",
+    )

@@ -1,0 +1,91 @@
+"""The journal of files: entry `n` is the file that offset `n` stands for, for ever.
+
+Only appended to, and synced before anybody can rely on an entry; a line cut short by a crash was never relied on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from millstream.errors import DamagedLog
+from millstream.log.disk import storage_errors, sync_folder
+
+
+class Entry(NamedTuple):
+    path: str
+    size_bytes: int
+    modified_ns: int
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: list[Entry] = []
+        self._seen: set[str] = set()
+        self._read_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._seen
+
+    def entry(self, number: int) -> Entry:
+        if number >= len(self._entries):
+            self.refresh()
+        if number >= len(self._entries):
+            raise DamagedLog(
+                f"the journal of files has {len(self._entries)} entries, and number {number} was asked for",
+                where=str(self.path),
+                next_step="restore the file from a copy, or start the job anew",
+            )
+        return self._entries[number]
+
+    def refresh(self) -> None:
+        """Reads what was added since."""
+        with storage_errors(self.path):
+            if not self.path.exists():
+                return
+            with self.path.open("rb") as file:
+                file.seek(self._read_bytes)
+                content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            try:
+                self._add(Entry(*json.loads(line)))
+            except (ValueError, TypeError):
+                raise DamagedLog(
+                    f"line {len(self) + 1} of the journal of files cannot be read",
+                    where=str(self.path),
+                    next_step="restore the file from a copy, or start the job anew",
+                ) from None
+        self._read_bytes += len(whole)
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Called by one process only, the planner's."""
+        self.refresh()
+        content = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
+        if not content:
+            return
+        with storage_errors(self.path):
+            is_new = not self.path.exists()
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                os.ftruncate(fd, self._read_bytes)
+                written = 0
+                while written < len(content):
+                    written += os.pwrite(fd, content[written:], self._read_bytes + written)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if is_new:
+                sync_folder(self.path.parent)
+        self.refresh()
+
+    def _add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._seen.add(entry.path)

@@ -1,0 +1,38 @@
+"""A DataFrame that does not stream becomes files of the job's own: read as any source, and the same after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from millstream.plan.explain import in_order
+from millstream.plan.frames import SparkFrame
+from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.places import Files
+
+DONE = "_SUCCESS"
+
+
+def as_files(outputs: Sequence[Write], folder: Path) -> tuple[Write, ...]:
+    """The same outputs, over files where there were DataFrames that do not stream."""
+    order = in_order(outputs)
+    bounded = [node for node in order if isinstance(node, Read) and _is_bounded(node)]
+    if not bounded:
+        return tuple(outputs)
+    made: dict[Node, Node] = {}
+    for node in order:
+        kept = replace(node, inputs=tuple(made[given] for given in node.inputs))
+        made[node] = _from_files(kept, folder) if isinstance(kept, Read) and _is_bounded(kept) else kept
+    return tuple(found for output in outputs if isinstance(found := made[output], Write))
+
+
+def _is_bounded(node: Read) -> bool:
+    return isinstance(node.source, SparkFrame) and not node.source.streams
+
+
+def _from_files(node: Read, folder: Path) -> Read:
+    path = folder / "frames" / node.name
+    if not (path / DONE).exists():
+        node.source.frame.write.mode("overwrite").parquet(str(path))
+    return replace(node, source=Files(str(path), "parquet"))

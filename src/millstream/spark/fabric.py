@@ -1,0 +1,210 @@
+"""The only place that knows how a stateful step runs on Spark.
+
+Spark calls `StepProcessor` once per key group and batch, with the packed rows that are for it. Its durable state is
+small: a head, rewritten each batch, and a list of deltas, one per batch that changed something. The rows of state lie
+beside the executor in sorted runs under the version that the head names; if they are not there, the deltas make them
+anew. Spark rolls head and deltas back together, so a batch that is tried again finds exactly its own version.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from millstream.operators.accumulators import ORDER
+from millstream.operators.runs import NEVER, Runs
+from millstream.operators.stateful import LATE, LOST, Stateful, stateful
+from millstream.operators.windowed import Clock
+from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.nodes import Node
+from millstream.spark.failures import told
+from millstream.spark.inputs import InputWatermark
+from millstream.spark.layout import Layout, labels
+from millstream.spark.packing import (
+    CONTROL,
+    DRIVER,
+    PARTIALS,
+    REPORT,
+    ROWS,
+    Packed,
+    Packer,
+    control_from_bytes,
+    control_to_bytes,
+    from_bytes,
+)
+
+PackedRow = Row("label", "step", "kind", "task", "blob")
+DELTA_ROWS_MIN = 200_000
+"""Deltas are replaced by one snapshot when they hold this many rows, and several times what is alive."""
+DELTA_TIMES = 4
+
+
+@dataclass(slots=True)
+class Head:
+    """What a key group must know to go on: which version of its rows is current, and how far it has come."""
+
+    version: str | None = None
+    next_event: int = NEVER
+    next_clock: int = NEVER
+    hold: int = NEVER
+    count: int = 0
+    watermark: int = BEGINNING
+    passed_on: int = BEGINNING
+    now: int = 0
+    rows: int = 0
+    delta_rows: int = 0
+    inputs: tuple[Any, ...] | None = None
+
+    def to_bytes(self) -> bytes:
+        return pickle.dumps(tuple(getattr(self, name) for name in self.__slots__), protocol=5)
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Head:
+        return cls(*pickle.loads(blob))
+
+
+class Plan:
+    """A layout made ready to run in a worker: built once per process, since it takes a while."""
+
+    def __init__(self, layout: Layout, partitions: int) -> None:
+        self.layout = layout
+        self.labels = labels(layout.groups, partitions)
+        self.steps: list[Stateful] = []
+        for node in layout.chain:
+            step = stateful(node, whole_rows=layout.takes_late(node))
+            assert step is not None
+            self.steps.append(step)
+        self.group_of = {label: group for group, label in enumerate(self.labels)}
+
+    def packer(self, origin: Node, *, task: int, reached: int = END, entry: Node | None = None) -> Packer:
+        own_label = self.labels[task % len(self.labels)]
+        return Packer(self.layout, origin, self.labels, self.steps, task, own_label, reached, entry)
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A layout on its way to the workers, under a name by which each of them knows whether it has it."""
+
+    name: str
+    layout: Layout
+    partitions: int
+    runs_folder: str
+    """Where state lies beside the executor: a path, or a name in its folder for temporary files."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(tempfile.gettempdir()) / self.runs_folder
+
+    def plan(self) -> Plan:
+        if self.name not in _PLANS:
+            _PLANS.clear()
+            _PLANS[self.name] = Plan(self.layout, self.partitions)
+        return _PLANS[self.name]
+
+
+_PLANS: dict[str, Plan] = {}
+
+
+class StepProcessor(StatefulProcessor):
+    """One step of the chain; rows for later steps and for outputs are passed on."""
+
+    def __init__(self, shipment: Shipment, number: int) -> None:
+        self._shipment = shipment
+        self._number = number
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._head = handle.getValueState("head", "head binary")
+        self._deltas = handle.getListState("deltas", "delta binary")
+        self._plan = self._shipment.plan()
+        self._step = self._plan.steps[self._number]
+        self._node = self._plan.layout.chain[self._number]
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        mine = []
+        for row in rows:
+            if row.step == self._number:
+                mine.append((row.kind, row.task, bytes(row.blob)))
+            else:
+                yield row
+        if mine:
+            with told(self._node.name):
+                made = [PackedRow(*packed) for packed in self._run(key[0], mine)]
+            yield from made
+
+    def _run(self, label: int, mine: list[tuple[int, int, bytes]]) -> Iterator[Packed]:
+        group = self._plan.group_of[label]
+        stored = self._head.get()
+        head = Head.from_bytes(bytes(stored[0])) if stored else Head()
+        inputs = InputWatermark(self._plan.layout.upstream(self._node), self._plan.layout.groups)
+        if head.inputs is not None:
+            inputs.go_on(head.inputs)
+        controls = [control_from_bytes(blob) for kind, _, blob in mine if kind == CONTROL]
+        for control in sorted(controls, key=lambda control: -int(control["now"])):  # who knows the time speaks first
+            inputs.hear(control)
+        watermark = max(head.watermark, inputs.watermark())
+        clock = self._step.clock(Clock(head.watermark, watermark, head.now, inputs.now))
+        packer = self._plan.packer(self._node, task=group)
+        given = self._inputs(mine, head)
+        late = 0
+        if given or head.next_event <= clock.watermark or head.next_clock <= clock.now:
+            sent = self._step_once(label, head, given, clock)
+            late = len(sent[LATE]) + sent[LOST]["rows"][0] if LATE in sent else 0
+            packer.add(sent, clock.now)
+        head.watermark, head.now, head.inputs = watermark, inputs.now, inputs.kept()
+        head.passed_on = max(head.passed_on, min(clock.watermark, head.hold))
+        self._head.update((head.to_bytes(),))
+        yield from packer.pack({"group": group, "watermark": head.passed_on, "now": clock.now})
+        report = {"step": self._node.name, "watermark": watermark, "rows": head.rows, "late": late, "now": inputs.now}
+        yield label, DRIVER, REPORT, group, control_to_bytes(report)
+
+    def _inputs(self, mine: list[tuple[int, int, bytes]], head: Head) -> dict[str, pl.DataFrame]:
+        """The rows in the order of the tasks they come from, numbered on from those before; and what was folded."""
+        rows, partials = [], []
+        for kind, _, blob in sorted(mine, key=lambda packed: packed[:2]):
+            if kind == ROWS:
+                frame = from_bytes(blob)
+                rows.append(frame.with_columns(pl.col(ORDER) + head.count))
+                head.count += len(frame)
+            elif kind == PARTIALS:
+                partials.append(from_bytes(blob))
+        found = {"rows": pl.concat(rows)} if rows else {}
+        return found | ({"partials": pl.concat(partials)} if partials else {})
+
+    def _step_once(
+        self, label: int, head: Head, inputs: dict[str, pl.DataFrame], clock: Clock
+    ) -> dict[str, pl.DataFrame]:
+        step = self._step
+        folder = self._shipment.folder / self._node.name / str(label)
+        runs = Runs(folder, step.keys, step.tables())
+        runs.open(head.version, self._stored_deltas)
+        rows = inputs.get("rows", step.nothing)
+        asked = step.asked(rows)
+        if "partials" in inputs:
+            asked["windows"] = pl.concat([asked["windows"].select(step.keys), inputs["partials"].select(step.keys)])
+        before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
+        held = runs.held(asked, before, now)
+        changes, sent = step.step(held, {**inputs, "rows": rows}, clock)
+        applied = runs.apply(changes, step.marks(clock))
+        head.version, head.rows = applied.version, applied.rows
+        head.next_event, head.next_clock, head.hold = applied.next_event, applied.next_clock, applied.hold
+        head.delta_rows += applied.delta_rows
+        if head.delta_rows > max(DELTA_ROWS_MIN, DELTA_TIMES * applied.rows):
+            self._deltas.put([(delta,) for delta in runs.snapshot()])
+            head.delta_rows = applied.rows
+        elif applied.delta:
+            self._deltas.appendValue((applied.delta,))
+        return sent
+
+    def _stored_deltas(self) -> Iterator[bytes]:
+        return (bytes(stored[0]) for stored in self._deltas.get())
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,124 @@
+"""A job's own folder: its checkpoint, what its state was made for, and a lock, since a job runs once at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from millstream.errors import JobChanged, JobRunning
+from millstream.log.disk import FileLock, write_document
+from millstream.operators.stateful import stateful
+from millstream.spark.layout import Layout
+from millstream.spark.live import STOP
+
+DESCRIPTION = "job.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays as it is while a job lives: how its keys are spread, and the shape of each step's state."""
+
+    identity: str
+    groups: int
+    partitions: int
+    steps: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By the name of a step that keeps state: what it does, and the columns of each of its tables."""
+
+
+def described(layout: Layout) -> dict[str, dict[str, str]]:
+    found = {}
+    for node in layout.chain:
+        step = stateful(node, whole_rows=layout.takes_late(node))
+        assert step is not None
+        tables = {
+            f"table {name}": ", ".join(f"{column} {kind}" for column, kind in table.schema.items())
+            for name, table in step.tables().items()
+        }
+        found[node.name] = {"does": node.label, **tables}
+    return found
+
+
+class JobFolder:
+    def __init__(self, path: Path, job: str) -> None:
+        self.path = path
+        self.job = job
+        path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else runs the job meanwhile."""
+        with FileLock(self.path / "lock").attempt() as free:
+            if not free:
+                raise JobRunning(
+                    f"the job '{self.job}' runs already",
+                    where=str(self.path),
+                    next_step="stop the other one (Ctrl-C), or give this flow another name",
+                )
+            (self.path / STOP).unlink(missing_ok=True)
+            yield
+
+    def kept(self) -> Kept | None:
+        path = self.path / DESCRIPTION
+        return Kept(**json.loads(path.read_text())) if path.exists() else None
+
+    def settle(self, layout: Layout, partitions: int) -> Kept:
+        """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""
+        steps = described(layout)
+        kept = self.kept()
+        if kept is None:
+            kept = Kept(uuid.uuid4().hex, layout.groups, partitions, steps)
+        elif list(kept.steps.items()) != list(steps.items()):
+            raise JobChanged(
+                f"the flow '{self.job}' has changed, and the state it kept does not fit:\n"
+                + differences(kept.steps, steps),
+                where=str(self.path),
+                next_step=(
+                    "undo the change, or run it beside as a new job: flow.replay(into=…) makes the results anew; "
+                    "or begin anew here: remove the job's folder, and the outputs it has written are made again"
+                ),
+            )
+        write_document(self.path / DESCRIPTION, asdict(kept))
+        return kept
+
+    def unfinished_batch(self) -> bool:
+        """Whether a batch has begun that is not complete."""
+        begun, complete = (_newest(self.checkpoint / name) for name in ("offsets", "commits"))
+        return begun > complete
+
+    def remove(self) -> None:
+        """At once: a half of it, left by a process that died meanwhile, would not know what was written."""
+        gone = self.path.with_name(f".{self.path.name}-{uuid.uuid4().hex}")
+        self.path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _newest(folder: Path) -> int:
+    try:
+        return max((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), default=-1)
+    except FileNotFoundError:
+        return -1
+
+
+def differences(kept: dict[str, dict[str, str]], steps: dict[str, dict[str, str]]) -> str:
+    """How the steps of a flow differ from those its state was kept for, line by line."""
+    lines = []
+    for name in dict.fromkeys([*kept, *steps]):
+        before, now = kept.get(name), steps.get(name)
+        if before is None or now is None:
+            lines.append(f"  {'+' if before is None else '-'} {name}: {(now or before or {})['does']}")
+            continue
+        for part in dict.fromkeys([*before, *now]):
+            if before.get(part) != now.get(part):
+                lines += [f"    {name}, {part}", f"  - {before.get(part)}", f"  + {now.get(part)}"]
+    if not lines:
+        lines = [f"  - in this order: {', '.join(kept)}", f"  + in this order: {', '.join(steps)}"]
+    return "\n".join(lines)

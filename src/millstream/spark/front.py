@@ -1,0 +1,121 @@
+"""What a flow's own methods do: run, start, replay, and show how it lies on Spark."""
+
+from __future__ import annotations
+
+import atexit
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from millstream.errors import InvalidInput
+from millstream.log import connect
+from millstream.plan.flow import Flow, Stream
+from millstream.plan.frames import SparkFrame
+from millstream.plan.nodes import Write
+from millstream.plan.place import users_line, what_exists
+from millstream.spark.compiler import compiled
+from millstream.spark.display import Display, watched
+from millstream.spark.fabric import Shipment
+from millstream.spark.feed import FEED
+from millstream.spark.layout import Layout
+from millstream.spark.live import LiveFeed
+from millstream.spark.packing import from_bytes
+from millstream.spark.running import CAUGHT_UP, TICK_S, Job, Settings, run_job, start_job
+from millstream.spark.session import session
+
+
+def _settings(broker: str | PathLike[str] | None, folder: str | PathLike[str] | None, said: dict[str, Any]) -> Settings:
+    places = {"broker": None if broker is None else fspath(broker), "folder": None if folder is None else Path(folder)}
+    return Settings.of({**places, **said})
+
+
+def run(
+    flow: Flow,
+    *,
+    broker: str | PathLike[str] | None = None,
+    folder: str | PathLike[str] | None = None,
+    show: bool | None = None,
+    **said: Any,
+) -> Job:
+    with watched(flow.name, show) as display:
+        return run_job(flow, _settings(broker, folder, said), display)
+
+
+def start(
+    flow: Flow, *, broker: str | PathLike[str] | None = None, folder: str | PathLike[str] | None = None, **said: Any
+) -> Job:
+    return start_job(flow, _settings(broker, folder, said), Display())
+
+
+def dataframe(
+    stream: Stream, *, broker: str | PathLike[str] | None = None, key_groups: int = 8, **unknown: Any
+) -> DataFrame:
+    """Rows of a stream as a streaming DataFrame. What its sources keep lies in a folder that ends with the process."""
+    for name in unknown:
+        raise InvalidInput(
+            f"there is no setting '{name}'",
+            where=users_line(),
+            next_step=what_exists(name, ["broker", "key_groups"], kind="settings"),
+        )
+    spark = session()
+    layout = Layout((stream.node,), key_groups)
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    folder = tempfile.mkdtemp(prefix="millstream-dataframe-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shipment = Shipment(uuid.uuid4().hex, layout, partitions, f"{folder}/runs")
+    feed = LiveFeed(
+        shipment,
+        folder=folder,
+        broker=str(connect(None if broker is None else fspath(broker)).path),
+        tasks_max=spark.sparkContext.defaultParallelism,
+        limit_rows=None,
+        tick_s=TICK_S,
+        starts={},
+    )
+    names = stream.schema.names
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for blob in batch.column("blob").to_pylist():
+                yield from from_bytes(blob).select(names).to_arrow().cast(stream.schema.arrow).to_batches()
+
+    packed = compiled(spark, shipment, feed).where(f"step = {len(layout.chain)}")
+    return packed.mapInArrow(unpack, str(stream.schema))
+
+
+def explained(flow: Flow) -> str:
+    """How a flow lies on Spark: what is done where rows are read, the steps that keep state, and Spark's own plan."""
+    layout = Layout(flow.check(), 1)
+    lines = ["on Spark"]
+    for source in layout.sources:
+        where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "where it is read"
+        steps = [step.name for step in layout.region(source).steps if not isinstance(step, Write)]
+        lines.append(f"    {source.name}: {where}: {', '.join(steps) or 'nothing'}")
+    for number, step in enumerate(layout.chain, 1):
+        fused = [each.name for each in layout.region(step).steps if not isinstance(each, Write)]
+        lines.append(f"    shuffle {number} by key group, then {step.name}, then {', '.join(fused) or 'nothing'}")
+    lines.append(f"    outputs, all from one reading: {', '.join(output.name for output in layout.outputs)}")
+    spark = session()
+    shipment = Shipment("explained", layout, 1, "explained")
+    feed = LiveFeed(shipment, "", None, 1, None, TICK_S, {})
+    frame = compiled(spark, shipment, feed)
+    plan = re.sub(rf"{FEED}=[A-Za-z0-9+/=]+", f"{FEED}=…", frame._jdf.queryExecution().toString())
+    return "\n".join(lines) + "\n\n" + plan
+
+
+def replay(flow: Flow, *, into: str | None = None, follow: bool = False, **said: Any) -> Job:
+    if into is None:
+        raise InvalidInput(
+            "a replay writes beside the results that are there, and nothing says where",
+            where=users_line(),
+            next_step="name a topic: flow.replay(into='totals.v2')",
+        )
+    return run(flow, **{"until": None if follow else CAUGHT_UP, **said}, into=into)

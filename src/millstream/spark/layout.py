@@ -1,0 +1,235 @@
+"""How a plan lies on Spark: regions of element-wise steps, each behind one origin, between the steps that keep state.
+
+An origin is a source or a step that keeps state. What its region makes goes to steps that keep state, which stand in
+one chain, and to outputs; what is not for a step of the chain is passed on by it. So any plan is one query that reads
+each source once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeVar
+
+import polars as pl
+
+from millstream.errors import ExpressionFailed, RecordFailed
+from millstream.operators import elementwise
+from millstream.operators.accumulators import TIME
+from millstream.operators.stateful import DEAD, LATE, SENT, keeps_state
+from millstream.plan import nodes
+from millstream.plan.explain import in_order
+from millstream.plan.frames import SparkFrame
+from millstream.plan.nodes import Node
+
+Frames = Mapping[str, pl.DataFrame]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows come from: a topic (or a folder of files) and a partition of it."""
+
+    topic: str
+    partition: str
+
+    def told(self, dead: pl.DataFrame) -> pl.DataFrame:
+        """Dead letters that say where their rows came from."""
+        number = int(self.partition) if self.partition.isdigit() else None
+        return dead.with_columns(pl.lit(self.topic).alias("topic"), pl.lit(number, pl.Int32).alias("partition"))
+
+
+@dataclass(frozen=True)
+class Region:
+    """The element-wise steps behind an origin. A union may stand in several regions; each gives its part of it."""
+
+    origin: Node
+    steps: tuple[Node, ...]
+    listening: frozenset[Node]
+    """Those whose dead letters somebody takes."""
+
+    def run(
+        self, sent: Frames, now: int, entry: Node | None = None, place: Place | None = None
+    ) -> dict[Node, pl.DataFrame]:
+        """What every step of the region makes of what the origin sent, or what a step behind it made already.
+
+        `place` is the partition that the rows come from, if they come from one.
+        """
+        made = {entry or self.origin: sent[SENT]}
+        dead: dict[Node, pl.DataFrame] = {}
+        if DEAD in sent:
+            dead[self.origin] = self._checked(self.origin, sent[DEAD])
+        first = 0 if entry in (None, self.origin) else self.steps.index(entry) + 1
+        for step in self.steps[first:]:
+            given = [made[before] for before in step.inputs if before in made]
+            if isinstance(step, nodes.Late):
+                made[step] = sent[LATE]
+            elif isinstance(step, nodes.Dead):
+                made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
+            elif isinstance(step, nodes.Where):
+                made[step] = evaluated(step, given[0], partial(elementwise.where, node=step), place)
+            elif isinstance(step, nodes.Project):
+                made[step] = evaluated(step, given[0], partial(elementwise.project, node=step), place)
+            elif isinstance(step, nodes.MapRows):
+                made[step], found = elementwise.mapped(given[0], step, now)
+                dead[step] = self._checked(step, found if place is None else place.told(found))
+            elif isinstance(step, nodes.Union):
+                made[step] = pl.concat(given, how="diagonal")
+            else:
+                assert isinstance(step, nodes.Write), step
+                made[step] = given[0]
+        return made
+
+    def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:
+        """A record that a step cannot handle goes to its dead letters; if nobody takes those, the job stops at it."""
+        if len(dead) and step not in self.listening:
+            raise record_failed(step, dead)
+        return dead
+
+
+def evaluated(step: Node, rows: pl.DataFrame, work: Callable[[pl.DataFrame], T], place: Place | None = None) -> T:
+    """Does the work on all rows; if an expression fails, it is narrowed down to the first row it fails on."""
+    try:
+        return work(rows)
+    except ExpressionFailed as error:
+        failing = rows
+        while len(failing) > 1:
+            half = failing.head(len(failing) // 2)
+            try:
+                work(half)
+                failing = failing.slice(len(half))
+            except ExpressionFailed:
+                failing = half
+        offset = failing[elementwise.OFFSET][0] if elementwise.OFFSET in failing.columns else None
+        names = [name for name in failing.columns if not name.startswith("__")]
+        found = [f"topic {place.topic}, partition {place.partition}"] if place else []
+        found += [] if offset is None else [f"offset {offset}"]
+        raise RecordFailed(
+            f"the step '{step.name}' cannot handle a record: {error.what}: {failing.select(names).row(0, named=True)}",
+            where=", ".join(found) or step.place,
+            next_step=error.next_step,
+        ) from error
+
+
+def record_failed(step: Node, dead: pl.DataFrame) -> RecordFailed:
+    first = dead.row(0, named=True)
+    place = [f"{name} {first[name]}" for name in ("topic", "partition", "offset") if first.get(name) is not None]
+    return RecordFailed(
+        f"the step '{step.name}' cannot handle a record: {first['reason']}",
+        where=", ".join(place) or step.place,
+        next_step=(
+            f"mend the function or the record, and run the job again: it goes on there; or keep such records apart: "
+            f"take .dead behind '{step.name}' and write it to a topic"
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan in one query: sources, the chain of steps that keep state, and the outputs."""
+
+    outputs: tuple[Node, ...]
+    groups: int
+    """Key groups: rows of a key are always in the same one."""
+    stops: bool = True
+    """Whether a record that cannot be handled, and whose dead letter nobody takes, stops the job."""
+
+    @cached_property
+    def order(self) -> list[Node]:
+        return in_order(self.outputs)
+
+    @cached_property
+    def sources(self) -> list[nodes.Read]:
+        return [node for node in self.order if isinstance(node, nodes.Read)]
+
+    @cached_property
+    def fed_sources(self) -> list[nodes.Read]:
+        """Those that our own feed reads; the others are DataFrames of Spark."""
+        return [node for node in self.sources if not isinstance(node.source, SparkFrame)]
+
+    @cached_property
+    def framed_sources(self) -> list[nodes.Read]:
+        return [node for node in self.sources if isinstance(node.source, SparkFrame)]
+
+    @cached_property
+    def chain(self) -> list[Node]:
+        return [node for node in self.order if keeps_state(node)]
+
+    @cached_property
+    def _origins(self) -> dict[Node, list[Node]]:
+        """The origins whose regions a node stands in."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.order:
+            before = [origin for given in node.inputs for origin in found[given]]
+            is_origin = isinstance(node, nodes.Read) or keeps_state(node)
+            found[node] = [node] if is_origin else list(dict.fromkeys(before))
+        return found
+
+    def takes_late(self, step: Node) -> bool:
+        """Whether somebody takes the rows that come too late for a step."""
+        return any(isinstance(node, nodes.Late) and node.inputs[0] is step for node in self.order)
+
+    def upstream(self, step: Node) -> list[Node]:
+        """The origins that feed a step of the chain."""
+        return list(dict.fromkeys(origin for given in step.inputs for origin in self._origins[given]))
+
+    def region(self, origin: Node) -> Region:
+        steps = tuple(node for node in self.order if node is not origin and origin in self._origins[node])
+        listening = {node.inputs[0] for node in self.order if isinstance(node, nodes.Dead)}
+        return Region(origin, steps, frozenset(listening if self.stops else self.order))
+
+    def ends(self, origin: Node) -> Iterator[tuple[int, Node, bool]]:
+        """Where a region's rows go: the number of a step of the chain or of an output, the node whose rows they are,
+        and whether it is a step of the chain."""
+        for number, step in enumerate(self.chain):
+            for given in dict.fromkeys(step.inputs):
+                if origin in self._origins[given]:
+                    yield number, given, True
+        for number, output in enumerate(self.outputs, len(self.chain)):
+            if origin in self._origins[output]:
+                yield number, output, False
+
+    def steps_after(self, origin: Node) -> list[int]:
+        """The steps of the chain that an origin feeds."""
+        return list(dict.fromkeys(number for number, _, is_step in self.ends(origin) if is_step))
+
+
+def labels(groups: int, partitions: int) -> list[int]:
+    """Names for key groups that Spark's hash spreads evenly over its partitions."""
+    wanted = -(-groups // partitions)
+    taken = [0] * partitions
+    found: list[int] = []
+    label = 0
+    while len(found) < groups:
+        partition = _spark_hash(label) % partitions
+        if taken[partition] < wanted:
+            taken[partition] += 1
+            found.append(label)
+        label += 1
+    return found
+
+
+def _spark_hash(value: int) -> int:
+    """Spark's Murmur3 of an int, with its seed of 42, as it partitions by it."""
+    mask = 0xFFFFFFFF
+    k = (value * 0xCC9E2D51) & mask
+    k = ((k << 15) | (k >> 17)) & mask
+    k = (k * 0x1B873593) & mask
+    h = 42 ^ k
+    h = ((h << 13) | (h >> 19)) & mask
+    h = (h * 5 + 0xE6546B64) & mask
+    h ^= 4
+    h ^= h >> 16
+    h = (h * 0x85EBCA6B) & mask
+    h ^= h >> 13
+    h = (h * 0xC2B2AE35) & mask
+    h ^= h >> 16
+    return h - (1 << 32) if h >> 31 else h
+
+
+def event_times(rows: pl.DataFrame, node: nodes.Read) -> pl.Series:
+    """The time of each row of a source."""
+    if node.event_time is None:
+        return pl.Series(TIME, [None], pl.Int64).new_from_index(0, len(rows))
+    return rows[node.event_time].dt.cast_time_unit("us").to_physical().alias(TIME)

@@ -1,0 +1,225 @@
+"""The feed of a running job: its sources, the clock, and how far a batch may go.
+
+An idle job ticks, so that processing time goes on: a batch without rows carries the clock. While nothing comes the
+planner waits at the log, so rows are seen as soon as they are there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.elementwise import OFFSET, frame_of
+from millstream.operators.stateful import DEAD, SENT
+from millstream.operators.watermarks import told
+from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.nodes import Read
+from millstream.sources import Offsets, Slab, Slice, Source, open_source
+from millstream.spark.fabric import Plan, Shipment
+from millstream.spark.inputs import CLOCK
+from millstream.spark.layout import Place, event_times
+from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to_bytes, to_batch
+
+STOP = "stop"
+REACHED = "reached.json"
+SEVERAL_WAIT_S = 0.02
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one task of a batch reads: by the number of a source, its slices, and partitions that have nothing new."""
+
+    number: int
+    slices: dict[int, list[Slice]]
+    silent: dict[int, list[str]]
+    ends: dict[str, Offsets]
+    """By the name of a source, how far the batch goes; one task tells it."""
+    now: int
+    ended: bool
+    reached: int
+
+
+@dataclass
+class LiveFeed:
+    shipment: Shipment
+    folder: str
+    """The job's own."""
+    broker: str | None
+    tasks_max: int
+    limit_rows: int | None
+    tick_s: float
+    starts: dict[str, Offsets]
+    """Where to begin, by the name of a source; the earliest rows where nothing is said."""
+    ends: bool = False
+    """Whether time ends with what is there now: a bounded run whose windows all close."""
+    _until: dict[str, Offsets] | None = field(default=None, repr=False)
+    _ticked: bool = False
+
+    # ------------------------------------------------------------ in the driver
+
+    def initial(self) -> dict[str, Any]:
+        starts = {node.name: self.starts.get(node.name) or self._open(node).earliest() for node in self._nodes()}
+        return {"clock": 0, "ended": False, "sources": starts}
+
+    def stop_at_present(self) -> None:
+        self._until = {node.name: self._open(node).latest() for node in self._nodes()}
+
+    def latest(self, start: dict[str, Any]) -> dict[str, Any]:
+        if (Path(self.folder) / STOP).exists():
+            return start
+        sources = self._reachable(start["sources"])
+        if sources == start["sources"] and self._until is None:
+            self._wait(start["sources"])
+            sources = self._reachable(start["sources"])
+        ended = start["ended"] or (self.ends and self._is_all(sources))
+        moves = sources != start["sources"] or ended != start["ended"]
+        ticks = self._until is None and bool(self.shipment.layout.chain)
+        if self._until is not None and self.shipment.layout.framed_sources and not self._ticked:
+            ticks = self._ticked = True  # once, so that a DataFrame's rows have a time
+        if not moves and not ticks:
+            return start
+        return {"clock": max(start["clock"] + 1, time.time_ns() // 1000), "ended": ended, "sources": sources}
+
+    def _reachable(self, start: dict[str, Offsets]) -> dict[str, Offsets]:
+        """As far as a batch may go that begins there."""
+        found = {}
+        for node in self._nodes():
+            end = self._open(node).limited(start.get(node.name, {}), self.limit_rows)
+            if self._until is not None:
+                until = self._until[node.name]
+                end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
+            found[node.name] = end
+        return found
+
+    def _is_all(self, sources: dict[str, Offsets]) -> bool:
+        assert self._until is not None
+        return all(
+            sources[name].get(part, 0) >= end for name, ends in self._until.items() for part, end in ends.items()
+        )
+
+    def _wait(self, start: dict[str, Offsets]) -> None:
+        nodes = self._nodes()
+        if len(nodes) == 1:
+            self._open(nodes[0]).wait(start[nodes[0].name], self.tick_s)
+            return
+        deadline = time.monotonic() + self.tick_s
+        while time.monotonic() < deadline:
+            if any(self._open(node).wait(start[node.name], SEVERAL_WAIT_S / max(1, len(nodes))) for node in nodes):
+                return
+            if not nodes:
+                time.sleep(self.tick_s)
+
+    def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
+        slices: dict[int, dict[int, list[Slice]]] = {0: {}}
+        silent: dict[int, list[str]] = {}
+        for number, node in enumerate(self._nodes()):
+            source = self._open(node)
+            begin, until = start["sources"].get(node.name, {}), end["sources"][node.name]
+            found = source.slices(begin, until, self.tasks_max)
+            for task, part in enumerate(found):
+                slices.setdefault(task, {})[number] = part
+            spoke = {each.partition for part in found for each in part}
+            silent[number] = [name for name in until if name not in spoke]
+        reached = self._reached(start["clock"])
+        return [
+            Task(
+                task,
+                parts,
+                silent if task == 0 else {},
+                end["sources"] if task == 0 else {},
+                end["clock"],
+                end["ended"],
+                reached,
+            )
+            for task, parts in slices.items()
+        ]
+
+    def _reached(self, clock: int) -> int:
+        """How far watermarks had come at most after the batch with this clock; the end of time if nobody knows."""
+        if clock == 0:
+            return BEGINNING
+        try:
+            note = json.loads((Path(self.folder) / REACHED).read_text())
+        except (OSError, ValueError):
+            return END
+        return int(note["watermark"]) if note["clock"] >= clock else END
+
+    def _nodes(self) -> list[Read]:
+        return self.shipment.layout.fed_sources
+
+    def _open(self, node: Read) -> Source:
+        return opened(node, self.broker, Path(self.folder))
+
+    # ------------------------------------------------------------ in the workers
+
+    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
+        plan = self.shipment.plan()
+        if task.number == 0 and plan.layout.framed_sources:  # a DataFrame of Spark does not know our time
+            said = control_to_bytes({"origin": CLOCK, "now": task.now})
+            steps = range(len(plan.layout.chain))
+            yield to_batch([(label, step, CONTROL, 0, said) for step in steps for label in plan.labels])
+        for number, node in enumerate(self._nodes()):
+            if number in task.slices or number in task.silent:
+                yield to_batch(list(self._read(plan, node, number, task)))
+
+    def _read(self, plan: Plan, node: Read, number: int, task: Task) -> Iterator[Packed]:
+        packer = plan.packer(node, task=(number << 16) + task.number, reached=task.reached)
+        partitions: dict[str, tuple[int | None, bool]] = dict.fromkeys(task.silent.get(number, []), (None, False))
+        count = dead = 0
+        for each in task.slices.get(number, []):
+            partitions.setdefault(each.partition, (None, True))
+            for slab in self._open(node).read(each):
+                rows = framed(slab, node)
+                count, dead = count + len(rows), dead + (0 if slab.dead is None else len(slab.dead))
+                said, before = told(node, rows), partitions[each.partition][0]
+                if said is not None:
+                    partitions[each.partition] = (said if before is None else max(said, before), True)
+                packer.add({SENT: rows, DEAD: dead_frame(slab)}, task.now, Place(str(node.source), each.partition))
+        control: dict[str, Any] = {"now": task.now, "partitions": partitions}
+        if task.ended:
+            control["watermark"] = END
+        yield from packer.pack(control)
+        ends = task.ends.get(node.name, {})
+        report = {"source": node.name, "rows": count, "dead": dead, "now": task.now, "ends": ends}
+        yield plan.labels[0], DRIVER, REPORT, task.number, control_to_bytes(report)
+
+
+def framed(slab: Slab, node: Read) -> pl.DataFrame:
+    """Rows as they were read, with time, weight and offset."""
+    rows = pl.from_arrow(slab.rows)
+    assert isinstance(rows, pl.DataFrame)
+    weights = rows["weight"].cast(pl.Int32) if node.changes and "weight" in rows.columns else None
+    return rows.with_columns(
+        event_times(rows, node),
+        pl.lit(1, pl.Int32).alias(WEIGHT) if weights is None else weights.alias(WEIGHT),
+        pl.Series(OFFSET, np.asarray(slab.offsets, np.int64)),
+    )
+
+
+def dead_frame(slab: Slab) -> pl.DataFrame:
+    if slab.dead is None or not len(slab.dead):
+        return frame_of([], None)
+    dead = pl.from_arrow(slab.dead)
+    assert isinstance(dead, pl.DataFrame)
+    return dead.with_columns(pl.lit(None, pl.Int64).alias(TIME), pl.lit(1, pl.Int32).alias(WEIGHT))
+
+
+_SOURCES: dict[tuple[str, ...], Source] = {}
+
+
+def opened(node: Read, broker: str | None, folder: Path) -> Source:
+    """A source is opened once in each process."""
+    place = (str(node.source), repr(node.schema), str(broker), str(folder), node.name)
+    if place not in _SOURCES:
+        own = folder / "sources" / node.name
+        _SOURCES[place] = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
+    return _SOURCES[place]

@@ -1,0 +1,149 @@
+"""What leaves a query: each batch is collected once, and its rows go to every output they are for.
+
+A sink writes a batch once, so a batch that comes again after a crash changes nothing. A sink that is down holds the job
+back: the batch waits, no other is begun, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from millstream.errors import MillstreamError, SinkUnavailable
+from millstream.operators.accumulators import WEIGHT
+from millstream.operators.elementwise import frame_of
+from millstream.operators.stateful import is_changing
+from millstream.plan.bundles import BEGINNING
+from millstream.plan.nodes import Write
+from millstream.sinks import Sink
+from millstream.spark.layout import Layout
+from millstream.spark.live import REACHED, STOP
+from millstream.spark.packing import DRIVER, control_from_bytes, from_bytes
+
+PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
+
+
+@dataclass
+class Progress:
+    """How far a job has come."""
+
+    batch: int = -1
+    rows_read: int = 0
+    rows_late: int = 0
+    rows_dead: int = 0
+    batch_rows: int = 0
+    batch_seconds: float = 0.0
+    now: int = 0
+    watermarks: dict[str, int] = field(default_factory=dict)
+    """By step, the smallest over its key groups."""
+    rows_held: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    waits_for: str | None = None
+    """The sink that is down, and why."""
+
+
+class Stopped(MillstreamError):
+    """The job was stopped while a sink was down; the batch comes again at the next start."""
+
+
+class Outputs:
+    def __init__(
+        self,
+        layout: Layout,
+        sinks: Mapping[Write, Sink],
+        folder: Path,
+        progress: Progress,
+        on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
+    ) -> None:
+        self._layout = layout
+        self._sinks = sinks
+        self._folder = folder
+        self._progress = progress
+        self._on_batch = on_batch
+        self._ended_at = time.monotonic()
+        self.failure: BaseException | None = None
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        try:
+            self._take(batch, number)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _take(self, batch: DataFrame, number: int) -> None:
+        rows = batch.collect()
+        self._note([control_from_bytes(bytes(row.blob)) for row in rows if row.step == DRIVER], number)
+        first = len(self._layout.chain)
+        tables = {}
+        for place, output in enumerate(self._layout.outputs):
+            assert isinstance(output, Write)
+            mine = sorted(
+                (row.task, number_, row.blob) for number_, row in enumerate(rows) if row.step == first + place
+            )
+            frames = [from_bytes(bytes(blob)) for _, _, blob in mine]
+            frame = pl.concat([frame_of([], output), *frames], how="diagonal")
+            table = frame.select(output.schema.names).to_arrow().cast(output.schema.arrow)
+            weights = frame[WEIGHT].to_arrow() if is_changing(output) else None
+            self._write(output, number, table, weights)
+            tables[output.name] = table
+            self._progress.written[output.name] = self._progress.written.get(output.name, 0) + len(table)
+        if self._on_batch is not None:
+            self._on_batch(number, tables)
+
+    def _write(self, output: Write, number: int, table: pa.Table, weights: pa.Array | None) -> None:
+        pause = PAUSE_S_MIN
+        while True:
+            try:
+                self._sinks[output].write(number, table, weights)
+                self._progress.waits_for = None
+                return
+            except SinkUnavailable as error:
+                self._progress.waits_for = f"{output.name}: {error.what}"
+                if (self._folder / STOP).exists():
+                    raise Stopped(
+                        f"stopped while the sink of '{output.name}' was down: {error.what}",
+                        where=error.where,
+                        next_step="run the job again: the batch is written then",
+                    ) from error
+                time.sleep(pause)
+                pause = min(PAUSE_S_MAX, pause * 2)
+
+    def _note(self, reports: Sequence[dict[str, Any]], number: int) -> None:
+        progress, ended = self._progress, time.monotonic()
+        progress.batch = number
+        progress.batch_seconds, self._ended_at = ended - self._ended_at, ended
+        progress.batch_rows = sum(report["rows"] for report in reports if "source" in report)
+        progress.rows_read += progress.batch_rows
+        watermarks: dict[str, int] = {}
+        held: dict[str, int] = {}
+        for report in reports:
+            progress.now = max(progress.now, report["now"])
+            if "source" in report:
+                progress.rows_dead += report["dead"]
+                progress.offsets.setdefault(report["source"], {}).update(report["ends"])
+                continue
+            step = report["step"]
+            watermarks[step] = min(watermarks.get(step, report["watermark"]), report["watermark"])
+            held[step] = held.get(step, 0) + report["rows"]
+            progress.rows_late += report["late"]
+        progress.watermarks |= watermarks
+        progress.rows_held |= held
+        self._leave_word(max(watermarks.values(), default=BEGINNING))
+
+    def _leave_word(self, watermark: int) -> None:
+        """For the planner: how far watermarks have come at most, so that rows which may be late travel whole."""
+        if not self._layout.chain:
+            return
+        path = self._folder / REACHED
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps({"clock": self._progress.now, "watermark": watermark}))
+        draft.replace(path)

@@ -1,0 +1,151 @@
+"""Rows travel packed: a Spark row holds a whole frame of ours, for one key group of one step.
+
+`label` is the key group's name to Spark, `step` the number of a step of the chain or of an output, `kind` what the blob
+is, `task` where it comes from, so that a step can take frames in the same order every time.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from millstream.operators.hashing import key_groups
+from millstream.operators.stateful import Stateful, WindowedStep
+from millstream.plan.bundles import END
+from millstream.plan.nodes import Node
+from millstream.spark.layout import Frames, Layout, Place, evaluated
+
+PACKED = "label int, step int, kind int, task int, blob binary"
+ARROW = pa.schema(
+    [
+        ("label", pa.int32()),
+        ("step", pa.int32()),
+        ("kind", pa.int32()),
+        ("task", pa.int32()),
+        ("blob", pa.binary()),
+    ]
+)
+ROWS, PARTIALS, CONTROL, REPORT = range(4)
+DRIVER = -1
+"""The step of what is for the driver alone: reports."""
+BLOB_BYTES_MAX = 64 << 20
+
+Packed = tuple[int, int, int, int, bytes]
+
+
+def to_bytes(frame: pl.DataFrame) -> bytes:
+    """A frame as Arrow. Texts are laid out the old way: a view would drag along the texts of all other rows."""
+    out = io.BytesIO()
+    frame.write_ipc_stream(out, compat_level=pl.CompatLevel.oldest())
+    return out.getvalue()
+
+
+def from_bytes(blob: bytes) -> pl.DataFrame:
+    return pl.read_ipc_stream(io.BytesIO(blob))
+
+
+def control_to_bytes(control: dict[str, Any]) -> bytes:
+    return pickle.dumps(control, protocol=5)
+
+
+def control_from_bytes(blob: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = pickle.loads(blob)
+    return found
+
+
+def to_batch(rows: Sequence[Packed]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True) if rows else ([] for _ in ARROW)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(list(column), kind.type) for column, kind in zip(columns, ARROW, strict=True)], schema=ARROW
+    )
+
+
+@dataclass
+class Packer:
+    """Gathers what a region makes, and packs it for the steps and outputs it goes to."""
+
+    layout: Layout
+    origin: Node
+    labels: Sequence[int]
+    steps: Sequence[Stateful]
+    task: int
+    own_label: int
+    """Where rows ride along that are for no key group: those of outputs."""
+    reached: int = END
+    """The watermark of the steps that come next is not beyond this."""
+    entry: Node | None = None
+    """The step behind the origin whose rows are added, if not the origin's own."""
+    _fed: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
+    _partials: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
+    _outputs: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._region = self.layout.region(self.origin)
+        self._ends = list(self.layout.ends(self.origin))
+
+    def add(self, sent: Frames, now: int, place: Place | None = None) -> None:
+        """Runs the steps of the region on what the origin sent."""
+        made = self._region.run(sent, now, self.entry, place)
+        for number, node, is_step in self._ends:
+            rows = made[node]
+            if rows.is_empty():
+                continue
+            if not is_step:
+                self._outputs.setdefault(number, []).append(rows)
+                continue
+            step, count = self.steps[number], self._counts.get(number, 0)
+            fold = partial(step.folded, first=count, watermark=self.reached)
+            partials, fed = evaluated(self.layout.chain[number], rows, fold, place)
+            if partials is not None and len(partials):
+                self._partials.setdefault(number, []).append(partials)
+            if len(fed):
+                self._fed.setdefault(number, []).append(fed)
+                self._counts[number] = count + len(fed)
+
+    def pack(self, control: dict[str, Any]) -> Iterable[Packed]:
+        """Everything that was added; every key group of the steps that come next is told the control."""
+        said = control_to_bytes({**control, "origin": self.origin.name})
+        for number in self.layout.steps_after(self.origin):
+            for label in self.labels:
+                yield label, number, CONTROL, self.task, said
+        for number, frames in self._fed.items():
+            for group, blob in self._split(pl.concat(frames), self.steps[number].keys):
+                yield self.labels[group], number, ROWS, self.task, blob
+        for number, frames in self._partials.items():
+            step = self.steps[number]
+            assert isinstance(step, WindowedStep)
+            assert step.partials is not None
+            for group, blob in self._split(step.partials.joined(frames), step.keys):
+                yield self.labels[group], number, PARTIALS, self.task, blob
+        for number, frames in self._outputs.items():
+            for part in _moderate(pl.concat(frames, how="diagonal")):
+                yield self.own_label, number, ROWS, self.task, to_bytes(part)
+
+    def _split(self, rows: pl.DataFrame, keys: list[str]) -> Iterable[tuple[int, bytes]]:
+        count = len(self.labels)
+        if count == 1 or not keys:
+            group = int(key_groups(rows.head(1), keys, count)[0])
+            yield from ((group, to_bytes(part)) for part in _moderate(rows))
+            return
+        groups = key_groups(rows, keys, count)
+        order = np.argsort(groups, kind="stable")
+        rows, bounds = rows[order], np.searchsorted(groups[order], np.arange(count + 1))
+        for group, (start, end) in enumerate(pairwise(bounds)):
+            if end > start:
+                yield from ((group, to_bytes(part)) for part in _moderate(rows.slice(int(start), int(end - start))))
+
+
+def _moderate(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:
+    """Frames that Spark can carry as one value."""
+    pieces = max(1, -(-int(rows.estimated_size()) // BLOB_BYTES_MAX))
+    return rows.iter_slices(max(1, -(-len(rows) // pieces)))

@@ -1,0 +1,50 @@
+"""The same outputs under other names, for results that are made anew beside those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from millstream.errors import InvalidInput
+from millstream.plan.nodes import Dead, Late, Node, Write
+from millstream.plan.place import users_line
+from millstream.plan.places import Files, Table
+
+
+def renamed(outputs: Sequence[Write], into: str) -> tuple[Write, ...]:
+    """The one main output is called `into`; the others, such as late rows, get the same ending."""
+    main = [output for output in outputs if not _is_side(output)]
+    if len(main) != 1 or not isinstance(main[0].sink, str):
+        raise InvalidInput(
+            f"into='{into}' is for a flow with one main output that is a topic, and this has "
+            f"{', '.join(str(output.sink) for output in main) or 'none'}",
+            where=users_line(),
+            next_step="give the flow another name and its outputs other topics, and run it",
+        )
+    if into == main[0].sink:
+        raise InvalidInput(
+            f"'{into}' is where the flow writes already", where=users_line(), next_step="choose a new name"
+        )
+    ending = into.removeprefix(main[0].sink) if into.startswith(main[0].sink) else f".{into}"
+    return tuple(
+        replace(output, sink=into if output is main[0] else _with_ending(output.sink, ending)) for output in outputs
+    )
+
+
+def _is_side(node: Node) -> bool:
+    while node.inputs:
+        if isinstance(node, Late | Dead):
+            return True
+        node = node.inputs[0]
+    return False
+
+
+def _with_ending(sink: Any, ending: str) -> Any:
+    if isinstance(sink, str):
+        return sink + ending
+    if isinstance(sink, Files):
+        return replace(sink, path=sink.path.rstrip("/") + ending)
+    if isinstance(sink, Table):
+        return replace(sink, table=sink.table + ending.replace(".", "_").replace("-", "_"))
+    return sink

@@ -1,0 +1,334 @@
+"""Runs a flow as a job on Spark: settles what it goes on with, opens its sinks, starts one query, and watches it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millstream.errors import InvalidInput
+from millstream.log import connect
+from millstream.plan.flow import Flow
+from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.place import users_line, what_exists
+from millstream.plan.places import Socket
+from millstream.sinks import Sink, open_sink
+from millstream.sources import Offsets, open_source
+from millstream.spark.bounded_frames import as_files
+from millstream.spark.compiler import compiled
+from millstream.spark.display import Display
+from millstream.spark.fabric import Shipment
+from millstream.spark.failures import of_query
+from millstream.spark.folder import JobFolder, Kept
+from millstream.spark.layout import Layout
+from millstream.spark.live import STOP, LiveFeed, opened
+from millstream.spark.outputs import Outputs, Progress, Stopped
+from millstream.spark.renaming import renamed
+from millstream.spark.session import log_file, session
+
+CAUGHT_UP = "caught up"
+BATCH_ROWS = 1_000_000
+TICK_S = 1.0
+LOOK_S = 0.1
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+OnBatch = Callable[[int, Mapping[str, pa.Table]], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a job is run. What is unsaid is chosen for the machine."""
+
+    until: str | None = None
+    batch: bool = False
+    into: str | None = None
+    since: Any = None
+    master: str | None = None
+    broker: str | None = None
+    folder: Path | None = None
+    batch_rows: int | None = BATCH_ROWS
+    key_groups: int | None = None
+    tick_s: float = TICK_S
+    on_batch: OnBatch | None = None
+
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> Settings:
+        """From what a user said."""
+        known = [each.name for each in fields(cls)]
+        for name in said:
+            if name not in known:
+                raise _refuse(f"there is no setting '{name}'", what_exists(name, [*known, "show"], kind="settings"))
+        return cls(**said).checked()
+
+    def checked(self) -> Settings:
+        if self.until not in (None, CAUGHT_UP):
+            raise _refuse(f"until={self.until!r} is unknown", f"until is {CAUGHT_UP!r}, or unsaid to run for ever")
+        if self.batch_rows is not None and (not isinstance(self.batch_rows, int) or self.batch_rows < 1):
+            raise _refuse(f"batch_rows is a number of rows, not {self.batch_rows!r}", "leave it out: 1,000,000")
+        if self.key_groups is not None and (not isinstance(self.key_groups, int) or not 1 <= self.key_groups <= 4096):
+            raise _refuse(f"key_groups is from 1 to 4096, not {self.key_groups!r}", "leave it out")
+        if self.into is not None and (not isinstance(self.into, str) or not self.into):
+            raise _refuse(f"into is the name of a topic, not {self.into!r}", "for example into='totals.v2'")
+        if self.on_batch is not None and not callable(self.on_batch):
+            raise _refuse(f"on_batch is a function, not {self.on_batch!r}", "on_batch=lambda number, tables: …")
+        return replace(self, since=_instant(self.since))
+
+
+class Job:
+    """A flow that runs."""
+
+    def __init__(self, name: str, folder: JobFolder, sources: Mapping[Read, LiveFeed], progress: Progress) -> None:
+        self.name = name
+        self.folder = folder
+        self.progress = progress
+        self._sources = sources
+        self._query: StreamingQuery | None = None
+        self._outputs: Outputs | None = None
+        self._closing = ExitStack()
+        self.interrupted = False
+        """Whether Ctrl-C ended it."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._query is not None and self._query.isActive
+
+    def lag(self) -> int:
+        """How many rows the sources have that were not read yet."""
+        behind = 0
+        for node, feed in self._sources.items():
+            if not isinstance(node.source, str):
+                continue  # only the planner may look at others: a look receives lines, or notes new files
+            latest = opened(node, feed.broker, Path(feed.folder)).latest()
+            done = self.progress.offsets.get(node.name, {})
+            behind += sum(max(0, end - done.get(partition, 0)) for partition, end in latest.items())
+        return behind
+
+    def batch_times(self) -> list[float]:
+        """The seconds of the last batches that had something to do."""
+        assert self._query is not None
+        recent = [progress for progress in self._query.recentProgress if progress["numInputRows"] > 0]
+        return [progress["durationMs"]["triggerExecution"] / 1000 for progress in recent]
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the end of the job; whether it came. Raises what the job failed with."""
+        assert self._query is not None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._query.isActive:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_S)
+        self._finish()
+        return True
+
+    def stop(self) -> None:
+        """Stops after the running batch."""
+        assert self._query is not None
+        self.folder.path.joinpath(STOP).touch()
+        while self._query.isActive and (self.folder.unfinished_batch() or self._query.status["isTriggerActive"]):
+            time.sleep(LOOK_S / 5)
+        self._query.stop()
+        self._finish()
+
+    def _finish(self) -> None:
+        assert self._query is not None
+        error = self._query.exception()
+        self._closing.close()
+        failure = self._outputs.failure if self._outputs is not None else None
+        if isinstance(failure, Stopped):
+            return
+        if failure is not None:
+            raise of_query(failure, _log()) from failure
+        if error is not None:
+            raise of_query(error, _log())
+
+
+def start_job(flow: Flow, settings: Settings, display: Display) -> Job:
+    """Starts a job and returns when its query runs."""
+    settings = settings.checked()
+    outputs = flow.check()
+    name = flow.name
+    if settings.into is not None:
+        outputs, name = renamed(outputs, settings.into), f"{flow.name}.{settings.into}"
+    if settings.batch:
+        name = f"{name}.batch"
+    log = connect(settings.broker)
+    broker = str(log.path)
+    folder = JobFolder(settings.folder or log.path / "jobs" / name, name)
+    with ExitStack() as opening:
+        opening.callback(log.close)
+        opening.enter_context(folder.held())
+        display.phase("looking at the sources")
+        _check_sources(outputs, broker, folder.path)
+        display.phase("starting Spark")
+        spark = session(master=settings.master, name=name)
+        outputs = as_files(outputs, folder.path)
+        cores = spark.sparkContext.defaultParallelism
+        before = folder.kept()
+        groups = before.groups if before else settings.key_groups or max(4, 2 * cores)
+        layout = Layout(tuple(outputs), groups)
+        kept = folder.settle(layout, before.partitions if before else min(cores, groups))
+        progress = Progress()
+        feed = _feed(spark, settings, layout, kept, folder, broker)
+        sinks = {}
+        for output in outputs:
+            sinks[output] = _opened_sink(output, name, log, folder)
+            opening.callback(sinks[output].close)
+        display.phase("starting the query")
+        job = Job(name, folder, dict.fromkeys(layout.fed_sources, feed), progress)
+        job._outputs = Outputs(layout, sinks, folder.path, progress, settings.on_batch)
+        job._query = _query(spark, job._outputs, feed, folder, settings)
+        if settings.batch:
+            opening.callback(_forget_if_done, job, feed.shipment.folder)
+        job._closing = opening.pop_all()
+    return job
+
+
+def run_job(flow: Flow, settings: Settings, display: Display) -> Job:
+    """Runs a job until it ends or is told to (Ctrl-C), and then to the end of its running batch."""
+    job = start_job(flow, settings, display)
+    with _signals(job) as asked:
+        try:
+            while job.is_running:
+                if asked.is_set():
+                    display.phase("stopping after the running batch")
+                    job.stop()
+                    return job
+                display.look(job)
+                asked.wait(LOOK_S)
+        except BaseException:
+            with suppress(Exception):  # what went wrong first is what the user is told
+                job.stop()
+            raise
+    job.wait()
+    return job
+
+
+def _query(
+    spark: SparkSession, outputs: Outputs, feed: LiveFeed, folder: JobFolder, settings: Settings
+) -> StreamingQuery:
+    packed = compiled(spark, feed.shipment, feed)
+    writer = packed.writeStream.queryName(folder.job).foreachBatch(outputs)
+    writer = writer.option("checkpointLocation", str(folder.checkpoint))
+    if settings.batch or settings.until == CAUGHT_UP:
+        writer = writer.trigger(availableNow=True)
+    before = spark.conf.get(PARTITIONS)
+    spark.conf.set(PARTITIONS, str(feed.shipment.partitions))
+    try:
+        return writer.start()  # which takes a copy of the settings
+    except Exception as error:
+        raise of_query(error, _log()) from error
+    finally:
+        spark.conf.set(PARTITIONS, before or "200")
+
+
+def _log() -> str | None:
+    found = log_file()
+    return None if found is None else str(found)
+
+
+def _feed(
+    spark: SparkSession, settings: Settings, layout: Layout, kept: Kept, folder: JobFolder, broker: str
+) -> LiveFeed:
+    shipment = Shipment(
+        f"{kept.identity}-{time.time_ns()}", layout, kept.partitions, f"millstream-runs/{kept.identity}"
+    )
+    starts: dict[str, Offsets] = {}
+    if settings.since is not None:
+        starts = {node.name: opened(node, broker, folder.path).at(settings.since) for node in layout.fed_sources}
+    return LiveFeed(
+        shipment,
+        folder=str(folder.path),
+        broker=broker,
+        tasks_max=spark.sparkContext.defaultParallelism,
+        limit_rows=None if settings.batch else settings.batch_rows,
+        tick_s=settings.tick_s,
+        starts=starts,
+        ends=settings.batch,
+    )
+
+
+def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
+    own = folder.path / "sinks" / output.name
+    own.mkdir(parents=True, exist_ok=True)
+    return open_sink(
+        output.sink, output.schema, job=job, step=output.name, broker=log, folder=own, keys=keys_of(output)
+    )
+
+
+def keys_of(output: Node) -> tuple[str, ...]:
+    """The columns by which the rows of an output belong together."""
+    node = output
+    while node.inputs:
+        keys = getattr(node, "keys", None)
+        if keys is not None:
+            return keys if all(key in output.schema.names for key in keys) else ()
+        node = node.inputs[0]
+    return ()
+
+
+def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> None:
+    """What cannot be read is said before Spark is started."""
+    for node in Layout(tuple(outputs), 1).fed_sources:
+        if isinstance(node.source, Socket):
+            continue  # a look would take lines away from the job
+        own = folder / "sources" / node.name
+        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
+        source.latest()
+        source.close()
+
+
+def _forget_if_done(job: Job, runs: Path) -> None:
+    """A batch run that is complete leaves nothing behind; one that was cut short goes on where it was."""
+    assert job._query is not None
+    if job._query.exception() is None and not job.folder.unfinished_batch() and not (job.folder.path / STOP).exists():
+        job.folder.remove()
+        shutil.rmtree(runs, ignore_errors=True)
+
+
+@contextmanager
+def _signals(job: Job) -> Iterator[threading.Event]:
+    """Set when somebody asks the job to stop. Spark's own handler would break off the running batch."""
+    asked = threading.Event()
+
+    def hear(number: int, _: Any) -> None:
+        job.interrupted = job.interrupted or number == signal.SIGINT
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            with suppress(TypeError):
+                signal.signal(number, handler)
+
+
+def _instant(said: Any) -> datetime | None:
+    """A time as the user may say it: a datetime, or text in the form of ISO 8601."""
+    try:
+        found = datetime.fromisoformat(said) if isinstance(said, str) else said
+    except ValueError:
+        found = said
+    if found is not None and not isinstance(found, datetime):
+        raise _refuse(f"since={said!r} is not a time", "for example since='2026-01-01T00:00:00Z'")
+    if found is not None and found.tzinfo is None:
+        raise _refuse(f"since={said!s} has no time zone", "for example since='2026-01-01T00:00:00Z'")
+    return found
+
+
+def _refuse(what: str, next_step: str) -> InvalidInput:
+    return InvalidInput(what, where=users_line(), next_step=next_step)

@@ -1,0 +1,198 @@
+"""`millstream run`: what a file says is run, it stops when it is asked to, and mistakes are told in plain words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.log import EmbeddedLog
+
+from .conftest import SCHEMA, Done, Run, start
+
+PATIENCE_S = 200
+ROWS = 400
+FLOW = f"""
+import millstream as ms
+import helping
+
+flow = ms.Flow("copies")
+rows = flow.read("scores", "{SCHEMA}")
+rows.map(helping.doubled).write("copies")
+
+if __name__ == "__main__":
+    flow.run()
+"""
+HELPING = """
+def doubled(row):
+    return {**row, "score": 2 * row["score"]}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's own, which is not the working directory."""
+    monkeypatch.setenv("MILLSTREAM_MASTER", "local[2]")
+    monkeypatch.setenv("PYTHONPATH", "")
+    made = tmp_path / "flows"
+    made.mkdir()
+    (made / "helping.py").write_text(HELPING)
+    return made
+
+
+def written(here: Path, text: str, name: str = "flow.py") -> Path:
+    path = here / name
+    path.write_text(text)
+    return path
+
+
+# ---------------------------------------------------------------- files that cannot be run
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        (None, 3, "there is no file"),
+        ("x = = 1\n", 2, "flow.py:1"),
+        ("\x00", 2, "flow.py"),
+        ("import millstream\n", 2, "builds no flow"),
+        ("import nowhere_to_be_found\n", 2, "nowhere_to_be_found"),
+        ("x = 1\nx / 0\n", 2, "flow.py:2"),
+        ("raise SystemExit(3)\n", 2, "SystemExit"),
+        ("import millstream as ms\nms.Flow('a b')\n", 2, "flow.py:2"),
+        ("import millstream as ms\na, b = ms.Flow('a'), ms.Flow('b')\n", 2, "--flow a or --flow b"),
+        ("import millstream as ms\na = ms.Flow('a')\n", 2, "writes nothing"),
+        ("import millstream as ms\na = ms.Flow('a')\na.read('scroes', 'n int').write('b')\n", 3, "topics that exist"),
+        ("import millstream as ms\na = ms.Flow('a')\na.read('scores', 'n int').where('m > 1')\n", 2, "flow.py:3"),
+        ("import millstream as ms\na = ms.Flow('a')\na.read('scores', 'n int').write('b')\na.run(til=1)\n", 2, "til"),
+    ],
+)
+def test_a_file_that_cannot_be_run(
+    ms: Run, log: EmbeddedLog, here: Path, text: str | None, code: int, said: str
+) -> None:
+    log.create_topic("scores", schema=SCHEMA)
+    file = here / "flow.py" if text is None else written(here, text)
+    done = ms("run", file)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_flow_that_the_file_does_not_have(ms: Run, log: EmbeddedLog, here: Path) -> None:
+    log.create_topic("scores", schema=SCHEMA)
+    done = ms("run", written(here, FLOW), "--flow", "other")
+    assert done.code == 3
+    assert "flows that it has: copies" in done.err
+
+
+def test_until_has_one_meaning(ms: Run, log: EmbeddedLog, here: Path) -> None:
+    log.create_topic("scores", schema=SCHEMA)
+    done = ms("run", written(here, FLOW), "--until", "tomorrow")
+    assert done.code == 2
+    assert "'caught up'" in done.err
+
+
+def test_a_log_that_is_not_there_is_not_made(ms: Run, folder: Path, here: Path) -> None:
+    done = ms("run", written(here, FLOW))
+    assert done.code == 3
+    assert "there is no log" in done.err
+    assert not folder.exists()
+
+
+# ---------------------------------------------------------------- a job in a process of its own
+
+
+@pytest.fixture
+def scores(log: EmbeddedLog) -> Iterator[EmbeddedLog]:
+    log.create_topic("scores", schema=SCHEMA)
+    with log.producer() as producer:
+        for n in range(ROWS):
+            producer.send("scores", {"user": "ann", "team": "red", "score": n})
+    yield log
+    log.close()
+
+
+def copies(log: EmbeddedLog) -> list[int]:
+    if "copies" not in log.topics():
+        return []
+    with log.consumer("copies") as consumer:
+        return [record.value["score"] for record in consumer.until_caught_up()]
+
+
+def finished(running: subprocess.Popen[bytes]) -> Done:
+    out, err = running.communicate(timeout=PATIENCE_S)
+    return Done(running.returncode, out.decode(), err.decode())
+
+
+def begun(log: EmbeddedLog, running: subprocess.Popen[Any], least: int) -> None:
+    import time
+
+    deadline = time.monotonic() + PATIENCE_S
+    while len(copies(log)) < least:
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(900)
+def test_it_stops_when_it_is_asked_to_and_goes_on(process: Run, scores: EmbeddedLog, here: Path) -> None:
+    """Ctrl-C on a terminal is heard by every process of the job, Spark's too; SIGTERM by the first alone.
+
+    Meanwhile a second run of the same job is refused; in the end every row was copied once.
+    """
+    file = written(here, FLOW)
+    arguments = ("run", file, "--batch-rows", 2)
+    with start(*arguments, start_new_session=True) as first:
+        begun(scores, first, 4)
+        second = process("run", file)
+        assert second.code == 4
+        assert "'copies' runs already" in second.err
+        os.killpg(first.pid, signal.SIGINT)
+        done = finished(first)
+    assert done.code == 130, done.err
+    assert "Traceback" not in done.err
+    assert "batches" in done.err
+    after_ctrl_c = copies(scores)
+    checkpoint = scores.path / "jobs" / "copies" / "checkpoint"
+    assert_whole(checkpoint)
+
+    with start(*arguments) as again:
+        begun(scores, again, len(after_ctrl_c) + 4)
+        again.send_signal(signal.SIGTERM)
+        done = finished(again)
+    assert done.code == 0, done.err
+    assert_whole(checkpoint)
+
+    last = start("run", file, "--until", "caught up", "--json")
+    done = finished(last)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    assert done.json["rows"] > 0
+    assert copies(scores) == [2 * n for n in range(ROWS)]
+
+
+def assert_whole(checkpoint: Path) -> None:
+    """Every batch that was begun is complete."""
+    begun, complete = (
+        {path.name for path in (checkpoint / kind).iterdir() if path.name.isdigit()} for kind in ("offsets", "commits")
+    )
+    assert begun == complete
+
+
+@pytest.mark.timeout(900)
+def test_a_record_that_fails_is_named_and_no_stack_is_shown(process: Run, scores: EmbeddedLog, here: Path) -> None:
+    file = written(here, FLOW)
+    written(here, 'def doubled(row):\n    assert row["score"] != 7, "not seven"\n    return row\n', "helping.py")
+    with start("run", file, "--until", "caught up", "--batch-rows", 5) as running:
+        done = finished(running)
+    assert done.code == 1
+    for part in ("error: ", "not seven", "topic scores", "partition 0", "offset 7", "next:"):
+        assert part in done.err
+    for noise in ("Traceback", "org.apache", "WARN", "MILLSTREAM-FAILURE"):
+        assert noise not in done.err
+    assert copies(scores) == [0, 1, 2, 3, 4]

@@ -1,0 +1,82 @@
+"""Sinks of every kind that survives its process, opened the same way, and what stands in each afterwards."""
+
+import csv
+import json
+import sqlite3
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from psycopg.rows import dict_row
+
+from millstream.log import EmbeddedLog
+from millstream.plan import places
+from millstream.records import Schema, rows_to_batch
+from millstream.sinks import open_sink
+
+SCORES = Schema.of("team string, score int")
+
+
+def table(schema, rows):
+    batch, failures = rows_to_batch(rows, Schema.of(schema))
+    assert not failures, failures
+    return pa.Table.from_batches([batch])
+
+
+def weights(*values):
+    return pa.array(values, pa.int32())
+
+
+class Target:
+    """A place in a folder or a database, with the log and the job's folder beside it."""
+
+    def __init__(self, kind, folder, dsn=None, key=None):
+        self.kind, self.folder, self.dsn, self.key = kind, Path(folder), dsn, key
+
+    def place(self):
+        made = {
+            "topic": lambda: "scores",
+            "parquet": lambda: places.files(self.folder / "out", "parquet"),
+            "json": lambda: places.files(self.folder / "out", "json"),
+            "csv": lambda: places.files(self.folder / "out", "csv"),
+            "sqlite": lambda: places.sqlite(self.folder / "scores.db", "scores", key=self.key),
+            "postgres": lambda: places.postgres(self.dsn, "scores", key=self.key),
+        }
+        return made[self.kind]()
+
+    def open(self, schema=SCORES, **more):
+        return open_sink(
+            self.place(),
+            Schema.of(schema),
+            job="job",
+            step="scores-out",
+            broker=self.folder / "log",
+            folder=self.folder / "job",
+            **more,
+        )
+
+    def rows(self):
+        """What readers see, as dicts; in order where there is one."""
+        if self.kind == "topic":
+            with EmbeddedLog(self.folder / "log", upkeep=False) as log, log.consumer("scores") as consumer:
+                return [record.value for record in consumer.until_caught_up()]
+        if self.kind == "sqlite":
+            with sqlite3.connect(self.folder / "scores.db") as db:
+                db.row_factory = sqlite3.Row
+                return [dict(row) for row in db.execute("SELECT * FROM scores")]
+        if self.kind == "postgres":
+            with psycopg.connect(self.dsn, row_factory=dict_row) as db:
+                return db.execute("SELECT * FROM scores").fetchall()
+        return [row for file in sorted((self.folder / "out").glob("*")) for row in self._of_file(file)]
+
+    def _of_file(self, file):
+        if self.kind == "parquet":
+            return pq.read_table(file).to_pylist()
+        lines = file.read_text().splitlines()
+        if self.kind == "json":
+            return [json.loads(line) for line in lines]
+        return [{**row, "score": int(row["score"])} for row in csv.DictReader(lines)]
+
+
+KINDS = ("topic", "parquet", "json", "csv", "sqlite", "postgres")

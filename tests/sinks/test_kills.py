@@ -1,0 +1,101 @@
+"""Exactly once under kill -9: a process that writes batches dies at lines spread over all of its work.
+
+Each time the next process begins with the batch that the last one had not noted as written, or one before it. In the
+end every row of every batch must be there once.
+"""
+
+import random
+import shutil
+from collections import Counter
+
+import pytest
+
+from .children import BATCHES, batch_rows, run
+from .support import Target
+
+KILLS = 10
+
+
+def expected_rows(changing, key):
+    sums = Counter()
+    newest = {}
+    for number in range(BATCHES):
+        rows, signs = batch_rows(number, changing)
+        for row, sign in zip(rows, signs or [1] * len(rows), strict=True):
+            sums[row["team"], row["score"]] += sign
+            if sign > 0:
+                newest[row["team"]] = (row["team"], row["score"])
+    return Counter(newest.values()) if key else +sums
+
+
+def found_rows(target):
+    """As the sum of their weights, where they have some."""
+    sums = Counter()
+    for row in target.rows():
+        weight = row.get("weight")
+        sums[row["team"], row["score"]] += 1 if weight in (None, "") else int(weight)
+    return +sums
+
+
+KINDS = [
+    ("topic", None, False),
+    ("topic", None, True),
+    ("parquet", None, True),
+    ("csv", None, False),
+    ("sqlite", None, True),
+    ("sqlite", "team", True),
+    ("postgres", None, True),
+    ("postgres", "team", True),
+]
+
+
+@pytest.fixture
+def new_folder(tmp_path, request):
+    """A folder, and for Postgres a database, for one attempt; and where a child tells what it has done."""
+
+    def new_folder(kind, name):
+        (tmp_path / name).mkdir()
+        dsn = request.getfixturevalue("server").new_database() if kind == "postgres" else None
+        return tmp_path / name, dsn, tmp_path / f"{name}.told"
+
+    return new_folder
+
+
+def lines_of_all_work(kind, key, changing, new_folder):
+    folder, dsn, told = new_folder(kind, "rehearsal")
+    assert run(kind, folder, dsn, key, changing, 0, 0, told) == 0
+    return int(told.read_text().split()[-1])
+
+
+def written(told):
+    """The newest batch that a child has noted as written."""
+    text = told.read_text() if told.exists() else ""
+    return max((int(word) for word in text.split("lines")[0].split()), default=-1)
+
+
+@pytest.mark.parametrize(("kind", "key", "changing"), KINDS)
+def test_no_kill_loses_or_doubles_a_row(kind, key, changing, new_folder):
+    lines = lines_of_all_work(kind, key, changing, new_folder)
+    folder, dsn, told = new_folder(kind, "real")
+    chance = random.Random(f"{kind} {key} {changing}")
+    killed = 0
+    for _ in range(KILLS):
+        first = min(max(0, written(told) + chance.choice([0, 1])), BATCHES - 1)
+        die_at = chance.randrange(1, lines * 2 // BATCHES)  # within about two batches, so that all get their share
+        killed += run(kind, folder, dsn, key, changing, first, die_at, told) == -9
+    assert killed > KILLS // 4
+    assert run(kind, folder, dsn, key, changing, max(0, written(told)), 0, told) == 0
+    assert found_rows(Target(kind, folder, dsn, key)) == expected_rows(changing, key)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "key", "changing"), KINDS)
+def test_no_line_is_a_bad_one_to_die_at(kind, key, changing, new_folder):
+    """One kill per attempt, at every line in turn; where the log works in threads of its own, at every 29th."""
+    lines = lines_of_all_work(kind, key, changing, new_folder)
+    for die_at in range(1, lines, 29 if kind == "topic" else 1):
+        folder, dsn, told = new_folder(kind, f"at-{die_at}")
+        run(kind, folder, dsn, key, changing, 0, die_at, told)
+        assert run(kind, folder, dsn, key, changing, max(0, written(told)), 0, told) == 0
+        assert found_rows(Target(kind, folder, dsn, key)) == expected_rows(changing, key), f"killed at line {die_at}"
+        shutil.rmtree(folder)

@@ -1,0 +1,180 @@
+"""A job in a process of its own, which is killed now and then, and what all of it should have written."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from millstream.log import EmbeddedLog
+
+from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, sqlite_rows, table, until
+
+USERS = ("ann", "bob", "cid", "dee")
+START_S = 120
+FLOW = f'''
+from pathlib import Path
+import millstream as ms
+
+here = Path(__file__).parent
+flow = ms.Flow("killed")
+scores = flow.read("scores", "{SCHEMA}", event_time="at", watermark=ms.bounded("5 seconds"))
+panes = (
+    scores.key_by("user")
+    .window(ms.fixed("10 seconds"), allowed_lateness="20 seconds")
+    .trigger(ms.after_watermark(early=ms.after("1 second"), late=ms.each()))
+    .retracting()
+    .agg(total=ms.sum("n"), k=ms.count())
+)
+panes.write("totals")
+panes.write(ms.sqlite(str(here / "totals.sqlite"), "totals"))
+panes.write(ms.files(str(here / "files")))
+panes.late.write("late")
+'''
+
+
+class Killed:
+    """The job's process, the rows it is given, and what Spark has noted of its batches."""
+
+    def __init__(self, folder: Path, seed: int, batch_rows: int = 40) -> None:
+        self.folder = folder
+        self.chance = random.Random(seed)
+        self.log = EmbeddedLog(folder / "log", upkeep=False)
+        self.log.create_topic("scores", schema=SCHEMA, partitions=2)
+        self.file = folder / "flow.py"
+        self.file.write_text(FLOW)
+        self.job = folder / "log" / "jobs" / "killed"
+        self.batches: dict[int, dict[str, Any]] = {}
+        self._batch_rows = batch_rows
+        self._second = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watching = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        """Spark forgets old batches."""
+        while not self._watching.wait(0.5):
+            self.batches |= offsets_of(self.job)
+
+    # ------------------------------------------------------------ rows
+
+    def feed(self, count: int) -> None:
+        """Rows of both partitions: time goes on, most come nearly in order, some late, some much too late."""
+        for partition in (0, 1):
+            rows: list[Triple] = []
+            for _ in range(count):
+                self._second += 0.1
+                behind = self.chance.choice([0, 0, 0, 1, 3, 8, 25, 60])
+                rows.append((self.chance.choice(USERS), self.chance.randrange(100), max(0.0, self._second - behind)))
+            put(self.log, "scores", rows, partition=partition)
+
+    # ------------------------------------------------------------ the process
+
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "millstream.cli", "run", str(self.file), "--log", str(self.log.path)]
+        environ = {**os.environ, "MILLSTREAM_MASTER": "local[2]"}
+        with (self.folder / "err").open("ab") as err:
+            self._process = subprocess.Popen(
+                [*command, "--batch-rows", str(self._batch_rows), *more], stderr=err, env=environ
+            )
+        return self._process
+
+    def newest(self) -> int:
+        return max(offsets_of(self.job), default=-1)
+
+    def run_and_kill(self, when: Callable[[], Any] | None = None, victim: Callable[[], int] | None = None) -> int:
+        """Starts it, has it begin a batch and go on for a moment, and kills it; its exit code."""
+        before = self.newest()
+        process = self.start()
+        until(lambda: process.poll() is not None or self.newest() > before, "a batch")
+        self.feed(30)
+        if when is None:
+            time.sleep(self.chance.uniform(0, 2))
+        else:
+            until(lambda: process.poll() is not None or when(), "the moment to kill")
+        if process.poll() is None:
+            os.kill(process.pid if victim is None else victim(), signal.SIGKILL)
+        return process.wait(START_S)
+
+    def worker(self) -> int:
+        """One of the Python processes that Spark works with: a child of the daemon, which is a child of the JVM."""
+        assert self._process is not None
+
+        def found() -> int | None:
+            assert self._process is not None
+            for jvm in children(self._process.pid):
+                for daemon in children(jvm):
+                    if "pyspark" in command_of(daemon) and (workers := children(daemon)):
+                        return workers[0]
+            return None
+
+        return int(until(found, "a worker"))
+
+    def catch_up(self) -> None:
+        process = self.start("--until", "caught up")
+        assert process.wait(START_S * 2) == 0, (self.folder / "err").read_text()
+        self._watching.set()
+        self._watcher.join()
+        self.batches |= offsets_of(self.job)
+
+    def close(self) -> None:
+        self._watching.set()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self.log.close()
+
+    # ------------------------------------------------------------ what it wrote
+
+    def check(self) -> None:
+        """Every output has exactly what the reference sends for the same rows in the same batches."""
+        numbers = sorted(self.batches)
+        assert numbers == list(range(len(numbers)))
+        rows: dict[str, list[dict[str, Any]]] = {"0": [], "1": []}
+        with self.log.consumer("scores") as consumer:
+            for record in consumer.until_caught_up():
+                rows[str(record.partition)].append(record.value)
+        sent = expected(flow_of(self.file), [self.batches[number] for number in numbers], rows)
+        panes = [pane for batch in sent for pane in batch["totals"]]
+        late = [each for batch in sent for each in batch["late"]]
+        assert panes
+        assert late
+        assert counted(read(self.log, "totals")) == counted(panes)
+        assert counted(read(self.log, "late")) == counted(late)
+        files = [pane for path in (self.folder / "files").glob("*.parquet") for pane in pq.read_table(path).to_pylist()]
+        assert counted(files) == counted(panes)
+        stored = sqlite_rows(self.folder / "totals.sqlite", "user, total, k")
+        assert sorted(stored) == sorted((user, *sums) for (user, _), sums in table(panes).items())
+
+
+def flow_of(file: Path) -> Any:
+    import runpy
+
+    return runpy.run_path(str(file))["flow"]
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in task.read_text().split()]
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""

@@ -1,0 +1,164 @@
+"""Nothing is lost and nothing is doubled, whatever dies: the process, a worker of Spark, or a sink."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+import millstream as ms
+from millstream.log import EmbeddedLog
+from sinks.postgres import Server
+
+from .killing import Killed
+from .support import CAUGHT_UP, SCHEMA, put, until
+
+KILLS_OF_A_SOAK = 50
+
+
+@pytest.fixture
+def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Killed]:
+    made = Killed(tmp_path, seed=2026)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+# ---------------------------------------------------------------- the process, and its workers
+
+
+@pytest.mark.timeout(600)
+def test_kills_lose_and_double_nothing(killed: Killed) -> None:
+    """Killed at any moment, then while a sink is being written, then one of its workers."""
+    killed.feed(200)
+    assert killed.run_and_kill() == -signal.SIGKILL
+    journal = killed.folder / "totals.sqlite-journal"
+    assert killed.run_and_kill(when=journal.exists) == -signal.SIGKILL
+    assert killed.run_and_kill(victim=killed.worker) > 0
+    killed.feed(30)
+    killed.catch_up()
+    killed.check()
+    said = (killed.folder / "err").read_text()
+    assert "Traceback" not in said
+    assert "\tat " not in said  # as lines of a JVM's stack begin
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14400)
+def test_fifty_kills(killed: Killed) -> None:
+    killed.feed(200)
+    drafts = killed.folder / "files"
+    moments: list[Any] = [
+        None,
+        None,
+        (killed.folder / "totals.sqlite-journal").exists,
+        lambda: any(drafts.glob(".*.tmp")) if drafts.exists() else False,
+    ]
+    for number in range(KILLS_OF_A_SOAK):
+        victim = killed.worker if number % 5 == 4 else None
+        code = killed.run_and_kill(None if victim else moments[number % len(moments)], victim)
+        print(f"kill {number + 1} of {KILLS_OF_A_SOAK}: exit code {code}, {len(killed.batches)} batches", flush=True)
+    killed.catch_up()
+    killed.check()
+
+
+# ---------------------------------------------------------------- a sink that is down
+
+
+def copied(dsn: str, name: str) -> ms.Flow:
+    flow = ms.Flow(name)
+    scores = flow.read("scores", SCHEMA)
+    scores.write(ms.postgres(dsn, "scores"))
+    scores.write("copy")
+    return flow
+
+
+def stored(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as db:
+        return sorted(n for (n,) in db.execute("select n from scores"))
+
+
+def test_a_sink_that_is_down_holds_the_job_back(spark: SparkSession, tmp_path: Path, server: Server) -> None:
+    dsn = server.new_database()
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as log:
+        log.create_topic("scores", schema=SCHEMA)
+        put(log, "scores", [("a", n, n) for n in range(10)])
+        job = copied(dsn, "down").start(broker=log.path, batch_rows=10)
+        until(lambda: job.progress.batch >= 0 and job.lag() == 0 and len(stored(dsn)) == 10, "the first batch")
+        server.stop()
+        put(log, "scores", [("a", n, n) for n in range(10, 60)])
+        until(lambda: job.progress.waits_for, "the job to wait")
+        assert "write" in str(job.progress.waits_for)
+        assert job.is_running
+        server.start()
+        until(lambda: len(stored(dsn)) >= 60, "the rows")
+        assert job.progress.waits_for is None
+        job.stop()
+        assert stored(dsn) == list(range(60))
+
+
+def test_a_job_that_waits_can_be_stopped(spark: SparkSession, tmp_path: Path, server: Server) -> None:
+    """The batch that waited is written at the next start, once."""
+    dsn = server.new_database()
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as log:
+        log.create_topic("scores", schema=SCHEMA)
+        put(log, "scores", [("a", n, n) for n in range(10)])
+        copied(dsn, "stopped").run(broker=log.path, until=CAUGHT_UP)
+        server.stop()
+        try:
+            put(log, "scores", [("a", n, n) for n in range(10, 20)])
+            job = copied(dsn, "stopped").start(broker=log.path)
+            until(lambda: job.progress.waits_for, "the job to wait")
+            job.stop()
+            assert not job.is_running
+        finally:
+            server.start()
+        put(log, "scores", [("a", 20, 20)])
+        copied(dsn, "stopped").run(broker=log.path, until=CAUGHT_UP)
+        assert stored(dsn) == list(range(21))
+        with log.consumer("copy") as consumer:
+            assert sorted(record.value["n"] for record in consumer.until_caught_up()) == list(range(21))
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_while_a_sink_is_down(tmp_path: Path) -> None:
+    """A sink that can never be written: a file stands where a folder of the path should be."""
+    (tmp_path / "blocked").touch()
+    file = tmp_path / "flow.py"
+    file.write_text(
+        "import millstream as ms\nflow = ms.Flow('waits')\n"
+        f"flow.read('scores', '{SCHEMA}').write(ms.files({str(tmp_path / 'blocked' / 'out')!r}, 'json'))\n"
+    )
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as log:
+        log.create_topic("scores", schema=SCHEMA)
+        put(log, "scores", [("a", 1, 0)])
+        command = [sys.executable, "-m", "millstream.cli", "run", str(file), "--log", str(log.path)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+            commits = log.path / "jobs" / "waits" / "checkpoint" / "offsets" / "0"
+            until(commits.exists, "a batch")
+            time.sleep(2)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process hears it
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err.decode()
+        assert b"Traceback" not in err
+        (tmp_path / "blocked").unlink()
+        done = subprocess.run([*command, "--until", "caught up"], capture_output=True, timeout=200)
+        assert done.returncode == 0, done.stderr.decode()
+        written = [path.read_text() for path in (tmp_path / "blocked" / "out").glob("*.json")]
+        assert len(written) == 1
+        assert written[0].count('"n":1') == 1

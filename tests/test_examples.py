@@ -1,0 +1,154 @@
+"""The demo and the examples do what they say: each is run, and what it prints is computed here once more by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+import millstream as ms
+from millstream.spark import stop
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+Run = Callable[[str], tuple[ModuleType, str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _session() -> Iterator[None]:
+    """The examples share a session, and leave none to the tests behind them."""
+    yield
+    stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the main of an example on a log in `tmp_path`; gives the example, and what it printed."""
+    loaded: list[ModuleType] = []
+
+    def run_main(name: str) -> tuple[ModuleType, str]:
+        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        cloudpickle.register_pickle_by_value(module)  # workers cannot import it; of __main__ they need not
+        loaded.append(module)
+        module.main(str(tmp_path))
+        return module, capsys.readouterr().out
+
+    yield run_main
+    for module in loaded:
+        cloudpickle.unregister_pickle_by_value(module)
+        del sys.modules[module.__name__]
+
+
+def cells(printed: str) -> list[tuple[str, ...]]:
+    """The rows of the tables in it."""
+    found = [re.split(r"\s*│\s*", line.strip()) for line in printed.splitlines() if line.strip().startswith("│")]
+    return [tuple(row[1:-1]) for row in found]
+
+
+def rows_of(folder: Path, topic: str) -> list[dict[str, Any]]:
+    with ms.connect(folder) as log, log.consumer(topic) as consumer:
+        return [record.value for record in consumer.until_caught_up()]
+
+
+def test_the_average_is_that_of_all_rows_and_goes_on_with_new_ones(run: Run, tmp_path: Path) -> None:
+    _, printed = run("average_of_topic")
+    assert "after 1,000 readings" in printed
+    assert "after 10 more" in printed
+    rows = rows_of(tmp_path, "temperatures")
+    expected = []
+    for some in (rows[:1000], rows):
+        for place in ("cellar", "kitchen", "study", "the house"):
+            values = [row["celsius"] for row in some if place in (row["room"], "the house")]
+            expected.append((place, f"{sum(values) / len(values):.3f} °C", f"{len(values):,}"))
+    assert cells(printed) == expected
+
+
+def test_errors_are_kept_and_what_is_no_line_of_the_log_goes_to_the_dead(run: Run) -> None:
+    _, printed = run("web_log_filter")
+    rows = cells(printed)
+    assert rows[:2] == [
+        ("12:00:02", "192.0.2.9", "ann", "/orders/17", "500"),
+        ("12:00:06", "192.0.2.9", "ann", "/orders/17", "503"),
+    ]
+    assert [row[0] for row in rows[2:]] == ["3", "6"]
+    assert "not a line of an access log" in rows[2][1]
+    assert "32/Jan/2026" in printed
+
+
+def test_rates_are_clicks_by_views_of_a_minute(run: Run, tmp_path: Path) -> None:
+    _, printed = run("click_through_rate")
+    counted: dict[str, Counter[tuple[str, str]]] = {}
+    for topic in ("views", "clicks"):
+        counted[topic] = Counter((f"{row['at']:%H:%M}", row["ad"]) for row in rows_of(tmp_path, topic))
+    expected = []
+    for minute, ad in sorted(counted["views"] | counted["clicks"]):
+        views, clicks = counted["views"][minute, ad], counted["clicks"][minute, ad]
+        expected.append((minute, ad, str(views), str(clicks), f"{clicks / views:.1%}" if views else ""))
+    assert len(expected) > 9  # some clicks fall into a fourth minute
+    assert cells(printed) == expected
+
+
+def test_sessions_are_joined_by_a_late_click(run: Run) -> None:
+    module, printed = run("user_sessions")
+    gap, visits = timedelta(minutes=15), defaultdict[str, list[list[tuple[datetime, str]]]](list)
+    for minute, user, page in sorted(module.CLICKS):
+        at = module.MORNING + timedelta(minutes=minute)
+        if not visits[user] or at - visits[user][-1][-1][0] > gap:
+            visits[user].append([])
+        visits[user][-1].append((at, page))
+    expected = [
+        (user, f"{visit[0][0]:%H:%M}", f"{visit[-1][0]:%H:%M}", str(len(visit)), visit[0][1], visit[-1][1])
+        for user in sorted(visits)
+        for visit in visits[user]
+    ]
+    # Bob's last visit is not over: nothing has been seen that is 15 minutes later.
+    assert cells(printed) == expected[:-1]
+
+
+def test_alerts_come_for_heat_that_lasts_and_for_silence(run: Run) -> None:
+    _, printed = run("device_monitoring")
+    assert cells(printed) == [
+        ("12:03:40", "fan", "silent since 12:01:40"),
+        ("12:04:00", "pump", "3 times hotter than 80 °C: 95 °C"),
+        ("12:06:00", "fan", "back"),
+    ]
+
+
+def test_an_example_runs_by_its_command() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "web_log_filter.py")], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "/orders/17" in done.stdout
+
+
+def test_the_demo_ends_by_itself_and_its_sums_agree(tmp_path: Path) -> None:
+    """Without a terminal: plain lines. Every reading is in the table, too late or dead, and counted once."""
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--seconds", "6", "--keep", str(tmp_path / "kept")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the first pane" in done.stdout
+    assert "The sums agree." in done.stdout
+    table = {row[0]: row[1:] for row in cells(done.stdout) if len(row) == 3}
+    assert table["sent by the pumps"] == table["together"]
+    panes = re.search(r"([\d,]+) panes: ([\d,]+) early, ([\d,]+) on time, ([\d,]+) late", done.stdout)
+    assert panes is not None
+    total, *parts = (int(number.replace(",", "")) for number in panes.groups())
+    assert total == sum(parts) > 0
+    assert len(rows_of(tmp_path / "kept" / "log", "readings")) == int(table["together"][0].replace(",", ""))

@@ -10,7 +10,7 @@ help:
 	@echo "make demo    sets up and runs the demo"
 	@echo "make test    sets up, checks types and style, runs the tests"
 	@echo "make soak    the long fault and property runs"
-	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: within a minute)"
+	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: each within a minute)"
 	@echo "make setup   only sets up .venv"
 	@echo "make clean   removes what was made here"
 
@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python examples/log_demo.py
+	@$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/ruff check .
@@ -42,8 +42,8 @@ soak: $(READY)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 14400
 
 bench: $(READY)
-	$(BIN)/python benchmarks/log.py $(if $(QUICK),--quick)
-	$(BIN)/python benchmarks/operators.py $(if $(QUICK),--quick)
+	for name in log operators windows state latency start; do \
+		$(BIN)/python benchmarks/$$name.py $(if $(QUICK),--quick) || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

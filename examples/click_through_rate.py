@@ -35,8 +35,8 @@ def rates() -> ms.Flow:
     clicks = flow.read("clicks", SCHEMA, event_time="at", watermark=ms.bounded("20 seconds"))
     events = views.union(clicks.select("ad", view="0", click="1"))
     minutes = events.key_by("ad").window(ms.fixed("1 minute")).agg(views=ms.sum("view"), clicks=ms.sum("click"))
-    # A minute with clicks alone has no rate: the views were in the minute before. Spark SQL makes that null.
-    minutes.select("ad", "window", "views", "clicks", rate="try_divide(clicks, views)").write("rates")
+    # A minute with clicks alone has no rate: the views were in the minute before. So it is null.
+    minutes.select("ad", "window", "views", "clicks", rate="clicks / nullif(views, 0)").write("rates")
     return flow
 
 

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rich import box
-from rich.align import Align
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.spinner import Spinner
@@ -149,7 +148,7 @@ class Board:
         clock = f"{seconds // 60:02}:{seconds % 60:02}"
         end = "[yellow]ending: the last panes are on their way[/]" if self.ending else "[dim]Ctrl-C ends it[/]"
         row.add_row(f"[bold cyan]Millstream[/]  {len(self.pumps)} pumps → log → Spark → SQLite", f"{clock}  {end}")
-        return Panel(row, box=box.HEAVY_HEAD, border_style="cyan", padding=(0, 1))
+        return Panel(row, box=box.ROUNDED, border_style="cyan", padding=(0, 1))
 
     def _start(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
@@ -173,9 +172,9 @@ class Board:
             "lag": f"{self.lag:,}",
             "rows/s": f"{self.rows_per_second():,.0f}",
             "watermark": "…" if behind is None else f"{behind:.1f} s behind",
-            "early": f"[yellow]{self.panes['early']:,}[/]",
-            "on time": f"[green]{self.panes['on_time']:,}[/]",
-            "late": f"[magenta]{self.panes['late']:,}[/]",
+            "early …": f"[yellow]{self.panes['early']:,}[/]",
+            "on time ✓": f"[green]{self.panes['on_time']:,}[/]",
+            "late ✚": f"[magenta]{self.panes['late']:,}[/]",
             "too late": f"[red]{self.late:,}[/]",
             "dead": f"[red]{self.dead:,}[/]",
         }
@@ -187,9 +186,8 @@ class Board:
     def _below(self) -> Iterator[RenderableType]:
         if self.cells:
             yield self._grid()
-            legend = "  ".join(f"[{colour}]{mark} {WORDS[timing]}[/]" for timing, (colour, mark) in LOOKS.items())
-            yield Align.center(
-                Text.from_markup(f"{legend}  [dim strike]1,234[/] [dim]the pane it took the place of[/]")
+            yield Text.from_markup(
+                "  [dim strike]1,234[/][dim] was sent before the pane beside it, which took its place[/]"
             )
         lines = [f"[dim]{at:%H:%M:%S}[/]  {event}" for at, event in list(self._events)]
         if lines:
@@ -212,14 +210,14 @@ class Board:
 
     def _filled(self, start: datetime) -> Text:
         """How far the watermark has come in a window, and after its end in the time that is left for late readings."""
-        width = 11
+        width = 9
         passed = timedelta(0) if self.watermark is None else self.watermark - start
         if passed < WINDOW:
-            done, colour, word = max(0, int(width * (passed / WINDOW))), "yellow", "open  "
+            done, colour, word = max(0, int(width * (passed / WINDOW))), "yellow", "open    "
         elif passed < WINDOW + LATENESS:
-            done, colour, word = int(width * ((passed - WINDOW) / LATENESS)), "green", "late? "
+            done, colour, word = int(width * ((passed - WINDOW) / LATENESS)), "green", "complete"
         else:
-            done, colour, word = width, "bright_black", "closed"
+            done, colour, word = width, "bright_black", "closed  "
         return Text.assemble(("━" * done, colour), ("─" * (width - done), "bright_black"), (f" {word}", colour))
 
 
@@ -227,11 +225,11 @@ def _shown(cell: Cell | None) -> Text:
     if cell is None:
         return Text("·", style="dim")
     colour, mark = LOOKS[cell.timing]
-    fresh = time.monotonic() - cell.changed_at < FRESH_S
+    style = colour
+    if time.monotonic() - cell.changed_at < FRESH_S:
+        style = f"bold {colour} reverse" if cell.timing == "late" else f"bold {colour}"
     before = f"{cell.before:,}" if cell.before not in (None, cell.litres) else ""
-    return Text.assemble(
-        (before, "dim strike"), " " * 2, (f"{cell.litres:>6,} {mark}", f"bold {colour} reverse" if fresh else colour)
-    )
+    return Text.assemble((before, "dim strike"), "  ", (f"{cell.litres:>6,} {mark}", style))
 
 
 def _short(reason: str) -> str:

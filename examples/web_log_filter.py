@@ -40,7 +40,7 @@ def errors() -> ms.Flow:
     lines = flow.read("access", "line string")
     requests = lines.map(parsed, "ip string, user string, path string, status int, at timestamp")
     # Conditions are Spark SQL. There is no window and no key, hence no state: each line is handled as it comes.
-    failed = requests.where("status >= 500 or (status >= 400 and path not like '%.ico')")
+    failed = requests.where("status >= 500 or (status >= 400 and not endswith(path, '.ico'))")
     failed.write("access.errors")
     requests.dead.write("access.dead")
     return flow

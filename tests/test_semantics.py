@@ -18,7 +18,25 @@ SCHEMA = "key string, n int, at timestamp"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(params=["reference", "local"], autouse=True)
+# On Spark a transcript takes seconds: these are played there each time, the others in a soak.
+ON_SPARK = (
+    "test_rows_one_after_the_other",
+    "test_sessions_in_processing_time",
+    "test_a_filter_between_lets_retractions_pass",
+    "test_a_chained_window_ends_after_the_panes_it_waits_for",
+    "test_a_union_has_the_smallest_watermark",
+    "test_a_row_that_a_function_fails_on_is_a_dead_letter",
+    "test_rows_without_event_time_are_late",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = [] if metafunc.function.__name__ in ON_SPARK else [pytest.mark.soak]
+    runners = ["reference", "local", pytest.param("spark", marks=marks)]
+    metafunc.parametrize("every_runner", runners, indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def every_runner(request: pytest.FixtureRequest) -> None:
     runner["on"] = request.param
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def doubled(row):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the user's own, which is not the working directory."""
     monkeypatch.setenv("MILLSTREAM_MASTER", "local[2]")
-    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # is put back afterwards
     made = tmp_path / "flows"
     made.mkdir()
     (made / "helping.py").write_text(HELPING)
@@ -124,14 +126,22 @@ def copies(log: EmbeddedLog) -> list[int]:
         return [record.value["score"] for record in consumer.until_caught_up()]
 
 
+@contextmanager
+def started(*arguments: object, **settings: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process of its own, which ends with the test."""
+    with start(*arguments, **settings) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
 def finished(running: subprocess.Popen[bytes]) -> Done:
     out, err = running.communicate(timeout=PATIENCE_S)
     return Done(running.returncode, out.decode(), err.decode())
 
 
 def begun(log: EmbeddedLog, running: subprocess.Popen[Any], least: int) -> None:
-    import time
-
     deadline = time.monotonic() + PATIENCE_S
     while len(copies(log)) < least:
         assert running.poll() is None, running.communicate()
@@ -147,7 +157,7 @@ def test_it_stops_when_it_is_asked_to_and_goes_on(process: Run, scores: Embedded
     """
     file = written(here, FLOW)
     arguments = ("run", file, "--batch-rows", 2)
-    with start(*arguments, start_new_session=True) as first:
+    with started(*arguments, start_new_session=True) as first:
         begun(scores, first, 4)
         second = process("run", file)
         assert second.code == 4
@@ -161,15 +171,15 @@ def test_it_stops_when_it_is_asked_to_and_goes_on(process: Run, scores: Embedded
     checkpoint = scores.path / "jobs" / "copies" / "checkpoint"
     assert_whole(checkpoint)
 
-    with start(*arguments) as again:
+    with started(*arguments) as again:
         begun(scores, again, len(after_ctrl_c) + 4)
         again.send_signal(signal.SIGTERM)
         done = finished(again)
     assert done.code == 0, done.err
     assert_whole(checkpoint)
 
-    last = start("run", file, "--until", "caught up", "--json")
-    done = finished(last)
+    with started("run", file, "--until", "caught up", "--json") as last:
+        done = finished(last)
     assert done.code == 0, done.err
     assert done.err == ""
     assert done.json["rows"] > 0
@@ -188,7 +198,7 @@ def assert_whole(checkpoint: Path) -> None:
 def test_a_record_that_fails_is_named_and_no_stack_is_shown(process: Run, scores: EmbeddedLog, here: Path) -> None:
     file = written(here, FLOW)
     written(here, 'def doubled(row):\n    assert row["score"] != 7, "not seven"\n    return row\n', "helping.py")
-    with start("run", file, "--until", "caught up", "--batch-rows", 5) as running:
+    with started("run", file, "--until", "caught up", "--batch-rows", 5) as running:
         done = finished(running)
     assert done.code == 1
     for part in ("error: ", "not seven", "topic scores", "partition 0", "offset 7", "next:"):

@@ -92,19 +92,30 @@ class Killed:
     def newest(self) -> int:
         return max(offsets_of(self.job), default=-1)
 
-    def run_and_kill(self, when: Callable[[], Any] | None = None, victim: Callable[[], int] | None = None) -> int:
-        """Starts it, has it begin a batch and go on for a moment, and kills it; its exit code."""
-        before = self.newest()
-        process = self.start()
-        until(lambda: process.poll() is not None or self.newest() > before, "a batch")
-        self.feed(30)
-        if when is None:
+    def run_and_kill(self, when: Callable[[], Any] | None = None, *, worker_first: bool = False) -> int:
+        """Starts it, has it begin a batch and go on for a moment, and kills it; its exit code.
+
+        Spark may do without a worker that it did not need just then; else the job ends with an error of its own.
+        """
+        process = self._begun()
+        if worker_first:
+            os.kill(self.worker(), signal.SIGKILL)
+            before = self.newest()
+            until(lambda: process.poll() is not None or self.newest() > before + 1, "the job to go on or to end")
+        elif when is None:
             time.sleep(self.chance.uniform(0, 2))
         else:
             until(lambda: process.poll() is not None or when(), "the moment to kill")
         if process.poll() is None:
-            os.kill(process.pid if victim is None else victim(), signal.SIGKILL)
+            process.kill()
         return process.wait(START_S)
+
+    def _begun(self) -> subprocess.Popen[bytes]:
+        before = self.newest()
+        process = self.start()
+        until(lambda: process.poll() is not None or self.newest() > before, "a batch")
+        self.feed(30)
+        return process
 
     def worker(self) -> int:
         """One of the Python processes that Spark works with: a child of the daemon, which is a child of the JVM."""

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from millstream.errors import SparkFailed
 from millstream.log import EmbeddedLog
 from sinks.postgres import Server
 
@@ -49,7 +50,7 @@ def test_kills_lose_and_double_nothing(killed: Killed) -> None:
     assert killed.run_and_kill() == -signal.SIGKILL
     journal = killed.folder / "totals.sqlite-journal"
     assert killed.run_and_kill(when=journal.exists) == -signal.SIGKILL
-    assert killed.run_and_kill(victim=killed.worker) > 0
+    assert killed.run_and_kill(worker_first=True) in (-signal.SIGKILL, SparkFailed.exit_code)
     killed.feed(30)
     killed.catch_up()
     killed.check()
@@ -70,8 +71,7 @@ def test_fifty_kills(killed: Killed) -> None:
         lambda: any(drafts.glob(".*.tmp")) if drafts.exists() else False,
     ]
     for number in range(KILLS_OF_A_SOAK):
-        victim = killed.worker if number % 5 == 4 else None
-        code = killed.run_and_kill(None if victim else moments[number % len(moments)], victim)
+        code = killed.run_and_kill(moments[number % len(moments)], worker_first=number % 5 == 4)
         print(f"kill {number + 1} of {KILLS_OF_A_SOAK}: exit code {code}, {len(killed.batches)} batches", flush=True)
     killed.catch_up()
     killed.check()

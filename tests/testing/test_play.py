@@ -160,7 +160,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "build of two streams": (lambda: played(lambda clicks, views: clicks, []), "build takes (clicks, views)"),
     "build that is no function": (lambda: played("totals", []), "build is a str"),
     "no such engine": (lambda: play(totals, [], schema=SCHEMA, on="flink"), "there is no engine 'flink'"),
-    "no Spark yet": (lambda: play(totals, [], schema=SCHEMA, on="spark"), "the Spark engine is not there yet"),
     "event time of an unknown input": (
         lambda: play(totals, [], schema={"scores": SCHEMA}, event_time={"clicks": "at"}, on="reference"),
         "event_time names 'clicks'",

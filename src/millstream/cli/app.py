@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import consume, groups, produce, queues, run, switch, tail, topics
+from millstream.cli import consume, groups, jobs, produce, queues, run, switch, tail, topics
 from millstream.cli.failures import EXIT_CODES, Root
 from millstream.cli.session import AsJson, LogAddress, Session
 
@@ -54,5 +54,5 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (run, topics, produce, consume, tail, groups, queues, switch):
+for module in (run, jobs, topics, produce, consume, tail, groups, queues, switch):
     module.register(app)

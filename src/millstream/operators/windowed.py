@@ -13,6 +13,7 @@ import polars as pl
 
 from millstream.operators import accumulators
 from millstream.operators.accumulators import ELEMENTS, TIME, Accumulator
+from millstream.operators.elementwise import types_of
 from millstream.operators.placing import placed
 from millstream.operators.trigger_columns import can_finish, compiled
 from millstream.plan import triggers, windows
@@ -471,7 +472,8 @@ class WindowedOperator:
         if self.listing and not state.is_empty():
             state = state.with_columns(list(accumulators.from_elements(state, self.listing, self.arguments).values()))
         elif self.listing:
-            state = state.with_columns([pl.lit(None).alias(name) for name, _ in self.listing])
+            types = types_of(self.node.schema)
+            state = state.with_columns([pl.lit(None, types[name]).alias(name) for name, _ in self.listing])
         nothing = pl.col("waiting") == 0
         empty = nothing if self.node.mode is Mode.DISCARDING else pl.lit(False)
         state = state.with_columns(results)

@@ -32,17 +32,19 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
-import sqlglot
 
 from millstream.errors import ExpressionFailed, InvalidExpression
 from millstream.plan.lowered import Refusal, type_name
 from millstream.plan.place import users_line
-from millstream.plan.spark_sql import SparkGrammar, lower
 from millstream.plan.spark_types import INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
+
+if TYPE_CHECKING:  # both take a while to load, and a worker may need neither
+    import duckdb
+    import sqlglot
 
 _local = threading.local()
 _COLUMN = re.compile(r'"(?:[^"]|"")+"')
@@ -51,6 +53,8 @@ _CONTROL = re.compile(r"\x1b\[[0-9;]*m")
 
 def connection() -> duckdb.DuckDBPyConnection:
     """One per thread."""
+    import duckdb
+
     if not hasattr(_local, "connection"):
         _local.connection = duckdb.connect(config={"threads": 1})
     found: duckdb.DuckDBPyConnection = _local.connection
@@ -82,6 +86,8 @@ def expression(text: str, schema: Schema, *, boolean: bool = False) -> Expressio
         raise InvalidExpression(
             f"an expression is Spark SQL text, not {text!r}", where=users_line(), next_step="for example 'score > 0'"
         )
+    from millstream.plan.spark_sql import lower
+
     try:
         lowered, columns = lower(_parsed(text), schema)
     except Refusal as refusal:
@@ -115,6 +121,10 @@ def expression(text: str, schema: Schema, *, boolean: bool = False) -> Expressio
 
 
 def _parsed(text: str) -> sqlglot.Expr:
+    import sqlglot
+
+    from millstream.plan.spark_sql import SparkGrammar
+
     try:
         found = sqlglot.parse(text, dialect=SparkGrammar)
     except sqlglot.errors.SqlglotError as error:
@@ -131,6 +141,8 @@ def _parsed(text: str) -> sqlglot.Expr:
 
 def _try(lowered: str, text: str, schema: Schema) -> None:
     """DuckDB has the last word: a row of nulls shows whether a pattern or a constant cannot be."""
+    import duckdb
+
     nulls = pa.table({field.name: pa.nulls(1, field.type) for field in schema.arrow})
     try:
         _computed({"result": lowered}, nulls)
@@ -148,6 +160,8 @@ def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:
     A column that is only passed on is not touched. DuckDB as installed knows no time zones, so it is given instants as
     plain times in UTC, and gives them back so.
     """
+    import duckdb
+
     made = {name: text for name, text in expressions.items() if not _COLUMN.fullmatch(text)}
     try:
         computed = _computed(made, rows) if made else None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 from uuid import UUID
 
-import fastavro
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -147,6 +146,8 @@ class _AvroRules(PythonRules):
 
 
 def avro_parts(path: Path, schema: Schema) -> Iterator[Part]:
+    import fastavro
+
     number = 0
     with path.open("rb") as file:
         try:

@@ -12,10 +12,12 @@ import pickle
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -105,12 +107,38 @@ class Shipment:
 
     def plan(self) -> Plan:
         if self.name not in _PLANS:
-            _PLANS.clear()
+            _forget_some(_PLANS)
             _PLANS[self.name] = Plan(self.layout, self.partitions)
         return _PLANS[self.name]
 
+    @cached_property
+    def _packed_layout(self) -> bytes:
+        packed: bytes = cloudpickle.dumps(self.layout)  # type: ignore[no-untyped-call]
+        return packed
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self.name, self._packed_layout, self.partitions, self.runs_folder)
+
+
+def _arrived(name: str, packed_layout: bytes, partitions: int, runs_folder: str) -> Shipment:
+    """A worker unpacks a plan once, though it comes with every task."""
+    if name not in _SHIPMENTS:
+        _forget_some(_SHIPMENTS)
+        shipment = Shipment(name, cloudpickle.loads(packed_layout), partitions, runs_folder)
+        shipment.__dict__["_packed_layout"] = packed_layout
+        _SHIPMENTS[name] = shipment
+    return _SHIPMENTS[name]
+
+
+PLANS_KEPT = 8
 _PLANS: dict[str, Plan] = {}
+_SHIPMENTS: dict[str, Shipment] = {}
+
+
+def _forget_some(kept: dict[str, Any]) -> None:
+    """A worker serves many queries one after the other."""
+    while len(kept) >= PLANS_KEPT:
+        kept.pop(next(iter(kept)))
 
 
 class StepProcessor(StatefulProcessor):

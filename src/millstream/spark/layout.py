@@ -174,14 +174,28 @@ class Layout:
         """The origins that feed a step of the chain."""
         return list(dict.fromkeys(origin for given in step.inputs for origin in self._origins[given]))
 
+    @cached_property
+    def _regions(self) -> dict[Node, Region]:
+        return {origin: self._region(origin) for origin in (*self.sources, *self.chain)}
+
     def region(self, origin: Node) -> Region:
+        return self._regions[origin]
+
+    def _region(self, origin: Node) -> Region:
         steps = tuple(node for node in self.order if node is not origin and origin in self._origins[node])
         listening = {node.inputs[0] for node in self.order if isinstance(node, nodes.Dead)}
         return Region(origin, steps, frozenset(listening if self.stops else self.order))
 
-    def ends(self, origin: Node) -> Iterator[tuple[int, Node, bool]]:
+    @cached_property
+    def _all_ends(self) -> dict[Node, list[tuple[int, Node, bool]]]:
+        return {origin: list(self._ends(origin)) for origin in (*self.sources, *self.chain)}
+
+    def ends(self, origin: Node) -> list[tuple[int, Node, bool]]:
         """Where a region's rows go: the number of a step of the chain or of an output, the node whose rows they are,
         and whether it is a step of the chain."""
+        return self._all_ends[origin]
+
+    def _ends(self, origin: Node) -> Iterator[tuple[int, Node, bool]]:
         for number, step in enumerate(self.chain):
             for given in dict.fromkeys(step.inputs):
                 if origin in self._origins[given]:

@@ -24,6 +24,7 @@ from millstream.operators.stateful import is_changing
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.nodes import Write
 from millstream.sinks import Sink
+from millstream.spark.failures import told
 from millstream.spark.layout import Layout
 from millstream.spark.live import REACHED, STOP
 from millstream.spark.packing import DRIVER, control_from_bytes, from_bytes
@@ -97,7 +98,8 @@ class Outputs:
             tables[output.name] = table
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + len(table)
         if self._on_batch is not None:
-            self._on_batch(number, tables)
+            with told("on_batch"):
+                self._on_batch(number, tables)
 
     def _write(self, output: Write, number: int, table: pa.Table, weights: pa.Array | None) -> None:
         pause = PAUSE_S_MIN

@@ -91,7 +91,7 @@ class Packer:
 
     def __post_init__(self) -> None:
         self._region = self.layout.region(self.origin)
-        self._ends = list(self.layout.ends(self.origin))
+        self._ends = self.layout.ends(self.origin)
 
     def add(self, sent: Frames, now: int, place: Place | None = None) -> None:
         """Runs the steps of the region on what the origin sent."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, MillstreamError
 from millstream.log import connect
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
@@ -204,7 +204,8 @@ def run_job(flow: Flow, settings: Settings, display: Display) -> Job:
                     display.phase("stopping after the running batch")
                     job.stop()
                     return job
-                display.look(job)
+                with suppress(MillstreamError):  # what cannot be shown now is no reason to stop
+                    display.look(job)
                 asked.wait(LOOK_S)
         except BaseException:
             with suppress(Exception):  # what went wrong first is what the user is told

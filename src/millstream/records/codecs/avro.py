@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Any, ClassVar
 from uuid import UUID
 
-import fastavro
 import pyarrow as pa
 
 from millstream.errors import InvalidRecord, InvalidSchema, InvalidSetting
@@ -57,6 +56,8 @@ class AvroCodec(Codec):
         object.__setattr__(self, "_writer", text)
 
     def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
+        import fastavro
+
         writer = _parsed(self._writer)
         encoded = []
         for row in batch_to_rows(rows):
@@ -72,6 +73,8 @@ class AvroCodec(Codec):
         return _AvroRules()
 
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
+        import fastavro
+
         writer = _parsed(self._writer)
         records: list[dict[str, Any]] = []
         for index, value in enumerate(values):
@@ -136,6 +139,8 @@ def _avro_type(dtype: pa.DataType, name: str, path: str) -> Any:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
+    import fastavro
+
     try:
         parsed = fastavro.parse_schema(json.loads(text))
     except Exception as refusal:

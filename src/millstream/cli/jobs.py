@@ -1,0 +1,84 @@
+"""`millstream jobs`: which jobs a log's folder has, how far they are, and how to begin one anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millstream.cli.output import ask, show_done, show_table
+from millstream.cli.session import Session, command, subcommands
+from millstream.errors import NotFound
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of its flow.")]
+
+
+def register(app: typer.Typer) -> None:
+    jobs = subcommands(app, "jobs", "List jobs, and forget what one has kept.")
+    command(jobs, "list")(list_jobs)
+    command(jobs, "forget")(forget)
+
+
+def list_jobs(session: Session) -> None:
+    """List the jobs that have run on a log.
+
+    \b
+    Example:
+      millstream jobs list
+    """
+    rows, document = [], []
+    for folder in _folders(session):
+        state, batches, steps = _state(folder)
+        rows.append((folder.name, state, batches, ", ".join(steps) or None))
+        document.append({"name": folder.name, "state": state, "batches": batches, "steps": steps})
+    show_table(
+        session, ["job", "state", "batches", "keeps state"], rows, document=document, empty=session.nothing("jobs")
+    )
+
+
+def forget(
+    session: Session,
+    name: JobName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Forget what a job has kept: it begins anew, at the beginning of its sources.
+
+    What it has written stays; written again, its rows come on top.
+
+    \b
+    Example:
+      millstream jobs forget team-scores --yes
+    """
+    from millstream.spark.folder import JobFolder
+
+    found = {folder.name: folder for folder in _folders(session)}
+    if name not in found:
+        raise NotFound(f"there is no job '{name}'", next_step=f"jobs that exist: {', '.join(found) or 'none'}")
+    ask(f"Forget the state and the progress of '{name}'?", yes=yes)
+    folder = JobFolder(found[name], name)
+    with folder.held():
+        folder.remove()
+    show_done(session, f"forgot '{name}': it begins anew", document={"forgot": name})
+
+
+def _folders(session: Session) -> list[Path]:
+    if session.missing_folder():
+        return []
+    with session.log() as log:
+        jobs = log.path / "jobs"
+    return sorted(folder for folder in jobs.iterdir() if folder.is_dir()) if jobs.is_dir() else []
+
+
+def _state(folder: Path) -> tuple[str, int, list[str]]:
+    from millstream.log.disk import FileLock
+    from millstream.spark.folder import DESCRIPTION
+
+    with FileLock(folder / "lock").attempt() as free:
+        state = "stopped" if free else "running"
+    commits = folder / "checkpoint" / "commits"
+    numbers = [int(entry.name) for entry in commits.iterdir() if entry.name.isdigit()] if commits.is_dir() else []
+    described = folder / DESCRIPTION
+    steps = list(json.loads(described.read_text())["steps"]) if described.exists() else []
+    return state, max(numbers, default=-1) + 1, steps

@@ -1,0 +1,57 @@
+"""Spark sends, step by step, what the columnar operators send in this process, for random flows and long scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream.plan.windows import Window
+from millstream.testing import play
+from test_runners_agree import AGGREGATES, built, chosen_aggregates, flows, near, scripts, time_windows, typed, windows
+
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("spark"), pytest.mark.timeout(14400)]
+FEW = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+long_scripts = st.lists(scripts(), min_size=4, max_size=8).map(lambda parts: [step for part in parts for step in part])
+
+
+def check(build: Callable[..., Any], steps: list[Any]) -> None:
+    schema = "k string, v long, x double, at timestamp"
+    steps = typed(steps, "string", "long")
+    wanted = play(build, steps, schema=schema, event_time="at", on="local")
+    sent = play(build, steps, schema=schema, event_time="at", on="spark")
+    for number, (right, found) in enumerate(zip(wanted, sent, strict=True)):
+        for name in right:
+            one, other = near(right[name]), near(found[name])
+            if name == "late":
+                one, other = sorted(one, key=str), sorted(other, key=str)
+            assert other == one, f"step {number}, {name}"
+
+
+@FEW
+@given(windows, flows, chosen_aggregates, long_scripts)
+def test_a_windowed_aggregation(window: Window, options: dict[str, Any], names: list[str], steps: list[Any]) -> None:
+    def build(stream: Any) -> Any:
+        panes = built(stream, window, options).agg(**{name: AGGREGATES[name] for name in names})
+        return {"panes": panes, "late": panes.late}
+
+    check(build, steps)
+
+
+@settings(FEW, max_examples=20)
+@given(time_windows, flows, time_windows, flows, long_scripts)
+def test_one_aggregation_behind_another(
+    window: Window, options: dict[str, Any], second: Window, more: dict[str, Any], steps: list[Any]
+) -> None:
+    def build(stream: Any) -> Any:
+        panes = built(stream, window, options).agg(total=ms.sum("v"), high=ms.max("v"))
+        return {
+            "panes": panes,
+            "second": built(panes, second, more).agg(n=ms.count(), high=ms.max("total"), sums=ms.sum("high")),
+        }
+
+    check(build, steps)

@@ -106,9 +106,9 @@ class Demo:
         self._fleet = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._in_thread("fleet", self._listen)
         self.board.phase("starting Spark")
-        from millstream.spark import session, warm
+        from millstream.spark import session
 
-        warm(session(name="pumped"))
+        session(name="pumped")
         self.board.phase("starting the query")
         self.job = pumped(self.database).start(broker=self.log, on_batch=self._batch, tick_s=0.5)
         self.board.phase("reading the first batch, while Spark's Python workers start")

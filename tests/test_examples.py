@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import random
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -17,17 +20,9 @@ import pytest
 from pyspark import cloudpickle
 
 import millstream as ms
-from millstream.spark import stop
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 Run = Callable[[str], tuple[ModuleType, str]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _session() -> Iterator[None]:
-    """The examples share a session, and leave none to the tests behind them."""
-    yield
-    stop()
 
 
 @pytest.fixture
@@ -36,12 +31,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     loaded: list[ModuleType] = []
 
     def run_main(name: str) -> tuple[ModuleType, str]:
-        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        module = load(name)
         cloudpickle.register_pickle_by_value(module)  # workers cannot import it; of __main__ they need not
         loaded.append(module)
         module.main(str(tmp_path))
@@ -51,6 +41,15 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     for module in loaded:
         cloudpickle.unregister_pickle_by_value(module)
         del sys.modules[module.__name__]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def cells(printed: str) -> list[tuple[str, ...]]:
@@ -136,17 +135,68 @@ def test_an_example_runs_by_its_command() -> None:
     assert "/orders/17" in done.stdout
 
 
+def test_the_pumps_are_as_unreliable_as_the_demo_needs_them() -> None:
+    """Two minutes of them, on a clock of our own: readings out of order, late, too late and broken, all counted."""
+    module = load("demo_fleet")
+    arrived: list[tuple[float, dict[str, Any] | None]] = []
+    now = began_at = 1_800_000_000.0
+
+    class Sent:
+        def send(self, topic: str, value: bytes, key: str) -> None:
+            try:
+                reading = json.loads(value)
+            except ValueError:
+                reading = None
+            arrived.append((now, reading if reading and isinstance(reading["litres"], int) else None))
+
+    fleet, silent = module.Fleet(random.Random(3), began_at), set()
+    while now < began_at + 120:
+        now += 0.05
+        fleet.measure(now, 0.05)
+        fleet.send(Sent(), now)
+        silent |= set(fleet.silent(now))
+    good = [(at, reading) for at, reading in arrived if reading is not None]
+    assert len(arrived) == fleet.sent
+    assert len(arrived) - len(good) == fleet.broken > 0
+    assert sum(reading["litres"] for _, reading in good) == fleet.litres
+    assert 3 <= len(silent) <= len(module.PUMPS)
+    delays = [at - datetime.fromisoformat(reading["at"]).timestamp() for at, reading in good]
+    in_order = sum(delay <= 2.1 for delay in delays)
+    too_late = sum(delay > 28 for delay in delays)  # 3 s of the watermark, 10 s of window, 15 s of allowed lateness
+    assert in_order > 0.6 * len(delays)
+    assert 0 < too_late < 0.1 * len(delays)
+    assert len(delays) - in_order - too_late > 0
+
+
+def agreed(printed: str) -> int:
+    """How many readings a demo counted, after a look at whether its closing words are right."""
+    assert "the first pane" in printed
+    assert "The sums agree." in printed
+    table = {row[0]: row[1:] for row in cells(printed) if len(row) == 3}
+    assert table["sent by the pumps"] == table["together"]
+    panes = re.search(r"([\d,]+) panes: ([\d,]+) early, ([\d,]+) on time, ([\d,]+) late", printed)
+    assert panes is not None
+    total, *parts = (int(number.replace(",", "")) for number in panes.groups())
+    assert total == sum(parts) > 0
+    return int(table["together"][0].replace(",", ""))
+
+
 def test_the_demo_ends_by_itself_and_its_sums_agree(tmp_path: Path) -> None:
     """Without a terminal: plain lines. Every reading is in the table, too late or dead, and counted once."""
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--seconds", "6", "--keep", str(tmp_path / "kept")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the first pane" in done.stdout
-    assert "The sums agree." in done.stdout
-    table = {row[0]: row[1:] for row in cells(done.stdout) if len(row) == 3}
-    assert table["sent by the pumps"] == table["together"]
-    panes = re.search(r"([\d,]+) panes: ([\d,]+) early, ([\d,]+) on time, ([\d,]+) late", done.stdout)
-    assert panes is not None
-    total, *parts = (int(number.replace(",", "")) for number in panes.groups())
-    assert total == sum(parts) > 0
-    assert len(rows_of(tmp_path / "kept" / "log", "readings")) == int(table["together"][0].replace(",", ""))
+    assert agreed(done.stdout) == len(rows_of(tmp_path / "kept" / "log", "readings"))
+
+
+def test_ctrl_c_ends_the_demo_with_its_last_panes() -> None:
+    command = [sys.executable, str(EXAMPLES / "demo.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        printed = ""
+        for line in demo.stdout:
+            printed += line
+            if "the first pane" in line:
+                demo.send_signal(signal.SIGINT)
+        assert demo.wait() == 0, printed
+    assert agreed(printed) > 0

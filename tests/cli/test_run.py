@@ -206,3 +206,20 @@ def test_a_record_that_fails_is_named_and_no_stack_is_shown(process: Run, scores
     for noise in ("Traceback", "org.apache", "WARN", "MILLSTREAM-FAILURE"):
         assert noise not in done.err
     assert copies(scores) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("after_s", [0.0, 4.0])
+def test_ctrl_c_while_it_starts(scores: EmbeddedLog, here: Path, after_s: float) -> None:
+    """Wherever it is by then: nobody is shown the insides of what was starting."""
+    lock = scores.path / "jobs" / "copies" / "lock"
+    with started("run", written(here, FLOW), start_new_session=True) as running:
+        deadline = time.monotonic() + PATIENCE_S
+        while not lock.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(after_s)
+        os.killpg(running.pid, signal.SIGINT)
+        done = finished(running)
+    assert done.code == 130
+    assert [line for line in done.err.splitlines() if not line.startswith("read ")] == []

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from millstream.log import EmbeddedLog
 
-from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, sqlite_rows, table, until
+from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, sqlite_rows, table, until, unweighted
 
 USERS = ("ann", "bob", "cid", "dee")
 START_S = 120
@@ -92,12 +92,18 @@ class Killed:
     def newest(self) -> int:
         return max(offsets_of(self.job), default=-1)
 
-    def run_and_kill(self, when: Callable[[], Any] | None = None, *, worker_first: bool = False) -> int:
+    def run_and_kill(
+        self, when: Callable[[], Any] | None = None, *, worker_first: bool = False, jvm_only: bool = False
+    ) -> int:
         """Starts it, has it begin a batch and go on for a moment, and kills it; its exit code.
 
         Spark may do without a worker that it did not need just then; else the job ends with an error of its own.
         """
         process = self._begun()
+        if jvm_only:
+            (jvm,) = (child for child in children(process.pid) if "PythonGatewayServer" in command_of(child))
+            os.kill(jvm, signal.SIGKILL)
+            return process.wait(START_S)
         if worker_first:
             os.kill(self.worker(), signal.SIGKILL)
             before = self.newest()
@@ -161,7 +167,7 @@ class Killed:
         assert panes
         assert late
         assert counted(read(self.log, "totals")) == counted(panes)
-        assert counted(read(self.log, "late")) == counted(late)
+        assert counted(unweighted(read(self.log, "late"))) == counted(late)
         files = [pane for path in (self.folder / "files").glob("*.parquet") for pane in pq.read_table(path).to_pylist()]
         assert counted(files) == counted(panes)
         stored = sqlite_rows(self.folder / "totals.sqlite", "user, total, k")

@@ -87,6 +87,12 @@ def counted(rows: Iterable[Any]) -> Counter[Any]:
     return Counter(map(frozen, rows))
 
 
+def unweighted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a stream that only adds, however its sink says so."""
+    assert all(each.get("weight", 1) == 1 for each in rows)
+    return [{name: value for name, value in each.items() if name != "weight"} for each in rows]
+
+
 def table(rows: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[int, int]]:
     """What panes add up to: by user and start of the window, total and count."""
     sums: Counter[Any] = Counter()

@@ -59,6 +59,20 @@ def test_kills_lose_and_double_nothing(killed: Killed) -> None:
     assert "\tat " not in said  # as lines of a JVM's stack begin
 
 
+@pytest.mark.timeout(600)
+def test_a_jvm_that_dies_is_told_in_plain_words(killed: Killed) -> None:
+    """Python's process lives on, says so, and the next run goes on."""
+    killed.feed(20)
+    assert killed.run_and_kill(jvm_only=True) == SparkFailed.exit_code
+    *_, what, where, following = (killed.folder / "err").read_text().splitlines()
+    assert what.startswith("error: the JVM that Spark runs in has ended")
+    assert "spark.log" in where
+    assert "next:" in following
+    killed.feed(100)
+    killed.catch_up()
+    killed.check()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
 def test_fifty_kills(killed: Killed) -> None:

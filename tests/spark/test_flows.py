@@ -250,10 +250,11 @@ def test_state_is_spread_over_many_keys(log: EmbeddedLog) -> None:
 
 def test_a_function_with_state_and_timers(log: EmbeddedLog) -> None:
     """Over a restart: what was kept and the timers that wait are still there."""
+    over = t(20)
 
     def count(row: dict[str, Any], key: Any) -> None:
         key.state["n"] = key.state.get("n", 0) + row["n"]
-        key.at_event_time(t(20), "over")
+        key.at_event_time(over, "over")
 
     def give(tag: str, time: Any, key: Any) -> dict[str, Any]:
         return {"total": key.state["n"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 import traceback
@@ -97,10 +96,9 @@ def _chosen(file: Path, name: str | None) -> tuple[Flow, dict[str, Any]]:
 
 
 def _values(file: Path) -> dict[str, Any]:
-    """What a file defines. Its folder is where it finds modules of its own, here and in the workers."""
+    """What a file defines. Its folder is where it finds modules of its own, as it does when Python runs it."""
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         return runpy.run_path(str(file), run_name=MODULE)
     except (MillstreamError, KeyboardInterrupt):

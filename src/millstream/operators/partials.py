@@ -51,7 +51,8 @@ class Partials:
         in_windows = placed(rows, self._window).drop("end")
         parts = in_windows.group_by([*keys, "start"]).agg(made)
         assert isinstance(self._window, windows.Fixed | windows.Sliding)
-        return parts.with_columns(end=pl.col("start") + windows.microseconds(self._window.size))
+        end = (pl.col("start") + windows.microseconds(self._window.size)).alias("end")
+        return parts.select(*keys, "start", end, pl.exclude(*keys, "start"))
 
     def joined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Parts of several places as one row per key and window."""

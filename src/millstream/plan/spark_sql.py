@@ -281,7 +281,8 @@ class _Lowering:
         one, other = self.parts(node.left, node.right)
         for part in (one, other):
             _only("string", part, word)
-        return Lowered(f"({one.sql} {word} {other.sql} ESCAPE {text(escape)})", BOOLEAN, fails=True)
+        negated = "NOT " if node.args.get("negate") else ""  # the parser says it here, not with a node around
+        return Lowered(f"({one.sql} {negated}{word} {other.sql} ESCAPE {text(escape)})", BOOLEAN, fails=True)
 
     def visit_RegexpLike(self, node: exp.RegexpLike) -> Lowered:  # noqa: N802
         one, other = self.parts(node.this, node.expression)

@@ -36,7 +36,7 @@ HIDDEN = (TIME, WEIGHT, KEEP)
 def compiled(spark: SparkSession, shipment: Shipment, feed: Feed) -> DataFrame:
     """All rows of a flow, packed, on their way to its outputs."""
     spark.dataSource.register(FeedSource)
-    packed = spark.readStream.format(FORMAT).option(FEED, as_option(feed)).load()
+    packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed)).load()
     for number, source in enumerate(shipment.layout.framed_sources):
         packed = packed.unionByName(NativeSteps(shipment.layout, source).packed(shipment, number))
     for number, _ in enumerate(shipment.layout.chain):
@@ -117,7 +117,7 @@ class Pack:
             yield to_batch(list(self._packed(batches)))
 
     def _packed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Packed]:
-        plan = self.shipment.plan()
+        plan = self.shipment.plan
         named = {node.name: node for node in plan.layout.order}
         source, entry = named[self.source], named[self.entry]
         assert isinstance(source, Read)

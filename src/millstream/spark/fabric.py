@@ -105,11 +105,9 @@ class Shipment:
     def folder(self) -> Path:
         return Path(tempfile.gettempdir()) / self.runs_folder
 
+    @cached_property
     def plan(self) -> Plan:
-        if self.name not in _PLANS:
-            _forget_some(_PLANS)
-            _PLANS[self.name] = Plan(self.layout, self.partitions)
-        return _PLANS[self.name]
+        return Plan(self.layout, self.partitions)
 
     @cached_property
     def _packed_layout(self) -> bytes:
@@ -123,7 +121,8 @@ class Shipment:
 def _arrived(name: str, packed_layout: bytes, partitions: int, runs_folder: str) -> Shipment:
     """A worker unpacks a plan once, though it comes with every task."""
     if name not in _SHIPMENTS:
-        _forget_some(_SHIPMENTS)
+        while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
+            _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
         shipment = Shipment(name, cloudpickle.loads(packed_layout), partitions, runs_folder)
         shipment.__dict__["_packed_layout"] = packed_layout
         _SHIPMENTS[name] = shipment
@@ -131,14 +130,7 @@ def _arrived(name: str, packed_layout: bytes, partitions: int, runs_folder: str)
 
 
 PLANS_KEPT = 8
-_PLANS: dict[str, Plan] = {}
 _SHIPMENTS: dict[str, Shipment] = {}
-
-
-def _forget_some(kept: dict[str, Any]) -> None:
-    """A worker serves many queries one after the other."""
-    while len(kept) >= PLANS_KEPT:
-        kept.pop(next(iter(kept)))
 
 
 class StepProcessor(StatefulProcessor):
@@ -151,7 +143,7 @@ class StepProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._head = handle.getValueState("head", "head binary")
         self._deltas = handle.getListState("deltas", "delta binary")
-        self._plan = self._shipment.plan()
+        self._plan = self._shipment.plan
         self._step = self._plan.steps[self._number]
         self._node = self._plan.layout.chain[self._number]
 

@@ -14,6 +14,7 @@ from millstream.errors import MillstreamError, SparkFailed, StepFailed
 
 MARK = "MILLSTREAM-FAILURE:"
 _FOUND = re.compile(re.escape(MARK) + r"([A-Za-z0-9+/=]+)")
+_RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b(: |$)")
 OURS = str(Path(__file__).parent.parent)
 
 
@@ -59,9 +60,17 @@ def of_query(error: BaseException, log: str | None = None) -> MillstreamError:
         inner = pickle.loads(base64.b64decode(found.group(1)))
         assert isinstance(inner, MillstreamError)
         return inner
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return SparkFailed(
-        f"Spark stopped the job: {lines[0] if lines else type(error).__name__}",
+        f"Spark stopped the job: {_reason(str(error)) or type(error).__name__}",
         where=log,
         next_step="run it again: it goes on from its last complete batch",
     )
+
+
+def _reason(said: str) -> str | None:
+    """The line that says what went wrong: where Python's own lines are told, the last of them."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if any(line.endswith("Traceback (most recent call last):") for line in lines):
+        raised = [line for line in lines if _RAISED.match(line)]
+        return raised[-1] if raised else lines[0]
+    return lines[0] if lines else None

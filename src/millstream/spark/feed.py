@@ -121,7 +121,7 @@ class ScriptFeed:
         return range(start["step"], end["step"])
 
     def read(self, task: int) -> Iterator[pa.RecordBatch]:
-        plan = self.shipment.plan()
+        plan = self.shipment.plan
         reached = max(scene.watermark_before for scene in self.steps[task].values())
         for number, source in enumerate(plan.layout.sources):
             scene = self.steps[task][source.name]

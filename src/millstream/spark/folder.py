@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from millstream.errors import JobChanged, JobRunning
-from millstream.log.disk import FileLock, write_document
+from millstream.log.disk import write_document
 from millstream.operators.stateful import stateful
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
 
 DESCRIPTION = "job.json"
+RUNS = "millstream-runs"
+"""In the folder for temporary files of every executor: the state of jobs that run there, made anew if it is lost."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +61,20 @@ class JobFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nobody else runs the job meanwhile."""
-        with FileLock(self.path / "lock").attempt() as free:
-            if not free:
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 raise JobRunning(
                     f"the job '{self.job}' runs already",
                     where=str(self.path),
                     next_step="stop the other one (Ctrl-C), or give this flow another name",
-                )
+                ) from None
             (self.path / STOP).unlink(missing_ok=True)
             yield
+        finally:
+            os.close(lock)  # and so let go of: any thread may end a job
 
     def kept(self) -> Kept | None:
         path = self.path / DESCRIPTION
@@ -83,7 +93,7 @@ class JobFolder:
                 where=str(self.path),
                 next_step=(
                     "undo the change, or run it beside as a new job: flow.replay(into=…) makes the results anew; "
-                    "or begin anew here: remove the job's folder, and the outputs it has written are made again"
+                    f"or begin anew here: millstream jobs forget {self.job}"
                 ),
             )
         write_document(self.path / DESCRIPTION, asdict(kept))
@@ -96,9 +106,16 @@ class JobFolder:
 
     def remove(self) -> None:
         """At once: a half of it, left by a process that died meanwhile, would not know what was written."""
+        kept = self.kept()
         gone = self.path.with_name(f".{self.path.name}-{uuid.uuid4().hex}")
         self.path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+        if kept is not None:
+            shutil.rmtree(runs_of(kept.identity), ignore_errors=True)
+
+
+def runs_of(identity: str) -> Path:
+    return Path(tempfile.gettempdir()) / RUNS / identity
 
 
 def _newest(folder: Path) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import subprocess
 import tempfile
@@ -73,9 +72,10 @@ def start(java: Java, options: Sequence[str], log: Path) -> Any:
         environ.pop("SPARK_HOME", None)
         environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # else it looks for a network to be reached by
         with log.open("ab") as complaints:
-            # The JVM ends when its standard input does: with this process, however that ends.
+            # The JVM ends when its standard input does: with this process, however that ends. Ctrl-C is not for it: in
+            # a session of its own it does not hear it.
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stderr=complaints, env=environ, preexec_fn=_ignore_interrupts
+                command, stdin=subprocess.PIPE, stderr=complaints, env=environ, start_new_session=True
             )
         port, secret = _answered(process, answer, log)
     return _connected(process, port, secret)
@@ -83,11 +83,6 @@ def start(java: Java, options: Sequence[str], log: Path) -> Any:
 
 def class_path() -> str:
     return os.pathsep.join(sorted(str(jar) for jar in (spark_home() / "jars").glob("*.jar")))
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for this process, which stops its queries in order; the JVM must live to do so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _answered(process: subprocess.Popen[bytes], answer: Path, log: Path) -> tuple[int, str]:

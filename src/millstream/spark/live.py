@@ -162,7 +162,7 @@ class LiveFeed:
     # ------------------------------------------------------------ in the workers
 
     def read(self, task: Task) -> Iterator[pa.RecordBatch]:
-        plan = self.shipment.plan()
+        plan = self.shipment.plan
         if task.number == 0 and plan.layout.framed_sources:  # a DataFrame of Spark does not know our time
             said = control_to_bytes({"origin": CLOCK, "now": task.now})
             steps = range(len(plan.layout.chain))

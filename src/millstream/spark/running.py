@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millstream.errors import InvalidInput, MillstreamError
+from millstream.errors import InvalidInput, MillstreamError, SparkFailed
 from millstream.log import connect
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
@@ -30,7 +34,7 @@ from millstream.spark.compiler import compiled
 from millstream.spark.display import Display
 from millstream.spark.fabric import Shipment
 from millstream.spark.failures import of_query
-from millstream.spark.folder import JobFolder, Kept
+from millstream.spark.folder import RUNS, JobFolder, Kept
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
 from millstream.spark.outputs import Outputs, Progress, Stopped
@@ -142,8 +146,8 @@ class Job:
 
     def _finish(self) -> None:
         assert self._query is not None
-        error = self._query.exception()
-        self._closing.close()
+        with self._closing:
+            error = self._query.exception()
         failure = self._outputs.failure if self._outputs is not None else None
         if isinstance(failure, Stopped):
             return
@@ -153,8 +157,9 @@ class Job:
             raise of_query(error, _log())
 
 
-def start_job(flow: Flow, settings: Settings, display: Display) -> Job:
+def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | None = None) -> Job:
     """Starts a job and returns when its query runs."""
+    asked = asked or Asked(deaf=True)
     settings = settings.checked()
     outputs = flow.check()
     name = flow.name
@@ -171,7 +176,9 @@ def start_job(flow: Flow, settings: Settings, display: Display) -> Job:
         display.phase("looking at the sources")
         _check_sources(outputs, broker, folder.path)
         display.phase("starting Spark")
-        spark = session(master=settings.master, name=name)
+        _share_path()
+        with asked.undisturbed():
+            spark = session(master=settings.master, name=name)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
         before = folder.kept()
@@ -185,6 +192,7 @@ def start_job(flow: Flow, settings: Settings, display: Display) -> Job:
             sinks[output] = _opened_sink(output, name, log, folder)
             opening.callback(sinks[output].close)
         display.phase("starting the query")
+        asked.check()
         job = Job(name, folder, dict.fromkeys(layout.fed_sources, feed), progress)
         job._outputs = Outputs(layout, sinks, folder.path, progress, settings.on_batch)
         job._query = _query(spark, job._outputs, feed, folder, settings)
@@ -196,23 +204,33 @@ def start_job(flow: Flow, settings: Settings, display: Display) -> Job:
 
 def run_job(flow: Flow, settings: Settings, display: Display) -> Job:
     """Runs a job until it ends or is told to (Ctrl-C), and then to the end of its running batch."""
-    job = start_job(flow, settings, display)
-    with _signals(job) as asked:
+    with Asked() as asked, jvm_alive():
+        job = start_job(flow, settings, display, asked)
         try:
             while job.is_running:
-                if asked.is_set():
+                if asked.event.is_set():
                     display.phase("stopping after the running batch")
                     job.stop()
+                    job.interrupted = asked.interrupted
                     return job
                 with suppress(MillstreamError):  # what cannot be shown now is no reason to stop
                     display.look(job)
-                asked.wait(LOOK_S)
+                asked.event.wait(LOOK_S)
         except BaseException:
             with suppress(Exception):  # what went wrong first is what the user is told
                 job.stop()
             raise
-    job.wait()
+        job.wait()
     return job
+
+
+def _share_path() -> None:
+    """Workers that are yet to be started on this machine find the modules that this process finds."""
+    own = sysconfig.get_paths()
+    skipped = ("site-packages", "dist-packages", own["stdlib"], own["platstdlib"])
+    found = [entry for entry in sys.path if Path(entry).is_dir() and not any(part in entry for part in skipped)]
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, [*known, *found])))
 
 
 def _query(
@@ -241,9 +259,7 @@ def _log() -> str | None:
 def _feed(
     spark: SparkSession, settings: Settings, layout: Layout, kept: Kept, folder: JobFolder, broker: str
 ) -> LiveFeed:
-    shipment = Shipment(
-        f"{kept.identity}-{time.time_ns()}", layout, kept.partitions, f"millstream-runs/{kept.identity}"
-    )
+    shipment = Shipment(f"{kept.identity}-{time.time_ns()}", layout, kept.partitions, f"{RUNS}/{kept.identity}")
     starts: dict[str, Offsets] = {}
     if settings.since is not None:
         starts = {node.name: opened(node, broker, folder.path).at(settings.since) for node in layout.fed_sources}
@@ -298,22 +314,61 @@ def _forget_if_done(job: Job, runs: Path) -> None:
 
 
 @contextmanager
-def _signals(job: Job) -> Iterator[threading.Event]:
-    """Set when somebody asks the job to stop. Spark's own handler would break off the running batch."""
-    asked = threading.Event()
-
-    def hear(number: int, _: Any) -> None:
-        job.interrupted = job.interrupted or number == signal.SIGINT
-        asked.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+def jvm_alive() -> Iterator[None]:
+    """What a call to a JVM that is gone raises is no help to anybody."""
     try:
-        yield asked
-    finally:
-        for number, handler in before.items():
+        yield
+    except (Py4JError, ConnectionError) as error:
+        raise SparkFailed(
+            "the JVM that Spark runs in has ended, most often for want of memory",
+            where=_log(),
+            next_step="start anew, with more memory (spark.driver.memory) or fewer rows in a batch (batch_rows=…)",
+        ) from error
+
+
+class Asked:
+    """Whether somebody asks the job to stop, by Ctrl-C or SIGTERM. Both are only noted: to break off a call to the JVM
+    confuses it, and Spark's own handler would break off the running batch."""
+
+    def __init__(self, *, deaf: bool = False) -> None:
+        self._deaf = deaf or threading.current_thread() is not threading.main_thread()
+        self.event = threading.Event()
+        self.interrupted = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Asked:
+        for number in () if self._deaf else (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def _hear(self, number: int, _: Any) -> None:
+        self.interrupted = self.interrupted or number == signal.SIGINT
+        self.event.set()
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """A session brings a handler of its own for Ctrl-C: it would call the JVM in the middle of a call. Inside this
+        it stays away, and who asked meanwhile is heard at the end."""
+        plain = signal.signal
+
+        def chosen(number: int, handler: Any) -> Any:
+            return signal.getsignal(number) if callable(handler) else plain(number, handler)
+
+        if not self._deaf:
+            signal.signal = chosen  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            signal.signal = plain
+        self.check()
+
+    def check(self) -> None:
+        """Ends what has not begun to run yet."""
+        if self.event.is_set():
+            raise KeyboardInterrupt
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             with suppress(TypeError):
                 signal.signal(number, handler)
 

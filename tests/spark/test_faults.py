@@ -59,6 +59,7 @@ def test_kills_lose_and_double_nothing(killed: Killed) -> None:
     assert "\tat " not in said  # as lines of a JVM's stack begin
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_jvm_that_dies_is_told_in_plain_words(killed: Killed) -> None:
     """Python's process lives on, says so, and the next run goes on."""
@@ -68,7 +69,7 @@ def test_a_jvm_that_dies_is_told_in_plain_words(killed: Killed) -> None:
     assert what.startswith("error: the JVM that Spark runs in has ended")
     assert "spark.log" in where
     assert "next:" in following
-    killed.feed(100)
+    killed.feed(300)
     killed.catch_up()
     killed.check()
 

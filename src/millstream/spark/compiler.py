@@ -23,11 +23,12 @@ from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node, Project, Read, Where
 from millstream.plan.watermarks import Bounded
 from millstream.records import Schema
-from millstream.spark.fabric import Shipment, StepProcessor
+from millstream.spark.fabric import Shipment
 from millstream.spark.failures import told
-from millstream.spark.feed import FEED, FORMAT, Feed, FeedSource, as_option
+from millstream.spark.feed import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.layout import Layout
-from millstream.spark.packing import PACKED, Packed, to_batch
+from millstream.spark.packing import Packed, to_batch
+from millstream.spark.processor import StepProcessor
 
 KEEP = "__keep"
 HIDDEN = (TIME, WEIGHT, KEEP)

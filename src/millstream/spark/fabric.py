@@ -1,7 +1,7 @@
 """The only place that knows how a stateful step runs on Spark.
 
-Spark calls `StepProcessor` once per key group and batch, with the packed rows that are for it. Its durable state is
-small: a head, rewritten each batch, and a list of deltas, one per batch that changed something. The rows of state lie
+`StepRunner` is called once per key group and batch, with the packed rows that are for it. Its durable state is small: a
+head, rewritten each batch, and a list of deltas, one per batch that changed something. The rows of state lie
 beside the executor in sorted runs under the version that the head names; if they are not there, the deltas make them
 anew. Spark rolls head and deltas back together, so a batch that is tried again finds exactly its own version.
 """
@@ -18,8 +18,7 @@ from typing import Any
 
 import polars as pl
 from pyspark import cloudpickle
-from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import ListState, ValueState
 
 from millstream.operators.accumulators import ORDER
 from millstream.operators.runs import NEVER, Runs
@@ -43,7 +42,6 @@ from millstream.spark.packing import (
     from_bytes,
 )
 
-PackedRow = Row("label", "step", "kind", "task", "blob")
 DELTA_ROWS_MIN = 200_000
 """Deltas are replaced by one snapshot when they hold this many rows, and several times what is alive."""
 DELTA_TIMES = 4
@@ -133,31 +131,22 @@ PLANS_KEPT = 8
 _SHIPMENTS: dict[str, Shipment] = {}
 
 
-class StepProcessor(StatefulProcessor):
-    """One step of the chain; rows for later steps and for outputs are passed on."""
+class StepRunner:
+    """Runs one step of the chain in a worker, a key group at a time, on the state that Spark keeps for it."""
 
-    def __init__(self, shipment: Shipment, number: int) -> None:
+    def __init__(self, shipment: Shipment, number: int, head: ValueState, deltas: ListState) -> None:
         self._shipment = shipment
         self._number = number
+        self._head = head
+        self._deltas = deltas
+        self._plan = shipment.plan
+        self._step = self._plan.steps[number]
+        self._node = self._plan.layout.chain[number]
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._head = handle.getValueState("head", "head binary")
-        self._deltas = handle.getListState("deltas", "delta binary")
-        self._plan = self._shipment.plan
-        self._step = self._plan.steps[self._number]
-        self._node = self._plan.layout.chain[self._number]
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        mine = []
-        for row in rows:
-            if row.step == self._number:
-                mine.append((row.kind, row.task, bytes(row.blob)))
-            else:
-                yield row
-        if mine:
-            with told(self._node.name):
-                made = [PackedRow(*packed) for packed in self._run(key[0], mine)]
-            yield from made
+    def run(self, label: int, mine: list[tuple[int, int, bytes]]) -> list[Packed]:
+        """What a key group sends, given the kind, the task and the blob of each packed row that is for it."""
+        with told(self._node.name):
+            return list(self._run(label, mine))
 
     def _run(self, label: int, mine: list[tuple[int, int, bytes]]) -> Iterator[Packed]:
         group = self._plan.group_of[label]
@@ -187,14 +176,16 @@ class StepProcessor(StatefulProcessor):
 
     def _inputs(self, mine: list[tuple[int, int, bytes]], head: Head) -> dict[str, pl.DataFrame]:
         """The rows in the order of the tasks they come from, numbered on from those before; and what was folded."""
-        rows, partials = [], []
-        for kind, _, blob in sorted(mine, key=lambda packed: packed[:2]):
+        partials = [from_bytes(blob) for kind, _, blob in mine if kind == PARTIALS]
+        by_task: dict[int, list[pl.DataFrame]] = {}
+        for kind, task, blob in mine:
             if kind == ROWS:
-                frame = from_bytes(blob)
-                rows.append(frame.with_columns(pl.col(ORDER) + head.count))
-                head.count += len(frame)
-            elif kind == PARTIALS:
-                partials.append(from_bytes(blob))
+                by_task.setdefault(task, []).append(from_bytes(blob))
+        rows = []
+        for _, frames in sorted(by_task.items()):
+            part = pl.concat(sorted(frames, key=lambda frame: int(frame[ORDER][0])))
+            rows.append(part.with_columns(pl.col(ORDER) + head.count))
+            head.count += int(part[ORDER][-1]) + 1
         found = {"rows": pl.concat(rows)} if rows else {}
         return found | ({"partials": pl.concat(partials)} if partials else {})
 
@@ -225,6 +216,3 @@ class StepProcessor(StatefulProcessor):
 
     def _stored_deltas(self) -> Iterator[bytes]:
         return (bytes(stored[0]) for stored in self._deltas.get())
-
-    def close(self) -> None:
-        pass

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from millstream.operators.stateful import SENT
-from millstream.spark.fabric import Shipment
 from millstream.spark.failures import told
-from millstream.spark.packing import PACKED, from_bytes, to_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMAT = "millstream_feed"
+PACKED = "label int, step int, kind int, task int, blob binary"
 FEED = "feed"
 
 
@@ -53,7 +52,7 @@ class FeedSource(DataSource):
         return PACKED
 
     def streamReader(self, schema: StructType) -> FeedReader:  # noqa: N802
-        return FeedReader(cloudpickle.loads(base64.b64decode(self.options[FEED])))
+        return FeedReader(base64.b64decode(self.options[FEED]))
 
 
 def as_option(feed: Feed) -> str:
@@ -61,8 +60,20 @@ def as_option(feed: Feed) -> str:
 
 
 class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    """Unpacks its feed when it is first asked for something: Spark also makes one only to send it on."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+        self._unpacked: Feed | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_packed": self._packed, "_unpacked": None}
+
+    @property
+    def _feed(self) -> Feed:
+        if self._unpacked is None:
+            self._unpacked = cloudpickle.loads(self._packed)
+        return self._unpacked
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with told():
@@ -89,42 +100,3 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         pass
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What a source sends in one step of a script."""
-
-    rows: bytes
-    watermark_before: int
-    watermark: int
-    now: int
-
-
-@dataclass(frozen=True)
-class ScriptFeed:
-    """A feed of steps that are known beforehand, for tests: each is a batch."""
-
-    shipment: Shipment
-    steps: tuple[dict[str, Scene], ...]
-
-    def initial(self) -> dict[str, Any]:
-        return {"step": 0}
-
-    def latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        return {"step": min(start["step"] + 1, len(self.steps))}
-
-    def stop_at_present(self) -> None:
-        pass
-
-    def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[int]:
-        return range(start["step"], end["step"])
-
-    def read(self, task: int) -> Iterator[pa.RecordBatch]:
-        plan = self.shipment.plan
-        reached = max(scene.watermark_before for scene in self.steps[task].values())
-        for number, source in enumerate(plan.layout.sources):
-            scene = self.steps[task][source.name]
-            packer = plan.packer(source, task=number, reached=reached)
-            packer.add({SENT: from_bytes(scene.rows)}, scene.now)
-            yield to_batch(list(packer.pack({"watermark": scene.watermark, "now": scene.now})))

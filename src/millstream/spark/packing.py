@@ -24,7 +24,6 @@ from millstream.plan.bundles import END
 from millstream.plan.nodes import Node
 from millstream.spark.layout import Frames, Layout, Place, evaluated
 
-PACKED = "label int, step int, kind int, task int, blob binary"
 ARROW = pa.schema(
     [
         ("label", pa.int32()),

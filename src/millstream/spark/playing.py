@@ -18,9 +18,9 @@ from millstream.plan.bundles import Bundle
 from millstream.plan.nodes import Node
 from millstream.spark.compiler import compiled
 from millstream.spark.fabric import Shipment
-from millstream.spark.feed import Scene, ScriptFeed
 from millstream.spark.layout import Layout
 from millstream.spark.packing import ROWS, from_bytes, to_bytes
+from millstream.spark.script_feed import Scene, ScriptFeed
 from millstream.spark.session import session
 
 

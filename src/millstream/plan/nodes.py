@@ -189,6 +189,8 @@ def is_changing(node: Node) -> bool:
         return node.mode is Mode.RETRACTING
     if isinstance(node, Read):
         return node.changes
+    if isinstance(node, Late):
+        return any(is_changing(given) for given in node.inputs[0].inputs)
     return any(is_changing(given) for given in node.inputs)
 
 

@@ -17,6 +17,7 @@ from millstream.sources.base import SLAB_ROWS, Offsets, Slab, Slice, cut, fair_s
 from millstream.sources.topic_columns import Chunk, columns_of
 
 SLAB_BYTES = 16 << 20
+WEIGH_SECONDS = 10.0
 LOOK_SECONDS = 1.0  # for new partitions, and for transactions whose producer died
 
 
@@ -35,6 +36,8 @@ class TopicSource:
             self._log.close()
             raise
         self._held: dict[int, Partition] = {}
+        self._row_bytes = 0.0
+        self._weighed_at = float("-inf")
         self._wakeup: Wakeup | None = None
         self._freed_at = -LOOK_SECONDS
 
@@ -70,6 +73,15 @@ class TopicSource:
                 self._log.end_abandoned(partition)
 
     # ------------------------------------------------------------ planning a batch
+
+    def row_bytes(self) -> float:
+        """How large a record is on average, as it was stored; looked up now and then."""
+        if time.monotonic() - self._weighed_at > WEIGH_SECONDS:
+            self._weighed_at = time.monotonic()
+            found = self._log.describe_topic(self.topic).partitions
+            records = sum(partition.records_max for partition in found)
+            self._row_bytes = sum(partition.size_bytes for partition in found) / max(1, records)
+        return self._row_bytes
 
     def limited(self, start: Offsets, limit_rows: int | None, *, until: Offsets | None = None) -> Offsets:
         """`until` bounds it further: what came later, and partitions it does not name, are left for another time."""

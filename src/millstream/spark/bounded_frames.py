@@ -14,6 +14,9 @@ from millstream.plan.places import Files
 DONE = "_SUCCESS"
 
 
+TIMES = "spark.sql.parquet.outputTimestampType"
+
+
 def as_files(outputs: Sequence[Write], folder: Path) -> tuple[Write, ...]:
     """The same outputs, over files where there were DataFrames that do not stream."""
     order = in_order(outputs)
@@ -34,5 +37,11 @@ def _is_bounded(node: Read) -> bool:
 def _from_files(node: Read, folder: Path) -> Read:
     path = folder / "frames" / node.name
     if not (path / DONE).exists():
-        node.source.frame.write.mode("overwrite").parquet(str(path))
+        spark = node.source.frame.sparkSession
+        before = spark.conf.get(TIMES)
+        spark.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's own INT96 has no time zone
+        try:
+            node.source.frame.write.mode("overwrite").parquet(str(path))
+        finally:
+            spark.conf.set(TIMES, before)
     return replace(node, source=Files(str(path), "parquet"))

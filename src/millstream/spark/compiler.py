@@ -27,7 +27,7 @@ from millstream.spark.fabric import Shipment
 from millstream.spark.failures import told
 from millstream.spark.feed import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.layout import Layout
-from millstream.spark.packing import Packed, to_batch
+from millstream.spark.packing import DRIVER, REPORT, Packed, control_to_bytes, to_batch
 from millstream.spark.processor import StepProcessor
 
 KEEP = "__keep"
@@ -126,12 +126,14 @@ class Pack:
         task = ((self.number + 1) << 24) + (context.partitionId() if context else 0)
         packer = plan.packer(source, task=task, entry=entry)
         reached: int | None = None
-        spoke = False
+        count = 0
         for batch in batches:
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame)
-            spoke = spoke or len(rows) > 0
+            count += len(rows)
             said = told_by(source, rows)
             reached = said if reached is None else max(reached, said if said is not None else reached)
             packer.add({SENT: rows.filter(KEEP).drop(KEEP)}, time.time_ns() // 1000)
-        yield from packer.pack({"now": 0, "partitions": {"": (reached, spoke)}})
+        yield from packer.pack({"now": 0, "partitions": {"": (reached, count > 0)}})
+        report = {"source": source.name, "rows": count, "dead": 0, "now": 0, "ends": {}}
+        yield plan.labels[0], DRIVER, REPORT, task, control_to_bytes(report)

@@ -77,7 +77,11 @@ def start(java: Java, options: Sequence[str], log: Path) -> Any:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stderr=complaints, env=environ, start_new_session=True
             )
-        port, secret = _answered(process, answer, log)
+        try:
+            port, secret = _answered(process, answer, log)
+        except BaseException:  # an interrupt, too: nobody else knows of it
+            process.kill()
+            raise
     return _connected(process, port, secret)
 
 

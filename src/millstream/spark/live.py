@@ -23,8 +23,9 @@ from millstream.operators.stateful import DEAD, SENT
 from millstream.operators.watermarks import told
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Read
-from millstream.sources import Offsets, Slab, Slice, Source, open_source
+from millstream.sources import Offsets, Slab, Slice, Source, TopicSource, open_source
 from millstream.spark.fabric import Plan, Shipment
+from millstream.spark.failures import told as failing
 from millstream.spark.inputs import CLOCK
 from millstream.spark.layout import Place, event_times
 from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to_bytes, to_batch
@@ -32,6 +33,8 @@ from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to
 STOP = "stop"
 REACHED = "reached.json"
 SEVERAL_WAIT_S = 0.02
+BATCH_BYTES_MAX = 256 << 20
+SOURCES_KEPT = 32
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,19 @@ class LiveFeed:
         """As far as a batch may go that begins there."""
         found = {}
         for node in self._nodes():
-            end = self._open(node).limited(start.get(node.name, {}), self.limit_rows)
+            end = self._open(node).limited(start.get(node.name, {}), self._limit(node))
             if self._until is not None:
                 until = self._until[node.name]
                 end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
             found[node.name] = end
         return found
+
+    def _limit(self, node: Read) -> int | None:
+        """How many rows of a source a batch has at most: as was asked for, and what fits into memory."""
+        source = self._open(node)
+        if self.limit_rows is None or not isinstance(source, TopicSource):
+            return self.limit_rows
+        return max(1, min(self.limit_rows, int(BATCH_BYTES_MAX / max(1.0, source.row_bytes()))))
 
     def _is_all(self, sources: dict[str, Offsets]) -> bool:
         assert self._until is not None
@@ -123,6 +133,8 @@ class LiveFeed:
         silent: dict[int, list[str]] = {}
         for number, node in enumerate(self._nodes()):
             source = self._open(node)
+            if node.name not in end["sources"]:
+                continue  # added to the flow since the batch was first begun
             begin, until = start["sources"].get(node.name, {}), end["sources"][node.name]
             found = source.slices(begin, until, self.tasks_max)
             for task, part in enumerate(found):
@@ -157,7 +169,7 @@ class LiveFeed:
         return self.shipment.layout.fed_sources
 
     def _open(self, node: Read) -> Source:
-        return opened(node, self.broker, Path(self.folder))
+        return opened(node, self.broker, Path(self.folder), self.shipment.name)
 
     # ------------------------------------------------------------ in the workers
 
@@ -167,11 +179,16 @@ class LiveFeed:
             said = control_to_bytes({"origin": CLOCK, "now": task.now})
             steps = range(len(plan.layout.chain))
             yield to_batch([(label, step, CONTROL, 0, said) for step in steps for label in plan.labels])
-        for number, node in enumerate(self._nodes()):
+        for number, node in enumerate(plan.layout.fed_sources):
             if number in task.slices or number in task.silent:
-                yield to_batch(list(self._read(plan, node, number, task)))
+                for packed in self._read(plan, node, number, task):
+                    yield to_batch([packed])  # one at a time: Spark holds a batch in one piece
 
     def _read(self, plan: Plan, node: Read, number: int, task: Task) -> Iterator[Packed]:
+        with failing(node.name):
+            yield from self._read_all(plan, node, number, task)
+
+    def _read_all(self, plan: Plan, node: Read, number: int, task: Task) -> Iterator[Packed]:
         packer = plan.packer(node, task=(number << 16) + task.number, reached=task.reached)
         partitions: dict[str, tuple[int | None, bool]] = dict.fromkeys(task.silent.get(number, []), (None, False))
         count = dead = 0
@@ -216,10 +233,12 @@ def dead_frame(slab: Slab) -> pl.DataFrame:
 _SOURCES: dict[tuple[str, ...], Source] = {}
 
 
-def opened(node: Read, broker: str | None, folder: Path) -> Source:
-    """A source is opened once in each process."""
-    place = (str(node.source), repr(node.schema), str(broker), str(folder), node.name)
+def opened(node: Read, broker: str | None, folder: Path, run: str) -> Source:
+    """A source is opened once in each process for a run of a job: the next may begin anew in the same folder."""
+    place = (str(node.source), repr(node.schema), str(broker), str(folder), node.name, run)
     if place not in _SOURCES:
+        while len(_SOURCES) >= SOURCES_KEPT:
+            _SOURCES.pop(next(iter(_SOURCES))).close()
         own = folder / "sources" / node.name
         _SOURCES[place] = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
     return _SOURCES[place]

@@ -113,7 +113,7 @@ class Job:
         for node, feed in self._sources.items():
             if not isinstance(node.source, str):
                 continue  # only the planner may look at others: a look receives lines, or notes new files
-            latest = opened(node, feed.broker, Path(feed.folder)).latest()
+            latest = feed._open(node).latest()
             done = self.progress.offsets.get(node.name, {})
             behind += sum(max(0, end - done.get(partition, 0)) for partition, end in latest.items())
         return behind
@@ -184,6 +184,11 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         before = folder.kept()
         groups = before.groups if before else settings.key_groups or max(4, 2 * cores)
         layout = Layout(tuple(outputs), groups)
+        if settings.batch and layout.framed_sources:
+            raise _refuse(
+                f"batch=True closes every window, and '{layout.framed_sources[0].name}' is a DataFrame that streams",
+                "give it a DataFrame that does not stream: spark.read instead of spark.readStream",
+            )
         kept = folder.settle(layout, before.partitions if before else min(cores, groups))
         progress = Progress()
         feed = _feed(spark, settings, layout, kept, folder, broker)
@@ -262,13 +267,16 @@ def _feed(
     shipment = Shipment(f"{kept.identity}-{time.time_ns()}", layout, kept.partitions, f"{RUNS}/{kept.identity}")
     starts: dict[str, Offsets] = {}
     if settings.since is not None:
-        starts = {node.name: opened(node, broker, folder.path).at(settings.since) for node in layout.fed_sources}
+        sources = {node.name: opened(node, broker, folder.path, shipment.name) for node in layout.fed_sources}
+        starts = {name: source.at(settings.since) for name, source in sources.items()}
     return LiveFeed(
         shipment,
         folder=str(folder.path),
         broker=broker,
         tasks_max=spark.sparkContext.defaultParallelism,
-        limit_rows=None if settings.batch else settings.batch_rows,
+        limit_rows=None
+        if settings.batch and layout.chain
+        else settings.batch_rows,  # windows are asked once, at the end
         tick_s=settings.tick_s,
         starts=starts,
         ends=settings.batch,

@@ -1,7 +1,7 @@
 """The only place that knows how a stateful step runs on Spark.
 
 `StepRunner` is called once per key group and batch, with the packed rows that are for it. Its durable state is small: a
-head, rewritten each batch, and a list of deltas, one per batch that changed something. The rows of state lie
+head, rewritten each batch, and the deltas, one per batch that changed something. The rows of state lie
 beside the executor in sorted runs under the version that the head names; if they are not there, the deltas make them
 anew. Spark rolls head and deltas back together, so a batch that is tried again finds exactly its own version.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 from pyspark import cloudpickle
-from pyspark.sql.streaming.stateful_processor import ListState, ValueState
+from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 
 from millstream.operators.accumulators import ORDER
 from millstream.operators.runs import NEVER, Runs
@@ -61,6 +61,7 @@ class Head:
     now: int = 0
     rows: int = 0
     delta_rows: int = 0
+    deltas: int = 0
     inputs: tuple[Any, ...] | None = None
 
     def to_bytes(self) -> bytes:
@@ -134,7 +135,7 @@ _SHIPMENTS: dict[str, Shipment] = {}
 class StepRunner:
     """Runs one step of the chain in a worker, a key group at a time, on the state that Spark keeps for it."""
 
-    def __init__(self, shipment: Shipment, number: int, head: ValueState, deltas: ListState) -> None:
+    def __init__(self, shipment: Shipment, number: int, head: ValueState, deltas: MapState) -> None:
         self._shipment = shipment
         self._number = number
         self._head = head
@@ -208,11 +209,19 @@ class StepRunner:
         head.next_event, head.next_clock, head.hold = applied.next_event, applied.next_clock, applied.hold
         head.delta_rows += applied.delta_rows
         if head.delta_rows > max(DELTA_ROWS_MIN, DELTA_TIMES * applied.rows):
-            self._deltas.put([(delta,) for delta in runs.snapshot()])
+            self._deltas.clear()
+            for delta in runs.snapshot():
+                self._keep(delta, head)
             head.delta_rows = applied.rows
         elif applied.delta:
-            self._deltas.appendValue((applied.delta,))
+            self._keep(applied.delta, head)
         return sent
 
+    def _keep(self, delta: bytes, head: Head) -> None:
+        """Each under a number of its own: a list would be one value that RocksDB reads whole to append to it."""
+        self._deltas.updateValue((head.deltas,), (delta,))
+        head.deltas += 1
+
     def _stored_deltas(self) -> Iterator[bytes]:
-        return (bytes(stored[0]) for stored in self._deltas.get())
+        """In the order they were kept in."""
+        return (bytes(delta[0]) for _, delta in sorted(self._deltas.iterator(), key=lambda pair: int(pair[0][0])))

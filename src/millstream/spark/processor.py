@@ -24,7 +24,7 @@ class StepProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._head = handle.getValueState("head", "head binary")
-        self._deltas = handle.getListState("deltas", "delta binary")
+        self._deltas = handle.getMapState("deltas", "number long", "delta binary")
         self._runner: StepRunner | None = None
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803

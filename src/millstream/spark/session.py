@@ -47,6 +47,7 @@ SETTINGS = (
     ),
     Setting("spark.sql.session.timeZone", "UTC", "expressions mean the same on every machine", needed=True),
     Setting(f"{ROCKSDB}.changelogCheckpointing.enabled", "true", "a batch uploads its changes, not whole files: 90 ms"),
+    Setting(f"{ROCKSDB}.trackTotalNumberOfRows", "false", "to count rows every write would read first"),
     Setting(
         f"{STREAMING}.checkpointFileManagerClass",
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",

@@ -34,7 +34,7 @@ Latencies = list[float]
 def produce(broker: str, rate: int, seconds: float) -> None:
     """Appends `rate` records a second in small bursts, each with the time it is appended at."""
     random = np.random.default_rng(rate)
-    with ms.connect(broker) as log, log.producer(linger=0) as producer:
+    with ms.connect(broker) as log, log.producer() as producer:
         begun = time.monotonic()
         done = 0
         while (elapsed := time.monotonic() - begun) < seconds:
@@ -62,7 +62,8 @@ def loaded(
     producer = subprocess.Popen(command)
     time.sleep(warm_s)
     seen.clear()
-    producer.wait()
+    if producer.wait():
+        raise RuntimeError("the process that appends has failed")
     time.sleep(1.0)
     stop()
     return seen

@@ -43,9 +43,8 @@ def seconds_to_ready(command: list[str], environment: dict[str, str]) -> float:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("READY"):
-            break
+    if not any(line.startswith("READY") for line in process.stdout):
+        raise RuntimeError(f"{' '.join(command)} ended before it was ready")
     taken = time.perf_counter() - begun
     process.terminate()
     process.wait(60)
@@ -74,7 +73,7 @@ def main() -> None:
                         producer.send("scores", row)
             commands = {
                 "session": [sys.executable, str(plain)],
-                "first_pane": [sys.executable, "-m", "millstream", "--log", str(broker), "run", str(flow)],
+                "first_pane": [sys.executable, "-m", "millstream.cli", "--log", str(broker), "run", str(flow)],
             }
             for name, command in commands.items():
                 taken = seconds_to_ready(command, environment)

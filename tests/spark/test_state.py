@@ -94,7 +94,7 @@ def test_a_killed_executor_changes_nothing(tmp_path: Path) -> None:
     with EmbeddedLog(tmp_path / "log") as log:
         log.create_topic("scores", schema=SCHEMA)
         put(log, "scores", [*ROWS, *END])
-        command = [sys.executable, "-m", "millstream", "--log", str(log.path), "run", str(file)]
+        command = [sys.executable, "-m", "millstream.cli", "--log", str(log.path), "run", str(file)]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             until(lambda: len(read(log, "totals")) > 10, "the first panes")

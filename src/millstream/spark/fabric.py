@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from millstream.operators.runs import NEVER, Runs
 from millstream.operators.stateful import LATE, LOST, Stateful, stateful
 from millstream.operators.windowed import Clock
 from millstream.plan.bundles import BEGINNING, END
-from millstream.plan.nodes import Node
+from millstream.plan.nodes import Node, Write
 from millstream.spark.failures import told
 from millstream.spark.inputs import InputWatermark
 from millstream.spark.layout import Layout, labels
@@ -110,7 +110,9 @@ class Shipment:
 
     @cached_property
     def _packed_layout(self) -> bytes:
-        packed: bytes = cloudpickle.dumps(self.layout)  # type: ignore[no-untyped-call]
+        # Sinks stay in the driver: what they hold, such as a function, need not be known elsewhere.
+        outputs = [replace(node, sink=None) if isinstance(node, Write) else node for node in self.layout.outputs]
+        packed: bytes = cloudpickle.dumps(replace(self.layout, outputs=tuple(outputs)))  # type: ignore[no-untyped-call]
         return packed
 
     def __reduce__(self) -> tuple[Any, ...]:

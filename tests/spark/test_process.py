@@ -19,7 +19,7 @@ def t(seconds: float) -> datetime:
 
 
 def watch(row: dict[str, Any], key: Any) -> Iterator[dict[str, Any]]:
-    """Counts, keeps the last values, and expects a sign of life within ten seconds, and within a minute of the clock."""
+    """Counts, keeps the last values, and expects a sign of life within ten seconds and within a minute of the clock."""
     if row["value"] < 0:
         raise ValueError("a negative value")
     key.state["n"] = key.state.get("n", 0) + 1

@@ -58,11 +58,15 @@ def test_a_dataframe_is_a_source(spark: SparkSession, log: EmbeddedLog, folder: 
     assert seconds(read(log, "totals")) == CLOSED
 
 
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_dataframe_as_one_batch(spark: SparkSession, log: EmbeddedLog, folder: Path, streams: bool) -> None:
+def test_a_dataframe_as_one_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
     """All windows close."""
-    totals("framed", files(spark, folder, streams=streams)).run(broker=log.path, batch=True)
+    totals("framed", files(spark, folder, streams=False)).run(broker=log.path, batch=True)
     assert seconds(read(log, "totals")) == ALL
+
+
+def test_a_dataframe_that_streams_is_no_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+    with pytest.raises(ms.MillstreamError, match="is a DataFrame that streams"):
+        totals("framed", files(spark, folder, streams=True)).run(broker=log.path, batch=True)
 
 
 def test_a_dataframe_that_streams_goes_on(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:

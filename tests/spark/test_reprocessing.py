@@ -16,6 +16,7 @@ import pytest
 
 import millstream as ms
 from millstream.log import EmbeddedLog
+from millstream.spark.folder import RUNS
 
 from .support import CAUGHT_UP, SCHEMA, last_panes, per_user, put, read, scores, seconds, t, table, until
 
@@ -74,7 +75,7 @@ def test_a_batch_run_leaves_no_job_behind(log: EmbeddedLog) -> None:
     put(log, "scores", ROWS)
     flow = ms.Flow("once")
     per_user(scores(flow)).write("totals")
-    runs = Path(tempfile.gettempdir()) / "millstream-runs"
+    runs = Path(tempfile.gettempdir()) / RUNS
     before = set(runs.glob("*"))
     flow.run(broker=log.path, batch=True)
     assert list((log.path / "jobs").iterdir()) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.log import EmbeddedLog
+from millstream.spark.folder import runs_of as folder_of_runs
 
 from .support import CAUGHT_UP, SCHEMA, START, per_user, put, read, scores, t, table, until
 
@@ -36,7 +36,7 @@ def total_of_each() -> dict[Any, tuple[int, int]]:
 
 
 def runs_of(job: Any) -> Path:
-    return Path(tempfile.gettempdir()) / "millstream-runs" / job.folder.kept().identity
+    return folder_of_runs(job.folder.kept().identity)
 
 
 def lose(folder: Path) -> None:

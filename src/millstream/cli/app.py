@@ -43,13 +43,14 @@ def millstream(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Topics, producers, consumers and queues of a Millstream log, made for pipes.
+    """Flows on Spark, and the topics, producers, consumers and queues of a Millstream log, made for pipes.
 
     \b
     Example:
       millstream topics create scores --schema "user string, team string, score int"
       cat events.jsonl | millstream produce scores --key team
       millstream consume scores | head -3
+      millstream run flow.py
     """
     ctx.obj = Session(address=log, json=as_json)
 

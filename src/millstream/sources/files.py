@@ -27,6 +27,7 @@ from millstream.sources.journal import Entry, Journal
 from millstream.sources.letters import Origin, letters, without_missing
 
 PARTITION = "files"
+BATCH_BYTES = 256 << 20
 ROW_BITS = 40
 LOOK_SECONDS = 0.2
 SPLIT_BYTES = 1 << 20  # a smaller Parquet file is not worth a look into its footer
@@ -93,10 +94,18 @@ class FilesSource:
     # ------------------------------------------------------------ planning a batch
 
     def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
-        """At most `files_per_batch` files; how many rows they have is not known before they are read."""
+        """At most `files_per_batch` files; how many rows they have is not known before they are read.
+
+        Unsaid, a batch that is limited at all takes files until they are large together.
+        """
         begun, end = start.get(PARTITION, 0), self.latest()[PARTITION]
         if self.place.files_per_batch is not None:
             end = min(end, begun + self.place.files_per_batch)
+        elif limit_rows is not None:
+            size_bytes, number = 0, begun
+            while number < end and size_bytes < BATCH_BYTES:
+                size_bytes, number = size_bytes + self._journal.entry(number).size_bytes, number + 1
+            end = number
         return {PARTITION: max(begun, end)}
 
     def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:

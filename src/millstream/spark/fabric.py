@@ -41,7 +41,11 @@ from millstream.spark.packing import (
     control_to_bytes,
     from_bytes,
 )
+from millstream.spark.users_code import ship
 
+FIRST_OF_STEPS = 1 << 30
+"""The numbers of tasks are those of sources below this, and those of key groups of steps from here on."""
+DELTAS_MAX = 2_000
 DELTA_ROWS_MIN = 200_000
 """Deltas are replaced by one snapshot when they hold this many rows, and several times what is alive."""
 DELTA_TIMES = 4
@@ -62,6 +66,7 @@ class Head:
     rows: int = 0
     delta_rows: int = 0
     deltas: int = 0
+    first_delta: int = 0
     inputs: tuple[Any, ...] | None = None
 
     def to_bytes(self) -> bytes:
@@ -85,8 +90,16 @@ class Plan:
             self.steps.append(step)
         self.group_of = {label: group for group, label in enumerate(self.labels)}
 
-    def packer(self, origin: Node, *, task: int, reached: int = END, entry: Node | None = None) -> Packer:
-        own_label = self.labels[task % len(self.labels)]
+    def packer(
+        self,
+        origin: Node,
+        *,
+        task: int,
+        reached: int = END,
+        entry: Node | None = None,
+        own_label: int | None = None,
+    ) -> Packer:
+        own_label = self.labels[task % len(self.labels)] if own_label is None else own_label
         return Packer(self.layout, origin, self.labels, self.steps, task, own_label, reached, entry)
 
 
@@ -112,6 +125,7 @@ class Shipment:
     def _packed_layout(self) -> bytes:
         # Sinks stay in the driver: what they hold, such as a function, need not be known elsewhere.
         outputs = [replace(node, sink=None) if isinstance(node, Write) else node for node in self.layout.outputs]
+        ship(self.layout.order)
         packed: bytes = cloudpickle.dumps(replace(self.layout, outputs=tuple(outputs)))  # type: ignore[no-untyped-call]
         return packed
 
@@ -163,7 +177,7 @@ class StepRunner:
             inputs.hear(control)
         watermark = max(head.watermark, inputs.watermark())
         clock = self._step.clock(Clock(head.watermark, watermark, head.now, inputs.now))
-        packer = self._plan.packer(self._node, task=group)
+        packer = self._plan.packer(self._node, task=FIRST_OF_STEPS + (self._number << 12) + group, own_label=label)
         given = self._inputs(mine, head)
         late = 0
         if given or head.next_event <= clock.watermark or head.next_clock <= clock.now:
@@ -188,7 +202,7 @@ class StepRunner:
         for _, frames in sorted(by_task.items()):
             part = pl.concat(sorted(frames, key=lambda frame: int(frame[ORDER][0])))
             rows.append(part.with_columns(pl.col(ORDER) + head.count))
-            head.count += int(part[ORDER][-1]) + 1
+            head.count += int(part[ORDER].max()) + 1  # type: ignore[arg-type]
         found = {"rows": pl.concat(rows)} if rows else {}
         return found | ({"partials": pl.concat(partials)} if partials else {})
 
@@ -210,8 +224,10 @@ class StepRunner:
         head.version, head.rows = applied.version, applied.rows
         head.next_event, head.next_clock, head.hold = applied.next_event, applied.next_clock, applied.hold
         head.delta_rows += applied.delta_rows
-        if head.delta_rows > max(DELTA_ROWS_MIN, DELTA_TIMES * applied.rows):
+        many = head.deltas - head.first_delta > DELTAS_MAX
+        if many or head.delta_rows > max(DELTA_ROWS_MIN, DELTA_TIMES * applied.rows):
             self._deltas.clear()
+            head.first_delta = head.deltas
             for delta in runs.snapshot():
                 self._keep(delta, head)
             head.delta_rows = applied.rows
@@ -225,5 +241,8 @@ class StepRunner:
         head.deltas += 1
 
     def _stored_deltas(self) -> Iterator[bytes]:
-        """In the order they were kept in."""
-        return (bytes(delta[0]) for _, delta in sorted(self._deltas.iterator(), key=lambda pair: int(pair[0][0])))
+        """In the order they were kept in, one at a time."""
+        for number in sorted(int(key[0]) for key in self._deltas.keys()):  # noqa: SIM118 a state, not a dict
+            delta = self._deltas.getValue((number,))
+            assert delta is not None
+            yield bytes(delta[0])

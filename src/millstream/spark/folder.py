@@ -7,10 +7,11 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from millstream.errors import JobChanged, JobRunning
@@ -20,7 +21,8 @@ from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
 
 DESCRIPTION = "job.json"
-RUNS = "millstream-runs"
+LOOKING_S = 0.5
+RUNS = f"millstream-runs-{os.getuid()}"
 """In the folder for temporary files of every executor: the state of jobs that run there, made anew if it is lost."""
 
 
@@ -33,6 +35,8 @@ class Kept:
     partitions: int
     steps: dict[str, dict[str, str]] = field(default_factory=dict)
     """By the name of a step that keeps state: what it does, and the columns of each of its tables."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """By the name of a source: which topic it is, and not only what that is called."""
 
 
 def described(layout: Layout) -> dict[str, dict[str, str]]:
@@ -63,14 +67,12 @@ class JobFolder:
         """Nobody else runs the job meanwhile."""
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _taken(lock):
                 raise JobRunning(
                     f"the job '{self.job}' runs already",
                     where=str(self.path),
                     next_step="stop the other one (Ctrl-C), or give this flow another name",
-                ) from None
+                )
             (self.path / STOP).unlink(missing_ok=True)
             yield
         finally:
@@ -80,12 +82,12 @@ class JobFolder:
         path = self.path / DESCRIPTION
         return Kept(**json.loads(path.read_text())) if path.exists() else None
 
-    def settle(self, layout: Layout, partitions: int) -> Kept:
+    def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:
         """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""
         steps = described(layout)
         kept = self.kept()
         if kept is None:
-            kept = Kept(uuid.uuid4().hex, layout.groups, partitions, steps)
+            kept = Kept(uuid.uuid4().hex, layout.groups, partitions, steps, sources)
         elif list(kept.steps.items()) != list(steps.items()):
             raise JobChanged(
                 f"the flow '{self.job}' has changed, and the state it kept does not fit:\n"
@@ -96,8 +98,22 @@ class JobFolder:
                     f"or begin anew here: millstream jobs forget {self.job}"
                 ),
             )
+        for name, identity in sources.items():
+            if kept.sources.get(name, identity) != identity:
+                raise JobChanged(
+                    f"the source '{name}' of the flow '{self.job}' is another topic than before, or was made anew: "
+                    "how far the job has read says nothing about it",
+                    where=str(self.path),
+                    next_step=f"give the source another name=, or begin anew: millstream jobs forget {self.job}",
+                )
+        kept = replace(kept, sources=kept.sources | sources)
         write_document(self.path / DESCRIPTION, asdict(kept))
         return kept
+
+    def begin_ledgers_anew(self) -> None:
+        """Without a checkpoint batches count from 0 again: what sinks have noted of others must not hide them."""
+        if _newest(self.checkpoint / "offsets") < 0:
+            shutil.rmtree(self.path / "sinks", ignore_errors=True)
 
     def unfinished_batch(self) -> bool:
         """Whether a batch has begun that is not complete."""
@@ -112,6 +128,19 @@ class JobFolder:
         shutil.rmtree(gone, ignore_errors=True)
         if kept is not None:
             shutil.rmtree(runs_of(kept.identity), ignore_errors=True)
+
+
+def _taken(lock: int) -> bool:
+    """Whether a lock could be taken; who only looks at a job holds it for a moment."""
+    deadline = time.monotonic() + LOOKING_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOKING_S / 10)
 
 
 def runs_of(identity: str) -> Path:

@@ -77,15 +77,20 @@ class LiveFeed:
         self._until = {node.name: self._open(node).latest() for node in self._nodes()}
 
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        if (Path(self.folder) / STOP).exists():
+        if start["ended"] or (Path(self.folder) / STOP).exists():
             return start
         sources = self._reachable(start["sources"])
         if sources == start["sources"] and self._until is None:
             self._wait(start["sources"])
             sources = self._reachable(start["sources"])
-        ended = start["ended"] or (self.ends and self._is_all(sources))
+        ended = self.ends and self._is_all(sources)
         moves = sources != start["sources"] or ended != start["ended"]
-        ticks = self._until is None and bool(self.shipment.layout.chain)
+        waited_s = time.time() - start["clock"] / 1e6
+        ticks = (
+            self._until is None
+            and bool(self.shipment.layout.chain)
+            and (bool(self._nodes()) or waited_s >= self.tick_s)
+        )
         if self._until is not None and self.shipment.layout.framed_sources and not self._ticked:
             ticks = self._ticked = True  # once, so that a DataFrame's rows have a time
         if not moves and not ticks:
@@ -93,8 +98,8 @@ class LiveFeed:
         return {"clock": max(start["clock"] + 1, time.time_ns() // 1000), "ended": ended, "sources": sources}
 
     def _reachable(self, start: dict[str, Offsets]) -> dict[str, Offsets]:
-        """As far as a batch may go that begins there."""
-        found = {}
+        """As far as a batch may go that begins there. A source that is not in the flow now keeps its place."""
+        found = dict(start)
         for node in self._nodes():
             end = self._open(node).limited(start.get(node.name, {}), self._limit(node))
             if self._until is not None:
@@ -119,14 +124,15 @@ class LiveFeed:
     def _wait(self, start: dict[str, Offsets]) -> None:
         nodes = self._nodes()
         if len(nodes) == 1:
-            self._open(nodes[0]).wait(start[nodes[0].name], self.tick_s)
+            self._open(nodes[0]).wait(start.get(nodes[0].name, {}), self.tick_s)
+            return
+        if not nodes:  # DataFrames of Spark wait for nobody: the clock must not hold them up
+            time.sleep(SEVERAL_WAIT_S)
             return
         deadline = time.monotonic() + self.tick_s
         while time.monotonic() < deadline:
-            if any(self._open(node).wait(start[node.name], SEVERAL_WAIT_S / max(1, len(nodes))) for node in nodes):
+            if any(self._open(node).wait(start.get(node.name, {}), SEVERAL_WAIT_S / len(nodes)) for node in nodes):
                 return
-            if not nodes:
-                time.sleep(self.tick_s)
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
         slices: dict[int, dict[int, list[Slice]]] = {0: {}}

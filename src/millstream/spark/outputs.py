@@ -21,7 +21,7 @@ from millstream.errors import MillstreamError, SinkUnavailable
 from millstream.operators.accumulators import WEIGHT
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import is_changing
-from millstream.plan.bundles import BEGINNING
+from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Write
 from millstream.sinks import Sink
 from millstream.spark.failures import told
@@ -139,7 +139,8 @@ class Outputs:
             progress.rows_late += report["late"]
         progress.watermarks |= watermarks
         progress.rows_held |= held
-        self._leave_word(max(watermarks.values(), default=BEGINNING))
+        known = [progress.watermarks.get(step.name, END) for step in self._layout.chain]  # unheard of: anything may be
+        self._leave_word(max(known, default=BEGINNING))
 
     def _leave_word(self, watermark: int) -> None:
         """For the planner: how far watermarks have come at most, so that rows which may be late travel whole."""

@@ -23,6 +23,8 @@ from millstream.spark.packing import ROWS, from_bytes, to_bytes
 from millstream.spark.script_feed import Scene, ScriptFeed
 from millstream.spark.session import session
 
+PARTITIONS = "spark.sql.shuffle.partitions"
+
 
 def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> list[dict[Node, Bundle]]:
     """What every observed node sends in each step."""
@@ -42,7 +44,8 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
 
     try:
         spark = session()
-        spark.conf.set("spark.sql.shuffle.partitions", "1")
+        before = spark.conf.get(PARTITIONS) or "2"
+        spark.conf.set(PARTITIONS, "1")
         shipment = Shipment(uuid.uuid4().hex, layout, 1, str(folder / "runs"))
         packed = compiled(spark, shipment, ScriptFeed(shipment, scenes))
         query = (
@@ -51,6 +54,7 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
             .trigger(availableNow=True)
             .start()
         )
+        spark.conf.set(PARTITIONS, before)
         query.awaitTermination()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

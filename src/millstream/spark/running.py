@@ -28,7 +28,7 @@ from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.place import users_line, what_exists
 from millstream.plan.places import Socket
 from millstream.sinks import Sink, open_sink
-from millstream.sources import Offsets, open_source
+from millstream.sources import Offsets, TopicSource, open_source
 from millstream.spark.bounded_frames import as_files
 from millstream.spark.compiler import compiled
 from millstream.spark.display import Display
@@ -43,6 +43,7 @@ from millstream.spark.session import log_file, session
 
 CAUGHT_UP = "caught up"
 BATCH_ROWS = 1_000_000
+KEY_GROUPS_MAX = 512  # every key group of a step tells every one of the next how far it has come
 TICK_S = 1.0
 LOOK_S = 0.1
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -80,8 +81,10 @@ class Settings:
             raise _refuse(f"until={self.until!r} is unknown", f"until is {CAUGHT_UP!r}, or unsaid to run for ever")
         if self.batch_rows is not None and (not isinstance(self.batch_rows, int) or self.batch_rows < 1):
             raise _refuse(f"batch_rows is a number of rows, not {self.batch_rows!r}", "leave it out: 1,000,000")
-        if self.key_groups is not None and (not isinstance(self.key_groups, int) or not 1 <= self.key_groups <= 4096):
-            raise _refuse(f"key_groups is from 1 to 4096, not {self.key_groups!r}", "leave it out")
+        if self.key_groups is not None and (
+            not isinstance(self.key_groups, int) or not 1 <= self.key_groups <= KEY_GROUPS_MAX
+        ):
+            raise _refuse(f"key_groups is from 1 to {KEY_GROUPS_MAX}, not {self.key_groups!r}", "leave it out")
         if self.into is not None and (not isinstance(self.into, str) or not self.into):
             raise _refuse(f"into is the name of a topic, not {self.into!r}", "for example into='totals.v2'")
         if self.on_batch is not None and not callable(self.on_batch):
@@ -138,6 +141,9 @@ class Job:
     def stop(self) -> None:
         """Stops after the running batch."""
         assert self._query is not None
+        if not self._query.isActive:
+            self._finish()
+            return
         self.folder.path.joinpath(STOP).touch()
         while self._query.isActive and (self.folder.unfinished_batch() or self._query.status["isTriggerActive"]):
             time.sleep(LOOK_S / 5)
@@ -170,11 +176,12 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
     log = connect(settings.broker)
     broker = str(log.path)
     folder = JobFolder(settings.folder or log.path / "jobs" / name, name)
+    _close_ended(folder.path)
     with ExitStack() as opening:
         opening.callback(log.close)
         opening.enter_context(folder.held())
         display.phase("looking at the sources")
-        _check_sources(outputs, broker, folder.path)
+        identities = _check_sources(outputs, broker, folder.path)
         display.phase("starting Spark")
         _share_path()
         with asked.undisturbed():
@@ -189,7 +196,8 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
                 f"batch=True closes every window, and '{layout.framed_sources[0].name}' is a DataFrame that streams",
                 "give it a DataFrame that does not stream: spark.read instead of spark.readStream",
             )
-        kept = folder.settle(layout, before.partitions if before else min(cores, groups))
+        kept = folder.settle(layout, before.partitions if before else min(cores, groups), identities)
+        folder.begin_ledgers_anew()
         progress = Progress()
         feed = _feed(spark, settings, layout, kept, folder, broker)
         sinks = {}
@@ -204,7 +212,21 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         if settings.batch:
             opening.callback(_forget_if_done, job, feed.shipment.folder)
         job._closing = opening.pop_all()
+        _STARTED[folder.path] = job
     return job
+
+
+_STARTED: dict[Path, Job] = {}
+
+
+def _close_ended(folder: Path) -> None:
+    """A job that has failed, and that nobody waited for, still holds its lock."""
+    before = _STARTED.pop(folder, None)
+    if before is not None and not before.is_running:
+        with suppress(Exception):  # it was told to whoever waits for that job
+            before.stop()
+    elif before is not None:
+        _STARTED[folder] = before
 
 
 def run_job(flow: Flow, settings: Settings, display: Display) -> Job:
@@ -302,15 +324,19 @@ def keys_of(output: Node) -> tuple[str, ...]:
     return ()
 
 
-def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> None:
-    """What cannot be read is said before Spark is started."""
+def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dict[str, str]:
+    """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name."""
+    found = {}
     for node in Layout(tuple(outputs), 1).fed_sources:
         if isinstance(node.source, Socket):
             continue  # a look would take lines away from the job
         own = folder / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
         source.latest()
+        if isinstance(source, TopicSource):
+            found[node.name] = source.identity
         source.close()
+    return found
 
 
 def _forget_if_done(job: Job, runs: Path) -> None:

@@ -58,6 +58,7 @@ SETTINGS = (
     Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "toPandas and createDataFrame go by Arrow"),
     Setting("spark.python.worker.reuse", "true", "a new Python worker per task costs seconds a batch"),
     Setting("spark.executorEnv.POLARS_MAX_THREADS", "1", "Spark is the one that spreads work over the cores"),
+    Setting("spark.driver.maxResultSize", "0", "a batch is bounded where it is read, not where it arrives"),
     Setting("spark.ui.enabled", "false", "the console shows what runs; no port is taken"),
     Setting("spark.ui.showConsoleProgress", "false", "no progress bar across the terminal"),
     Setting("spark.sql.catalogImplementation", "in-memory", "no metastore_db in the working directory"),

@@ -203,13 +203,6 @@ def test_a_row_that_does_not_fit_names_the_line_of_its_add() -> None:
     assert refusal.value.where == f"{__file__}:{line}"
 
 
-def test_without_spark_the_others_are_named() -> None:
-    with pytest.raises(InvalidInput) as refusal:
-        play(totals, [], schema=SCHEMA, event_time="at", on="spark")
-    assert "on='local'" in str(refusal.value.next_step)
-    assert "on='reference'" in str(refusal.value.next_step)
-
-
 def test_steps_are_equal_by_what_they_say() -> None:
     assert Watermark(at(1)) == Watermark(at(1))
     assert repr(Partition("a", Watermark(None))) == "Partition(name='a', step=Watermark(to=None))"

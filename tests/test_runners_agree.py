@@ -330,7 +330,7 @@ def done(action: tuple[Any, ...], key: Any, value: Any, time: datetime | None) -
     return []
 
 
-@settings(CHECKED, max_examples=EXAMPLES // 4)
+@FEWER
 @given(programs, programs, st.booleans(), st.sampled_from(sorted(KEYS)), scripts())
 def test_a_function_of_rows_and_keys(
     on_rows: list[Any], on_timers: list[Any], named_time: bool, key_type: str, steps: list[Any]

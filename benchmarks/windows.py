@@ -210,7 +210,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="smaller files, within a minute")
     quick = options.parse_args().quick
-    rows, files, sample_rows = (100_000, 20, 10_000) if quick else (1_000_000, 30, 100_000)
+    rows, files, sample_rows = (100_000, 10, 10_000) if quick else (1_000_000, 30, 100_000)
     scratch = Path(tempfile.mkdtemp(prefix="millstream-windows-"))
     try:
         events, sample = scratch / "events", scratch / "sample"

@@ -28,6 +28,7 @@ from millstream.spark.session import session
 SCHEMA = "key long, sent long, at timestamp"
 KEYS = 100
 BURST_S = 0.01
+PATIENCE_S = 300.0
 Latencies = list[float]
 
 
@@ -58,15 +59,22 @@ def loaded(
     with ms.connect(broker) as log:
         log.create_topic("events", schema=SCHEMA, partitions=2)
     stop = query(broker, seen)
-    command = [sys.executable, __file__, "--produce", str(broker), str(rate), str(warm_s + seconds)]
-    producer = subprocess.Popen(command)
-    time.sleep(warm_s)
-    seen.clear()
-    if producer.wait():
-        raise RuntimeError("the process that appends has failed")
-    time.sleep(1.0)
+    producer = subprocess.Popen([sys.executable, __file__, "--produce", str(broker), str(rate), str(PATIENCE_S)])
+    try:
+        begun = time.monotonic()
+        while not seen:
+            if producer.poll() is not None or time.monotonic() - begun > PATIENCE_S:
+                raise RuntimeError("nothing came: the process that appends or the query has failed")
+            time.sleep(0.05)
+        time.sleep(warm_s)
+        seen.clear()
+        time.sleep(seconds)
+        found = list(seen)
+    finally:
+        producer.terminate()
+        producer.wait()
     stop()
-    return seen
+    return found
 
 
 def stateful(broker: Path, seen: Latencies) -> Callable[[], None]:
@@ -117,11 +125,12 @@ def main() -> None:
         produce(given.produce[0], int(given.produce[1]), float(given.produce[2]))
         return
     rates = {"10k": 10_000, "100k": 100_000} if given.quick else {"1k": 1_000, "10k": 10_000, "100k": 100_000}
-    warm_s, seconds = (4.0, 4.0) if given.quick else (10.0, 30.0)
+    warm_s, seconds = (2.0, 4.0) if given.quick else (10.0, 30.0)
     scratch = Path(tempfile.mkdtemp(prefix="millstream-latency-"))
     figures: dict[str, float] = {}
     try:
         session()
+        loaded(scratch / "warming", 10_000, 0.0, 6.0, stateful)  # the first query of a JVM is slower than any later
         for label, rate in rates.items():
             for kind, query in (("", stateful), ("stateless_", stateless)):
                 seen = loaded(scratch / f"{kind}{label}", rate, warm_s, seconds, query)

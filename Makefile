@@ -36,7 +36,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" --numprocesses 2 --dist loadgroup
 
 soak: $(READY)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 14400

@@ -1,7 +1,12 @@
-"""How many examples the property tests look at: HYPOTHESIS_PROFILE=soak looks at twenty times as many."""
+"""How many examples the property tests look at: HYPOTHESIS_PROFILE=soak looks at twenty times as many.
+
+And who runs what: with several workers, one has all tests of Spark, so that there is one session.
+"""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 EXAMPLES = 100
@@ -12,3 +17,15 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * SOAK_FACTOR)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+HERE = Path(__file__).parent
+WITH_SPARK = [HERE / "spark", HERE / "test_docs.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if "spark" in [value for value in given if isinstance(value, str)] or any(
+            place in (item.path, *item.path.parents) for place in WITH_SPARK
+        ):
+            item.add_marker(pytest.mark.xdist_group("spark"))

@@ -13,7 +13,7 @@ import polars as pl
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import HIDDEN
-from millstream.operators.stateful import DEAD, LATE, SENT, Stateful, keeps_state, stateful
+from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, Stateful, stateful
 from millstream.operators.store import NEVER, Store
 from millstream.operators.windowed import Clock
 from millstream.plan import nodes
@@ -53,7 +53,7 @@ class Local:
     def _is_chained(self, node: Node) -> bool:
         """Whether a step with windows comes after this one, and so needs to know its watermark."""
         followers = [follower for follower in self.order if node in follower.inputs]
-        return any(keeps_state(follower) or self._is_chained(follower) for follower in followers)
+        return any(follower.keeps_state or self._is_chained(follower) for follower in followers)
 
     def step(self, sources: Mapping[Node, Bundle]) -> dict[Node, Bundle]:
         """What every node sends in one step, given what the sources send, row by row."""
@@ -72,24 +72,19 @@ class Local:
     def _run(self, node: Node, given: list[Flowing]) -> Flowing:
         first = given[0]
         if node in self._states:
-            return self._states[node].run(first)
+            return self._states[node].run(given)
         if isinstance(node, nodes.Late):
             return replace(first, rows=self._states[node.inputs[0]].sent[LATE])
         if isinstance(node, nodes.Dead) and node.inputs[0] in self._states:
             return replace(first, rows=self._states[node.inputs[0]].sent[DEAD])
         if isinstance(node, nodes.Dead):
             return replace(first, rows=self._dead.get(node.inputs[0], elementwise.frame_of([], None)))
-        if isinstance(node, nodes.Where):
-            return replace(first, rows=elementwise.where(first.rows, node))
-        if isinstance(node, nodes.Project):
-            return replace(first, rows=elementwise.project(first.rows, node))
         if isinstance(node, nodes.MapRows):
             rows, self._dead[node] = elementwise.mapped(first.rows, node, first.clock.now)
             return replace(first, rows=rows)
         if isinstance(node, nodes.Union):
             return _united(given)
-        assert isinstance(node, nodes.Write)
-        return first
+        return replace(first, rows=elementwise.row_by_row(node, first.rows))
 
 
 class LocalState:
@@ -103,16 +98,19 @@ class LocalState:
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
 
-    def run(self, flowing: Flowing) -> Flowing:
-        step, clock = self._step, self._step.clock(flowing.clock)
-        fed = step.fed(flowing.rows, self._count)
-        self._count += len(fed)
+    def run(self, given: Sequence[Flowing]) -> Flowing:
+        step, flowing = self._step, _slowest(given)
+        clock = step.clock(flowing)
+        fed = dict(step.nothing)
+        for side, (name, coming) in enumerate(zip(INPUTS, given, strict=False)):
+            fed[name] = step.fed(coming.rows, self._count, side)
+            self._count += len(fed[name])
         asked = step.asked(fed)
         found = {
-            name: store.held(asked.get(name, fed.clear()), clock.watermark, clock.now)
+            name: store.held(asked.get(name, fed[INPUTS[0]].clear()), clock.watermark, clock.now)
             for name, store in self._stores.items()
         }
-        changes, self.sent = step.step({name: rows for name, (rows, _) in found.items()}, {"rows": fed}, clock)
+        changes, self.sent = step.step({name: rows for name, (rows, _) in found.items()}, fed, clock)
         hold = NEVER
         for name, marks in step.marks(clock).items():
             store = self._stores[name]
@@ -120,16 +118,19 @@ class LocalState:
             if self._passes_on and marks.hold is not None:
                 hold = min(hold, store.smallest(marks.hold))
         before, self._passed_on = self._passed_on, max(self._passed_on, min(clock.watermark, hold))
-        return Flowing(self.sent[SENT], replace(flowing.clock, watermark_before=before, watermark=self._passed_on))
+        return Flowing(self.sent[SENT], replace(flowing, watermark_before=before, watermark=self._passed_on))
 
 
-def _united(given: Sequence[Flowing]) -> Flowing:
-    clock = replace(
+def _slowest(given: Sequence[Flowing]) -> Clock:
+    return replace(
         given[0].clock,
         watermark_before=min(flowing.clock.watermark_before for flowing in given),
         watermark=min(flowing.clock.watermark for flowing in given),
     )
-    return Flowing(pl.concat([flowing.rows for flowing in given]), clock)
+
+
+def _united(given: Sequence[Flowing]) -> Flowing:
+    return Flowing(pl.concat([flowing.rows for flowing in given]), _slowest(given))
 
 
 def flowing_of(node: Node, bundle: Bundle) -> Flowing:

@@ -13,7 +13,7 @@ from millstream.errors import InvalidInput
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.process import KEYS, ProcessStep
-from millstream.operators.stateful import DEAD, SENT, is_changing, keeps_state, stateful
+from millstream.operators.stateful import DEAD, SENT, stateful
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING, END, micros
 from millstream.plan.flow import Flow
@@ -67,13 +67,13 @@ class Driver:
 
 def test_it_is_a_step_with_state() -> None:
     step = step_of(nothing)
-    assert keeps_state(step.node)
-    assert not is_changing(step.node)
+    assert step.node.keeps_state
+    assert not step.node.is_changing
     assert step.keys == ["key.k"]
-    assert len(step.nothing) == 0
+    assert len(step.nothing["rows"]) == 0
     folded, fed = step.folded(elementwise.frame_of([], step.node.inputs[0]), 0, 0)
     assert folded is None
-    assert fed.schema == step.nothing.schema
+    assert fed.schema == step.nothing["rows"].schema
 
 
 def test_the_marks_are_the_first_timers() -> None:
@@ -216,7 +216,7 @@ def test_timers_of_a_function_that_is_gone_are_dropped() -> None:
 def test_the_end_of_time_wakes_only_keys_with_timers() -> None:
     driver = Driver(step_of(lambda row, key: key.state.update(n=1)))
     driver.run(("a", 1, 0))
-    held, _ = driver.step.step(driver.held, {"rows": driver.step.nothing}, Clock(0, END, 0, 0))
+    held, _ = driver.step.step(driver.held, driver.step.nothing, Clock(0, END, 0, 0))
     assert held[KEYS].equals(driver.held[KEYS])
 
 

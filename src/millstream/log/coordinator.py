@@ -7,8 +7,10 @@ transaction's verdict and the offsets that go with it are one commit here is wha
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,9 +84,21 @@ class Coordinator:
         with self._translated():
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             self._db.row_factory = sqlite3.Row
-            self._db.execute("PRAGMA journal_mode = WAL")
+            self._log_ahead()
             self._db.execute("PRAGMA synchronous = NORMAL")
         self._create()
+
+    def _log_ahead(self) -> None:
+        """Two that change a new file's journal at once would wait for each other: SQLite then fails one at once."""
+        patience = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > patience:
+                    raise
+                time.sleep(random.uniform(0.005, 0.02))
 
     def _create(self) -> None:
         with self.change() as db:

@@ -5,14 +5,14 @@ A frame has the stream's columns, a time and a weight, and, where rows come righ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.plan import nodes
+from millstream.plan import nodes, table_nodes
 from millstream.plan.bundles import dead_letter_values
 from millstream.plan.expressions import Expression, evaluate
 from millstream.plan.nodes import Node
@@ -50,6 +50,36 @@ def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:
 def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
     made = computed(frame, node.inputs[0].schema, node.columns)
     return made.cast(types_of(node.schema)).with_columns(frame.select(hidden_of(frame)))
+
+
+def as_of(frame: pl.DataFrame, node: table_nodes.AsOf) -> pl.DataFrame:
+    return frame.filter(pl.col(TIME) <= node.time)
+
+
+def changes(frame: pl.DataFrame, node: table_nodes.Changes) -> pl.DataFrame:
+    """What was hidden is to be seen: the weight, and the time from which the change holds."""
+    made = frame.with_columns(
+        pl.col(WEIGHT).alias("weight"), pl.col(TIME).cast(pl.Datetime("us", "UTC")).alias("event_time")
+    )
+    return made.select(*node.schema.names, TIME, pl.lit(1, pl.Int32).alias(WEIGHT))
+
+
+def unchanged(frame: pl.DataFrame, node: Node) -> pl.DataFrame:
+    return frame
+
+
+ROW_BY_ROW: dict[type[Node], Callable[[pl.DataFrame, Any], pl.DataFrame]] = {
+    nodes.Where: where,
+    nodes.Project: project,
+    nodes.Write: unchanged,
+    table_nodes.AsOf: as_of,
+    table_nodes.Changes: changes,
+}
+"""Steps that make rows of rows, and cannot fail but in an expression."""
+
+
+def row_by_row(node: Node, frame: pl.DataFrame) -> pl.DataFrame:
+    return ROW_BY_ROW[type(node)](frame, node)
 
 
 def types_of(schema: Schema) -> pl.Schema:

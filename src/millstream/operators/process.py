@@ -18,7 +18,7 @@ import pyarrow as pa
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.runs import Marks
-from millstream.operators.stateful import DEAD, SENT
+from millstream.operators.stateful import DEAD, INPUTS, SENT, PlainStep
 from millstream.operators.windowed import ROW, Clock, Frames
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
@@ -45,39 +45,33 @@ SLICE_ROWS = 8_192
 """Rows that are Python objects at one time."""
 
 
-class ProcessStep:
+class ProcessStep(PlainStep):
     """A user's function between the streams before and after it."""
 
     def __init__(self, node: nodes.Process) -> None:
         self.node = node
         self.keys = [f"key.{name}" for name in node.keys]
-        self.nothing = self.fed(elementwise.frame_of([], node.inputs[0]), 0)
+        self.nothing = {INPUTS[0]: self.fed(elementwise.frame_of([], node.inputs[0]), 0)}
         self.around = around(node)
         self.copied = _deeply if any(pa.types.is_nested(field.type) for field in node.schema.arrow) else _shallowly
 
     def tables(self) -> Frames:
-        kinds = {key: self.nothing.schema[key] for key in self.keys}
+        kinds = {key: self.nothing[INPUTS[0]].schema[key] for key in self.keys}
         return {
             KEYS: pl.DataFrame(schema={**kinds, STATE: pl.Binary(), NEXT_EVENT: pl.Int64(), NEXT_CLOCK: pl.Int64()})
         }
 
-    def fed(self, rows: pl.DataFrame, first: int) -> pl.DataFrame:
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         """The whole row, its keys, its time, and its place in the order of arrival."""
         keys = [rows[name].alias(key) for name, key in zip(self.node.keys, self.keys, strict=True)]
         order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
         return pl.DataFrame([rows.select(self.node.inputs[0].schema.names).to_struct(ROW), *keys, rows[TIME], order])
 
-    def folded(self, rows: pl.DataFrame, first: int, watermark: int) -> tuple[pl.DataFrame | None, pl.DataFrame]:
-        return None, self.fed(rows, first)
-
-    def clock(self, clock: Clock) -> Clock:
-        return clock
-
-    def asked(self, fed: pl.DataFrame) -> Frames:
-        return {KEYS: fed}
+    def asked(self, inputs: Frames) -> Frames:
+        return {KEYS: inputs[INPUTS[0]]}
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        rows = inputs["rows"]
+        rows = inputs[INPUTS[0]]
         if not rows[ORDER].is_sorted():
             rows = rows.sort(ORDER, maintain_order=True)
         bundle = _Bundle(self, held[KEYS], rows, clock)

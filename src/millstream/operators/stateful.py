@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import polars as pl
@@ -19,43 +20,75 @@ from millstream.operators.windowed import ROW, Clock, Frames, WindowedOperator
 from millstream.plan import nodes
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node
-from millstream.plan.nodes import is_changing as is_changing
 from millstream.plan.windows import microseconds
 
 SENT, LATE, DEAD, LOST = "sent", "late", "dead", "lost"
 """What a stateful step sends: its stream and its side outputs, each a frame with a time and a weight; and a count."""
 
+INPUTS = ("rows", "others")
+"""What the rows of its first input are called, and those of its second."""
+PARTIALS = "partials"
 
 NO_MARKS = Marks(pl.lit(None, pl.Int64), pl.lit(None, pl.Int64))
 
 
 class Stateful(Protocol):
     keys: list[str]
-    """The key columns, as they are called in what it is fed and in every table of state."""
+    """The key columns, as they are called in what it is fed, from whichever input, and in every table of state."""
 
-    nothing: pl.DataFrame
-    """What it is fed when no rows come."""
+    nothing: Frames
+    """By input, what it is fed when no rows come."""
 
     def tables(self) -> Frames:
         """The tables of state, empty."""
 
-    def fed(self, rows: pl.DataFrame, first: int) -> pl.DataFrame:
-        """What the step takes of the rows of its stream; `first` is the number of the first in order of arrival."""
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
+        """What the step takes of the rows of an input; `first` is the number of the first in order of arrival."""
 
-    def folded(self, rows: pl.DataFrame, first: int, watermark: int) -> tuple[pl.DataFrame | None, pl.DataFrame]:
-        """What can be folded of the rows before they come here, and the rest as it is fed; see `WindowedStep`."""
+    def folded(
+        self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
+    ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        """What can be folded of the rows before they come here, and the rest as it is fed.
+
+        The watermark of this step is not beyond `watermark` now.
+        """
+
+    def joined(self, partials: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """What was folded here and there, folded together."""
 
     def clock(self, clock: Clock) -> Clock:
         """The clock as this step sees it."""
 
-    def asked(self, fed: pl.DataFrame) -> Frames:
-        """By table, the rows whose keys are to be looked up."""
+    def asked(self, inputs: Frames) -> Frames:
+        """By table, the rows whose keys are to be looked up; all rows that are kept must be of such keys."""
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        """What takes the place of what was held, and what is sent (`sent`, and `late` or `dead`)."""
+        """What takes the place of what was held, and what is sent (`sent`, and `late` or `dead`).
+
+        Held are, of each table, all rows of the keys asked for, and the rows that are due; of the keys of these there
+        may be all rows or only some.
+        """
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
         """By table, how to mark its rows after a step."""
+
+
+class PlainStep:
+    """A step that folds nothing beforehand and sees the clock as it is."""
+
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
+        raise NotImplementedError
+
+    def folded(
+        self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
+    ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        return None, self.fed(rows, first, side)
+
+    def joined(self, partials: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        raise NotImplementedError
+
+    def clock(self, clock: Clock) -> Clock:
+        return clock
 
 
 class WindowedStep:
@@ -67,8 +100,9 @@ class WindowedStep:
         self._whole_rows = whole_rows or (node.window.merges and can_finish(node.trigger))
         self._in_processing_time = getattr(node.window, "time", "event") == "processing"
         given = node.inputs[0]
-        self.nothing = self.fed(elementwise.frame_of([], given), 0)
-        self.operator = WindowedOperator(node, self.nothing.schema, changing=is_changing(given))
+        nothing = self.fed(elementwise.frame_of([], given), 0)
+        self.nothing = {INPUTS[0]: nothing}
+        self.operator = WindowedOperator(node, nothing.schema, changing=given.is_changing)
         self.keys = self.operator.keys
         self._types: Any = dict(elementwise.types_of(node.schema))
         self.partials = Partials(self.operator) if Partials.possible(self.operator) else None
@@ -76,7 +110,7 @@ class WindowedStep:
     def tables(self) -> Frames:
         return {"windows": self.operator.no_windows(), "counters": self.operator.no_counters()}
 
-    def fed(self, rows: pl.DataFrame, first: int) -> pl.DataFrame:
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         """Keys, arguments, time, weight, order, and the whole row for `.late`."""
         given = self.node.inputs[0].schema
         keys = [rows[name].alias(f"key.{name}") for name in self.node.keys]
@@ -85,23 +119,26 @@ class WindowedStep:
         whole = rows.select(*(given.names if self._whole_rows else ()), *HIDDEN).to_struct(ROW)
         return pl.DataFrame([whole, *keys, *arguments, rows[TIME], rows[WEIGHT], order])
 
-    def folded(self, rows: pl.DataFrame, first: int, watermark: int) -> tuple[pl.DataFrame | None, pl.DataFrame]:
-        """What can be folded of the rows of its stream before they come here, and the rest as it is fed.
-
-        The watermark of this step is not beyond `watermark` now, so that no row after it is too late.
-        """
+    def folded(
+        self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
+    ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        """What can be folded before it comes here: no row after the watermark is too late."""
         if self.partials is None:
             return None, self.fed(rows, first)
         known = rows[TIME].is_not_null()
         if self._whole_rows:
             known &= rows[TIME] >= watermark - microseconds(self.node.lateness)
-        rest = self.nothing
+        rest = self.nothing[INPUTS[0]]
         if not known.all():
             rest, rows = self.fed(rows.filter(~known), first), rows.filter(known)
         given = self.node.inputs[0].schema
         keys = [rows[name].alias(f"key.{name}") for name in self.node.keys]
         arguments = computed(rows, given, self.node.arguments).get_columns() if self.node.arguments else []
         return self.partials.folded(pl.DataFrame([*keys, *arguments, rows[TIME], rows[WEIGHT]])), rest
+
+    def joined(self, partials: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        assert self.partials is not None
+        return self.partials.joined(partials)
 
     def clock(self, clock: Clock) -> Clock:
         if not self._in_processing_time:
@@ -111,8 +148,9 @@ class WindowedStep:
         after = END if clock.watermark >= END else clock.now
         return Clock(before, after, clock.now_before, clock.now)
 
-    def asked(self, fed: pl.DataFrame) -> Frames:
-        return {"windows": fed, "counters": fed if self.operator.by_rows else fed.clear()}
+    def asked(self, inputs: Frames) -> Frames:
+        fed = inputs[INPUTS[0]]
+        return {"windows": of_keys(self.keys, inputs), "counters": fed if self.operator.by_rows else fed.clear()}
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         if self._in_processing_time:  # a row's time is when it came
@@ -148,15 +186,17 @@ def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:
     """What does the work of a node that keeps state; None for one that does not."""
     if isinstance(node, nodes.WindowedAggregate):
         return WindowedStep(node, whole_rows=whole_rows)
-    if isinstance(node, nodes.Process):
-        from millstream.operators.process import ProcessStep  # which needs what is above
+    if not node.keeps_state:
+        return None
+    from millstream.operators.steps import STEPS  # which need what is above
 
-        return ProcessStep(node)
-    return None
+    return STEPS[type(node)](node)
 
 
-def keeps_state(node: Node) -> bool:
-    return isinstance(node, nodes.WindowedAggregate | nodes.Process)
+def of_keys(keys: list[str], inputs: Frames) -> pl.DataFrame:
+    """The keys of all that came."""
+    came = [frame for frame in inputs.values() if len(frame)] or list(inputs.values())
+    return came[0] if len(came) == 1 or not keys else pl.concat([frame.select(keys) for frame in came])
 
 
 def _instant(name: str, value: pl.Expr | None = None) -> pl.Expr:

@@ -13,7 +13,7 @@ from millstream.errors import InvalidAggregate, InvalidPlan, InvalidWindow
 from millstream.plan.aggregates import Aggregate, check_order
 from millstream.plan.expressions import Expression, expression
 from millstream.plan.lowered import type_name
-from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate, is_changing
+from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
 from millstream.plan.place import AtUsersLine, users_line, what_exists
 from millstream.plan.places import Place
 from millstream.plan.spark_types import family
@@ -184,7 +184,7 @@ def check_process(
     check_function("process", function, ("row", "key"), "write def function(row, key): …")
     if on_timer is not None:
         check_function("on_timer", on_timer, ("tag", "time", "key"), "write def on_timer(tag, time, key): …")
-    if is_changing(node):
+    if node.is_changing:
         raise refusal(
             f"process takes rows as they come, and those of '{node.name}' may be taken back",
             "use .discarding() or .accumulating() in the aggregation before, or aggregate the changes first",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from millstream.errors import InvalidInput
 from millstream.plan.drawing import drawn
-from millstream.plan.nodes import Dead, Late, Node, Process, Read, WindowedAggregate, Write
+from millstream.plan.nodes import Dead, Late, Node, Read, Write
 from millstream.plan.place import users_line, what_exists
 
 Format = Literal["text", "mermaid", "svg"]
@@ -61,7 +61,7 @@ def kind_of(node: Node) -> str:
         return "sink"
     if isinstance(node, Late | Dead):
         return "side"
-    return "state" if isinstance(node, WindowedAggregate | Process) else "step"
+    return "state" if node.keeps_state else "step"
 
 
 def as_text(flow: str, steps: Sequence[Node]) -> str:

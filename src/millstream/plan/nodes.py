@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -52,11 +52,17 @@ class Node:
     schema: Schema
     inputs: tuple[Node, ...]
     place: str | None = field(repr=False)
+    keeps_state: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
         """What the step does, in one line."""
         return type(self).__name__.lower()
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether rows of it may be taken back."""
+        return any(given.is_changing for given in self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +72,10 @@ class Read(Node):
     watermark: Watermark | None
     changes: bool = False
     """Whether its rows have weights: one of weight -1 takes an equal row back."""
+
+    @property
+    def is_changing(self) -> bool:
+        return self.changes
 
     @property
     def label(self) -> str:
@@ -129,6 +139,11 @@ class WindowedAggregate(Node):
     aggregates: tuple[tuple[str, Aggregate], ...]
     arguments: tuple[tuple[str, Expression], ...]
     """Expressions over the input rows that the aggregates and the window are fed with, by name."""
+    keeps_state: ClassVar[bool] = True
+
+    @property
+    def is_changing(self) -> bool:
+        return self.mode is Mode.RETRACTING
 
     @property
     def label(self) -> str:
@@ -148,6 +163,7 @@ class Process(Node):
     on_timer: Callable[..., Any] | None
     event_time: str | None
     """The column that holds the event time of what it gives; without one it is that of the row or of the timer."""
+    keeps_state: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
@@ -158,7 +174,11 @@ class Process(Node):
 
 @dataclass(frozen=True, eq=False)
 class Late(Node):
-    """The rows that came too late for the window of its input."""
+    """The rows that came too late for its input."""
+
+    @property
+    def is_changing(self) -> bool:
+        return any(given.is_changing for given in self.inputs[0].inputs)
 
     @property
     def label(self) -> str:
@@ -177,21 +197,12 @@ class Dead(Node):
 @dataclass(frozen=True, eq=False)
 class Write(Node):
     sink: Any
+    net: bool = False
+    """Whether a batch of it is what changed in a table all in all: each row once, what is taken back first."""
 
     @property
     def label(self) -> str:
         return f"write {self.sink}"
-
-
-def is_changing(node: Node) -> bool:
-    """Whether rows of a stream may be taken back."""
-    if isinstance(node, WindowedAggregate):
-        return node.mode is Mode.RETRACTING
-    if isinstance(node, Read):
-        return node.changes
-    if isinstance(node, Late):
-        return any(is_changing(given) for given in node.inputs[0].inputs)
-    return any(is_changing(given) for given in node.inputs)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

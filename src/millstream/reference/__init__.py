@@ -9,6 +9,7 @@ have moved. Every operator eats a bundle and gives one. In order:
 - `windows`: the heart: rows are put into windows, each is asked once whether it sends a pane, what is over expires
 - `aggregates`: what a pane holds
 - `process`: a user's function of each row and its key, with state and timers
+- `grouped`, `tables`, `stream_joins`, `table_joins`: tables and joins
 - `steps`: all the other steps
 """
 
@@ -21,8 +22,9 @@ from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
 from millstream.plan.calendars import calendar_span
 from millstream.plan.nodes import Node
+from millstream.reference.operator import Operator, dead_letter
 from millstream.reference.spans import spans_of
-from millstream.reference.steps import OPERATORS, AggregateOperator, Operator, dead_letter
+from millstream.reference.steps import OPERATORS
 from millstream.reference.windows import WindowOperator, sort_key
 
 __all__ = [
@@ -69,9 +71,7 @@ class Reference:
             if isinstance(node, nodes.Read):
                 sent[node] = sources[node]
             elif isinstance(node, nodes.Late):
-                aggregate = self.operators[node.inputs[0]]
-                assert isinstance(aggregate, AggregateOperator)
-                sent[node] = replace(given[0], rows=aggregate.windows.late)
+                sent[node] = replace(given[0], rows=self.operators[node.inputs[0]].late)
             elif isinstance(node, nodes.Dead):
                 operator = self.operators.get(node.inputs[0])  # a source has none: its rows come decoded
                 sent[node] = replace(given[0], rows=operator.dead if operator else [])

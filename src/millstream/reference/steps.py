@@ -8,35 +8,14 @@ from typing import Any
 
 import polars as pl
 
-from millstream.plan import nodes
-from millstream.plan.bundles import Bundle, Row, dead_letter_values, table_of
+from millstream.plan import nodes, table_nodes
+from millstream.plan.bundles import Bundle, Row, moment, table_of
 from millstream.plan.expressions import evaluate
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
+from millstream.reference.operator import Operator, dead_letter
 from millstream.reference.process import ProcessOperator
 from millstream.reference.windows import WindowOperator
-
-
-class Operator:
-    """A step: eats one bundle per input, gives one, and keeps what goes to `.late` and `.dead`."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.dead: list[Row] = []
-
-    def step(self, bundles: Sequence[Bundle]) -> Bundle:
-        """The smallest watermark of the inputs is the watermark."""
-        rows = [row for bundle in bundles for row in bundle.rows]
-        joined = replace(
-            bundles[0],
-            rows=rows,
-            watermark_before=min(bundle.watermark_before for bundle in bundles),
-            watermark=min(bundle.watermark for bundle in bundles),
-        )
-        return replace(joined, rows=self.apply(rows, joined.clock))
-
-    def apply(self, rows: list[Row], clock: int) -> list[Row]:
-        return rows
 
 
 class WhereOperator(Operator):
@@ -87,8 +66,16 @@ class MapOperator(Operator):
         return batch_to_rows(batch)
 
 
-def dead_letter(row: Row, reason: str, clock: int) -> Row:
-    return Row(dead_letter_values(row.values, reason, clock), row.time, row.weight)
+class AsOfOperator(Operator):
+    node: table_nodes.AsOf
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        return [row for row in rows if row.time is not None and row.time <= self.node.time]
+
+
+class ChangesOperator(Operator):
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        return [Row({**row.values, "weight": row.weight, "event_time": moment(row.time)}, row.time) for row in rows]
 
 
 class AggregateOperator(Operator):
@@ -97,7 +84,9 @@ class AggregateOperator(Operator):
         self.windows = WindowOperator(node)
 
     def step(self, bundles: Sequence[Bundle]) -> Bundle:
-        return self.windows.step(bundles[0])
+        sent = self.windows.step(bundles[0])
+        self.late = self.windows.late
+        return sent
 
 
 class ProcessStep(Operator):
@@ -119,4 +108,6 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Write: Operator,
     nodes.WindowedAggregate: AggregateOperator,
     nodes.Process: ProcessStep,
+    table_nodes.AsOf: AsOfOperator,
+    table_nodes.Changes: ChangesOperator,
 }

@@ -22,7 +22,8 @@ from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 
 from millstream.operators.accumulators import ORDER
 from millstream.operators.runs import NEVER, Runs
-from millstream.operators.stateful import LATE, LOST, Stateful, stateful
+from millstream.operators.stateful import INPUTS, LATE, LOST, Stateful, stateful
+from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.operators.windowed import Clock
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node, Write
@@ -34,7 +35,7 @@ from millstream.spark.packing import (
     DRIVER,
     PARTIALS,
     REPORT,
-    ROWS,
+    SIDES,
     Packed,
     Packer,
     control_from_bytes,
@@ -182,7 +183,7 @@ class StepRunner:
         late = 0
         if given or head.next_event <= clock.watermark or head.next_clock <= clock.now:
             sent = self._step_once(label, head, given, clock)
-            late = len(sent[LATE]) + sent[LOST]["rows"][0] if LATE in sent else 0
+            late = (len(sent[LATE]) if LATE in sent else 0) + (sent[LOST]["rows"][0] if LOST in sent else 0)
             packer.add(sent, clock.now)
         head.watermark, head.now, head.inputs = watermark, inputs.now, inputs.kept()
         head.passed_on = max(head.passed_on, min(clock.watermark, head.hold))
@@ -192,19 +193,20 @@ class StepRunner:
         yield label, DRIVER, REPORT, group, control_to_bytes(report)
 
     def _inputs(self, mine: list[tuple[int, int, bytes]], head: Head) -> dict[str, pl.DataFrame]:
-        """The rows in the order of the tasks they come from, numbered on from those before; and what was folded."""
+        """By input, the rows in the order of the tasks they come from, numbered on from those before; and what was
+        folded."""
         partials = [from_bytes(blob) for kind, _, blob in mine if kind == PARTIALS]
-        by_task: dict[int, list[pl.DataFrame]] = {}
+        by_task: dict[int, list[tuple[int, pl.DataFrame]]] = {}
         for kind, task, blob in mine:
-            if kind == ROWS:
-                by_task.setdefault(task, []).append(from_bytes(blob))
-        rows = []
-        for _, frames in sorted(by_task.items()):
-            part = pl.concat(sorted(frames, key=lambda frame: int(frame[ORDER][0])))
-            rows.append(part.with_columns(pl.col(ORDER) + head.count))
-            head.count += int(part[ORDER].max()) + 1  # type: ignore[arg-type]
-        found = {"rows": pl.concat(rows)} if rows else {}
-        return found | ({"partials": pl.concat(partials)} if partials else {})
+            if kind in SIDES:
+                by_task.setdefault(task, []).append((SIDES.index(kind), from_bytes(blob)))
+        rows: dict[str, list[pl.DataFrame]] = {}
+        for _, parts in sorted(by_task.items()):
+            for side, part in sorted(parts, key=lambda part: int(part[1][ORDER][0])):
+                rows.setdefault(INPUTS[side], []).append(part.with_columns(pl.col(ORDER) + head.count))
+            head.count += max(int(part[ORDER].max()) for _, part in parts) + 1  # type: ignore[arg-type]
+        found = {name: pl.concat(parts) for name, parts in rows.items()}
+        return found | ({FOLDED: pl.concat(partials)} if partials else {})
 
     def _step_once(
         self, label: int, head: Head, inputs: dict[str, pl.DataFrame], clock: Clock
@@ -213,13 +215,11 @@ class StepRunner:
         folder = self._shipment.folder / self._node.name / str(label)
         runs = Runs(folder, step.keys, step.tables())
         runs.open(head.version, self._stored_deltas)
-        rows = inputs.get("rows", step.nothing)
-        asked = step.asked(rows)
-        if "partials" in inputs:
-            asked["windows"] = pl.concat([asked["windows"].select(step.keys), inputs["partials"].select(step.keys)])
+        inputs = {**step.nothing, **inputs}
+        asked = step.asked(inputs)
         before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
         held = runs.held(asked, before, now)
-        changes, sent = step.step(held, {**inputs, "rows": rows}, clock)
+        changes, sent = step.step(held, inputs, clock)
         applied = runs.apply(changes, step.marks(clock))
         head.version, head.rows = applied.version, applied.rows
         head.next_event, head.next_clock, head.hold = applied.next_event, applied.next_clock, applied.hold

@@ -17,7 +17,7 @@ import polars as pl
 from millstream.errors import ExpressionFailed, RecordFailed
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME
-from millstream.operators.stateful import DEAD, LATE, SENT, keeps_state
+from millstream.operators.stateful import DEAD, LATE, SENT
 from millstream.plan import nodes
 from millstream.plan.explain import in_order
 from millstream.plan.frames import SparkFrame
@@ -67,18 +67,13 @@ class Region:
                 made[step] = sent[LATE]
             elif isinstance(step, nodes.Dead):
                 made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
-            elif isinstance(step, nodes.Where):
-                made[step] = evaluated(step, given[0], partial(elementwise.where, node=step), place)
-            elif isinstance(step, nodes.Project):
-                made[step] = evaluated(step, given[0], partial(elementwise.project, node=step), place)
             elif isinstance(step, nodes.MapRows):
                 made[step], found = elementwise.mapped(given[0], step, now)
                 dead[step] = self._checked(step, found if place is None else place.told(found))
             elif isinstance(step, nodes.Union):
                 made[step] = pl.concat(given, how="diagonal")
             else:
-                assert isinstance(step, nodes.Write), step
-                made[step] = given[0]
+                made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step), place)
         return made
 
     def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:
@@ -126,6 +121,16 @@ def record_failed(step: Node, dead: pl.DataFrame) -> RecordFailed:
 
 
 @dataclass(frozen=True)
+class End:
+    """Where rows of a region go: the number of a step of the chain or of an output, and whose rows they are."""
+
+    number: int
+    node: Node
+    side: int | None
+    """Which input of a step it is; None for an output."""
+
+
+@dataclass(frozen=True)
 class Layout:
     """A plan in one query: sources, the chain of steps that keep state, and the outputs."""
 
@@ -154,7 +159,7 @@ class Layout:
 
     @cached_property
     def chain(self) -> list[Node]:
-        return [node for node in self.order if keeps_state(node)]
+        return [node for node in self.order if node.keeps_state]
 
     @cached_property
     def _origins(self) -> dict[Node, list[Node]]:
@@ -162,7 +167,7 @@ class Layout:
         found: dict[Node, list[Node]] = {}
         for node in self.order:
             before = [origin for given in node.inputs for origin in found[given]]
-            is_origin = isinstance(node, nodes.Read) or keeps_state(node)
+            is_origin = isinstance(node, nodes.Read) or node.keeps_state
             found[node] = [node] if is_origin else list(dict.fromkeys(before))
         return found
 
@@ -187,26 +192,25 @@ class Layout:
         return Region(origin, steps, frozenset(listening if self.stops else self.order))
 
     @cached_property
-    def _all_ends(self) -> dict[Node, list[tuple[int, Node, bool]]]:
+    def _all_ends(self) -> dict[Node, list[End]]:
         return {origin: list(self._ends(origin)) for origin in (*self.sources, *self.chain)}
 
-    def ends(self, origin: Node) -> list[tuple[int, Node, bool]]:
-        """Where a region's rows go: the number of a step of the chain or of an output, the node whose rows they are,
-        and whether it is a step of the chain."""
+    def ends(self, origin: Node) -> list[End]:
+        """Where a region's rows go."""
         return self._all_ends[origin]
 
-    def _ends(self, origin: Node) -> Iterator[tuple[int, Node, bool]]:
+    def _ends(self, origin: Node) -> Iterator[End]:
         for number, step in enumerate(self.chain):
-            for given in dict.fromkeys(step.inputs):
+            for side, given in enumerate(step.inputs):
                 if origin in self._origins[given]:
-                    yield number, given, True
+                    yield End(number, given, side)
         for number, output in enumerate(self.outputs, len(self.chain)):
             if origin in self._origins[output]:
-                yield number, output, False
+                yield End(number, output, None)
 
     def steps_after(self, origin: Node) -> list[int]:
         """The steps of the chain that an origin feeds."""
-        return list(dict.fromkeys(number for number, _, is_step in self.ends(origin) if is_step))
+        return list(dict.fromkeys(end.number for end in self.ends(origin) if end.side is not None))
 
 
 def labels(groups: int, partitions: int) -> list[int]:

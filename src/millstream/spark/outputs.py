@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame
 from millstream.errors import MillstreamError, SinkUnavailable
 from millstream.operators.accumulators import WEIGHT
 from millstream.operators.elementwise import frame_of
-from millstream.operators.stateful import is_changing
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Write
 from millstream.sinks import Sink
@@ -93,7 +92,7 @@ class Outputs:
             frames = [from_bytes(bytes(blob)) for _, _, blob in mine]
             frame = pl.concat([frame_of([], output), *frames], how="diagonal")
             table = frame.select(output.schema.names).to_arrow().cast(output.schema.arrow)
-            weights = frame[WEIGHT].to_arrow() if is_changing(output) else None
+            weights = frame[WEIGHT].to_arrow() if output.is_changing else None
             self._write(output, number, table, weights)
             tables[output.name] = table
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + len(table)

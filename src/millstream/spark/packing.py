@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.operators.hashing import key_groups
-from millstream.operators.stateful import Stateful, WindowedStep
+from millstream.operators.stateful import Stateful
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node
 from millstream.spark.layout import Frames, Layout, Place, evaluated
@@ -33,7 +33,8 @@ ARROW = pa.schema(
         ("blob", pa.binary()),
     ]
 )
-ROWS, PARTIALS, CONTROL, REPORT = range(4)
+ROWS, OTHERS, PARTIALS, CONTROL, REPORT = range(5)
+SIDES = (ROWS, OTHERS)
 DRIVER = -1
 """The step of what is for the driver alone: reports."""
 BLOB_BYTES_MAX = 64 << 20
@@ -86,7 +87,7 @@ class Packer:
     """The watermark of the steps that come next is not beyond this."""
     entry: Node | None = None
     """The step behind the origin whose rows are added, if not the origin's own."""
-    _fed: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
+    _fed: dict[tuple[int, int], list[pl.DataFrame]] = field(default_factory=dict)
     _partials: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _outputs: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
@@ -98,20 +99,20 @@ class Packer:
     def add(self, sent: Frames, now: int, place: Place | None = None) -> None:
         """Runs the steps of the region on what the origin sent."""
         made = self._region.run(sent, now, self.entry, place)
-        for number, node, is_step in self._ends:
-            rows = made[node]
+        for end in self._ends:
+            number, rows = end.number, made[end.node]
             if rows.is_empty():
                 continue
-            if not is_step:
+            if end.side is None:
                 self._outputs.setdefault(number, []).append(rows)
                 continue
             step, count = self.steps[number], self._counts.get(number, 0)
-            fold = partial(step.folded, first=count, watermark=self.reached)
+            fold = partial(step.folded, first=count, watermark=self.reached, side=end.side)
             partials, fed = evaluated(self.layout.chain[number], rows, fold, place)
             if partials is not None and len(partials):
                 self._partials.setdefault(number, []).append(partials)
             if len(fed):
-                self._fed.setdefault(number, []).append(fed)
+                self._fed.setdefault((number, end.side), []).append(fed)
                 self._counts[number] = count + len(fed)
 
     def pack(self, control: dict[str, Any]) -> Iterable[Packed]:
@@ -120,14 +121,12 @@ class Packer:
         for number in self.layout.steps_after(self.origin):
             for label in self.labels:
                 yield label, number, CONTROL, self.task, said
-        for number, frames in self._fed.items():
+        for (number, side), frames in self._fed.items():
             for group, blob in self._split(pl.concat(frames), self.steps[number].keys):
-                yield self.labels[group], number, ROWS, self.task, blob
+                yield self.labels[group], number, SIDES[side], self.task, blob
         for number, frames in self._partials.items():
             step = self.steps[number]
-            assert isinstance(step, WindowedStep)
-            assert step.partials is not None
-            for group, blob in self._split(step.partials.joined(frames), step.keys):
+            for group, blob in self._split(step.joined(frames), step.keys):
                 yield self.labels[group], number, PARTIALS, self.task, blob
         for number, frames in self._outputs.items():
             for part in _moderate(pl.concat(frames, how="diagonal")):

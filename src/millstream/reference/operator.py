@@ -1,0 +1,63 @@
+"""What every step of the reference is: it eats one bundle per input and gives one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from millstream.plan.bundles import BEGINNING, END, Bundle, Row, dead_letter_values
+from millstream.plan.nodes import Node
+
+
+class Operator:
+    """A step: eats one bundle per input, gives one, and keeps what goes to `.late` and `.dead`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.late: list[Row] = []
+        self.dead: list[Row] = []
+
+    def step(self, bundles: Sequence[Bundle]) -> Bundle:
+        """The smallest watermark of the inputs is the watermark."""
+        rows = [row for bundle in bundles for row in bundle.rows]
+        joined = slowest(bundles)
+        return replace(joined, rows=self.apply(rows, joined.clock))
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        return rows
+
+
+class StatefulOperator(Operator):
+    """A step that keeps something, and may hold back the watermark that it passes on."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._passed_on = BEGINNING
+
+    def step(self, bundles: Sequence[Bundle]) -> Bundle:
+        given = slowest(bundles)
+        self.late = []
+        rows = self.run([bundle.rows for bundle in bundles], given)
+        before, self._passed_on = self._passed_on, max(self._passed_on, min(given.watermark, self.hold()))
+        return replace(given, rows=rows, watermark_before=before, watermark=self._passed_on)
+
+    def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
+        """What is sent, given the rows of each input; `clock` says how far watermark and time have come."""
+        raise NotImplementedError
+
+    def hold(self) -> int:
+        """The smallest event time of what may still be sent."""
+        return END
+
+
+def slowest(bundles: Sequence[Bundle]) -> Bundle:
+    return replace(
+        bundles[0],
+        rows=[row for bundle in bundles for row in bundle.rows],
+        watermark_before=min(bundle.watermark_before for bundle in bundles),
+        watermark=min(bundle.watermark for bundle in bundles),
+    )
+
+
+def dead_letter(row: Row, reason: str, clock: int) -> Row:
+    return Row(dead_letter_values(row.values, reason, clock), row.time, row.weight)

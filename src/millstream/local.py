@@ -114,7 +114,8 @@ class LocalState:
         hold = NEVER
         for name, marks in step.marks(clock).items():
             store = self._stores[name]
-            store.replace(found[name][1], changes[name], marks.event, marks.clock)
+            if name in changes:  # what is not named stays as it is
+                store.replace(found[name][1], changes[name], marks.event, marks.clock)
             if self._passes_on and marks.hold is not None:
                 hold = min(hold, store.smallest(marks.hold))
         before, self._passed_on = self._passed_on, max(self._passed_on, min(clock.watermark, hold))

@@ -451,7 +451,9 @@ def test_without_keys_there_is_one() -> None:
             assert runs.held({"counter": asked}, START, START)["counter"]["seen"].to_list() == [3, 4]
         assert runs.held({"counter": pl.DataFrame({"any": []})}, START, START)["counter"].is_empty()
         assert runs.held({}, (2, 0), (3, 0))["counter"]["seen"].to_list() == [3, 4]
-        assert runs.apply({}, marks).rows == 0
+        assert runs.apply({}, marks).rows == 2
+        runs.held({"counter": pl.DataFrame()}, START, START)
+        assert runs.apply({"counter": empty["counter"]}, marks).rows == 0
 
 
 def test_every_type_comes_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,9 +290,10 @@ class Runs:
     def apply(self, changes: dict[str, pl.DataFrame], marks: dict[str, Marks]) -> Applied:
         """Puts these rows in the place of what was last held, and names the result with a version.
 
-        Keys that were asked for or held and have no row now are gone.
+        Of a table that is named, keys that were asked for or held and have no row now are gone; one that is not named
+        stays as it is.
         """
-        changed = {name: self._changed(name, changes.get(name), marks.get(name)) for name in self._tables}
+        changed = {name: self._changed(name, rows, marks.get(name)) for name, rows in changes.items()}
         tables = {name: table.copy() for name, table in self._tables.items()}
         for name, rows in changed.items():
             touched = self._touched.get(name, Touched())
@@ -320,9 +321,9 @@ class Runs:
             delta_rows=sum(len(rows) for rows in written.values()),
         )
 
-    def _changed(self, name: str, changes: pl.DataFrame | None, marks: Marks | None) -> Rows:
+    def _changed(self, name: str, changes: pl.DataFrame, marks: Marks | None) -> Rows:
         table, touched = self._tables[name], self._touched.get(name, Touched())
-        rows = table.empty if changes is None else _fitting(changes, table.empty)
+        rows = _fitting(changes, table.empty)
         hashes = key_hashes(rows, self._keys)
         if not within(hashes, touched.hashes).all():
             raise ValueError(f"rows of keys that were not asked for cannot be put into {name}")

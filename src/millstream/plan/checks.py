@@ -17,9 +17,11 @@ from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, Window
 from millstream.plan.place import AtUsersLine, users_line, what_exists
 from millstream.plan.places import Place
 from millstream.plan.spark_types import family
+from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.windows import ClosedBy, Delta, Everything, Window
 from millstream.records import Schema, SchemaLike
 
+NOT_KEYS = ("map", "array", "struct", "interval")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -37,6 +39,21 @@ def column_of(schema: Schema, name: object) -> str:
         hint = "; a new one is name='expression'" if isinstance(name, str) and not name.isidentifier() else ""
         raise refusal(f"there is no column {name!r}", what_exists(name, schema.names) + hint)
     return name
+
+
+def check_keys(schema: Schema, columns: Sequence[str], what: str) -> None:
+    """Columns that exist, each named once, of types that can be compared."""
+    for column in columns:
+        column_of(schema, column)
+        kind = schema.field(column).type
+        if family(kind) in NOT_KEYS:
+            hint = "take a field of it: with_column('start', 'window.start')" if column == "window" else None
+            raise refusal(
+                f"'{column}' is {type_name(kind)}, which cannot be a key",
+                hint or "make a string or a number of it, or take a field of it, with with_column(…)",
+            )
+    if len(set(columns)) < len(columns):
+        raise refusal(f"a column stands twice in {what}: {', '.join(columns)}", "name each once")
 
 
 def check_place(place: Any, verb: str) -> None:
@@ -79,6 +96,10 @@ def without_event_time(node: Node) -> Node | None:
         return node if isinstance(node.window, Everything) and node.pane_time is PaneTime.END_OF_WINDOW else None
     if isinstance(node, Process) and node.event_time is not None:
         return None
+    if isinstance(node, Latest):
+        return None if node.by_time else node
+    if isinstance(node, LookupJoin):
+        return without_event_time(node.inputs[0])
     found = (without_event_time(given) for given in node.inputs)
     return next((source for source in found if source is not None), None)
 
@@ -91,6 +112,12 @@ def check_event_time(node: Node, window: Window) -> None:
             f"{window} is about event time, and the rows of '{source.name}' have none",
             where=users_line(),
             next_step="name its column with read(…, event_time='…'), or use a window with time='processing'",
+        )
+    if isinstance(source, Latest):
+        raise InvalidWindow(
+            f"{window} is about event time, and the rows of '{source.name}' have none",
+            where=users_line(),
+            next_step="name the column of what it is made of with read(…, event_time='…')",
         )
     if source is not None:
         raise InvalidWindow(

@@ -9,64 +9,56 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from millstream.errors import InvalidInput, InvalidWindow
+from millstream.errors import InvalidInput
 from millstream.plan import engine, frames
-from millstream.plan.aggregates import Aggregate
 from millstream.plan.checks import (
     NAME,
     and_none,
     called,
-    check_event_time,
     check_instant,
+    check_keys,
     check_place,
-    check_process,
     column_of,
     differences,
-    fed_with,
     loop,
     refusal,
-    result_type,
     schema_of,
-    window_arguments,
 )
 from millstream.plan.explain import Format, explained
 from millstream.plan.expressions import Expression, expression
+from millstream.plan.late import late_columns
 from millstream.plan.lowered import type_name
 from millstream.plan.nodes import (
     INSTANT,
-    PANE,
-    SPAN,
     Dead,
     Late,
     MapRows,
-    Mode,
     Node,
-    PaneTime,
     Process,
     Project,
     Read,
     Union,
     Where,
-    WindowedAggregate,
     Write,
 )
 from millstream.plan.place import AtUsersLine, users_line
 from millstream.plan.places import Place
-from millstream.plan.spark_types import family, quoted
-from millstream.plan.triggers import CHOICES as TRIGGERS
-from millstream.plan.triggers import AfterWatermark, Repeatedly, Trigger
+from millstream.plan.spark_types import quoted
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
-from millstream.plan.windows import Everything, Window
-from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike, duration
+from millstream.plan.windows import Window
+from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
+
+if TYPE_CHECKING:
+    from millstream.plan.joining import AsOfWhen, On, Side
+    from millstream.plan.keyed import Keyed, Windowed
+    from millstream.plan.table_nodes import How
+    from millstream.plan.tables import Grouping, Table
 
 RESERVED = ("window", "pane", "weight", "event_time")
-WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta, closed_by, everything"
-MODES = "discarding(), accumulating() or retracting()"
-NOT_KEYS = ("map", "array", "struct", "interval")
 Batch = Literal["polars", "arrow"]
 
 
@@ -154,6 +146,15 @@ class Flow:
         """The steps as text, as a Mermaid flowchart, or as an SVG drawing; `physical`: and how they lie on Spark."""
         logical = explained(self.name, self.check(), format)
         return f"{logical}\n{engine.call(self, 'explained', {})}" if physical else logical
+
+    def table(self, rows: Any, schema: SchemaLike) -> Side:
+        """Rows that are known beforehand, to join a stream with: of files, a table of a database, or a list of dicts.
+
+        They are read now, once, and do not change while the flow runs.
+        """
+        from millstream.plan.joining import Side
+
+        return Side.of(self, rows, schema_of(schema))
 
     # ------------------------------------------------------------ running
 
@@ -331,21 +332,14 @@ class Stream:
                 "key_by needs a column",
                 f"columns that exist: {', '.join(self.schema.names)}; without a key, leave it out",
             )
+        check_keys(self.schema, columns, "key_by")
         for column in columns:
-            column_of(self.schema, column)
-            kind = self.schema.field(column).type
-            if family(kind) in NOT_KEYS:
-                hint = "take a field of it: with_column('start', 'window.start')" if column == "window" else None
-                raise refusal(
-                    f"'{column}' is {type_name(kind)}, which cannot be a key",
-                    hint or "make a string or a number of it, or take a field of it, with with_column(…)",
-                )
             if column.lower() in RESERVED:
                 raise refusal(
                     f"a key cannot be named '{column}': panes have such a column", "give it another name with select(…)"
                 )
-        if len(set(columns)) < len(columns):
-            raise refusal(f"a column stands twice in key_by: {', '.join(columns)}", "name each once")
+        from millstream.plan.keyed import Keyed
+
         return Keyed(self, columns)
 
     def window(
@@ -356,9 +350,96 @@ class Stream:
         timestamp: str = "end_of_window",
     ) -> Windowed:
         """A window over all rows together; see `Keyed.window`."""
+        from millstream.plan.keyed import Keyed
+
         return Keyed(self, ()).window(window, allowed_lateness=allowed_lateness, timestamp=timestamp)
 
+    # ------------------------------------------------------------ tables and joins
+
+    def to_table(self, key: str | Sequence[str], *, deleted: str | None = None, name: str | None = None) -> Table:
+        """The newest row of each key, by event time, or the last to come where rows have none.
+
+        A row deletes its key if `deleted`, a condition, holds; without it, if all other columns are null (a tombstone).
+        """
+        from millstream.plan.tables import to_table
+
+        return to_table(self, key, deleted, name)
+
+    def group_by(self, *columns: str) -> Grouping:
+        """Rows to be aggregated without windows, by some columns or all together: .agg(…) gives a table."""
+        from millstream.plan.tables import Grouping
+
+        return Grouping(self, columns)
+
+    def distinct(self, *columns: str, within: str | timedelta | None = None, name: str | None = None) -> Stream:
+        """Of rows alike in these columns, or in all, the first to come; of a table, one for as long as there is one.
+
+        Rows of a stream that lie as far apart in event time as `within`, or further, are not alike.
+        """
+        from millstream.plan.tables import distinct
+
+        return distinct(self, columns, within, name)
+
+    def take(self, count: int, *, per: str | Sequence[str] = (), name: str | None = None) -> Stream:
+        """The first rows of the stream, or the first of each key."""
+        from millstream.plan.tables import take
+
+        return take(self, count, per, name)
+
+    def top(
+        self,
+        count: int,
+        *,
+        by: str | Sequence[str],
+        per: str | Sequence[str] = (),
+        rank: str | None = None,
+        name: str | None = None,
+    ) -> Table:
+        """The first rows in an order such as "score desc", of each group if `per` names one, kept up to date.
+
+        Nulls stand last, and equal rows in the order of all their columns. `rank` names a column for the place, from 1.
+        """
+        from millstream.plan.tables import top
+
+        return top(self, count, by, per, rank, name)
+
+    def join(
+        self,
+        other: Stream | Side,
+        on: On,
+        how: How = "inner",
+        *,
+        within: tuple[str | timedelta, str | timedelta] | None = None,
+        as_of: AsOfWhen | None = None,
+        allowed_lateness: str | timedelta = timedelta(0),
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Rows that are equal in some columns: `on` names them, or is {own column: the other's}.
+
+        With a stream: `within` bounds this row's time minus the other's, for example ("0 seconds", "1 hour"). With a
+        table: as it was at this row's event time, or `as_of="now"`. A table with a table: kept up to date. With rows
+        that are known beforehand, `flow.table(…)`: each row by itself. `how` is inner, left, right, full, semi or anti.
+        Columns of the other whose names are taken get the suffix.
+        """
+        from millstream.plan.joining import join
+
+        return join(self, other, on, how, within, as_of, allowed_lateness, suffix, name)
+
     # ------------------------------------------------------------ the ends
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came too late for this stream's last step, with the reason."""
+        columns = late_columns(self.node)
+        if columns is not None:
+            with AtUsersLine():
+                return self._side(Late, "late", Schema.from_arrow(columns))
+        raise refusal(
+            f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no late rows",
+            "rows are late for windows, for joins of streams, for to_table and for distinct(…, within=…): "
+            "take .late right behind those",
+        )
 
     @property
     def dead(self) -> Stream:
@@ -380,6 +461,9 @@ class Stream:
 
     def write(self, sink: Any, *, name: str | None = None) -> None:
         """Sends the rows to a topic or to another sink."""
+        self._write(sink, name)
+
+    def _write(self, sink: Any, name: str | None, *, net: bool = False, keys: tuple[str, ...] = ()) -> None:
         check_place(sink, "write")
         if isinstance(sink, Place):
             sink.check_written(self.schema)
@@ -392,162 +476,7 @@ class Stream:
         if isinstance(sink, str) and sink in [source for source in self.flow._sources if isinstance(source, str)]:
             raise loop(sink)
         step = self.flow.step(name, f"write {called(sink)}")
-        self.flow.outputs.append(Write(step, self.schema, (self.node,), users_line(), sink))
+        self.flow.outputs.append(Write(step, self.schema, (self.node,), users_line(), sink, net, keys))
 
     def _next(self, node: Node) -> Stream:
         return Stream(self.flow, node)
-
-
-class Keyed:
-    """A stream whose rows belong together by some columns."""
-
-    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
-        self.stream = stream
-        self.keys = keys
-
-    def window(
-        self,
-        window: Window,
-        *,
-        allowed_lateness: str | timedelta = timedelta(0),
-        timestamp: str = "end_of_window",
-    ) -> Windowed:
-        """Where in event time. `timestamp` is the event time of a pane: end_of_window, earliest or latest."""
-        if not isinstance(window, Window):
-            raise refusal(f"{window!r} is not a window", WINDOWS)
-        choices = [choice.value for choice in PaneTime]
-        if timestamp not in choices:
-            raise refusal(f"timestamp is one of {', '.join(choices)}, not {timestamp!r}", "leave it out: end_of_window")
-        with AtUsersLine():
-            lateness = duration(allowed_lateness, what="allowed_lateness")
-        if lateness and (not window.has_end or isinstance(window, Everything)):
-            raise InvalidWindow(
-                f"{window} has no end in event time that a row could be late for",
-                where=users_line(),
-                next_step="leave allowed_lateness out",
-            )
-        if getattr(window, "time", "event") == "event":
-            check_event_time(self.stream.node, window)
-        arguments = window_arguments(window, self.stream.schema)
-        return Windowed(self, window, lateness, PaneTime(timestamp), arguments)
-
-    def process(
-        self,
-        function: Callable[..., Any],
-        schema: SchemaLike | None = None,
-        *,
-        on_timer: Callable[..., Any] | None = None,
-        event_time: str | None = None,
-        name: str | None = None,
-    ) -> Stream:
-        """A Python function of each row and its key, which has state and timers; it gives rows, one row, or None.
-
-        `function(row, key)` is called in order of arrival, `on_timer(tag, time, key)` when a timer is due. `key` is a
-        `plan.process.Key`. A row that the function fails on goes to `.dead`. What it gives has the event time of the
-        row or of the timer, unless `event_time` names a column of `schema`.
-        """
-        stream = self.stream
-        columns = check_process(stream.node, function, schema, on_timer, event_time)
-        step = stream.flow.step(name, "process")
-        return Stream(
-            stream.flow,
-            Process(step, columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time),
-        )
-
-
-class Windowed:
-    """A keyed stream in windows: it can be told when to send panes, how they relate, and what to compute."""
-
-    def __init__(
-        self,
-        keyed: Keyed,
-        window: Window,
-        lateness: timedelta,
-        pane_time: PaneTime,
-        arguments: Mapping[str, Expression],
-        trigger: Trigger | None = None,
-        mode: Mode = Mode.ACCUMULATING,
-    ) -> None:
-        self._keyed = keyed
-        self._window = window
-        self._lateness = lateness
-        self._pane_time = pane_time
-        self._arguments = arguments
-        self._trigger = trigger or Repeatedly(AfterWatermark())
-        self._mode = mode
-
-    def trigger(self, trigger: Trigger) -> Windowed:
-        """When in processing time."""
-        if not isinstance(trigger, Trigger):
-            raise refusal(f"{trigger!r} is not a trigger", TRIGGERS)
-        return self._with(trigger, self._mode)
-
-    def discarding(self) -> Windowed:
-        """A pane holds what came since the one before."""
-        return self._with(self._trigger, Mode.DISCARDING)
-
-    def accumulating(self) -> Windowed:
-        """A pane holds the whole window so far."""
-        return self._with(self._trigger, Mode.ACCUMULATING)
-
-    def retracting(self) -> Windowed:
-        """A pane takes back the one before, then holds the whole window so far."""
-        return self._with(self._trigger, Mode.RETRACTING)
-
-    def _with(self, trigger: Trigger, mode: Mode) -> Windowed:
-        return Windowed(self._keyed, self._window, self._lateness, self._pane_time, self._arguments, trigger, mode)
-
-    def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Panes:
-        """What is computed, as name=aggregate."""
-        stream = self._keyed.stream
-        if unnamed or not aggregates:
-            raise refusal(
-                "agg takes aggregates by name" if unnamed else "agg needs at least one aggregate",
-                "for example .agg(total=ms.sum('score'), n=ms.count())",
-            )
-        arguments: dict[str, Expression] = {}
-        fields = [stream.schema.field(key) for key in self._keyed.keys]
-        fields += [pa.field("window", SPAN), pa.field("pane", PANE), pa.field("weight", pa.int32())]
-        taken = {*RESERVED, *(key.lower() for key in self._keyed.keys)}
-        for column, aggregate in aggregates.items():
-            if not isinstance(aggregate, Aggregate):
-                raise refusal(f"{column}={aggregate!r} is not an aggregate", "for example total=ms.sum('score')")
-            if column.lower() in taken:
-                raise refusal(
-                    f"a pane has a column '{column}' already",
-                    f"give the aggregate a name other than {', '.join(taken)}",
-                )
-            fed = fed_with(column, aggregate, stream.schema)
-            fields.append(pa.field(column, result_type(column, aggregate, fed)))
-            arguments |= fed
-        fields.append(pa.field("event_time", INSTANT))
-        with AtUsersLine():
-            columns = Schema.from_arrow(pa.schema(fields))
-        node = WindowedAggregate(
-            stream.flow.step(name, "agg"),
-            columns,
-            (stream.node,),
-            users_line(),
-            self._keyed.keys,
-            self._window,
-            self._lateness,
-            self._pane_time,
-            self._trigger,
-            self._mode,
-            tuple(aggregates.items()),
-            tuple((arguments | dict(self._arguments)).items()),
-        )
-        return Panes(stream.flow, node)
-
-
-class Panes(Stream):
-    """What a windowed aggregation sends."""
-
-    @property
-    def late(self) -> Stream:
-        """The rows that came too late: the input row, `window`, and the `reason`."""
-        given = self.node.inputs[0].schema
-        kept = [field for field in given.arrow if field.name not in ("window", "reason")]
-        columns = pa.schema([*kept, pa.field("window", SPAN), pa.field("reason", pa.string())])
-        with AtUsersLine():
-            return self._side(Late, "late", Schema.from_arrow(columns))

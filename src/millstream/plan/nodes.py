@@ -199,6 +199,8 @@ class Write(Node):
     sink: Any
     net: bool = False
     """Whether a batch of it is what changed in a table all in all: each row once, what is taken back first."""
+    keys: tuple[str, ...] = ()
+    """The key of that table, if it has one."""
 
     @property
     def label(self) -> str:

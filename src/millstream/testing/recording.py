@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import InvalidInput
-from millstream.plan.flow import Flow, Panes
+from millstream.plan.flow import Flow
+from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Node, WindowedAggregate
 from millstream.plan.place import users_line
 from millstream.reference import Bundle, Row

@@ -14,7 +14,8 @@ from millstream.errors import InvalidInput
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import frame_of
 from millstream.operators.watermarks import SourceWatermark
-from millstream.plan.flow import Flow, Keyed, Stream, Windowed
+from millstream.plan.flow import Flow, Stream
+from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.nodes import Node, Read
 from millstream.plan.place import users_line
 from millstream.plan.watermarks import Watermark as Strategy

@@ -1,0 +1,134 @@
+"""The columns of a join: what it is fed of a row, and what it gives of two rows, or of one that met no other.
+
+A row is fed as its keys, `key.0`, `key.1` … alike on both sides, and its columns under the name that the join gives
+them, with the side in front; so no name of a user meets one of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.operators import elementwise
+from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.plan.nodes import SPAN
+from millstream.plan.table_nodes import Join
+
+LEFT, RIGHT = 0, 1
+SIDES: tuple[Literal["left", "right"], Literal["left", "right"]] = ("left", "right")
+Places = npt.NDArray[np.int64]
+WINDOW = "window"
+
+
+class Joining:
+    """How the rows of a join are fed and given."""
+
+    def __init__(self, node: Join) -> None:
+        self.node = node
+        self.keys = [f"key.{number}" for number in range(len(node.on))]
+        self.columns = (node.left, node.right)
+        self.values = tuple([f"{side}.{name}" for name, _ in self.columns[n]] for n, side in enumerate(SIDES))
+        """Of each side, the columns of a fed row that hold its values."""
+        self.is_kept_alone = (node.how in ("left", "full"), node.how in ("right", "full"))
+        """Of each side, whether a row that meets no other is given with nulls."""
+        self.is_half = node.how in ("semi", "anti")
+        self._given = elementwise.types_of(node.schema)
+        types = [elementwise.types_of(given.schema) for given in node.inputs]
+        self.types: dict[str, pl.DataType] = {
+            name: self._given.get(name, types[side][column])
+            for side, columns in enumerate(self.columns)
+            for name, column in columns
+        }
+        """Of every column of both sides, as it is given and as it is late."""
+        # A column that both sides name the same is given once: without a row of the first, it is the key.
+        named = [column for _, column in node.right]
+        shared = {one: key for key, (one, other) in zip(self.keys, node.on, strict=True) if other not in named}
+        self.shared = {name: shared[column] for name, column in node.left if column in shared}
+
+    def fed(self, rows: pl.DataFrame, first: int, side: int) -> pl.DataFrame:
+        """Keys, values, time, weight and order. Integers are keys in one width, so that both sides hash alike."""
+        keys = [_wide(rows[pair[side]]).alias(key) for key, pair in zip(self.keys, self.node.on, strict=True)]
+        values = [
+            rows[column].alias(value)
+            for value, (_, column) in zip(self.values[side], self.columns[side], strict=True)
+        ]
+        order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
+        return pl.DataFrame([*keys, *values, rows[TIME], rows[WEIGHT], order])
+
+    def no_rows(self, side: int) -> pl.DataFrame:
+        """What is fed of an input when no rows come."""
+        return self.fed(elementwise.frame_of([], self.node.inputs[side]), 0, side)
+
+    def has_null_key(self) -> pl.Expr:
+        return pl.any_horizontal(pl.col(key).is_null() for key in self.keys)
+
+    # ------------------------------------------------------------ what is given
+
+    def pairs(self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places) -> pl.DataFrame:
+        """The given columns of pairs of rows, which are named by their places."""
+        columns = left.select(self.values[LEFT])[here].get_columns()
+        columns += right.select(self.values[RIGHT])[there].get_columns()
+        return pl.DataFrame(columns).select(
+            pl.col(f"{SIDES[side]}.{name}").cast(self.types[name]).alias(name)
+            for side, names in enumerate(self.columns)
+            for name, _ in names
+        )
+
+    def alone(self, rows: pl.DataFrame, side: int) -> list[pl.Expr]:
+        """Every column of both sides, of rows of one of them: nulls for the other's."""
+        return [self._of(name, side, of) for of, names in enumerate(self.columns) for name, _ in names]
+
+    def halves(self) -> list[pl.Expr]:
+        """The columns of the first input only."""
+        return [self._of(name, LEFT, LEFT) for name, _ in self.node.left]
+
+    def _of(self, name: str, side: int, of: int) -> pl.Expr:
+        if of == side:
+            value = pl.col(f"{SIDES[side]}.{name}")
+        elif side == RIGHT and name in self.shared:
+            value = pl.col(self.shared[name])
+        else:
+            value = pl.lit(None)
+        return value.cast(self.types[name]).alias(name)
+
+    def sent(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
+        """What is sent: the columns of the node, a time and a weight."""
+        types = {**self._given, TIME: pl.Int64(), WEIGHT: pl.Int32()}
+        empty = pl.DataFrame(schema=types)
+        columns = [*self._given, TIME, WEIGHT]
+        return pl.concat([empty, *(frame.select(columns).cast(types) for frame in frames if len(frame))])
+
+    def late(self, rows: pl.DataFrame, side: int, *more: pl.Expr) -> pl.DataFrame:
+        """Rows that came too late: all columns of both sides, the side, and whatever there is to say."""
+        return rows.select(*self.alone(rows, side), pl.lit(SIDES[side]).alias("side"), *more, TIME, WEIGHT)
+
+
+def netted(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that take each other back are left out; what is taken back comes first, and each row has weight 1 or -1."""
+    if rows.is_empty():
+        return rows
+    same = [name for name in rows.columns if name != WEIGHT]
+    summed = rows.group_by(same, maintain_order=True).agg(pl.col(WEIGHT).sum())
+    return singly(summed.filter(pl.col(WEIGHT) < 0), summed.filter(pl.col(WEIGHT) > 0)).select(rows.columns)
+
+
+def singly(*parts: pl.DataFrame) -> pl.DataFrame:
+    """A row of weight n as n rows: steps that only count rows need not know of weights."""
+    rows = pl.concat(parts)
+    weights = rows[WEIGHT].to_numpy()
+    if not (np.abs(weights) == 1).all():
+        rows = rows[np.repeat(np.arange(len(rows)), np.abs(weights))]
+    return rows.with_columns(pl.col(WEIGHT).sign())
+
+
+def span() -> pl.Expr:
+    """The window, of columns `start` and `end`."""
+    types = elementwise.pl.Datetime("us", "UTC")
+    return pl.struct(*(pl.col(field.name).cast(types) for field in SPAN)).alias(WINDOW)
+
+
+def _wide(column: pl.Series) -> pl.Series:
+    return column.cast(pl.Int64) if column.dtype.is_integer() else column

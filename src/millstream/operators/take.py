@@ -1,0 +1,43 @@
+"""The first rows of a stream, or of each key: what is kept is how many were sent."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from millstream.operators.keyed_rows import KeyedRows
+from millstream.operators.runs import Marks
+from millstream.operators.stateful import INPUTS, NO_MARKS, SENT
+from millstream.operators.windowed import Clock, Frames
+from millstream.plan import table_nodes
+
+COUNTS, TAKEN = "counts", "taken"
+PLACE = "__place"
+
+
+class TakeStep(KeyedRows):
+    def __init__(self, node: table_nodes.Take) -> None:
+        super().__init__(node, node.keys)
+        self.count = node.count
+
+    def tables(self) -> Frames:
+        return {COUNTS: self.table(self.keys, **{TAKEN: pl.Int64})}
+
+    def asked(self, inputs: Frames) -> Frames:
+        return {COUNTS: inputs[INPUTS[0]]}
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        counts, rows = held[COUNTS], self.arrived(inputs)
+        if not self.keys:
+            taken = int(counts[TAKEN].sum())
+            first = rows.head(self.count - taken)
+            total = pl.DataFrame({TAKEN: [taken + len(first)]}, schema=counts.schema)
+            return {COUNTS: total if len(rows) or len(counts) else counts}, {SENT: self.sent(first)}
+        rows = rows.join(counts, on=self.keys, how="left", nulls_equal=True, maintain_order="left")
+        place = pl.col(TAKEN).fill_null(0) + pl.int_range(pl.len(), dtype=pl.Int64).over(self.keys)
+        first = rows.with_columns(place.alias(PLACE)).filter(pl.col(PLACE) < self.count)
+        new = first.group_by(self.keys).agg(pl.len().cast(pl.Int64).alias(TAKEN))
+        counts = pl.concat([counts, new]).group_by(self.keys).agg(pl.col(TAKEN).sum())
+        return {COUNTS: counts}, {SENT: self.sent(first)}
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        return {COUNTS: NO_MARKS}

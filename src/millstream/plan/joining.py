@@ -1,0 +1,277 @@
+"""Joins: which rows are equal in some columns, and when. Each call checks what it is given and adds a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from millstream.errors import InvalidPlan
+from millstream.plan.checks import check_keys, refusal, without_event_time
+from millstream.plan.flow import Flow, Stream
+from millstream.plan.late import WINDOW
+from millstream.plan.lowered import type_name
+from millstream.plan.nodes import Node
+from millstream.plan.place import AtUsersLine, users_line, what_exists
+from millstream.plan.table_nodes import (
+    HOWS,
+    Columns,
+    How,
+    IntervalJoin,
+    LookupJoin,
+    SideJoin,
+    TableJoin,
+    WindowJoin,
+)
+from millstream.plan.tables import Table, columns_of
+from millstream.plan.windows import Calendar, Fixed, Sessions, Sliding, Window
+from millstream.records import Schema, duration
+
+On = str | Sequence[str] | Mapping[str, str]
+AsOfWhen = Literal["event_time", "now"]
+LOOKUPS = ("inner", "left", "semi", "anti")
+JOINED_WINDOWS = (Fixed, Sliding, Sessions, Calendar)
+
+
+class Joined(Stream):
+    """What a join of streams sends."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows that are known beforehand, to join a stream with."""
+
+    flow: Flow
+    schema: Schema
+    rows: pa.Table
+    said: str
+
+    @classmethod
+    def of(cls, flow: Flow, given: Any, schema: Schema) -> Side:
+        if isinstance(given, Stream):
+            raise refusal("flow.table takes rows that are known beforehand, not a stream", "use stream.to_table(key=…)")
+        # The plan does not know how rows are read: only whoever joins with such rows needs to.
+        rows: pa.Table = import_module("millstream.sources.bounded").load(given, schema)
+        plain = isinstance(given, Sequence) or hasattr(given, "columns")
+        return cls(flow, schema, rows, f"{rows.num_rows} rows" if plain else str(given))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What all kinds of joins are given: see `table_nodes.Join`."""
+
+    columns: Schema
+    on: Columns
+    how: How
+    left: Columns
+    right: Columns
+
+
+def join(
+    stream: Stream,
+    other: Stream | Side,
+    on: On,
+    how: How,
+    within: Any,
+    as_of: AsOfWhen | None,
+    lateness: str | timedelta,
+    suffix: str,
+    name: str | None,
+) -> Stream:
+    shape = _shape(stream, other, on, how, suffix)
+    with AtUsersLine():
+        late = duration(lateness, what="allowed_lateness")
+    if isinstance(other, Side):
+        _check_unsaid({"within": within, "as_of": as_of, "allowed_lateness": late}, "rows that are known beforehand")
+        _check_lookup(shape.how)
+        step = stream.flow.step(name, "join")
+        return stream._next(
+            SideJoin(step, shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.said)
+        )
+    if isinstance(stream, Table):
+        if not isinstance(other, Table):
+            raise refusal("a table cannot be joined with a stream", "turn it round: stream.join(table, as_of=…)")
+        _check_unsaid({"within": within, "as_of": as_of, "allowed_lateness": late}, "two tables")
+        made = TableJoin(
+            stream.flow.step(name, "join"), shape.columns, _nodes(stream, other), users_line(), *_parts(shape)
+        )
+        return Table(stream.flow, made)
+    if isinstance(other, Table):
+        _check_unsaid({"within": within, "allowed_lateness": late}, "a stream and a table")
+        return _lookup(stream, other, shape, as_of, name)
+    _check_unsaid({"as_of": as_of}, "two streams")
+    low, high = _interval(within)
+    _check_event_times("within is about event time", stream, other)
+    step = stream.flow.step(name, "join")
+    node = IntervalJoin(step, shape.columns, _nodes(stream, other), users_line(), *_parts(shape), low, high, late)
+    return Joined(stream.flow, node)
+
+
+def join_in_windows(
+    stream: Stream,
+    other: Stream,
+    window: Window,
+    lateness: timedelta,
+    on: On,
+    how: How,
+    suffix: str,
+    name: str | None,
+) -> Joined:
+    for side in (stream, other):
+        if isinstance(side, Table):
+            raise refusal(
+                "a join in windows is of two streams", "join a stream with a table by stream.join(table, as_of=…)"
+            )
+        if isinstance(side, Stream) and "window" in side.schema.names:
+            raise refusal(
+                f"a join in windows has a column 'window', and '{side.node.name}' has one already",
+                "give it another name with select(…)",
+            )
+    if not isinstance(window, JOINED_WINDOWS) or getattr(window, "time", "event") != "event":
+        raise refusal(
+            f"streams cannot be joined in {window}", "use fixed, sliding, sessions or calendar, in event time"
+        )
+    shape = _shape(stream, other, on, how, suffix)
+    _check_event_times(f"{window} is about event time", stream, other)
+    columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
+    step = stream.flow.step(name, "join")
+    return Joined(
+        stream.flow,
+        WindowJoin(step, columns, _nodes(stream, other), users_line(), *_parts(shape), window, lateness),
+    )
+
+
+def _lookup(stream: Stream, table: Table, shape: _Shape, as_of: AsOfWhen | None, name: str | None) -> Joined:
+    if as_of not in ("event_time", "now"):
+        raise refusal(
+            "which version of the table is meant is not said" if as_of is None else f"as_of is not {as_of!r}",
+            "as_of='event_time' is the one valid at the row's event time, as_of='now' the one held when the row comes",
+        )
+    _check_lookup(shape.how)
+    if as_of == "event_time":
+        _check_event_times("as_of='event_time' is about event time", stream, table)
+    elif stream.node.is_changing:
+        raise refusal(
+            f"rows of '{stream.node.name}' may be taken back, and the table may have changed by then",
+            "use as_of='event_time'",
+        )
+    step = stream.flow.step(name, "join")
+    inputs = _nodes(stream, table)
+    made = LookupJoin(step, shape.columns, inputs, users_line(), *_parts(shape), as_of == "event_time")
+    return Joined(stream.flow, made)
+
+
+def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) -> _Shape:
+    if not isinstance(other, Stream | Side):
+        raise refusal(f"a join is with a stream or a table, and {other!r} is none", "a.join(b, on='user', …)")
+    if other.flow is not stream.flow:
+        raise refusal(
+            f"a join is within one flow, and these are of '{stream.flow.name}' and '{other.flow.name}'",
+            "read both in one flow, or write a topic in one and read it in the other",
+        )
+    if how not in HOWS:
+        raise refusal(f"there is no {how!r} join", what_exists(how, HOWS, kind="joins"))
+    pairs = _pairs(stream.schema, other.schema, on)
+    shared = {one for one, same in pairs if one == same}
+    taken = set(stream.schema.names)
+    left: Columns = tuple((column, column) for column in stream.schema.names)
+    right: list[tuple[str, str]] = []
+    for column in other.schema.names:
+        if column in shared:
+            continue
+        given = f"{column}{suffix}" if column in taken else column
+        if given in taken:
+            raise refusal(f"'{given}' would stand twice in the join", "choose another suffix, or rename with select(…)")
+        taken.add(given)
+        right.append((given, column))
+    fields = [_wide(stream.schema, other.schema, column, column in shared) for _, column in left]
+    if how in ("right", "full"):
+        fields = [field.with_nullable(True) for field in fields]
+    if how not in ("semi", "anti"):
+        others = [other.schema.field(column).with_name(given) for given, column in right]
+        fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
+    return _Shape(Schema.from_arrow(pa.schema(fields)), pairs, how, left, tuple(right))
+
+
+def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
+    """A column of the first input, wide enough for the other's value where both stand in it."""
+    field = own.field(column)
+    return field.with_type(pa.int64()) if shared and others.field(column).type != field.type else field
+
+
+def _pairs(own: Schema, others: Schema, on: On) -> Columns:
+    pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in columns_of(on, "on"))
+    if not pairs:
+        raise refusal("a join needs a column in which rows are equal", "for example on='user'")
+    check_keys(own, [one for one, _ in pairs], "on")
+    check_keys(others, [other for _, other in pairs], "on")
+    for one, other in pairs:
+        kinds = own.field(one).type, others.field(other).type
+        if kinds[0] != kinds[1] and not all(map(pa.types.is_signed_integer, kinds)):
+            raise refusal(
+                f"'{one}' is {type_name(kinds[0])} and '{other}' is {type_name(kinds[1])}: they are never equal",
+                "bring one to the other's type, for example with_column('id', 'cast(id as bigint)')",
+            )
+    return pairs
+
+
+def _parts(shape: _Shape) -> tuple[Columns, How, Columns, Columns]:
+    return shape.on, shape.how, shape.left, shape.right
+
+
+def _nodes(stream: Stream, other: Stream) -> tuple[Node, Node]:
+    return stream.node, other.node
+
+
+def _interval(within: Any) -> tuple[timedelta, timedelta]:
+    if within is None:
+        raise refusal(
+            "two streams are joined within a time, and none is given",
+            "for example within=('0 seconds', '1 hour'), this row's time minus the other's; or join in windows: "
+            "a.window(ms.fixed('1 hour')).join(b, on=…)",
+        )
+    if not isinstance(within, Sequence) or isinstance(within, str) or len(within) != 2:
+        raise refusal(f"within takes two durations, not {within!r}", "for example within=('-5 minutes', '1 hour')")
+    low, high = (_signed(each) for each in within)
+    if low > high:
+        raise refusal(f"within begins at {within[0]!r}, after its end at {within[1]!r}", "turn the two round")
+    return low, high
+
+
+def _signed(given: Any) -> timedelta:
+    """A duration that may be negative."""
+    if isinstance(given, timedelta):
+        return given
+    if isinstance(given, str) and given.strip().startswith("-"):
+        with AtUsersLine():
+            return -duration(given.strip()[1:].strip(), what="within")
+    with AtUsersLine():
+        return duration(given, what="within")
+
+
+def _check_lookup(how: How) -> None:
+    if how not in LOOKUPS:
+        raise refusal(
+            f"a {how} join would need rows of the table that no row of the stream asks for",
+            f"use one of {', '.join(LOOKUPS)}; or make a table of the stream and join two tables",
+        )
+
+
+def _check_unsaid(said: Mapping[str, object], what: str) -> None:
+    for name, value in said.items():
+        if value:
+            raise refusal(f"{name}= has no meaning in a join of {what}", "leave it out")
+
+
+def _check_event_times(what: str, *streams: Stream) -> None:
+    for stream in streams:
+        if (source := without_event_time(stream.node)) is not None:
+            raise InvalidPlan(
+                f"{what}, and the rows of '{source.name}' have none",
+                where=users_line(),
+                next_step="name its column with read(…, event_time='…')",
+            )

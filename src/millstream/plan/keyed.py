@@ -1,0 +1,225 @@
+"""A stream by keys and in windows: the four questions, one call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from millstream.errors import InvalidWindow
+from millstream.plan.aggregates import Aggregate
+from millstream.plan.checks import (
+    check_event_time,
+    check_process,
+    fed_with,
+    refusal,
+    result_type,
+    window_arguments,
+)
+from millstream.plan.expressions import Expression
+from millstream.plan.flow import RESERVED, Stream
+from millstream.plan.nodes import (
+    INSTANT,
+    PANE,
+    SPAN,
+    Mode,
+    PaneTime,
+    Process,
+    WindowedAggregate,
+)
+from millstream.plan.place import AtUsersLine, users_line
+from millstream.plan.triggers import CHOICES as TRIGGERS
+from millstream.plan.triggers import AfterWatermark, Repeatedly, Trigger
+from millstream.plan.windows import Everything, Window
+from millstream.records import Schema, SchemaLike, duration
+
+if TYPE_CHECKING:
+    from millstream.plan.joining import Joined, On
+    from millstream.plan.table_nodes import How
+
+WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta, closed_by, everything"
+
+
+class Keyed:
+    """A stream whose rows belong together by some columns."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self.stream = stream
+        self.keys = keys
+
+    def window(
+        self,
+        window: Window,
+        *,
+        allowed_lateness: str | timedelta = timedelta(0),
+        timestamp: str = "end_of_window",
+    ) -> Windowed:
+        """Where in event time. `timestamp` is the event time of a pane: end_of_window, earliest or latest."""
+        if not isinstance(window, Window):
+            raise refusal(f"{window!r} is not a window", WINDOWS)
+        choices = [choice.value for choice in PaneTime]
+        if timestamp not in choices:
+            raise refusal(f"timestamp is one of {', '.join(choices)}, not {timestamp!r}", "leave it out: end_of_window")
+        with AtUsersLine():
+            lateness = duration(allowed_lateness, what="allowed_lateness")
+        if lateness and (not window.has_end or isinstance(window, Everything)):
+            raise InvalidWindow(
+                f"{window} has no end in event time that a row could be late for",
+                where=users_line(),
+                next_step="leave allowed_lateness out",
+            )
+        if getattr(window, "time", "event") == "event":
+            check_event_time(self.stream.node, window)
+        arguments = window_arguments(window, self.stream.schema)
+        return Windowed(self, window, lateness, PaneTime(timestamp), arguments)
+
+    def process(
+        self,
+        function: Callable[..., Any],
+        schema: SchemaLike | None = None,
+        *,
+        on_timer: Callable[..., Any] | None = None,
+        event_time: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """A Python function of each row and its key, which has state and timers; it gives rows, one row, or None.
+
+        `function(row, key)` is called in order of arrival, `on_timer(tag, time, key)` when a timer is due. `key` is a
+        `plan.process.Key`. A row that the function fails on goes to `.dead`. What it gives has the event time of the
+        row or of the timer, unless `event_time` names a column of `schema`.
+        """
+        stream = self.stream
+        columns = check_process(stream.node, function, schema, on_timer, event_time)
+        step = stream.flow.step(name, "process")
+        return Stream(
+            stream.flow,
+            Process(step, columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time),
+        )
+
+
+class Windowed:
+    """A keyed stream in windows: it can be told when to send panes, how they relate, and what to compute."""
+
+    def __init__(
+        self,
+        keyed: Keyed,
+        window: Window,
+        lateness: timedelta,
+        pane_time: PaneTime,
+        arguments: Mapping[str, Expression],
+        trigger: Trigger | None = None,
+        mode: Mode = Mode.ACCUMULATING,
+    ) -> None:
+        self._keyed = keyed
+        self._window = window
+        self._lateness = lateness
+        self._pane_time = pane_time
+        self._arguments = arguments
+        self._trigger = trigger or Repeatedly(AfterWatermark())
+        self._mode = mode
+
+    def trigger(self, trigger: Trigger) -> Windowed:
+        """When in processing time."""
+        if not isinstance(trigger, Trigger):
+            raise refusal(f"{trigger!r} is not a trigger", TRIGGERS)
+        return self._with(trigger, self._mode)
+
+    def discarding(self) -> Windowed:
+        """A pane holds what came since the one before."""
+        return self._with(self._trigger, Mode.DISCARDING)
+
+    def accumulating(self) -> Windowed:
+        """A pane holds the whole window so far."""
+        return self._with(self._trigger, Mode.ACCUMULATING)
+
+    def retracting(self) -> Windowed:
+        """A pane takes back the one before, then holds the whole window so far."""
+        return self._with(self._trigger, Mode.RETRACTING)
+
+    def _with(self, trigger: Trigger, mode: Mode) -> Windowed:
+        return Windowed(self._keyed, self._window, self._lateness, self._pane_time, self._arguments, trigger, mode)
+
+    def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Panes:
+        """What is computed, as name=aggregate."""
+        stream = self._keyed.stream
+        check_named(unnamed, aggregates)
+        made, arguments = aggregated(stream.schema, aggregates, [*RESERVED, *self._keyed.keys], "a pane")
+        fields = [stream.schema.field(key) for key in self._keyed.keys]
+        fields += [pa.field("window", SPAN), pa.field("pane", PANE), pa.field("weight", pa.int32()), *made]
+        fields.append(pa.field("event_time", INSTANT))
+        with AtUsersLine():
+            columns = Schema.from_arrow(pa.schema(fields))
+        node = WindowedAggregate(
+            stream.flow.step(name, "agg"),
+            columns,
+            (stream.node,),
+            users_line(),
+            self._keyed.keys,
+            self._window,
+            self._lateness,
+            self._pane_time,
+            self._trigger,
+            self._mode,
+            tuple(aggregates.items()),
+            tuple((arguments | dict(self._arguments)).items()),
+        )
+        return Panes(stream.flow, node)
+
+    def join(
+        self,
+        other: Stream,
+        on: On | None = None,
+        how: How = "inner",
+        *,
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Joined:
+        """The rows of both streams that lie in the same window and are equal in some columns.
+
+        The answer is sent once, when the window is over; `on` is what `Stream.join` takes, or else the keys.
+        """
+        from millstream.plan.joining import join_in_windows
+
+        if self._is_told:
+            raise refusal("a join answers when its window is over", "leave out trigger(…), discarding() and the like")
+        chosen = on if on is not None else self._keyed.keys
+        return join_in_windows(self._keyed.stream, other, self._window, self._lateness, chosen, how, suffix, name)
+
+    @property
+    def _is_told(self) -> bool:
+        return self._trigger != Repeatedly(AfterWatermark()) or self._mode is not Mode.ACCUMULATING
+
+
+def check_named(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> None:
+    if unnamed or not aggregates:
+        raise refusal(
+            "agg takes aggregates by name" if unnamed else "agg needs at least one aggregate",
+            "for example .agg(total=ms.sum('score'), n=ms.count())",
+        )
+
+
+def aggregated(
+    schema: Schema, aggregates: Mapping[str, Aggregate], columns: Sequence[str], what: str
+) -> tuple[list[pa.Field], dict[str, Expression]]:
+    """The fields that aggregates make, beside the columns that `what` has already, and what they are fed with."""
+    fields: list[pa.Field] = []
+    arguments: dict[str, Expression] = {}
+    taken = {column.lower() for column in columns}
+    for column, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise refusal(f"{column}={aggregate!r} is not an aggregate", "for example total=ms.sum('score')")
+        if column.lower() in taken:
+            raise refusal(
+                f"{what} has a column '{column}' already",
+                f"give the aggregate a name other than {', '.join(taken)}",
+            )
+        fed = fed_with(column, aggregate, schema)
+        fields.append(pa.field(column, result_type(column, aggregate, fed)))
+        arguments |= fed
+    return fields, arguments
+
+
+class Panes(Stream):
+    """What a windowed aggregation sends."""

@@ -1,0 +1,37 @@
+"""What a row looks like that came too late for a step."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from millstream.plan.nodes import SPAN, Node, WindowedAggregate
+from millstream.plan.table_nodes import Distinct, IntervalJoin, Join, Latest, LookupJoin, WindowJoin
+
+REASON = pa.field("reason", pa.string())
+WINDOW = pa.field("window", SPAN)
+SIDE = pa.field("side", pa.string())
+
+
+def late_columns(node: Node) -> pa.Schema | None:
+    """The input row and the reason; of a join with columns for either side, and which it is. None: none is late."""
+    if isinstance(node, WindowedAggregate):
+        return pa.schema([*_without(node.inputs[0].schema.arrow, "window", "reason"), WINDOW, REASON])
+    if (isinstance(node, Latest) and node.by_time) or (isinstance(node, Distinct) and node.within is not None):
+        return pa.schema([*_without(node.inputs[0].schema.arrow, "reason"), REASON])
+    if isinstance(node, IntervalJoin | WindowJoin) or (isinstance(node, LookupJoin) and node.at_event_time):
+        said = [SIDE, WINDOW, REASON] if isinstance(node, WindowJoin) else [SIDE, REASON]
+        return pa.schema([*_without(pa.schema(_either(node)), *(field.name for field in said)), *said])
+    return None
+
+
+def _either(node: Join) -> list[pa.Field]:
+    """The columns of both sides, each of which may be missing."""
+    return [
+        given.schema.field(column).with_name(name).with_nullable(True)
+        for given, columns in zip(node.inputs, (node.left, node.right), strict=True)
+        for name, column in columns
+    ]
+
+
+def _without(schema: pa.Schema, *names: str) -> list[pa.Field]:
+    return [field for field in schema if field.name not in names]

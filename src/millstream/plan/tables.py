@@ -1,0 +1,231 @@
+"""Tables: what a stream adds up to. Each call checks what it is given and adds a node.
+
+A table is the sum of its changes: rows of weight +1 and -1, each with the event time from which it holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.plan.aggregates import Aggregate, check_order
+from millstream.plan.bundles import micros
+from millstream.plan.checks import check_keys, refusal, without_event_time
+from millstream.plan.expressions import expression
+from millstream.plan.flow import Stream
+from millstream.plan.keyed import aggregated, check_named
+from millstream.plan.lowered import type_name
+from millstream.plan.nodes import INSTANT, Dead, Late, Node, Project, Read, Where
+from millstream.plan.place import AtUsersLine, users_line
+from millstream.plan.places import Table as DatabaseTable
+from millstream.plan.table_nodes import AsOf, Changes, Distinct, Grouped, Latest, Order, Take, Top
+from millstream.records import Schema, duration
+
+CHANGE_COLUMNS = ("weight", "event_time")
+DIRECTION = re.compile(r"(?P<by>.*?)(?:\s+(?P<direction>asc|desc))?\s*", re.IGNORECASE | re.DOTALL)
+
+
+class Table(Stream):
+    """Rows that are there until they are taken back. `key` names the columns by which each row is found, if any."""
+
+    def __init__(self, flow: Any, node: Node, key: tuple[str, ...] = ()) -> None:
+        super().__init__(flow, node)
+        self.key = key
+
+    def changes(self, *, name: str | None = None) -> Stream:
+        """The other side of the table: a stream of its changes, with `weight` (+1, -1) and `event_time`."""
+        self._check_columns(CHANGE_COLUMNS, "changes have")
+        fields = [*self.schema.arrow, pa.field("weight", pa.int32()), pa.field("event_time", INSTANT)]
+        columns = Schema.from_arrow(pa.schema(fields))
+        return Stream(self.flow, Changes(self.flow.step(name, "changes"), columns, (self.node,), users_line()))
+
+    def as_of(self, time: datetime | str, *, name: str | None = None) -> Table:
+        """The table as it was at an event time: what had come into it by then and had not left it."""
+        moment = _moment(time)
+        if (source := without_event_time(self.node)) is not None:
+            raise refusal(
+                f"the rows of '{source.name}' have no event time, so nothing says what was there at {time}",
+                "name their column with read(…, event_time='…')",
+            )
+        step = self.flow.step(name, "as_of")
+        return Table(
+            self.flow,
+            AsOf(step, self.schema, (self.node,), users_line(), micros(moment), moment.isoformat()),
+            self.key,
+        )
+
+    def write(self, sink: Any, *, name: str | None = None) -> None:
+        """Keeps a copy of the table up to date: in a database, in a compacted topic, or as changes with a weight.
+
+        A topic is keyed by the table's key, and a row that goes is a tombstone; without a key it holds the changes.
+        """
+        self._check_columns(("weight",), "what is written of a table may have")
+        if isinstance(sink, DatabaseTable) and sink.mode == "append" and self.key:
+            sink = replace(sink, mode="upsert", key=self.key)
+        self._write(sink, name, net=True, keys=self.key)
+
+    def _check_columns(self, names: Sequence[str], what: str) -> None:
+        for name in names:
+            if name in self.schema.names:
+                raise refusal(f"{what} a column '{name}' of its own", "give yours another name with select(…)")
+
+    def _next(self, node: Node) -> Stream:
+        if isinstance(node, Late | Dead):
+            return Stream(self.flow, node)
+        return Table(self.flow, node, self.key if _keeps(node, self.key) else ())
+
+
+def _keeps(node: Node, key: tuple[str, ...]) -> bool:
+    """Whether the key of a table is still that of what a step makes of it."""
+    if isinstance(node, Where):
+        return True
+    if isinstance(node, Project):
+        same = {name for name, made in node.columns if made.column == name}
+        return set(key) <= same
+    return False
+
+
+class Grouping:
+    """Rows to be aggregated by some columns."""
+
+    def __init__(self, stream: Stream, columns: tuple[str, ...]) -> None:
+        check_keys(stream.schema, columns, "group_by")
+        self._stream = stream
+        self._columns = columns
+
+    def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Table:
+        """A table with a row per group that changes as rows come and go; a group without rows has none."""
+        check_named(unnamed, aggregates)
+        stream, keys = self._stream, self._columns
+        made, arguments = aggregated(stream.schema, aggregates, [*CHANGE_COLUMNS, *keys], "a table")
+        with AtUsersLine():
+            columns = Schema.from_arrow(pa.schema([*(stream.schema.field(key) for key in keys), *made]))
+        step = stream.flow.step(name, "group_by")
+        node = Grouped(
+            step, columns, (stream.node,), users_line(), keys, tuple(aggregates.items()), tuple(arguments.items())
+        )
+        return Table(stream.flow, node, keys)
+
+
+def to_table(stream: Stream, key: str | Sequence[str], deleted: str | None, name: str | None) -> Table:
+    keys = columns_of(key, "key")
+    if not keys:
+        raise refusal("a table needs a key", f"columns that exist: {', '.join(stream.schema.names)}")
+    check_keys(stream.schema, keys, "key")
+    if stream.node.is_changing:
+        if deleted is not None:
+            raise refusal(
+                f"rows of '{stream.node.name}' are taken back by their weight", "leave out deleted=: it is a table"
+            )
+        return Table(stream.flow, stream.node, keys)
+    condition = None if deleted is None else expression(deleted, stream.schema, boolean=True)
+    times = {node.event_time for node in _reads(stream.node)}
+    values = tuple(
+        column for column in stream.schema.names if column not in keys and column not in times and column != "timestamp"
+    )
+    by_time = without_event_time(stream.node) is None
+    step = stream.flow.step(name, "to_table")
+    node = Latest(step, stream.schema, (stream.node,), users_line(), keys, condition, values, by_time)
+    return Table(stream.flow, node, keys)
+
+
+def _reads(node: Node) -> list[Read]:
+    return [node] if isinstance(node, Read) else [read for given in node.inputs for read in _reads(given)]
+
+
+def distinct(stream: Stream, columns: Sequence[str], within: str | timedelta | None, name: str | None) -> Stream:
+    keys = tuple(columns) or tuple(stream.schema.names)
+    check_keys(stream.schema, keys, "distinct")
+    apart: timedelta | None = None
+    if within is not None:
+        with AtUsersLine():
+            apart = duration(within, what="within")
+        if not apart:
+            raise refusal("within must be longer than nothing", "for example within='1 day'")
+        _check_not_changing(stream, "distinct(…, within=…)", "leave out within=")
+        if (source := without_event_time(stream.node)) is not None:
+            raise refusal(
+                f"within is about event time, and the rows of '{source.name}' have none",
+                "name their column with read(…, event_time='…')",
+            )
+    step = stream.flow.step(name, "distinct")
+    node = Distinct(step, stream.schema, (stream.node,), users_line(), keys, apart)
+    return Table(stream.flow, node, keys) if stream.node.is_changing else Stream(stream.flow, node)
+
+
+def take(stream: Stream, count: int, per: str | Sequence[str], name: str | None) -> Stream:
+    keys = columns_of(per, "per")
+    check_keys(stream.schema, keys, "per")
+    _check_count(count, "take")
+    _check_not_changing(stream, "take", "say which rows come first: top(10, by='score desc')")
+    node = Take(stream.flow.step(name, "take"), stream.schema, (stream.node,), users_line(), count, keys)
+    return Stream(stream.flow, node)
+
+
+def top(
+    stream: Stream,
+    count: int,
+    by: str | Sequence[str],
+    per: str | Sequence[str],
+    rank: str | None,
+    name: str | None,
+) -> Table:
+    keys = columns_of(per, "per")
+    check_keys(stream.schema, keys, "per")
+    _check_count(count, "top")
+    order = tuple(_order(stream.schema, each) for each in columns_of(by, "by"))
+    if not order:
+        raise refusal("top needs an order", "for example by='score desc'")
+    columns = stream.schema
+    if rank is not None:
+        if not isinstance(rank, str) or not rank or rank in columns.names:
+            raise refusal(f"rank is the name of a new column, not {rank!r}", "for example rank='place'")
+        with AtUsersLine():
+            columns = Schema.from_arrow(pa.schema([*columns.arrow, pa.field(rank, pa.int64())]))
+    node = Top(stream.flow.step(name, "top"), columns, (stream.node,), users_line(), count, keys, order, rank)
+    return Table(stream.flow, node, (*keys, rank) if rank else keys if keys and count == 1 else ())
+
+
+def _order(schema: Schema, text: str) -> Order:
+    found = DIRECTION.fullmatch(text)
+    assert found is not None
+    by = expression(found["by"], schema)
+    try:
+        check_order(by.type)
+    except TypeError as needed:
+        raise refusal(
+            f"an order needs {needed}, and '{by}' is {type_name(by.type)}", "order by another column"
+        ) from None
+    return Order(by, (found["direction"] or "asc").lower() == "desc")
+
+
+def columns_of(given: str | Sequence[str], what: str) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
+        raise refusal(f"{what} takes the name of a column, or several, not {given!r}", f"for example {what}='user'")
+    return tuple(names)
+
+
+def _check_count(count: object, verb: str) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise refusal(f"{verb} takes a whole number from 1 on, not {count!r}", f"for example {verb}(10)")
+
+
+def _check_not_changing(stream: Stream, verb: str, next_step: str) -> None:
+    if stream.node.is_changing:
+        raise refusal(f"{verb} is for rows that stay, and those of '{stream.node.name}' may be taken back", next_step)
+
+
+def _moment(time: datetime | str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(time) if isinstance(time, str) else time
+    except ValueError:
+        raise refusal(f"{time!r} is not a time", "for example as_of('2026-01-01T12:00:00+00:00')") from None
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise refusal(f"{time!r} is not a time with a zone", "for example as_of('2026-01-01T12:00:00+00:00')")
+    return moment

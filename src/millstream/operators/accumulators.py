@@ -146,6 +146,18 @@ def from_elements(
     return found
 
 
+def computed_from_rows(rows: pl.DataFrame, panes: pl.Series, name: str, aggregate: Aggregate) -> pl.Series:
+    """An aggregate over rows, none of which is taken back: a value for each pane, in the order of `panes`."""
+    made = _computed(rows, name, aggregate)
+    frame = panes.to_frame("pane").join(made, on="pane", how="left", maintain_order="left")
+    value = frame["value"]
+    if aggregate.kind == "combine":
+        return _combined(rows, frame.with_columns(pl.lit(False).alias("empty")), name, aggregate)
+    if aggregate.kind in ("collect", "top"):
+        return pl.Series("value", [[]] * len(frame), dtype=value.dtype).zip_with(value.is_null(), value)
+    return value.fill_null(0) if aggregate.kind == "distinct_count" else value
+
+
 def _remaining(rows: pl.DataFrame, arguments: Sequence[str]) -> pl.DataFrame:
     """Rows that were not taken back; of equal ones the earliest are taken back first."""
     if (rows[WEIGHT] > 0).all():

@@ -24,6 +24,7 @@ from millstream.operators.keyed_rows import (
     newest,
     numbered,
     remembered,
+    singly,
     summed,
 )
 from millstream.operators.runs import Marks
@@ -179,7 +180,7 @@ class _Smallest:
             for part, weight in ((before, -1), (after, 1))
         ]
         changes = at_newest(summed(pl.concat(parts), self.rows.row, WEIGHT), groups, keys)
-        return {ROWS: after, GROUPS: remembered(groups, after, keys, clock)}, {SENT: self.rows.sent(changes)}
+        return {ROWS: after, GROUPS: remembered(groups, after, keys, clock)}, {SENT: self.rows.sent(singly(changes))}
 
     def marks(self) -> dict[str, Marks]:
         return {ROWS: NO_MARKS, GROUPS: FORGOTTEN}

@@ -82,6 +82,15 @@ def row_by_row(node: Node, frame: pl.DataFrame) -> pl.DataFrame:
     return ROW_BY_ROW[type(node)](frame, node)
 
 
+def net(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """What changed in a table all in all: each row once, what is taken back first."""
+    if not len(frame):
+        return frame
+    made = frame.group_by(names, maintain_order=True).agg(pl.col(TIME).max(), pl.col(WEIGHT).sum().cast(pl.Int32))
+    gone, come = made.filter(pl.col(WEIGHT) < 0), made.filter(pl.col(WEIGHT) > 0)
+    return pl.concat([gone, come])
+
+
 def types_of(schema: Schema) -> pl.Schema:
     empty = pl.from_arrow(schema.arrow.empty_table())
     assert isinstance(empty, pl.DataFrame)

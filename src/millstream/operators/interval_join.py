@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.joining import LEFT, RIGHT, SIDES, Joining, Places, netted
 from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
@@ -21,11 +21,26 @@ from millstream.plan.windows import microseconds
 
 MATCHES = "matches"
 """The weights of all rows that a row has met, added up."""
-BEFORE = "__before"
-"""The weight that a row had before the step: null for one that was not held."""
+BEFORE, MATCHES_BEFORE = "__before", "__matches_before"
+"""The weight of a row and its matches before the step; null for one that was not held."""
 FOREVER = 1 << 60
 """More microseconds than there are between two timestamps."""
 MIX = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How the rows of one input are kept."""
+
+    values: list[str]
+    changing: bool
+    """Whether rows can be taken back: then equal ones are kept as one."""
+    counts: bool
+    """Whether it matters how many a row has met: it may be sent for having met none, or the first."""
+    can_lose: bool
+    """Whether what a row has met can be taken back."""
+    patience: int
+    """A row goes when the watermark is further beyond its time than this."""
 
 
 class IntervalJoinStep(PlainStep):
@@ -38,14 +53,15 @@ class IntervalJoinStep(PlainStep):
             max(-FOREVER, min(microseconds(span), FOREVER)) for span in (node.low, node.high, node.lateness)
         )
         changing = [given.is_changing for given in node.inputs]
+        waits = (-self.low, self.high)
         self.sides = [
-            _Side(
+            Side(
                 values=[] if side == RIGHT and self.joining.is_half else self.joining.values[side],
                 changing=changing[side],
                 counts=self.joining.is_kept_alone[side] or (side == LEFT and self.joining.is_half),
-                may_unmatch=changing[1 - side],
-                # A row that can be taken back waits at least for that.
-                patience=max(*((0,) if changing[side] else ()), (-self.low, self.high)[side], -FOREVER),
+                can_lose=changing[1 - side],
+                # Rows that come can be taken back until the watermark is beyond their time.
+                patience=max(waits[side], 0) if changing[side] else waits[side],
             )
             for side in (LEFT, RIGHT)
         ]
@@ -58,12 +74,14 @@ class IntervalJoinStep(PlainStep):
     def tables(self) -> Frames:
         made = {}
         for name, fed, side in zip(SIDES, INPUTS, self.sides, strict=True):
-            made[name] = self.nothing[fed].select(self._columns(side)).with_columns(
-                [pl.lit(0, pl.Int64).alias(MATCHES)] if side.counts else []
+            made[name] = (
+                self.nothing[fed]
+                .select(self._columns(side))
+                .with_columns([pl.lit(0, pl.Int64).alias(MATCHES)] if side.counts else [])
             )
         return made
 
-    def _columns(self, side: _Side) -> list[str]:
+    def _columns(self, side: Side) -> list[str]:
         return [*self.keys, *side.values, TIME, WEIGHT]
 
     def asked(self, inputs: Frames) -> Frames:
@@ -73,7 +91,7 @@ class IntervalJoinStep(PlainStep):
         never = pl.lit(None, pl.Int64)
         made = {}
         for name, side in zip(SIDES, self.sides, strict=True):
-            unmatched = pl.lit(True) if side.may_unmatch else pl.col(MATCHES) == 0
+            unmatched = pl.lit(True) if side.can_lose else pl.col(MATCHES) <= 0
             hold = pl.when(unmatched).then(pl.col(TIME)) if side.counts else never
             made[name] = Marks(pl.col(TIME) + side.patience + self.lateness + 1, never, hold)
         return made
@@ -83,21 +101,19 @@ class IntervalJoinStep(PlainStep):
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         in_time, late = zip(*(self._judged(inputs[name], side, clock) for side, name in enumerate(INPUTS)), strict=True)
         left, right = (
-            self._with_news(held[name], rows, side)
-            for name, rows, side in zip(SIDES, in_time, self.sides, strict=True)
+            self._with_news(held[name], rows, side) for name, rows, side in zip(SIDES, in_time, self.sides, strict=True)
         )
         here, there = self._met(left, right)
-        sent = []
-        if not self.joining.is_half:
-            sent.append(self._pairs(left, right, here, there))
-        left, right = self._counted(left, right, here, there)
+        sent = [] if self.joining.is_half else [self._pairs(left, right, here, there)]
+        left, right = self._counted(left, right, LEFT, here, there), self._counted(right, left, RIGHT, there, here)
         if self.node.how == "semi":
             sent.append(self._first_matches(left))
         kept = {}
         for side, rows in enumerate((left, right)):
+            rows = rows.filter(pl.col(WEIGHT) != 0) if self.sides[side].changing else rows
             goes = pl.col(TIME) + self.sides[side].patience < clock.watermark - self.lateness
-            sent.append(self._unmatched(rows.filter(goes & (pl.col(WEIGHT) != 0)), side))
-            kept[SIDES[side]] = self._kept(rows.filter(~goes & (pl.col(WEIGHT) != 0)), side)
+            sent += self._unmatched(rows.filter(goes), side)
+            kept[SIDES[side]] = self._kept(rows.filter(~goes), side)
         given = self.joining.sent(sent)
         return kept, {SENT: netted(given) if self.node.is_changing else given, LATE: pl.concat(late)}
 
@@ -109,20 +125,28 @@ class IntervalJoinStep(PlainStep):
         late = self.joining.late(rows.filter(is_late), side, reason.alias("reason"))
         return rows.filter(~is_late) if len(late) else rows, late
 
-    def _with_news(self, held: pl.DataFrame, rows: pl.DataFrame, side: _Side) -> pl.DataFrame:
+    def _with_news(self, held: pl.DataFrame, rows: pl.DataFrame, side: Side) -> pl.DataFrame:
         """What is held and what comes, each with its weight before and now; equal rows as one, if one can go."""
         if not side.counts:
             rows = rows.filter(~self.joining.has_null_key())
-        columns = self._columns(side)
+        before = [BEFORE, MATCHES_BEFORE] if side.counts else [BEFORE]
+        now = [WEIGHT, MATCHES] if side.counts else [WEIGHT]
         zero = [pl.lit(0, pl.Int64).alias(MATCHES)] if side.counts else []
-        unknown = pl.lit(None, pl.Int32).alias(BEFORE)
-        news = rows.select(*columns, *zero, unknown)
-        both = pl.concat([held.with_columns(pl.col(WEIGHT).alias(BEFORE)).select(news.columns), news], rechunk=True)
+        news = rows.select(*self._columns(side), *zero)
+        both = pl.concat(
+            [
+                held.with_columns(pl.col(now).name.map(dict(zip(now, before, strict=True)).__getitem__)),
+                news.with_columns(
+                    pl.lit(None, news.schema[name]).alias(old) for name, old in zip(now, before, strict=True)
+                ),
+            ],
+            rechunk=True,
+        )
         if not side.changing or rows.is_empty():
             return both
-        made = [pl.col(WEIGHT).sum(), pl.col(BEFORE).max()]  # at most one of them was held
-        made += [pl.col(MATCHES).sum()] if side.counts else []
-        return both.group_by([*self.keys, *side.values, TIME], maintain_order=True).agg(made).select(both.columns)
+        made = [pl.col(now).sum(), pl.col(before).max()]  # of equal rows at most one was held
+        summed = both.group_by([*self.keys, *side.values, TIME], maintain_order=True).agg(made).select(both.columns)
+        return summed.filter((pl.col(WEIGHT) != 0) | pl.col(BEFORE).is_not_null())
 
     # ------------------------------------------------------------ which rows meet
 
@@ -143,7 +167,7 @@ class IntervalJoinStep(PlainStep):
         Time is cut in buckets twice as long as the interval, so that of a key with many rows only those are compared
         that may be near: a row looks into the one or two buckets that its interval touches.
         """
-        if not len(here) or not len(there) or self.low > self.high:
+        if not len(here) or not len(there):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         times, others = left[TIME].to_numpy()[here], right[TIME].to_numpy()[there]
         length = 2 * (self.high - self.low + 1)
@@ -185,19 +209,38 @@ class IntervalJoinStep(PlainStep):
         return pairs.with_columns(pl.Series(TIME, np.maximum(*times)), pl.Series(WEIGHT, now - before, pl.Int32))
 
     def _counted(
-        self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Adds to each row's matches the weights it met in this step."""
-        counted = []
-        for side, rows, at, others, where in (
-            (LEFT, left, here, right, there),
-            (RIGHT, right, there, left, here),
-        ):
-            if not self.sides[side].counts:
-                counted.append(rows)
-                continue
-            now, before = (others[column].fill_null(0).to_numpy()[where] for column in (WEIGHT, BEFORE))
-            known = rows[BEFORE].is_not_null().to_numpy()[at]
-            met = np.bincount(at, now - np.where(known, before, 0), minlength=len(rows)).astype(np.int64)
-            counted.append(rows.with_columns((pl.col(MATCHES) + pl.Series(met)).alias("__now")))
-        return counted[LEFT], counted[RIGHT]
+        self, rows: pl.DataFrame, others: pl.DataFrame, side: int, here: Places, there: Places
+    ) -> pl.DataFrame:
+        """Adds to the matches of each row the weights it met in this step."""
+        if not self.sides[side].counts or not len(here):
+            return rows
+        now, before = (others[column].fill_null(0).to_numpy()[there] for column in (WEIGHT, BEFORE))
+        was_held = rows[BEFORE].is_not_null().to_numpy()[here]
+        met = np.bincount(here, now - np.where(was_held, before, 0), minlength=len(rows))
+        return rows.with_columns(pl.col(MATCHES) + pl.Series(met.astype(np.int64)))
+
+    def _first_matches(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """What is sent of rows that now meet one and did not before, and taken back of those that no longer do."""
+        now = pl.col(WEIGHT) * (pl.col(MATCHES) > 0)
+        before = (pl.col(BEFORE) * (pl.col(MATCHES_BEFORE) > 0)).fill_null(0)
+        made = rows.select(*self.joining.halves(), TIME, (now - before).alias(WEIGHT))
+        return made.filter(pl.col(WEIGHT) != 0)
+
+    def _unmatched(self, rows: pl.DataFrame, side: int) -> list[pl.DataFrame]:
+        """What is sent of rows that go."""
+        if not self.joining.is_kept_alone[side] and (side == RIGHT or self.node.how != "anti"):
+            return []
+        rows = rows.filter(pl.col(MATCHES) <= 0)
+        columns = self.joining.halves() if self.joining.is_half else self.joining.alone(side)
+        return [rows.select(*columns, TIME, WEIGHT)]
+
+    def _kept(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
+        if side == LEFT and self.drops_matched:
+            rows = rows.filter(pl.col(MATCHES) <= 0)
+        return rows.drop(BEFORE, MATCHES_BEFORE, strict=False)
+
+
+def _mixed(
+    hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], buckets: Places
+) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return hashes ^ (buckets.astype(np.uint64) * np.uint64(MIX))

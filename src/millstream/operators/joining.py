@@ -6,7 +6,7 @@ them, with the side in front; so no name of a user meets one of ours.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import Join
 
 LEFT, RIGHT = 0, 1
-SIDES: tuple[Literal["left", "right"], Literal["left", "right"]] = ("left", "right")
+SIDES = ("left", "right")
 Places = npt.NDArray[np.int64]
 WINDOW = "window"
 
@@ -52,8 +52,7 @@ class Joining:
         """Keys, values, time, weight and order. Integers are keys in one width, so that both sides hash alike."""
         keys = [_wide(rows[pair[side]]).alias(key) for key, pair in zip(self.keys, self.node.on, strict=True)]
         values = [
-            rows[column].alias(value)
-            for value, (_, column) in zip(self.values[side], self.columns[side], strict=True)
+            rows[column].alias(value) for value, (_, column) in zip(self.values[side], self.columns[side], strict=True)
         ]
         order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
         return pl.DataFrame([*keys, *values, rows[TIME], rows[WEIGHT], order])
@@ -77,7 +76,7 @@ class Joining:
             for name, _ in names
         )
 
-    def alone(self, rows: pl.DataFrame, side: int) -> list[pl.Expr]:
+    def alone(self, side: int) -> list[pl.Expr]:
         """Every column of both sides, of rows of one of them: nulls for the other's."""
         return [self._of(name, side, of) for of, names in enumerate(self.columns) for name, _ in names]
 
@@ -96,14 +95,20 @@ class Joining:
 
     def sent(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         """What is sent: the columns of the node, a time and a weight."""
-        types = {**self._given, TIME: pl.Int64(), WEIGHT: pl.Int32()}
+        types: Any = {**self._given, TIME: pl.Int64(), WEIGHT: pl.Int32()}
         empty = pl.DataFrame(schema=types)
         columns = [*self._given, TIME, WEIGHT]
         return pl.concat([empty, *(frame.select(columns).cast(types) for frame in frames if len(frame))])
 
     def late(self, rows: pl.DataFrame, side: int, *more: pl.Expr) -> pl.DataFrame:
         """Rows that came too late: all columns of both sides, the side, and whatever there is to say."""
-        return rows.select(*self.alone(rows, side), pl.lit(SIDES[side]).alias("side"), *more, TIME, WEIGHT)
+        said = [pl.lit(SIDES[side]).alias("side"), *more, pl.col(TIME), pl.col(WEIGHT)]
+        return rows.select(chosen(*self.alone(side), *said))
+
+
+def chosen(*columns: pl.Expr) -> list[pl.Expr]:
+    """Of columns of the same name the last."""
+    return list({column.meta.output_name(): column for column in columns}.values())
 
 
 def netted(rows: pl.DataFrame) -> pl.DataFrame:
@@ -126,8 +131,7 @@ def singly(*parts: pl.DataFrame) -> pl.DataFrame:
 
 def span() -> pl.Expr:
     """The window, of columns `start` and `end`."""
-    types = elementwise.pl.Datetime("us", "UTC")
-    return pl.struct(*(pl.col(field.name).cast(types) for field in SPAN)).alias(WINDOW)
+    return pl.struct(pl.col(field.name).cast(pl.Datetime("us", "UTC")) for field in SPAN).alias(WINDOW)
 
 
 def _wide(column: pl.Series) -> pl.Series:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from millstream.operators import elementwise
@@ -35,7 +36,6 @@ class KeyedRows(PlainStep):
         self.row = [f"key.{name}" if name in keys else f"row.{name}" for name in self.given.schema.names]
         """The columns of a row, in the order of the schema."""
         self._types: Any = dict(elementwise.types_of(node.schema))
-        self._given_types: Any = dict(elementwise.types_of(self.given.schema))
         self.nothing: Frames = {INPUTS[0]: self.fed(elementwise.frame_of([], self.given), 0)}
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
@@ -58,7 +58,7 @@ class KeyedRows(PlainStep):
         rows = inputs[INPUTS[0]]
         return rows if rows[ORDER].is_sorted() else rows.sort(ORDER)
 
-    def sent(self, rows: pl.DataFrame, *more: str) -> pl.DataFrame:
+    def sent(self, rows: pl.DataFrame, *more: pl.Expr) -> pl.DataFrame:
         """Rows as they are called outside, with further columns."""
         names = zip(self.given.schema.names, self.row, strict=True)
         columns = [pl.col(column).alias(name) for name, column in names]
@@ -68,8 +68,8 @@ class KeyedRows(PlainStep):
     def late(self, rows: pl.DataFrame, reasons: pl.Expr) -> pl.DataFrame:
         """Rows that came too late, and why."""
         names = zip(self.given.schema.names, self.row, strict=True)
-        columns = [pl.col(column).alias(name) for name, column in names]
-        return rows.select(*columns, reasons.alias("reason"), TIME, WEIGHT).cast(self._given_types)
+        columns = [pl.col(column).alias(name) for name, column in names if name != "reason"]
+        return rows.select(*columns, reasons.alias("reason"), TIME, WEIGHT)
 
 
 def numbered(keys: list[str], *frames: pl.DataFrame) -> list[pl.DataFrame]:
@@ -91,6 +91,14 @@ def summed(rows: pl.DataFrame, columns: list[str], weight: str) -> pl.DataFrame:
     return rows.group_by(columns, maintain_order=True).agg(pl.col(weight).sum()).filter(pl.col(weight) != 0)
 
 
+def singly(rows: pl.DataFrame) -> pl.DataFrame:
+    """Changes, each of weight 1 or -1: of weight n, n times. What is taken back stands first."""
+    if (rows[WEIGHT].abs() > 1).any():
+        times = np.repeat(np.arange(len(rows)), rows[WEIGHT].abs().to_numpy())
+        rows = rows[times].with_columns(pl.col(WEIGHT).sign())
+    return rows.sort(WEIGHT, maintain_order=True)
+
+
 # ---------------------------------------------------------------- when a table changes
 
 
@@ -101,10 +109,9 @@ def newest(groups: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> pl.Data
 
 
 def at_newest(changes: pl.DataFrame, groups: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Changes with the newest time of their group as theirs; what is taken back stands first."""
+    """Changes with the newest time of their group as theirs."""
     times = groups.rename({NEWEST: TIME})
-    timed = changes.join(times, on=keys, how="left", nulls_equal=True) if keys else changes.join(times, how="cross")
-    return timed.sort(WEIGHT, maintain_order=True)
+    return changes.join(times, on=keys, how="left", nulls_equal=True) if keys else changes.join(times, how="cross")
 
 
 def remembered(groups: pl.DataFrame, rows: pl.DataFrame, keys: list[str], clock: Clock) -> pl.DataFrame:

@@ -16,7 +16,7 @@ import polars as pl
 
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.elementwise import computed
-from millstream.operators.keyed_rows import NUMBER, KeyedRows, numbered, summed
+from millstream.operators.keyed_rows import NUMBER, KeyedRows, numbered, singly, summed
 from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT
 from millstream.operators.windowed import Clock, Frames
@@ -70,9 +70,7 @@ class LatestStep(KeyedRows):
         # A version is no longer the base of anything once the watermark has passed the next one.
         return {VERSIONS: Marks(pl.col(UNTIL) + 1, pl.lit(None, pl.Int64)) if self.node.by_time else NO_MARKS}
 
-    def _in_time(
-        self, versions: pl.DataFrame, rows: pl.DataFrame, clock: Clock
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _in_time(self, versions: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows that find their place, and those that are too late."""
         if not self.node.by_time:
             return rows, self.late(rows.clear(), pl.lit("expired"))
@@ -110,7 +108,7 @@ class LatestStep(KeyedRows):
             ]
         )
         changes = summed(changes.filter(~pl.col(DELETED)), [*self.row, TIME], WEIGHT)
-        return self.sent(changes.sort(WEIGHT, TIME, maintain_order=True))
+        return self.sent(singly(changes.sort(TIME)))
 
     def _kept(self, line: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         follows = pl.col(NUMBER) == pl.col(NUMBER).shift(-1)

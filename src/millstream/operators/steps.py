@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from millstream.operators.distinct import DistinctStep
+from millstream.operators.grouped import GroupedStep
+from millstream.operators.latest import LatestStep
+from millstream.operators.interval_join import IntervalJoinStep
 from millstream.operators.process import ProcessStep
 from millstream.operators.stateful import Stateful
-from millstream.plan import nodes
+from millstream.operators.take import TakeStep
+from millstream.operators.top import TopStep
+from millstream.operators.window_join import WindowJoinStep
+from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node
 
 STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
     nodes.Process: ProcessStep,
+    table_nodes.Grouped: GroupedStep,
+    table_nodes.Distinct: DistinctStep,
+    table_nodes.Latest: LatestStep,
+    table_nodes.Take: TakeStep,
+    table_nodes.Top: TopStep,
+    table_nodes.IntervalJoin: IntervalJoinStep,
+    table_nodes.WindowJoin: WindowJoinStep,
 }

@@ -19,6 +19,7 @@ from millstream.operators.keyed_rows import (
     at_newest,
     newest,
     remembered,
+    singly,
     summed,
 )
 from millstream.operators.runs import Marks
@@ -27,8 +28,8 @@ from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
 
 ROWS, GROUPS = "rows", "groups"
-BEFORE = "__before"
-"""How many rows of the group stand before a row."""
+BEFORE, RANK = "__before", "__rank"
+"""Of a row, how many of its group stand before it, and its place."""
 
 
 class TopStep(KeyedRows):
@@ -42,7 +43,6 @@ class TopStep(KeyedRows):
         self.by = [f"by.{number}" for number in range(len(node.order))]
         super().__init__(node, node.keys)
         self.identity = [*self.keys, *self.rest, *self.by]
-        self.ranked = [node.rank] if node.rank else []
 
     def tables(self) -> Frames:
         return {
@@ -63,13 +63,14 @@ class TopStep(KeyedRows):
         after = summed(pl.concat([before, new]), self.identity, COUNTED)
         first_before, first = self._first(before), self._first(after)
         parts = [self._placed(first_before, -1), self._placed(first, 1)]
-        columns = [*self.row, *self.ranked]
+        columns = [*self.row, RANK] if self.node.rank else self.row
         groups = newest(held[GROUPS], rows, self.keys)
         changes = at_newest(summed(pl.concat(parts), columns, WEIGHT), groups, self.keys)
+        ranked = [pl.col(RANK).alias(self.node.rank)] if self.node.rank else []
         kept = after if self.given.is_changing else first.select(after.columns)
         return (
             {ROWS: kept, GROUPS: remembered(groups, kept, self.keys, clock)},
-            {SENT: self.sent(changes, *self.ranked)},
+            {SENT: self.sent(singly(changes), *ranked)},
         )
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
@@ -77,8 +78,9 @@ class TopStep(KeyedRows):
 
     def _first(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The first rows of each group in order, each as often as it is among them."""
-        by = [*self.keys, *self.by, *self.row]
-        descending = [*(False for _ in self.keys), *(part.descending for part in self.node.order), *(False for _ in self.row)]
+        by = [*self.keys, *self.by, *self.rest]
+        downwards = dict(zip(self.by, (part.descending for part in self.node.order), strict=True))
+        descending = [downwards.get(name, False) for name in by]
         there = rows.filter(pl.col(COUNTED) > 0).sort(by, descending=descending, nulls_last=True)
         before = pl.col(COUNTED).cum_sum() - pl.col(COUNTED)
         there = there.with_columns((before.over(self.keys) if self.keys else before).alias(BEFORE))
@@ -89,6 +91,6 @@ class TopStep(KeyedRows):
         """The rows as the table has them: with a place each is there once."""
         if not self.node.rank:
             return first.select(*self.row, (pl.col(COUNTED) * weight).cast(pl.Int32).alias(WEIGHT))
-        places = pl.int_ranges(pl.col(BEFORE) + 1, pl.col(BEFORE) + 1 + pl.col(COUNTED)).alias(self.node.rank)
-        placed = first.with_columns(places).explode(self.node.rank)
-        return placed.select(*self.row, self.node.rank, pl.lit(weight, pl.Int32).alias(WEIGHT))
+        places = pl.int_ranges(pl.col(BEFORE) + 1, pl.col(BEFORE) + 1 + pl.col(COUNTED)).alias(RANK)
+        placed = first.with_columns(places).explode(RANK)
+        return placed.select(*self.row, RANK, pl.lit(weight, pl.Int32).alias(WEIGHT))

@@ -53,14 +53,18 @@ class SourceWatermark:
 
     def now(self, clock: int) -> int:
         """The watermark at a processing time."""
-        active = [
-            state.watermark
-            for state in self._partitions.values()
-            if self._idle is None or clock - state.heard_at < self._idle
-        ]
+        active = self._active(clock)
         if active:
-            self._watermark = max(self._watermark, min(active))
+            self._watermark = max(self._watermark, min(state.watermark for state in active))
         return self._watermark
+
+    def is_idle(self, clock: int) -> bool:
+        """Whether all partitions have been silent for long."""
+        return bool(self._partitions) and not self._active(clock)
+
+    def _active(self, clock: int) -> list[_Partition]:
+        partitions = self._partitions.values()
+        return [state for state in partitions if self._idle is None or clock - state.heard_at < self._idle]
 
     def kept(self) -> tuple[Any, ...]:
         """What must be kept to go on later."""

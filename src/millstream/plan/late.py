@@ -27,7 +27,10 @@ def late_columns(node: Node) -> pa.Schema | None:
 def _either(node: Join) -> list[pa.Field]:
     """The columns of both sides, each of which may be missing."""
     return [
-        given.schema.field(column).with_name(name).with_nullable(True)
+        (node.schema if name in node.schema else given.schema)
+        .field(name if name in node.schema else column)
+        .with_name(name)
+        .with_nullable(True)
         for given, columns in zip(node.inputs, (node.left, node.right), strict=True)
         for name, column in columns
     ]

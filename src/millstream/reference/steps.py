@@ -13,8 +13,11 @@ from millstream.plan.bundles import Bundle, Row, moment, table_of
 from millstream.plan.expressions import evaluate
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
+from millstream.reference.grouped import GroupedOperator
 from millstream.reference.operator import Operator, dead_letter
 from millstream.reference.process import ProcessOperator
+from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
+from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator
 from millstream.reference.windows import WindowOperator
 
 
@@ -108,6 +111,13 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Write: Operator,
     nodes.WindowedAggregate: AggregateOperator,
     nodes.Process: ProcessStep,
+    table_nodes.Grouped: GroupedOperator,
     table_nodes.AsOf: AsOfOperator,
     table_nodes.Changes: ChangesOperator,
+    table_nodes.Latest: LatestOperator,
+    table_nodes.Distinct: DistinctOperator,
+    table_nodes.Take: TakeOperator,
+    table_nodes.Top: TopOperator,
+    table_nodes.IntervalJoin: IntervalJoinOperator,
+    table_nodes.WindowJoin: WindowJoinOperator,
 }

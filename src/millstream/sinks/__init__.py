@@ -41,12 +41,13 @@ def open_sink(
     broker: EmbeddedLog | str | os.PathLike[str],
     folder: Path,
     keys: Sequence[str] = (),
+    table: bool = False,
 ) -> Sink:
     """The sink of a place, for rows with exactly the columns of `schema`.
 
     Job and step name its ledger, and so does the run: `folder` is the job's own, and whoever begins with another one
     begins anew. It also holds ledgers that have no better place. `keys` are the columns by which records of a topic
-    are keyed. A sink that is down is opened all the same: `write` says so.
+    are keyed; of a `table` with keys a topic is a copy. A sink that is down is opened all the same: `write` says so.
     """
     if isinstance(place, places.Place):
         place.check_written(schema)
@@ -57,7 +58,8 @@ def open_sink(
         own = None if isinstance(broker, EmbeddedLog) else connect(broker)
         log = broker if isinstance(broker, EmbeddedLog) else own
         assert log is not None
-        return TopicSink(log, place, schema, job=job, step=step, run=ledger.run, keys=keys, owns_log=own is not None)
+        named = {"job": job, "step": step, "run": ledger.run}
+        return TopicSink(log, place, schema, **named, keys=keys, table=table, owns_log=own is not None)
     if isinstance(place, places.Files):
         from millstream.sinks.files import FilesSink
 

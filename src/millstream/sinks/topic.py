@@ -2,6 +2,9 @@
 
 The topic is made with the schema of the rows. Records are keyed by the key columns of the rows: one column as its text,
 several as a JSON object, so that rows of a key, and what takes them back, stay in one partition and in order.
+
+Of a table with a key the topic is a copy: it is compacted, the newest record of a key is its row, and one that goes is a
+tombstone.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.errors import (
     AlreadyExists,
@@ -44,9 +48,11 @@ class TopicSink:
         step: str,
         run: str,
         keys: Sequence[str] = (),
+        table: bool = False,
         owns_log: bool = False,
     ) -> None:
         self._log = log
+        self._is_copy = table and bool(keys)
         self._owns_log = owns_log
         self._topic = topic
         self._schema = schema
@@ -68,14 +74,17 @@ class TopicSink:
             if not rows.num_rows:
                 ledger.record(batch)
                 return
-            carried = with_weights(rows, weights)
+            carried = rows if self._is_copy else with_weights(rows, weights)
             if WEIGHT in carried.schema.names and WEIGHT not in self._schema:
                 self._schema = weighted(self._schema)
                 self._prepare(self._schema)
             if self._producer is None:
                 self._producer = self._log.producer(name=self._producer_name)
             with self._producer.transaction(ledger.entry(batch)):
-                self._send(self._producer, one_batch(carried))
+                if self._is_copy and weights is not None:
+                    self._send_changes(self._producer, one_batch(carried), weights)
+                else:
+                    self._send(self._producer, one_batch(carried))
 
     @contextmanager
     def _unavailable_if_it_may_pass(self) -> Iterator[None]:
@@ -115,7 +124,7 @@ class TopicSink:
         """Makes the topic, or sees that the one that is there can take the rows."""
         if self._topic not in self._log.topics():
             with suppress(AlreadyExists):
-                self._log.create_topic(self._topic, schema=schema)
+                self._log.create_topic(self._topic, schema=schema, compaction=self._is_copy)
         held = self._log.topic(self._topic).settings.schema
         if held is not None and WEIGHT in schema and WEIGHT not in held:
             held = self._log.change_topic(self._topic, schema=weighted(held)).settings.schema
@@ -140,6 +149,19 @@ class TopicSink:
                 producer.send_batch(self._topic, part)
             else:
                 send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS))
+
+    def _send_changes(self, producer: Producer, rows: pa.RecordBatch, weights: pa.Array) -> None:
+        """The new rows of a table, and tombstones for keys that have none."""
+        there = pc.greater(weights, 0)
+        put = rows.filter(there)
+        keys = record_keys(rows, self._keys)
+        assert keys is not None
+        kept = pc.unique(keys.filter(there))
+        gone = pc.unique(keys.filter(pc.invert(there)))
+        if put.num_rows:
+            self._send(producer, put)
+        for key in gone.filter(pc.invert(pc.is_in(gone, value_set=kept))).to_pylist():
+            producer.send(self._topic, None, key)
 
     def _send_texts(self, producer: Producer, rows: pa.RecordBatch, keys: pa.Array | None) -> None:
         """To a topic without a schema, as JSON."""

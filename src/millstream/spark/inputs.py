@@ -2,6 +2,9 @@
 
 Watermarks flow in the stream. A source tells what its partitions' rows told; a step before tells the watermark that
 each of its key groups passes on. The smallest counts, and it never goes back.
+
+A source whose partitions are all idle, or whose rows have no event time, and a step that is fed by such only, does not
+count as long as there is another.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class InputWatermark:
             if isinstance(origin, Read) and origin.watermark is not None
         }
         self._told = {origin.name: BEGINNING for origin in origins if isinstance(origin, Read)}
-        self._before: dict[str, dict[int, int]] = {
+        self._before: dict[str, dict[int, tuple[int, bool]]] = {
             origin.name: {} for origin in origins if not isinstance(origin, Read)
         }
         self.now = 0
@@ -37,7 +40,7 @@ class InputWatermark:
         if name == CLOCK:
             return
         if name in self._before:
-            self._before[name][control["group"]] = control["watermark"]
+            self._before[name][control["group"]] = control["watermark"], control["idle"]
             return
         if "watermark" in control:
             self._told[name] = max(self._told[name], control["watermark"])
@@ -46,13 +49,27 @@ class InputWatermark:
                 self._sources[name].hear(partition, told, self.now, spoke=spoke)
 
     def watermark(self) -> int:
-        reached = []
+        inputs = self._inputs()
+        counting = [reached for reached, idle in inputs if not idle] or [reached for reached, _ in inputs]
+        return min(counting, default=END)
+
+    def is_idle(self) -> bool:
+        return all(idle for _, idle in self._inputs())
+
+    def _inputs(self) -> list[tuple[int, bool]]:
+        """How far each input has come, and whether it is idle."""
+        found = []
         for name, told in self._told.items():
-            by_rows = self._sources[name].now(self.now) if name in self._sources else BEGINNING
-            reached.append(max(told, by_rows))
-        for passed_on in self._before.values():
-            reached.append(min(passed_on.values()) if len(passed_on) == self._groups else BEGINNING)
-        return min(reached, default=END)
+            source = self._sources.get(name)
+            if source is None:
+                found.append((told, told == BEGINNING))
+            else:
+                found.append((max(told, source.now(self.now)), told < END and source.is_idle(self.now)))
+        for groups in self._before.values():
+            complete = len(groups) == self._groups
+            reached = min(watermark for watermark, _ in groups.values()) if complete else BEGINNING
+            found.append((reached, complete and all(idle for _, idle in groups.values())))
+        return found
 
     def kept(self) -> tuple[Any, ...]:
         sources = {name: source.kept() for name, source in self._sources.items()}

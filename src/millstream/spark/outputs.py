@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from millstream.errors import MillstreamError, SinkUnavailable
 from millstream.operators.accumulators import WEIGHT
-from millstream.operators.elementwise import frame_of
+from millstream.operators.elementwise import frame_of, net
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Write
 from millstream.sinks import Sink
@@ -91,6 +91,8 @@ class Outputs:
             )
             frames = [from_bytes(bytes(blob)) for _, _, blob in mine]
             frame = pl.concat([frame_of([], output), *frames], how="diagonal")
+            if output.net:
+                frame = net(frame, output.schema.names)
             table = frame.select(output.schema.names).to_arrow().cast(output.schema.arrow)
             weights = frame[WEIGHT].to_arrow() if output.is_changing else None
             self._write(output, number, table, weights)

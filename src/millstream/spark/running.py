@@ -24,9 +24,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millstream.errors import InvalidInput, MillstreamError, SparkFailed
 from millstream.log import connect
 from millstream.plan.flow import Flow
-from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.nodes import Read, Write
 from millstream.plan.place import users_line, what_exists
 from millstream.plan.places import Socket
+from millstream.plan.table_nodes import Join
 from millstream.sinks import Sink, open_sink
 from millstream.sources import Offsets, TopicSource, open_source
 from millstream.spark.bounded_frames import as_files
@@ -309,15 +310,24 @@ def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
     own = folder.path / "sinks" / output.name
     own.mkdir(parents=True, exist_ok=True)
     return open_sink(
-        output.sink, output.schema, job=job, step=output.name, broker=log, folder=own, keys=keys_of(output)
+        output.sink,
+        output.schema,
+        job=job,
+        step=output.name,
+        broker=log,
+        folder=own,
+        keys=keys_of(output),
+        table=output.net,
     )
 
 
-def keys_of(output: Node) -> tuple[str, ...]:
+def keys_of(output: Write) -> tuple[str, ...]:
     """The columns by which the rows of an output belong together."""
-    node = output
+    if output.net:
+        return output.keys
+    node = output.inputs[0]
     while node.inputs:
-        keys = getattr(node, "keys", None)
+        keys = tuple(own for own, _ in node.on) if isinstance(node, Join) else getattr(node, "keys", None)
         if keys is not None:
             return keys if all(key in output.schema.names for key in keys) else ()
         node = node.inputs[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from millstream.plan.flow import Flow, Stream
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.nodes import Node, Read
 from millstream.plan.place import users_line
+from millstream.plan.tables import Table
 from millstream.plan.watermarks import Watermark as Strategy
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
@@ -113,6 +115,7 @@ class Script:
         built = _call(build, self.streams, by_name=isinstance(schema, Mapping))
         self.is_single = not isinstance(built, Mapping)
         self.observed = {name: self._observe(name, it) for name, it in _named(built).items()}
+        self.tables = {name for name, it in _named(built).items() if isinstance(it, Table)}
         self.partitions: dict[str, int] = {}
         self.clock = 0
 
@@ -199,8 +202,20 @@ class Script:
         ]
 
     def results(self, sent: Mapping[Node, Bundle]) -> Any:
-        found = {name: [_result(row) for row in sent[node].rows] for name, node in self.observed.items()}
+        rows = {name: sent[node].rows for name, node in self.observed.items()}
+        rows |= {name: net(rows[name]) for name in self.tables}
+        found = {name: [_result(row) for row in sent_] for name, sent_ in rows.items()}
         return found[""] if self.is_single else found
+
+
+def net(rows: Sequence[Row]) -> list[Row]:
+    """What changed in a table all in all: each row once, what is taken back first."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        same = repr(sorted(row.values.items()))
+        before = found[same].weight if same in found else 0
+        found[same] = replace(row, weight=before + row.weight)
+    return sorted((row for row in found.values() if row.weight), key=lambda row: row.weight > 0)
 
 
 def _with_times(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,0 +1,207 @@
+"""Aggregates per key over rows that come and go: a table that changes.
+
+What folds is a few numbers per group. What does not, and what cannot subtract while rows may be taken back, is computed
+from the rows themselves, which are then kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from millstream.operators import elementwise
+from millstream.operators.accumulators import (
+    ORDER,
+    TIME,
+    WEIGHT,
+    Accumulator,
+    computed_from_rows,
+    folds,
+)
+from millstream.operators.elementwise import computed
+from millstream.operators.runs import Marks
+from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
+from millstream.operators.windowed import Clock, Frames
+from millstream.plan.aggregates import Aggregate
+from millstream.plan.table_nodes import Grouped
+
+GROUPS, ELEMENTS = "groups", "elements"
+ROWS, NEWEST = "rows", "newest"
+NOT_BEFOREHAND = {"first", "last"}
+"""These need the order in which all rows came."""
+
+
+class GroupedStep:
+    def __init__(self, node: Grouped) -> None:
+        self.node = node
+        self.keys = [f"key.{name}" for name in node.keys]
+        self._changing = node.inputs[0].is_changing
+        self._types: Any = dict(elementwise.types_of(node.schema))
+        self._arguments = [name for name, _ in node.arguments]
+        fed = self.fed(elementwise.frame_of([], node.inputs[0]), 0)
+        self.nothing = {INPUTS[0]: fed}
+        self._folding = [(name, made) for name, made in node.aggregates if self._can_fold(name, made, fed.schema)]
+        self._accumulators = [
+            WeightedAccumulator(name, made, fed.schema, changing=self._changing) for name, made in self._folding
+        ]
+        self._computed = [(name, made) for name, made in node.aggregates if (name, made) not in self._folding]
+        self._is_partial = not self._computed and not {made.kind for _, made in self._folding} & NOT_BEFOREHAND
+        self._no_groups = self._from_rows(fed).with_columns(
+            pl.lit(None, self._types[name]).alias(f"result.{name}") for name, _ in self._computed
+        )
+
+    def _can_fold(self, name: str, aggregate: Aggregate, given: pl.Schema) -> bool:
+        if self._changing and aggregate.kind == "mean":
+            return given[f"{name}.input"].is_integer()  # of these a sum can be taken back exactly
+        return folds(aggregate, changing=self._changing)
+
+    def tables(self) -> Frames:
+        kept = self.nothing[INPUTS[0]].select(*self.keys, *self._arguments, TIME, ORDER, WEIGHT)
+        return {GROUPS: self._no_groups, ELEMENTS: kept}
+
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
+        keys = [rows[name].alias(key) for name, key in zip(self.node.keys, self.keys, strict=True)]
+        order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
+        arguments = (
+            computed(rows, self.node.inputs[0].schema, self.node.arguments).get_columns() if self.node.arguments else []
+        )
+        return pl.DataFrame([*keys, *arguments, rows[TIME], rows[WEIGHT], order])
+
+    def folded(
+        self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
+    ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        fed = self.fed(rows, first)
+        return (self._from_rows(fed), fed.clear()) if self._is_partial else (None, fed)
+
+    def joined(self, partials: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        return self._merged(pl.concat(partials)) if len(partials) > 1 else partials[0]
+
+    def clock(self, clock: Clock) -> Clock:
+        return clock
+
+    def asked(self, inputs: Frames) -> Frames:
+        came = of_keys(self.keys, inputs)
+        return {GROUPS: came, ELEMENTS: came if self._computed else came.clear()}
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        fed, before = inputs[INPUTS[0]], held[GROUPS]
+        folded = [self._from_rows(fed)] + ([inputs[PARTIALS]] if PARTIALS in inputs else [])
+        fold = [column for column in self._no_groups.columns if not column.startswith("result.")]
+        after = self._merged(pl.concat([before.select(fold), *(part.select(fold) for part in folded)]))
+        elements = held[ELEMENTS]
+        if self._computed:
+            elements = self._left(pl.concat([elements, fed.select(elements.columns)]))
+            after = self._with_results(after, elements)
+        is_over = pl.col(NEWEST).is_null() | (pl.col(NEWEST) < clock.watermark)
+        kept = after.filter((pl.col(ROWS) != 0) | ~is_over)
+        came = len(fed) or PARTIALS in inputs
+        sent = self._changes(before, after) if came else elementwise.frame_of([], self.node)
+        return {GROUPS: kept.select(self._no_groups.columns), ELEMENTS: elements}, {SENT: sent}
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        # A group without rows is remembered until none can come that is older than what was said of it.
+        forgotten = pl.when(pl.col(ROWS) == 0).then(pl.col(NEWEST) + 1)
+        return {GROUPS: Marks(forgotten, pl.lit(None, pl.Int64)), ELEMENTS: NO_MARKS}
+
+    # ------------------------------------------------------------ folding
+
+    def _from_rows(self, fed: pl.DataFrame) -> pl.DataFrame:
+        folds = [made for fold in self._accumulators for made in fold.from_rows()]
+        rows = pl.col(WEIGHT).cast(pl.Int64).sum() if self._changing else pl.len().cast(pl.Int64)
+        return self._grouped(fed, [*folds, rows.alias(ROWS), pl.col(TIME).max().alias(NEWEST)])
+
+    def _merged(self, parts: pl.DataFrame) -> pl.DataFrame:
+        folds = [made for fold in self._accumulators for made in fold.merged()]
+        return self._grouped(parts, [*folds, pl.col(ROWS).sum(), pl.col(NEWEST).max()])
+
+    def _grouped(self, frame: pl.DataFrame, made: list[pl.Expr]) -> pl.DataFrame:
+        if self.keys:
+            return frame.group_by(self.keys, maintain_order=True).agg(made)
+        return frame.select(made) if len(frame) else frame.select(made).clear()
+
+    # ------------------------------------------------------------ from the rows themselves
+
+    def _left(self, elements: pl.DataFrame) -> pl.DataFrame:
+        """Rows that were not taken back; of equal ones the last to come are. What came too early waits."""
+        if not self._changing:
+            return elements
+        if (elements[WEIGHT].abs() > 1).any():
+            single = pl.col(WEIGHT).sign().cast(pl.Int32)
+            elements = elements.select(pl.exclude(WEIGHT), single, pl.col(WEIGHT).abs().alias("times"))
+            elements = elements.select(pl.exclude("times").repeat_by("times").explode())
+        if (elements[WEIGHT] > 0).all():
+            return elements
+        same = [*self.keys, *self._arguments]
+        counted = elements.with_columns(
+            pl.len().over([*same, WEIGHT]).alias("mine"),
+            (pl.col(WEIGHT) == 1).sum().over(same).alias("come"),
+            (pl.col(WEIGHT) == -1).sum().over(same).alias("gone"),
+            pl.col(ORDER).rank("ordinal").over([*same, WEIGHT]).alias("rank"),
+        )
+        others = pl.when(pl.col(WEIGHT) > 0).then("gone").otherwise("come")
+        left = pl.col("rank").cast(pl.Int64) <= pl.col("mine").cast(pl.Int64) - others.cast(pl.Int64)
+        return counted.filter(left).select(elements.columns)
+
+    def _with_results(self, groups: pl.DataFrame, elements: pl.DataFrame) -> pl.DataFrame:
+        groups = groups.with_row_index("pane")
+        if self.keys:
+            rows = elements.join(
+                groups.select("pane", *self.keys), on=self.keys, nulls_equal=True, maintain_order="left"
+            )
+        else:
+            rows = elements.with_columns(pl.lit(0, pl.UInt32).alias("pane"))
+        rows = rows.filter(pl.col(WEIGHT) > 0).sort("pane", ORDER)
+        for name, aggregate in self._computed:
+            value = computed_from_rows(rows, groups["pane"], name, aggregate)
+            groups = groups.with_columns(value.cast(self._types[name]).alias(f"result.{name}"))
+        return groups.drop("pane")
+
+    # ------------------------------------------------------------ what changed
+
+    def _changes(self, before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
+        """Rows that are no longer there and rows that are new, both from the newest time on."""
+        old = self._results(before.filter(pl.col(ROWS) > 0))
+        new = self._results(after.filter(pl.col(ROWS) > 0))
+        names = [name for name, _ in self.node.aggregates]
+        newest = after.select(*self.keys, pl.col(NEWEST).alias(TIME))
+        if self.keys:
+            both = old.join(new, on=self.keys, suffix=".new", nulls_equal=True)
+            alike = both.filter(pl.col(name).eq_missing(pl.col(f"{name}.new")) for name in names).select(self.keys)
+            old, new = (rows.join(alike, on=self.keys, how="anti", nulls_equal=True) for rows in (old, new))
+            old, new = (rows.join(newest, on=self.keys, nulls_equal=True, maintain_order="left") for rows in (old, new))
+        else:
+            if old.equals(new, null_equal=True):
+                old, new = old.clear(), new.clear()
+            time = newest[TIME][0] if len(newest) else None
+            old, new = (rows.with_columns(pl.lit(time, pl.Int64).alias(TIME)) for rows in (old, new))
+        changed = pl.concat(
+            [
+                old.with_columns(pl.lit(-1, pl.Int32).alias(WEIGHT)),
+                new.with_columns(pl.lit(1, pl.Int32).alias(WEIGHT)),
+            ]
+        )
+        columns = [pl.col(key).alias(name) for key, name in zip(self.keys, self.node.keys, strict=True)]
+        return changed.select(*columns, *names, TIME, WEIGHT).cast(self._types)
+
+    def _results(self, groups: pl.DataFrame) -> pl.DataFrame:
+        made = {fold.name: fold.result() for fold in self._accumulators}
+        made |= {name: pl.col(f"result.{name}") for name, _ in self._computed}
+        return groups.select(*self.keys, *(made[name].alias(name) for name, _ in self.node.aggregates))
+
+
+class WeightedAccumulator(Accumulator):
+    """Counts values that were taken back as if they had never come: a sum of none is null."""
+
+    def from_rows(self) -> list[pl.Expr]:
+        if not self.changing or self.kind not in ("sum", "mean"):
+            return super().from_rows()
+        value, weight = self.value, pl.col(WEIGHT)
+        if self.kind == "mean":
+            value = value.cast(pl.Int64)
+        known = pl.when(value.is_not_null()).then(weight).otherwise(0).cast(pl.Int64).sum()
+        return [
+            (value * weight).sum().alias(self.column("sum")),
+            known.alias(self.column("known")),
+        ]

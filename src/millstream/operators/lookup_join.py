@@ -1,0 +1,158 @@
+"""A stream joined with a table: each row meets the table as it was at its event time, or as it is when the row comes.
+
+As of now, a bundle's changes of the table come first, then its rows are looked up and sent; rows are never kept.
+
+At event time a row waits until the watermark has passed it, since until then the table as of its time may change. The
+table is kept as changes, each with the time from which it holds. Nobody can ask for a time before the watermark any
+more, so changes up to it are one sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.operators import elementwise
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.keyed_rows import summed
+from millstream.operators.runs import Marks
+from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT, of_keys
+from millstream.operators.table_join import EVER, JoinedSides
+from millstream.operators.windowed import Clock, Frames
+from millstream.plan.bundles import BEGINNING
+from millstream.plan.late import late_columns
+from millstream.plan.table_nodes import LookupJoin
+from millstream.records import Schema
+
+TABLE, WAITING = "table", "waiting"
+ASKED_AT, FOLDED_AT = "asked_at", "folded_at"
+"""Of a key: when the first row that waits for it is to be sent, and when changes of it will be one sum."""
+POINT, FROM, COPIES = "__point", "__from", "__copies"
+Numbers = npt.NDArray[np.int64]
+
+
+class LookupJoinStep(JoinedSides):
+    node: LookupJoin
+
+    def __init__(self, node: LookupJoin) -> None:
+        super().__init__(node)
+        late = late_columns(node)
+        self._late_types: Any = dict(elementwise.types_of(Schema.from_arrow(late))) if late else {}
+
+    def tables(self) -> Frames:
+        if not self.node.at_event_time:
+            return {TABLE: self.table(1).drop(TIME)}
+        return {TABLE: self.table(1, ASKED_AT, FOLDED_AT), WAITING: self.table(0, ASKED_AT)}
+
+    def asked(self, inputs: Frames) -> Frames:
+        keys = of_keys(self.keys, inputs).select(self.keys)
+        known = keys.filter(self.has_keys(keys))
+        return {TABLE: known, WAITING: keys} if self.node.at_event_time else {TABLE: known}
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        came = inputs[INPUTS[1]]
+        came = came.filter(self.has_keys(came))
+        rows = inputs[INPUTS[0]].with_columns(pl.col(WEIGHT).cast(pl.Int64))
+        if self.node.at_event_time:
+            return self._at_event_time(held, rows, came, clock)
+        table, columns = held[TABLE], [*self.keys, *self.rest[1]]
+        if len(came):
+            came = came.with_columns(pl.col(WEIGHT).cast(pl.Int64)).select(table.columns)
+            table = summed(pl.concat([table, came]), columns, WEIGHT)
+        found = table.filter(pl.col(WEIGHT) > 0).rename({WEIGHT: COPIES})
+        return {TABLE: table} if len(came) else {}, {SENT: self._looked_up(rows, found, self.keys)}
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        if not self.node.at_event_time:
+            return {TABLE: NO_MARKS}
+        # A row that waits is not behind the watermark, so it need not hold it back.
+        never = pl.lit(None, pl.Int64)
+        due = pl.min_horizontal(ASKED_AT, FOLDED_AT)
+        return {TABLE: Marks(due, never), WAITING: Marks(pl.col(ASKED_AT), never)}
+
+    def _looked_up(self, rows: pl.DataFrame, found: pl.DataFrame, on: list[str]) -> pl.DataFrame:
+        """What is sent for rows, given what was found for each."""
+        how = self.node.how
+        parts = []
+        if how in ("inner", "left"):
+            copies = pl.col(WEIGHT) * pl.col(COPIES)
+            pairs = rows.join(found, on=on, how="inner", maintain_order="left")
+            parts.append(pairs.select(*self.given(0), TIME, copies.alias(WEIGHT)))
+        if how == "semi":
+            parts.append(rows.join(found, on=on, how="semi").select(*self.given(0), TIME, WEIGHT))
+        if how in ("left", "anti"):
+            alone = rows.join(found, on=on, how="anti")
+            parts.append(alone.select(*self.given(0, other=False), TIME, WEIGHT))
+        return pl.concat(parts).with_columns(pl.col(WEIGHT).cast(pl.Int32))
+
+    # ------------------------------------------------------------ at event time
+
+    def _at_event_time(
+        self, held: Frames, rows: pl.DataFrame, came: pl.DataFrame, clock: Clock
+    ) -> tuple[Frames, Frames]:
+        in_time = (rows[TIME] >= clock.watermark_before).fill_null(False)
+        late, rows = self._late(rows.filter(~in_time)), rows.filter(in_time)
+        columns = held[WAITING].drop(ASKED_AT).columns
+        waiting = pl.concat([held[WAITING].select(columns), rows.select(columns)])
+        ready = waiting[TIME] < clock.watermark
+        ready, waiting = waiting.filter(ready), waiting.filter(~ready)
+        changes = self.changes(came, 1)
+        table = pl.concat([held[TABLE].select(changes.columns), changes])
+        sent = self._looked_up(*self._as_of_each(ready, table), [POINT])
+        kept = {}
+        firsts = waiting.group_by(self.keys).agg((pl.col(TIME).min() + 1).alias(ASKED_AT))
+        if len(rows) or len(ready):
+            kept[WAITING] = waiting.join(firsts, on=self.keys, how="left", nulls_equal=True)
+        if kept or len(came) or (held[TABLE][FOLDED_AT] <= clock.watermark).any():
+            kept[TABLE] = self._folded(held[TABLE], table, firsts, clock)
+        return kept, {SENT: sent, LATE: late}
+
+    def _late(self, rows: pl.DataFrame) -> pl.DataFrame:
+        reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
+        named = {str(column.meta.output_name()): column for column in self.row_alone(self._late_types)}
+        named |= {"side": pl.lit("left"), "reason": reason}
+        columns = [named[name].cast(kind).alias(name) for name, kind in self._late_types.items()]
+        return rows.select(*columns, TIME, pl.col(WEIGHT).cast(pl.Int32))
+
+    def _as_of_each(self, rows: pl.DataFrame, table: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The rows, numbered by key and time, and by that number what the table held then."""
+        rest = self.rest[1]
+        known = self.has_keys(rows)
+        asking, table = numbered(self.keys, rows.filter(known), table)
+        points = asking.select(NUMBER, TIME).unique().sort(NUMBER, TIME).with_row_index(POINT)
+        asking = asking.join(points, on=[NUMBER, TIME], how="left").drop(NUMBER)
+        alone = rows.filter(~known).with_columns(pl.lit(None, points.schema[POINT]).alias(POINT))
+        spans = _spans(table.join(points, on=NUMBER, how="semi"), [*self.keys, *rest])
+        places, numbers = _within(points, spans)
+        found = spans[places].select(*rest, COPIES).with_columns(pl.Series(POINT, numbers, points.schema[POINT]))
+        return pl.concat([asking, alone.select(asking.columns)]), found
+
+    def _folded(
+        self, held: pl.DataFrame, table: pl.DataFrame, firsts: pl.DataFrame, clock: Clock
+    ) -> pl.DataFrame:
+        """The changes that are kept of the table, those up to the watermark as one."""
+        keys = self.keys
+        passed = pl.col(TIME) <= clock.watermark
+        folded = table.with_columns(pl.when(passed).then(pl.lit(BEGINNING, pl.Int64)).otherwise(TIME).alias(TIME))
+        folded = summed(folded, [*keys, *self.rest[1], TIME], WEIGHT)
+        # What a change takes back will go once the watermark has reached it.
+        goes = (pl.col(WEIGHT) < 0) & (pl.col(TIME) > BEGINNING)
+        folding = folded.filter(goes).group_by(keys).agg(pl.col(TIME).min().alias(FOLDED_AT))
+        # Rows that wait were given unless their key is only here to be folded: then nothing has changed for them.
+        asked = held.filter(pl.col(ASKED_AT) > clock.watermark).select(*keys, ASKED_AT)
+        asked = pl.concat([firsts, asked]).unique(keys, keep="first", maintain_order=True)
+        return folded.join(asked, on=keys, how="left").join(folding, on=keys, how="left")
+
+
+def _spans(table: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+    """From when until when how many of each row were there."""
+    by_row, rows = "__row", table.drop(NUMBER)
+    (rows,) = numbered(columns, summed(rows, [*columns, TIME], WEIGHT))
+    rows = rows.rename({NUMBER: by_row}).sort(by_row, TIME)
+    rows = rows.with_columns(
+        pl.col(WEIGHT).cum_sum().over(by_row).alias(COPIES), pl.col(TIME).shift(-1).over(by_row).alias(UNTIL)
+    )
+    return rows.filter(pl.col(COPIES) > 0)

@@ -1,0 +1,56 @@
+"""A stream joined with rows that are known beforehand: each row by itself, and nothing is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import polars as pl
+import pyarrow as pa
+
+from millstream.plan.table_nodes import SideJoin
+
+Types = dict[str, Any]
+
+_prepared: WeakKeyDictionary[SideJoin, tuple[pl.DataFrame, Types]] = WeakKeyDictionary()
+"""Of each join, its side as it is searched and the types of its columns, made once in a process."""
+
+
+def side_join(frame: pl.DataFrame, node: SideJoin) -> pl.DataFrame:
+    prepared = _prepared.get(node)
+    if prepared is None:
+        prepared = _prepared[node] = _searched(node), dict(_frame(node.schema.arrow.empty_table()).schema)
+    side, types = prepared
+    keys = _keys(node)
+    hidden = [name for name in frame.columns if name not in node.inputs[0].schema]
+    left = [frame[column].alias(name) for name, column in node.left]
+    own = [wide(frame[one]).alias(key) for key, (one, _) in zip(keys, node.on, strict=True)]
+    rows = pl.DataFrame([*left, *own, *(frame[name] for name in hidden)])
+    how: Any = node.how
+    joined = rows.join(side, on=keys, how=how, maintain_order="left")
+    return joined.select(*node.schema.names, *hidden).cast(types)
+
+
+def wide(column: pl.Series) -> pl.Series:
+    """Whole numbers of whichever size, as of one size: as keys they are compared with one another."""
+    return column.cast(pl.Int64) if column.dtype.is_integer() else column
+
+
+def _searched(node: SideJoin) -> pl.DataFrame:
+    """The rows that have keys, each with its keys and the columns it gives."""
+    rows = _frame(node.rows)
+    own = [wide(rows[other]).alias(key) for key, (_, other) in zip(_keys(node), node.on, strict=True)]
+    if node.how in ("semi", "anti"):
+        return pl.DataFrame(own).drop_nulls().unique()
+    given = [rows[column].alias(name) for name, column in node.right]
+    return pl.DataFrame([*own, *given]).drop_nulls(_keys(node))
+
+
+def _keys(node: SideJoin) -> list[str]:
+    return [f"key.{number}" for number in range(len(node.on))]
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame

@@ -1,0 +1,161 @@
+"""Two streams, joined window by window: rows wait in their windows, and one that is over is joined and sent, once.
+
+A row of state is a row in one window. Sessions are made of the rows of both inputs together; a row with a null key
+meets no other, so it is a session of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.joining import LEFT, RIGHT, SIDES, WINDOW, Joining, Places, chosen, singly, span
+from millstream.operators.placing import placed
+from millstream.operators.runs import Marks
+from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
+from millstream.operators.windowed import Clock, Frames
+from millstream.plan.bundles import END
+from millstream.plan.nodes import SPAN
+from millstream.plan.table_nodes import WindowJoin
+from millstream.plan.windows import Sessions, microseconds
+
+START, STOP = SPAN.names
+PLACE = "__place"
+
+
+class WindowJoinStep(PlainStep):
+    def __init__(self, node: WindowJoin) -> None:
+        self.node = node
+        self.joining = Joining(node)
+        self.keys = self.joining.keys
+        self.nothing = {name: self.joining.no_rows(side) for side, name in enumerate(INPUTS)}
+        self.expiry = pl.min_horizontal(pl.col(STOP) + microseconds(node.lateness), pl.lit(END, pl.Int64))
+        self.changing = [given.is_changing for given in node.inputs]
+        values = self.joining.values
+        self.values = (values[LEFT], [] if self.joining.is_half else values[RIGHT])
+        self.keeps_null_keys = (
+            self.joining.is_kept_alone[LEFT] or node.how == "anti",
+            self.joining.is_kept_alone[RIGHT],
+        )
+
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
+        return self.joining.fed(rows, first, side)
+
+    def tables(self) -> Frames:
+        nowhere = [pl.lit(None, pl.Int64).alias(name) for name in (START, STOP)]
+        return {
+            name: self.nothing[fed].with_columns(nowhere).select(self._columns(side))
+            for side, (name, fed) in enumerate(zip(SIDES, INPUTS, strict=True))
+        }
+
+    def _columns(self, side: int) -> list[str]:
+        return [*self.keys, START, STOP, *self.values[side], TIME, WEIGHT]
+
+    def asked(self, inputs: Frames) -> Frames:
+        return dict.fromkeys(SIDES, of_keys(self.keys, inputs))
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        return dict.fromkeys(SIDES, Marks(self.expiry, pl.lit(None, pl.Int64), pl.col(STOP) - 1))
+
+    # ------------------------------------------------------------ one step
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        timed = [inputs[name].filter(pl.col(TIME).is_not_null()) for name in INPUTS]
+        tables = [held[name] for name in SIDES]
+        if isinstance(self.node.window, Sessions):
+            timed, tables = self._in_sessions(timed, tables, microseconds(self.node.window.gap))
+        else:
+            timed = [placed(rows, self.node.window) for rows in timed]
+        over, kept, late = [], {}, []
+        for side, (name, fed) in enumerate(zip(SIDES, INPUTS, strict=True)):
+            expired = self.expiry <= clock.watermark_before
+            late += [self._untimed(inputs[fed], side), self._expired(timed[side].filter(expired), side)]
+            rows = self._with_news(tables[side], timed[side].filter(~expired), side)
+            is_over = self.expiry <= clock.watermark
+            over.append(rows.filter(is_over))
+            kept[name] = rows.filter(~is_over)
+        return kept, {SENT: self._joined(*over), LATE: pl.concat(late)}
+
+    def _untimed(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
+        nowhere = pl.lit(None, pl.Struct({name: pl.Datetime("us", "UTC") for name in (START, STOP)})).alias(WINDOW)
+        reason = pl.lit("no event time").alias("reason")
+        return self.joining.late(rows.filter(pl.col(TIME).is_null()), side, nowhere, reason)
+
+    def _expired(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
+        return self.joining.late(rows, side, span(), pl.lit("expired").alias("reason"))
+
+    def _with_news(self, held: pl.DataFrame, rows: pl.DataFrame, side: int) -> pl.DataFrame:
+        """What is held and what comes; equal rows as one, if one can go."""
+        if not self.keeps_null_keys[side]:
+            rows = rows.filter(~self.joining.has_null_key())
+        both = pl.concat([held, rows.select(held.columns)])
+        if not self.changing[side] or rows.is_empty():
+            return both
+        same = [name for name in held.columns if name != WEIGHT]
+        summed = both.group_by(same, maintain_order=True).agg(pl.col(WEIGHT).sum()).select(held.columns)
+        # A session does not shrink when a row of it is taken back.
+        return summed if self.node.window.merges else summed.filter(pl.col(WEIGHT) != 0)
+
+    # ------------------------------------------------------------ sessions
+
+    def _in_sessions(
+        self, rows: list[pl.DataFrame], held: list[pl.DataFrame], gap: int
+    ) -> tuple[list[pl.DataFrame], list[pl.DataFrame]]:
+        """The rows that came and those held, in their sessions: what overlaps or touches is one."""
+        rows = [frame.with_columns(pl.col(TIME).alias(START), (pl.col(TIME) + gap).alias(STOP)) for frame in rows]
+        if not any(map(len, rows)):
+            return rows, held
+        frames = [*rows, *held]
+        spans = pl.concat([frame.select(*self.keys, START, STOP) for frame in frames]).with_row_index(PLACE)
+        spans = spans.filter(~self.joining.has_null_key()).sort([*self.keys, START, STOP])
+        reach = pl.col(STOP).cum_max().shift(1).over(self.keys)
+        begins = reach.is_null() | (pl.col(START) > reach)
+        session = begins.cum_sum()
+        spans = spans.select(PLACE, pl.col(START).min().over(session), pl.col(STOP).max().over(session))
+        starts, stops = (np.concatenate([frame[name].to_numpy() for frame in frames]) for name in (START, STOP))
+        places = spans[PLACE].to_numpy()
+        starts[places], stops[places] = spans[START].to_numpy(), spans[STOP].to_numpy()
+        bounds = np.cumsum([0, *map(len, frames)])
+        merged = [
+            frame.with_columns(pl.Series(START, starts[first:last]), pl.Series(STOP, stops[first:last]))
+            for frame, first, last in zip(frames, bounds[:-1], bounds[1:], strict=True)
+        ]
+        return merged[: len(rows)], merged[len(rows) :]
+
+    # ------------------------------------------------------------ what is sent
+
+    def _joined(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+        """The join of windows that are over."""
+        if any(self.changing):  # a row that was taken back before it came never was
+            left, right = (rows.filter(pl.col(WEIGHT) > 0) for rows in (left, right))
+        same = [*self.keys, START]  # in one key, windows that begin together are one
+        if self.joining.is_half:
+            how: Literal["semi", "anti"] = "semi" if self.node.how == "semi" else "anti"
+            return self._sent([self._with_window(left.join(right, on=same, how=how), self.joining.halves())])
+        places = left.select(*same, pl.int_range(pl.len()).alias("here")).join(
+            right.select(*same, pl.int_range(pl.len()).alias("there")), on=same, how="inner"
+        )
+        here, there = places["here"].to_numpy(), places["there"].to_numpy()
+        made = [self._pairs(left, right, here, there)]
+        for side, (rows, met) in enumerate(((left, here), (right, there))):
+            if self.joining.is_kept_alone[side]:
+                is_alone = np.ones(len(rows), np.bool_)
+                is_alone[met] = False
+                made.append(self._with_window(rows.filter(is_alone), self.joining.alone(side)))
+        return self._sent(made)
+
+    def _pairs(self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places) -> pl.DataFrame:
+        weights = left[WEIGHT].to_numpy()[here] * right[WEIGHT].to_numpy()[there]
+        windows = left.select(span(), (pl.col(STOP) - 1).alias(TIME))[here]
+        made = self.joining.pairs(left, right, here, there)
+        return made.with_columns(*windows.get_columns(), pl.Series(WEIGHT, weights, pl.Int32))
+
+    def _with_window(self, rows: pl.DataFrame, columns: list[pl.Expr]) -> pl.DataFrame:
+        return rows.select(chosen(*columns, span(), (pl.col(STOP) - 1).alias(TIME), pl.col(WEIGHT)))
+
+    def _sent(self, made: list[pl.DataFrame]) -> pl.DataFrame:
+        sent = self.joining.sent(made)
+        return singly(sent) if any(self.changing) else sent

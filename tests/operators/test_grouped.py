@@ -1,0 +1,159 @@
+"""Aggregates without windows: after every bundle the table is what DuckDB makes of all rows that are there."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream.local import Local
+from millstream.plan.bundles import BEGINNING, Bundle, Row, moment
+from millstream.plan.flow import Flow, Stream
+from millstream.plan.nodes import Node
+from millstream.reference import Reference
+
+EXAMPLES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 500
+CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SCHEMA = "k string, v int, x double, at timestamp"
+TYPES = pa.schema([("k", pa.string()), ("v", pa.int32()), ("x", pa.float64())])
+connection = duckdb.connect(config={"threads": 1})
+
+AGGREGATES = {
+    "n": (ms.count(), "count(*)"),
+    "total": (ms.sum("v"), "sum(v)::bigint"),
+    "low": (ms.min("v"), "min(v)"),
+    "high": (ms.max("v + 1"), "max(v + 1)"),
+    "middle": (ms.mean("v"), "avg(v)"),
+    "half": (ms.mean("x"), "avg(x)"),
+    "kinds": (ms.distinct_count("v"), "count(distinct v)"),
+}
+
+rows = st.lists(
+    st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(-3, 3), st.sampled_from([None, 0.5, 1.5])),
+    max_size=5,
+)
+bundles = st.lists(st.tuples(rows, st.lists(st.integers(0, 30), max_size=4), st.integers(0, 20)), max_size=5)
+
+
+def read(changing: bool) -> Stream:
+    return Flow("test").read("rows", SCHEMA, "at", changes=changing)
+
+
+@cache
+def grouped(changing: bool, keyed: bool) -> tuple[Stream, Node]:
+    stream = read(changing)
+    table = stream.group_by(*(["k"] if keyed else [])).agg(**{name: made for name, (made, _) in AGGREGATES.items()})
+    return stream, table.node
+
+
+@cache
+def chained(changing: bool) -> tuple[Stream, Node]:
+    stream = read(changing)
+    highest = stream.group_by("k").agg(high=ms.max("v"), n=ms.count())
+    table = highest.group_by("n").agg(groups=ms.count(), middle=ms.mean("high"), least=ms.min("high"))
+    return stream, table.node
+
+
+def steps(script: Any, *, changing: bool) -> list[Bundle]:
+    """Rows that come, and, of those that are there, some that go."""
+    there: list[tuple[Any, ...]] = []
+    made, reached, number = [], BEGINNING, 0
+    for come, leaving, watermark in script:
+        sent = []
+        for place in leaving if changing else []:
+            if there:
+                sent.append((there.pop(place % len(there)), -1))
+        for row in come:
+            there.append(row)
+            sent.append((row, 1))
+        before, reached = reached, max(reached, watermark)
+        bundle = []
+        for (k, v, x), weight in sent:
+            number += 1
+            bundle.append(Row({"k": k, "v": v, "x": x, "at": moment(number * 7 % 23)}, number * 7 % 23, weight))
+        made.append(Bundle(bundle, before, reached, 0, 0))
+    return made
+
+
+def held(bag: Counter[str], sent: list[Row], names: list[str]) -> None:
+    for row in sent:
+        bag[repr([_plain(row.values[name]) for name in names])] += row.weight
+    for row in [row for row, weight in bag.items() if not weight]:
+        del bag[row]
+
+
+def _plain(value: Any) -> Any:
+    return round(value, 9) if isinstance(value, float) else value
+
+
+def expected(there: Counter[tuple[Any, ...]], sql: str) -> Counter[str]:
+    listed = [dict(zip(("k", "v", "x"), row, strict=True)) for row, weight in there.items() for _ in range(weight)]
+    connection.register("rows", pa.Table.from_pylist(listed, schema=TYPES))
+    return Counter(repr([_plain(value) for value in row]) for row in connection.execute(sql).fetchall())
+
+
+def check(stream: Stream, node: Node, script: list[Bundle], sql: str) -> None:
+    local, reference = Local([node]), Reference([node])
+    bags: list[Counter[str]] = [Counter(), Counter()]
+    there: Counter[tuple[Any, ...]] = Counter()
+    for bundle in script:
+        for row in bundle.rows:
+            there[row.values["k"], row.values["v"], row.values["x"]] += row.weight
+        sent = [runner.step({stream.node: bundle})[node] for runner in (local, reference)]
+        alike = [sorted(repr((row.weight, row.time, _texts(row))) for row in changes.rows) for changes in sent]
+        assert alike[0] == alike[1]
+        wanted = expected(+there, sql)
+        for bag, changes in zip(bags, sent, strict=True):
+            held(bag, changes.rows, node.schema.names)
+            assert bag == wanted
+
+
+def _texts(row: Row) -> list[tuple[str, Any]]:
+    return [(name, _plain(value)) for name, value in row.values.items()]
+
+
+@CHECKED
+@given(bundles, st.booleans(), st.booleans())
+def test_a_grouped_table_is_what_the_rows_add_up_to(script: Any, changing: bool, keyed: bool) -> None:
+    what = ", ".join(f"{sql} as {name}" for name, (_, sql) in AGGREGATES.items())
+    sql = f"select k, {what} from rows group by k" if keyed else f"select {what} from rows having count(*) > 0"
+    check(*grouped(changing, keyed), steps(script, changing=changing), sql)
+
+
+@CHECKED
+@given(bundles, st.booleans())
+def test_aggregates_of_aggregates_are_right(script: Any, changing: bool) -> None:
+    """The average of maxima, and the count of counts."""
+    sql = """select n, count(*), avg(high), min(high)
+             from (select max(v) as high, count(*) as n from rows group by k) group by n"""
+    check(*chained(changing), steps(script, changing=changing), sql)
+
+
+def test_every_aggregate_of_a_row_that_goes() -> None:
+    stream = read(True)
+    table = stream.group_by("k").agg(
+        all=ms.collect("v"), best=ms.top("v", 2), last=ms.last("v"), first=ms.first("v"), spread=ms.stddev("v")
+    )
+    for runner in (Local([table.node]), Reference([table.node])):
+        sent = []
+        for values, weight in [((1, 5, 3), 1), ((5,), -1), ((1, 3), -1)]:
+            rows_ = [Row({"k": "a", "v": v, "x": None, "at": moment(v)}, v, weight) for v in values]
+            bundle = Bundle(rows_, BEGINNING, BEGINNING, 0, 0)
+            sent.append(
+                [
+                    (row.weight, *list(row.values.values())[1:])
+                    for row in runner.step({stream.node: bundle})[table.node].rows
+                ]
+            )
+        assert sent == [
+            [(1, [1, 5, 3], [5, 3], 5, 1, 2.0)],
+            [(-1, [1, 5, 3], [5, 3], 5, 1, 2.0), (1, [1, 3], [3, 1], 3, 1, 2.0**0.5)],
+            [(-1, [1, 3], [3, 1], 3, 1, 2.0**0.5)],
+        ]

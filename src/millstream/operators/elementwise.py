@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.side_join import side_join
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bundles import dead_letter_values
 from millstream.plan.expressions import Expression, evaluate
@@ -74,6 +75,7 @@ ROW_BY_ROW: dict[type[Node], Callable[[pl.DataFrame, Any], pl.DataFrame]] = {
     nodes.Write: unchanged,
     table_nodes.AsOf: as_of,
     table_nodes.Changes: changes,
+    table_nodes.SideJoin: side_join,
 }
 """Steps that make rows of rows, and cannot fail but in an expression."""
 

@@ -12,6 +12,7 @@ taken in however old it is.
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
@@ -25,7 +26,7 @@ from millstream.plan import table_nodes
 VERSIONS = "versions"
 DELETED, UNTIL = "deleted", "until"
 """Of a version: whether it is a deletion, and the time of the next."""
-NEW, PREVIOUS, PREVIOUS_HELD = "__new", "__previous", "__previous_held"
+NEW, BASE = "__new", "__base"
 
 
 class LatestStep(KeyedRows):
@@ -75,38 +76,29 @@ class LatestStep(KeyedRows):
         if not self.node.by_time:
             return rows, self.late(rows.clear(), pl.lit("expired"))
         before = versions.filter(pl.col(TIME) < clock.watermark_before)
-        bases = before.group_by(NUMBER).agg(pl.col(TIME).max().alias("__base"))
+        bases = before.group_by(NUMBER).agg(pl.col(TIME).max().alias(BASE))
         rows = rows.join(bases, on=NUMBER, how="left", maintain_order="left")
-        fits = (pl.col(TIME) >= pl.col("__base").fill_null(pl.col(TIME))).fill_null(False)
+        fits = (pl.col(TIME) >= pl.col(BASE).fill_null(pl.col(TIME))).fill_null(False)
         reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
         return rows.filter(fits), self.late(rows.filter(~fits), reason)
 
     def _changes(self, line: pl.DataFrame) -> pl.DataFrame:
         """The changes that the versions stand for now, less those that the held ones stood for."""
-        place = pl.int_range(pl.len(), dtype=pl.UInt32)
-        line = line.with_columns(
-            pl.when(pl.col(NUMBER) == pl.col(NUMBER).shift()).then(place.cast(pl.Int64) - 1).alias(PREVIOUS),
-            pl.when(~pl.col(NEW)).then(place).forward_fill().shift().alias(PREVIOUS_HELD),
-        )
-        came, numbers = line[NEW], line[NUMBER]
-        # Of a held version whose place in the line has changed: what it took back, and what it takes back now.
-        moved = line.filter(~pl.col(NEW) & pl.col(NEW).shift().fill_null(False) & pl.col(PREVIOUS).is_not_null())
-        before = moved.filter(numbers.gather(moved[PREVIOUS_HELD].fill_null(0)) == moved[NUMBER])
-        before = before.filter(pl.col(PREVIOUS_HELD).is_not_null())
-        new = line.filter(came)
-        after = pl.concat([new, moved]).filter(pl.col(PREVIOUS).is_not_null())
-        rows = [*self.row, DELETED]
-        parts = [
-            (new.select(rows), new[TIME], 1),
-            (line.select(rows)[after[PREVIOUS]], after[TIME], -1),
-            (line.select(rows)[before[PREVIOUS_HELD]], before[TIME], 1),
-        ]
-        changes = pl.concat(
-            [
-                part.with_columns(times.alias(TIME), pl.lit(weight, pl.Int32).alias(WEIGHT))
-                for part, times, weight in parts
-            ]
-        )
+        number, is_new = line[NUMBER].to_numpy(), line[NEW].to_numpy()
+        place = np.arange(len(line))
+        follows = number == np.roll(number, 1)
+        follows[:1] = False
+        new = np.flatnonzero(is_new)
+        # A held version behind a new one takes that back now, and no longer the held one before both.
+        moved = np.flatnonzero(~is_new & follows & np.roll(is_new, 1))
+        replacing = np.concatenate([new, moved])
+        replacing = replacing[follows[replacing]]
+        held_before = np.roll(np.maximum.accumulate(np.where(is_new, -1, place)), 1)[moved]
+        same_key = (held_before >= 0) & (number[held_before] == number[moved])
+        rows = np.concatenate([new, replacing - 1, held_before[same_key]])
+        times = np.concatenate([new, replacing, moved[same_key]])
+        weights = np.repeat(np.array([1, -1, 1], np.int32), [len(new), len(replacing), int(same_key.sum())])
+        changes = line.select(*self.row, DELETED)[rows].with_columns(line[TIME][times], pl.Series(WEIGHT, weights))
         changes = summed(changes.filter(~pl.col(DELETED)), [*self.row, TIME], WEIGHT)
         return self.sent(singly(changes.sort(TIME)))
 

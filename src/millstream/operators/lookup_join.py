@@ -17,12 +17,14 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.keyed_rows import summed
+from millstream.operators.elementwise import HIDDEN
+from millstream.operators.joining import singly
+from millstream.operators.keyed_rows import NUMBER, numbered, summed
 from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT, of_keys
-from millstream.operators.table_join import EVER, JoinedSides
+from millstream.operators.table_join import JoinedSides
 from millstream.operators.windowed import Clock, Frames
-from millstream.plan.bundles import BEGINNING
+from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.late import late_columns
 from millstream.plan.table_nodes import LookupJoin
 from millstream.records import Schema
@@ -30,7 +32,7 @@ from millstream.records import Schema
 TABLE, WAITING = "table", "waiting"
 ASKED_AT, FOLDED_AT = "asked_at", "folded_at"
 """Of a key: when the first row that waits for it is to be sent, and when changes of it will be one sum."""
-POINT, FROM, COPIES = "__point", "__from", "__copies"
+POINT, KEY, UNTIL, COPIES = "__point", "__key", "__until", "__copies"
 Numbers = npt.NDArray[np.int64]
 
 
@@ -86,7 +88,7 @@ class LookupJoinStep(JoinedSides):
         if how in ("left", "anti"):
             alone = rows.join(found, on=on, how="anti")
             parts.append(alone.select(*self.given(0, other=False), TIME, WEIGHT))
-        return pl.concat(parts).with_columns(pl.col(WEIGHT).cast(pl.Int32))
+        return singly(*parts).with_columns(pl.col(WEIGHT).cast(pl.Int32))
 
     # ------------------------------------------------------------ at event time
 
@@ -97,8 +99,8 @@ class LookupJoinStep(JoinedSides):
         late, rows = self._late(rows.filter(~in_time)), rows.filter(in_time)
         columns = held[WAITING].drop(ASKED_AT).columns
         waiting = pl.concat([held[WAITING].select(columns), rows.select(columns)])
-        ready = waiting[TIME] < clock.watermark
-        ready, waiting = waiting.filter(ready), waiting.filter(~ready)
+        is_ready = waiting[TIME] < clock.watermark
+        ready, waiting = waiting.filter(is_ready), waiting.filter(~is_ready)
         changes = self.changes(came, 1)
         table = pl.concat([held[TABLE].select(changes.columns), changes])
         sent = self._looked_up(*self._as_of_each(ready, table), [POINT])
@@ -112,10 +114,12 @@ class LookupJoinStep(JoinedSides):
 
     def _late(self, rows: pl.DataFrame) -> pl.DataFrame:
         reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
-        named = {str(column.meta.output_name()): column for column in self.row_alone(self._late_types)}
-        named |= {"side": pl.lit("left"), "reason": reason}
-        columns = [named[name].cast(kind).alias(name) for name, kind in self._late_types.items()]
-        return rows.select(*columns, TIME, pl.col(WEIGHT).cast(pl.Int32))
+        types = self._late_types
+        columns = [*self.columns(0, types), *self.columns(1, types, there=False)]
+        made = rows.select(*columns, TIME, pl.col(WEIGHT).cast(pl.Int32))
+        return made.with_columns(rows.select(pl.lit("left").alias("side"), reason.alias("reason"))).select(
+            *types, *HIDDEN
+        )
 
     def _as_of_each(self, rows: pl.DataFrame, table: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows, numbered by key and time, and by that number what the table held then."""
@@ -125,14 +129,12 @@ class LookupJoinStep(JoinedSides):
         points = asking.select(NUMBER, TIME).unique().sort(NUMBER, TIME).with_row_index(POINT)
         asking = asking.join(points, on=[NUMBER, TIME], how="left").drop(NUMBER)
         alone = rows.filter(~known).with_columns(pl.lit(None, points.schema[POINT]).alias(POINT))
-        spans = _spans(table.join(points, on=NUMBER, how="semi"), [*self.keys, *rest])
+        spans = _spans(table.join(points, on=NUMBER, how="semi"), rest)
         places, numbers = _within(points, spans)
         found = spans[places].select(*rest, COPIES).with_columns(pl.Series(POINT, numbers, points.schema[POINT]))
         return pl.concat([asking, alone.select(asking.columns)]), found
 
-    def _folded(
-        self, held: pl.DataFrame, table: pl.DataFrame, firsts: pl.DataFrame, clock: Clock
-    ) -> pl.DataFrame:
+    def _folded(self, held: pl.DataFrame, table: pl.DataFrame, firsts: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """The changes that are kept of the table, those up to the watermark as one."""
         keys = self.keys
         passed = pl.col(TIME) <= clock.watermark
@@ -147,12 +149,27 @@ class LookupJoinStep(JoinedSides):
         return folded.join(asked, on=keys, how="left").join(folding, on=keys, how="left")
 
 
-def _spans(table: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
-    """From when until when how many of each row were there."""
-    by_row, rows = "__row", table.drop(NUMBER)
-    (rows,) = numbered(columns, summed(rows, [*columns, TIME], WEIGHT))
-    rows = rows.rename({NUMBER: by_row}).sort(by_row, TIME)
-    rows = rows.with_columns(
-        pl.col(WEIGHT).cum_sum().over(by_row).alias(COPIES), pl.col(TIME).shift(-1).over(by_row).alias(UNTIL)
+def _spans(table: pl.DataFrame, rest: list[str]) -> pl.DataFrame:
+    """From when until when how many of each row were there, by the number of the key."""
+    rows = summed(table, [NUMBER, *rest, TIME], WEIGHT).rename({NUMBER: KEY})
+    (rows,) = numbered([KEY, *rest], rows)
+    rows = rows.sort(NUMBER, TIME).with_columns(
+        pl.col(WEIGHT).cum_sum().over(NUMBER).alias(COPIES),
+        pl.col(TIME).shift(-1).over(NUMBER).fill_null(END + 1).alias(UNTIL),
     )
     return rows.filter(pl.col(COPIES) > 0)
+
+
+def _within(points: pl.DataFrame, spans: pl.DataFrame) -> tuple[Numbers, Numbers]:
+    """Pairs of a span and a point of its key that lies in it: the place of the one and the number of the other."""
+    times = np.concatenate([points[TIME].to_numpy(), spans[TIME].to_numpy(), spans[UNTIL].to_numpy()])
+    ranks = np.unique(times, return_inverse=True)[1]
+    at, start, end = np.split(ranks, [len(points), len(points) + len(spans)])
+    width = len(times) + 1
+    line = points[NUMBER].to_numpy().astype(np.int64) * width + at
+    keys = spans[KEY].to_numpy().astype(np.int64) * width
+    first = np.searchsorted(line, keys + start)
+    counts = np.searchsorted(line, keys + end) - first
+    places = np.repeat(np.arange(len(spans)), counts)
+    shifts = np.repeat(first - np.cumsum(counts) + counts, counts)
+    return places, shifts + np.arange(len(places))

@@ -10,9 +10,7 @@ import pyarrow as pa
 
 from millstream.plan.table_nodes import SideJoin
 
-Types = dict[str, Any]
-
-_prepared: WeakKeyDictionary[SideJoin, tuple[pl.DataFrame, Types]] = WeakKeyDictionary()
+_prepared: WeakKeyDictionary[SideJoin, tuple[pl.DataFrame, Any]] = WeakKeyDictionary()
 """Of each join, its side as it is searched and the types of its columns, made once in a process."""
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from millstream.operators.distinct import DistinctStep
 from millstream.operators.grouped import GroupedStep
-from millstream.operators.latest import LatestStep
 from millstream.operators.interval_join import IntervalJoinStep
+from millstream.operators.latest import LatestStep
+from millstream.operators.lookup_join import LookupJoinStep
 from millstream.operators.process import ProcessStep
 from millstream.operators.stateful import Stateful
+from millstream.operators.table_join import TableJoinStep
 from millstream.operators.take import TakeStep
 from millstream.operators.top import TopStep
 from millstream.operators.window_join import WindowJoinStep
@@ -24,6 +26,8 @@ STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
     table_nodes.Latest: LatestStep,
     table_nodes.Take: TakeStep,
     table_nodes.Top: TopStep,
+    table_nodes.TableJoin: TableJoinStep,
+    table_nodes.LookupJoin: LookupJoinStep,
     table_nodes.IntervalJoin: IntervalJoinStep,
     table_nodes.WindowJoin: WindowJoinStep,
 }

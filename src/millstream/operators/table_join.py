@@ -17,6 +17,7 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.joining import SIDES, netted
 from millstream.operators.keyed_rows import summed
 from millstream.operators.runs import Marks
 from millstream.operators.side_join import wide
@@ -25,7 +26,6 @@ from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.table_nodes import Join, TableJoin
 
-TABLES = ("left", "right")
 SINCE = "__since"
 """Of a key, since when there is a row of it on this side."""
 PARTNER_TIME, PARTNER_WEIGHT = "__partner_time", "__partner_weight"
@@ -42,7 +42,7 @@ class JoinedSides(PlainStep):
         self.only_left = node.how in ("semi", "anti")
         self.rest = [
             [f"{table}.{name}" for name, column in columns if column not in on]
-            for table, columns, on in zip(TABLES, (node.left, node.right), zip(*node.on, strict=True), strict=True)
+            for table, columns, on in zip(SIDES, (node.left, node.right), zip(*node.on, strict=True), strict=True)
         ]
         if self.only_left:
             self.rest[1] = []
@@ -57,9 +57,9 @@ class JoinedSides(PlainStep):
         keys = [wide(rows[pair[side]]).alias(key) for pair, key in zip(self.node.on, self.keys, strict=True)]
         chosen = set(self.rest[side])
         columns = [
-            rows[column].alias(f"{TABLES[side]}.{name}")
+            rows[column].alias(f"{SIDES[side]}.{name}")
             for name, column in (self.node.left, self.node.right)[side]
-            if f"{TABLES[side]}.{name}" in chosen
+            if f"{SIDES[side]}.{name}" in chosen
         ]
         order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
         return pl.DataFrame([*keys, *columns, rows[TIME], rows[WEIGHT], order])
@@ -81,17 +81,17 @@ class JoinedSides(PlainStep):
 
     def given(self, side: int, *, other: bool = True) -> list[pl.Expr]:
         """The columns of the result, with or without a row of the other side."""
-        left = self._columns(0, there=side == 0 or other)
-        return left if self.only_left else left + self._columns(1, there=side == 1 or other)
+        left = self.columns(0, self._types, there=side == 0 or other)
+        return left if self.only_left else left + self.columns(1, self._types, there=side == 1 or other)
 
-    def _columns(self, side: int, *, there: bool) -> list[pl.Expr]:
-        """A column that both sides name has the same value on both, so it is there with either."""
+    def columns(self, side: int, types: dict[str, Any], *, there: bool = True) -> list[pl.Expr]:
+        """The columns of a side, as they are called outside; null, but for those that both sides name, if not there."""
         made = []
-        by_column = {pair[side]: (key, pair) for key, pair in zip(self.keys, self.node.on, strict=True)}
+        keys = {pair[side]: (key, pair) for key, pair in zip(self.keys, self.node.on, strict=True)}
         for name, column in (self.node.left, self.node.right)[side]:
-            key, pair = by_column.get(column, (f"{TABLES[side]}.{name}", None))
+            source, pair = keys.get(column, (f"{SIDES[side]}.{name}", None))
             known = there or (pair is not None and pair[0] == pair[1])
-            made.append((pl.col(key) if known else pl.lit(None)).cast(self._types[name]).alias(name))
+            made.append((pl.col(source) if known else pl.lit(None)).cast(types[name]).alias(name))
         return made
 
 
@@ -105,14 +105,12 @@ class TableJoinStep(JoinedSides):
         """Of which side it matters since when a key has rows."""
 
     def tables(self) -> Frames:
-        return {
-            name: self.table(side, *([SINCE] if self._counted[side] else [])) for side, name in enumerate(TABLES)
-        }
+        return {name: self.table(side, *([SINCE] if self._counted[side] else [])) for side, name in enumerate(SIDES)}
 
     def asked(self, inputs: Frames) -> Frames:
         keys = of_keys(self.keys, inputs).select(self.keys)
         keys = keys.filter(self.has_keys(keys))
-        return dict.fromkeys(TABLES, keys)
+        return dict.fromkeys(SIDES, keys)
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         came, lonely = [], []
@@ -121,7 +119,7 @@ class TableJoinStep(JoinedSides):
             known = self.has_keys(rows)
             came.append(self.changes(rows.filter(known), side))
             lonely.append(self.changes(rows.filter(~known), side))
-        old = [held[name] for name in TABLES]
+        old = [held[name] for name in SIDES]
         partners = [self._partners(old[side], came[side]) if self._counted[side] else None for side in (0, 1)]
         sent = []
         if not self.only_left:
@@ -132,21 +130,19 @@ class TableJoinStep(JoinedSides):
                 before, turns, _ = other
                 matched = _joined(self.keys, old[side], came[side], before, turns)
                 if self.node.how != "semi":
-                    matched = pl.concat([came[side], lonely[side], matched.with_columns(-pl.col(WEIGHT))], how="diagonal")
+                    matched = pl.concat([came[side], lonely[side], matched.with_columns(-pl.col(WEIGHT))])
                 sent.append(matched.select(*self.given(side, other=False), TIME, WEIGHT))
         changes = {
             name: self._kept(side, old[side], came[side], partners[side])
-            for side, name in enumerate(TABLES)
+            for side, name in enumerate(SIDES)
             if len(came[side])
         }
         return changes, {SENT: self._sent(pl.concat(sent))}
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
-        return dict.fromkeys(TABLES, NO_MARKS)
+        return dict.fromkeys(SIDES, NO_MARKS)
 
-    def _partners(
-        self, old: pl.DataFrame, came: pl.DataFrame
-    ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    def _partners(self, old: pl.DataFrame, came: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         """The table of keys that have rows: as it was, how it changes, and since when the keys that came have some."""
         keys = self.keys
         counts = old.group_by(keys).agg(pl.col(WEIGHT).sum(), pl.col(SINCE).first().alias(TIME))
@@ -156,12 +152,14 @@ class TableJoinStep(JoinedSides):
         touched = counts.select(*keys, EVER.alias(TIME), WEIGHT).join(came, on=keys, how="semi")
         line = pl.concat([touched, came.select(touched.columns)])
         line = line.group_by(*keys, TIME).agg(pl.col(WEIGHT).sum()).sort(TIME)
-        line = line.with_columns((pl.col(WEIGHT).cum_sum().over(keys) > 0).alias("on"))
-        turns = line.with_columns((pl.col("on").cast(pl.Int64).diff().over(keys)).fill_null(pl.col("on").cast(pl.Int64)).alias(WEIGHT))
+        # One where there are rows, else nothing; and how much that is more than just before.
+        line = line.with_columns((pl.col(WEIGHT).cum_sum().over(keys) > 0).cast(pl.Int64).alias(WEIGHT))
+        turns = line.with_columns(pl.col(WEIGHT) - pl.col(WEIGHT).shift(1, fill_value=0).over(keys))
         turns = turns.filter(pl.col(WEIGHT) != 0)
-        since = turns.group_by(keys, maintain_order=True).last().filter("on").select(*keys, pl.col(TIME).alias(SINCE))
+        last = turns.group_by(keys, maintain_order=True).last()
+        since = last.filter(pl.col(WEIGHT) > 0).select(*keys, pl.col(TIME).alias(SINCE))
         gone = before.join(came, on=keys, how="semi").with_columns(-pl.col(WEIGHT))
-        return before, summed(pl.concat([turns.drop("on"), gone]), [*keys, TIME], WEIGHT), since
+        return before, summed(pl.concat([turns, gone]), [*keys, TIME], WEIGHT), since
 
     def _kept(
         self,
@@ -184,11 +182,8 @@ class TableJoinStep(JoinedSides):
 
     def _sent(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Equal rows as one, what is taken back first."""
-        rows = summed(rows, [*self._types, TIME], WEIGHT)
         time = pl.when(pl.col(TIME) > BEGINNING).then(TIME).alias(TIME)
-        rows = rows.with_columns(time, pl.col(WEIGHT).cast(pl.Int32))
-        back = rows[WEIGHT] < 0
-        return pl.concat([rows.filter(back), rows.filter(~back)])
+        return netted(rows).with_columns(time, pl.col(WEIGHT).cast(pl.Int32))
 
 
 def _joined(

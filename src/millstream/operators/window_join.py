@@ -35,7 +35,8 @@ class WindowJoinStep(PlainStep):
         self.expiry = pl.min_horizontal(pl.col(STOP) + microseconds(node.lateness), pl.lit(END, pl.Int64))
         self.changing = [given.is_changing for given in node.inputs]
         values = self.joining.values
-        self.values = (values[LEFT], [] if self.joining.is_half else values[RIGHT])
+        # A row that can be taken back must be known again.
+        self.values = (values[LEFT], values[RIGHT] if self.changing[RIGHT] or not self.joining.is_half else [])
         self.keeps_null_keys = (
             self.joining.is_kept_alone[LEFT] or node.how == "anti",
             self.joining.is_kept_alone[RIGHT],
@@ -63,17 +64,23 @@ class WindowJoinStep(PlainStep):
     # ------------------------------------------------------------ one step
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        timed = [inputs[name].filter(pl.col(TIME).is_not_null()) for name in INPUTS]
+        arrived, late = [], []
+        for side, name in enumerate(INPUTS):
+            rows = inputs[name]
+            if rows[TIME].null_count():
+                late.append(self._untimed(rows.filter(pl.col(TIME).is_null()), side))
+                rows = rows.filter(pl.col(TIME).is_not_null())
+            arrived.append(rows)
         tables = [held[name] for name in SIDES]
         if isinstance(self.node.window, Sessions):
-            timed, tables = self._in_sessions(timed, tables, microseconds(self.node.window.gap))
+            arrived, tables = self._in_sessions(arrived, tables, microseconds(self.node.window.gap))
         else:
-            timed = [placed(rows, self.node.window) for rows in timed]
-        over, kept, late = [], {}, []
-        for side, (name, fed) in enumerate(zip(SIDES, INPUTS, strict=True)):
+            arrived = [placed(rows, self.node.window) for rows in arrived]
+        over, kept = [], {}
+        for side, name in enumerate(SIDES):
             expired = self.expiry <= clock.watermark_before
-            late += [self._untimed(inputs[fed], side), self._expired(timed[side].filter(expired), side)]
-            rows = self._with_news(tables[side], timed[side].filter(~expired), side)
+            late.append(self._expired(arrived[side].filter(expired), side))
+            rows = self._with_news(tables[side], arrived[side].filter(~expired), side)
             is_over = self.expiry <= clock.watermark
             over.append(rows.filter(is_over))
             kept[name] = rows.filter(~is_over)
@@ -82,17 +89,19 @@ class WindowJoinStep(PlainStep):
     def _untimed(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         nowhere = pl.lit(None, pl.Struct({name: pl.Datetime("us", "UTC") for name in (START, STOP)})).alias(WINDOW)
         reason = pl.lit("no event time").alias("reason")
-        return self.joining.late(rows.filter(pl.col(TIME).is_null()), side, nowhere, reason)
+        return self.joining.late(rows, side, nowhere, reason)
 
     def _expired(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         return self.joining.late(rows, side, span(), pl.lit("expired").alias("reason"))
 
     def _with_news(self, held: pl.DataFrame, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         """What is held and what comes; equal rows as one, if one can go."""
+        if rows.is_empty():
+            return held
         if not self.keeps_null_keys[side]:
             rows = rows.filter(~self.joining.has_null_key())
         both = pl.concat([held, rows.select(held.columns)])
-        if not self.changing[side] or rows.is_empty():
+        if not self.changing[side]:
             return both
         same = [name for name in held.columns if name != WEIGHT]
         summed = both.group_by(same, maintain_order=True).agg(pl.col(WEIGHT).sum()).select(held.columns)
@@ -129,6 +138,8 @@ class WindowJoinStep(PlainStep):
 
     def _joined(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
         """The join of windows that are over."""
+        if left.is_empty() and right.is_empty():
+            return self.joining.sent([])
         if any(self.changing):  # a row that was taken back before it came never was
             left, right = (rows.filter(pl.col(WEIGHT) > 0) for rows in (left, right))
         same = [*self.keys, START]  # in one key, windows that begin together are one

@@ -17,6 +17,7 @@ from millstream.reference.grouped import GroupedOperator
 from millstream.reference.operator import Operator, dead_letter
 from millstream.reference.process import ProcessOperator
 from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
+from millstream.reference.table_joins import LookupJoinOperator, SideJoinOperator, TableJoinOperator
 from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator
 from millstream.reference.windows import WindowOperator
 
@@ -118,6 +119,9 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     table_nodes.Distinct: DistinctOperator,
     table_nodes.Take: TakeOperator,
     table_nodes.Top: TopOperator,
+    table_nodes.TableJoin: TableJoinOperator,
+    table_nodes.LookupJoin: LookupJoinOperator,
+    table_nodes.SideJoin: SideJoinOperator,
     table_nodes.IntervalJoin: IntervalJoinOperator,
     table_nodes.WindowJoin: WindowJoinOperator,
 }

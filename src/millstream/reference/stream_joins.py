@@ -14,6 +14,7 @@ from millstream.plan.nodes import Node
 from millstream.plan.windows import Sessions, microseconds
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.spans import span_values, spans_of, touching
+from millstream.reference.tables import frozen, less, singly
 
 LEFT, RIGHT = 0, 1
 Key = tuple[Any, ...]
@@ -27,7 +28,7 @@ class StreamJoinOperator(StatefulOperator):
 
     def key(self, row: Row, side: int) -> Key | None:
         """What must be equal; None if a part of it is null, which equals nothing."""
-        key = tuple(row.values[pair[side]] for pair in self.node.on)
+        key: Key = frozen([row.values[pair[side]] for pair in self.node.on])
         return None if None in key else key
 
     def meets(self, left: Row, right: Row) -> bool:
@@ -86,7 +87,7 @@ class IntervalJoinOperator(StreamJoinOperator):
                     self.rows[side].append(row)
         self.watermark = clock.watermark - lateness
         before, self.sent = self.sent, list(self._result())
-        return net([*self.sent, *(Row(row.values, row.time, -row.weight) for row in before)])
+        return singly(less(self.sent, before))
 
     def _result(self) -> Iterator[Row]:
         left, right = (net(rows) for rows in self.rows)
@@ -183,7 +184,7 @@ class WindowJoinOperator(StreamJoinOperator):
         return min(END, end + microseconds(self.node.lateness))
 
     def _joined(self, rows: tuple[list[Row], list[Row]], place: tuple[Key | None, int, int]) -> list[Row]:
-        left, right = ([row for row in net(each) for _ in range(row.weight)] for each in rows)
+        left, right = ([row for row in singly(net(each)) if row.weight > 0] for each in rows)
         made: list[Values] = []
         if self.node.how not in ("semi", "anti"):
             made += [self.pair(one, other) for one in left for other in right if self.meets(one, other)]
@@ -207,15 +208,8 @@ class WindowJoinOperator(StreamJoinOperator):
 
 
 def net(rows: Iterable[Row]) -> list[Row]:
-    """Equal rows as one, with their weights added up; what is taken back comes first."""
-    weights: dict[Any, int] = {}
-    found: dict[Any, Row] = {}
-    for row in rows:
-        same = repr(row.values), row.time
-        found.setdefault(same, row)
-        weights[same] = weights.get(same, 0) + row.weight
-    made = [Row(row.values, row.time, weights[same]) for same, row in found.items() if weights[same]]
-    return sorted(made, key=lambda row: row.weight > 0)
+    """Equal rows as one, with their weights added up."""
+    return less(rows, [])
 
 
 def _time(row: Row) -> int:

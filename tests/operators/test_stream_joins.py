@@ -1,0 +1,348 @@
+"""Joins of two streams, for random bundles: after each, local sends what the reference sends, and both what SQL gives.
+
+The rules of time are told a second time here, in a few lines and without state: which rows are late, and which windows
+and rows are over. What is then to be sent DuckDB computes from all rows that were not late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.conftest import EXAMPLES
+
+import millstream as ms
+from millstream.local import LocalState, bundle_of, flowing_of
+from millstream.operators.stateful import LATE, Stateful, stateful
+from millstream.plan.bundles import BEGINNING, END, Bundle, Row, moment
+from millstream.plan.flow import Flow
+from millstream.plan.nodes import Node
+from millstream.plan.table_nodes import HOWS
+from millstream.plan.windows import Calendar, Sessions, Window
+from millstream.reference import OPERATORS
+
+CHECKED = settings(
+    max_examples=settings().max_examples * 500 // EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck)
+)
+WATERMARKS = ("watermark_before", "watermark")
+SECOND, HOUR = 1_000_000, 3_600_000_000
+ONS: tuple[Any, ...] = ("k", ("k", "n"), {"n": "v", "k": "k"})
+INTERVALS = ((0, 5), (-4, 3), (2, 6), (-6, -2), (0, 0), (-40, 40))
+DAY = 24 * HOUR
+WINDOWS: dict[Window, tuple[int, ...]] = {
+    ms.fixed("10 seconds", offset="3 seconds"): (10 * SECOND, 10 * SECOND, 3 * SECOND),
+    ms.sliding("10 seconds", every="4 seconds"): (10 * SECOND, 4 * SECOND, 0),
+    ms.sliding("2 seconds", every="5 seconds"): (2 * SECOND, 5 * SECOND, 0),
+    ms.calendar("day", tz="Europe/Berlin"): (DAY, DAY, -HOUR),  # in the winter of 1970
+    ms.sessions("4 seconds"): (4 * SECOND,),
+}
+"""Each with its size, how often one begins, and an offset; or with the gap."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    reads: tuple[Node, Node]
+    joined: Any
+    late: Node
+    step: Stateful
+    """It keeps nothing, so that all examples can have the same."""
+    shared: tuple[str, ...]
+
+
+@cache
+def plan(join: Any, how: Any, on: int, lateness: int, changing: tuple[bool, bool]) -> Plan:
+    flow = Flow("test")
+    left = flow.read("left", "k string, n int, v long, at timestamp", "at", changes=changing[0])
+    right = flow.read("right", "k string, n long, v long, at timestamp", "at", changes=changing[1])
+    late = f"{lateness} seconds"
+    if isinstance(join, Window):
+        joined = left.window(join, allowed_lateness=late).join(right, on=ONS[on], how=how)
+    else:
+        within = (timedelta(seconds=join[0]), timedelta(seconds=join[1]))
+        joined = left.join(right, on=ONS[on], how=how, within=within, allowed_lateness=late)
+    node: Any = joined.node
+    step = stateful(node)
+    assert step is not None
+    shared = tuple(one for one, other in node.on if one == other)
+    return Plan((left.node, right.node), node, joined.late.node, step, shared)
+
+
+# ---------------------------------------------------------------- what comes
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What one step brings: the rows of either side, and how far the watermarks move."""
+
+    rows: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]
+    moves: tuple[int | None, int | None]
+    """None is the end of time."""
+
+
+times = st.integers(0, 25) | st.integers(0, 25) | st.none()
+rows = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "a", "b", None]),
+        st.sampled_from([1, 1, 2, None]),
+        st.integers(1, 2),
+        times,
+        st.sampled_from([1, 1, 1, -1]),
+    ),
+    max_size=4,
+)
+moves = st.sampled_from([0, 0, 3, 6, 6, 12, 30]) | st.none()
+scripts = st.lists(st.builds(Coming, st.tuples(rows, rows), st.tuples(moves, moves)), min_size=1, max_size=4)
+changing = st.sampled_from([(False, False), (False, False), (True, False), (False, True), (True, True)])
+hows = st.sampled_from(HOWS)
+ons = st.integers(0, len(ONS) - 1)
+
+
+def bundles(made: Plan, script: Iterable[Coming], unit: int) -> list[dict[Node, Bundle]]:
+    reached, found = [BEGINNING, BEGINNING], []
+    for coming in script:
+        step = {}
+        for side, node in enumerate(made.reads):
+            before, move = reached[side], coming.moves[side]
+            if move is None:
+                reached[side] = END
+            elif move:
+                reached[side] = min(END, max(before, 0) + move * unit)
+            given = [row_of(row, unit, weighted=node.is_changing) for row in coming.rows[side]]
+            step[node] = Bundle(given, before, reached[side], 0, 0)
+        found.append(step)
+    return found
+
+
+def row_of(row: tuple[Any, ...], unit: int, *, weighted: bool) -> Row:
+    k, n, v, time, weight = row
+    at = None if time is None else time * unit
+    return Row({"k": k, "n": n, "v": v, "at": moment(at)}, at, weight if weighted else 1)
+
+
+# ---------------------------------------------------------------- what SQL says of it
+
+con = duckdb.connect(config={"threads": 1})
+NUMBERS = ("id", "side", "same", "t", "w", "start", "stop")
+TYPES = pa.schema([("key", pa.string()), *((name, pa.int64()) for name in NUMBERS)])
+Answer = list[tuple[int | None, int | None, int, int | None, int]]
+"""A row of the first input and one of the second, by number; time, window's start, and weight of what is sent."""
+
+
+class Rows:
+    """All rows that came in time, numbered; equal ones also have the number of the first."""
+
+    def __init__(self, made: Plan) -> None:
+        self.plan = made
+        self.known: list[Row] = []
+        self.table: list[dict[str, Any]] = []
+
+    def add(self, row: Row, side: int) -> None:
+        key = [row.values[pair[side]] for pair in self.plan.joined.on]
+        same = next(
+            (n for n, old in enumerate(self.known) if self.table[n]["side"] == side and _is_equal(old, row)),
+            len(self.known),
+        )
+        said = {"id": len(self.known), "side": side, "same": same, "key": None if None in key else str(key)}
+        self.table.append({**said, "t": row.time, "w": row.weight})
+        self.known.append(row)
+
+    def forget(self, gone: set[int]) -> None:
+        kept = [(row, said["side"]) for row, said in zip(self.known, self.table, strict=True) if said["id"] not in gone]
+        self.known, self.table = [], []
+        for row, side in kept:
+            self.add(row, side)
+
+    def values(self, left: int | None, right: int | None) -> dict[str, Any]:
+        """The columns of both sides of a pair, as a join is to give them."""
+        one, other = (None if number is None else self.known[number].values for number in (left, right))
+        names = ("k", "n", "v", "at")
+        found = {name: one[name] if one else None for name in names}
+        for name in names:
+            if name not in self.plan.shared:
+                found[f"{name}_right"] = other[name] if other else None
+            elif one is None and other:
+                found[name] = other[name]
+        return found
+
+
+def _is_equal(row: Row, other: Row) -> bool:
+    return row.values == other.values and row.time == other.time
+
+
+def ask(query: str, table: list[dict[str, Any]]) -> list[Any]:
+    rows = pa.Table.from_pylist(table, TYPES)  # noqa: F841  DuckDB finds it by its name
+    return con.execute(query).fetchall()
+
+
+def joined(how: str, meet: str, counts: str, time: str, over: Sequence[str] = ("true", "true")) -> str:
+    """The join of the weighted rows `chosen`, with equal rows as one."""
+    sums = (
+        "select same, key, t, start, stop, sum(w)::bigint w from chosen where side = {} group by all having sum(w) {}"
+    )
+    met = "(select one.*, coalesce(sum(two.w), 0) met from {} one left join {} two on {} group by all)"
+    left = met.format("l", "r", meet.replace("l.", "one.").replace("r.", "two."))
+    right = met.format("r", "l", meet.replace("l.", "two.").replace("r.", "one."))
+    of_left = f"same, null, {time.replace('r.', 'l.')}, start, w from {left} l"
+    of_right = f"null, same, {time.replace('l.', 'r.')}, start, w from {right} r"
+    parts = []
+    if how not in ("semi", "anti"):
+        parts.append(f"select l.same, r.same, {time}, l.start, l.w * r.w from l join r on {meet}")
+    if how == "semi":
+        parts.append(f"select {of_left} where met > 0")
+    if how in ("left", "full", "anti"):
+        parts.append(f"select {of_left} where met <= 0 and {over[0]}")
+    if how in ("right", "full"):
+        parts.append(f"select {of_right} where met <= 0 and {over[1]}")
+    return f"l as ({sums.format(0, counts)}), r as ({sums.format(1, counts)}) " + " union all ".join(parts)
+
+
+def near_in_time(known: Rows, watermark: int) -> Answer:
+    """All that is to be sent up to now."""
+    node = known.plan.joined
+    low, high = (span // timedelta(microseconds=1) for span in (node.low, node.high))
+    waits = [max(wait, 0) if given.is_changing else wait for wait, given in zip((-low, high), node.inputs, strict=True)]
+    meet = f"l.key = r.key and l.t - r.t between {low} and {high}"
+    over = [f"t + {wait} < {watermark}" for wait in waits]
+    return ask(f"with chosen as (from rows), {joined(node.how, meet, '<> 0', 'greatest(l.t, r.t)', over)}", known.table)
+
+
+def placed(window: Window) -> str:
+    """Rows and their windows."""
+    size, *rest = WINDOWS[window]
+    if rest:
+        every, offset = rest
+        first, last = (-100 * every + offset, 100 * every + offset)
+        starts = f"range({first}, {last}, {every})"
+        span = f"g.s as start, g.s + {size} as stop"
+        return f"select rows.* replace ({span}) from rows, {starts} g(s) where t >= g.s and t < g.s + {size}"
+    apart = f"key is null or t > lag(t) over (partition by key order by t, id) + {size}"
+    islands = f"select *, if({apart}, 1, 0) fresh from rows"
+    numbered = f"select *, sum(fresh) over (partition by key order by t, id) island from ({islands})"
+    return (
+        "select * exclude (island, fresh) replace (min(t) over same_island as start, "
+        f"max(t) over same_island + {size} as stop) from ({numbered}) window same_island as (partition by key, island)"
+    )
+
+
+def in_windows(known: Rows, new: int, over_before: int, over: int) -> tuple[list[Any], set[int], Answer]:
+    """Which rows are late for which windows, which are in one that is over, and what is to be sent in this step."""
+    node = known.plan.joined
+    chosen = f"chosen as (from placed where stop > {over_before} and stop <= {over})"
+    meet = "l.key = r.key and l.start = r.start and l.stop = r.stop"
+    sent = joined(node.how, meet, "> 0", "greatest(l.stop, r.stop) - 1")
+    late = f"select id, null, stop, start, null from placed where id >= {new} and stop <= {over_before}"
+    gone = f"select id, null, null, null, null from placed where stop <= {over}"
+    found = ask(
+        f"with placed as ({placed(node.window)}), {chosen}, {sent} union all {late} union all {gone}", known.table
+    )
+    return (
+        [(row[0], row[3], row[2]) for row in found if row[4] is None and row[2] is not None],
+        {row[0] for row in found if row[2] is None},
+        [row for row in found if row[4] is not None],
+    )
+
+
+# ---------------------------------------------------------------- checking
+
+
+def counted(rows: Iterable[Row]) -> Counter[Any]:
+    """Rows as often as they stand there."""
+    return Counter((repr(sorted(row.values.items())), row.time, row.weight) for row in rows)
+
+
+def summed(rows: Iterable[Row]) -> dict[Any, int]:
+    """Rows and their weights."""
+    sums: Counter[Any] = Counter()
+    for row in rows:
+        sums[repr(sorted(row.values.items())), row.time] += row.weight
+    return {row: weight for row, weight in sums.items() if weight}
+
+
+def agreed(made: Plan, steps: list[dict[Node, Bundle]]) -> Iterator[tuple[dict[Node, Bundle], list[Row], list[Row]]]:
+    """What is sent in each step and what is late, by both runners; what comes after sees the same watermark."""
+    local, reference = LocalState(made.step, passes_on=True), OPERATORS[type(made.joined)](made.joined)
+    for number, step in enumerate(steps):
+        flowing = local.run([flowing_of(node, bundle) for node, bundle in step.items()])
+        found, expected = bundle_of(made.joined, flowing), reference.step(list(step.values()))
+        late = bundle_of(made.late, replace(flowing, rows=local.sent[LATE])).rows
+        assert counted(found.rows) == counted(expected.rows), f"sent in step {number}"
+        assert counted(late) == counted(reference.late), f"late in step {number}"
+        assert found.watermark == expected.watermark, f"watermark of step {number}"
+        assert all(abs(row.weight) == 1 for row in found.rows)
+        yield step, found.rows, late
+
+
+def given_as(made: Plan, known: Rows, answer: Answer) -> list[Row]:
+    """What SQL answered, as rows of the join."""
+    found = []
+    for left, right, time, start, weight in answer:
+        values = known.values(left, right)
+        if start is not None:
+            values["window"] = {"start": moment(start), "end": moment(time + 1)}
+        found.append(Row({name: values[name] for name in made.joined.schema.names}, time, weight))
+    return found
+
+
+def late_row(made: Plan, row: Row, side: int, **said: Any) -> Row:
+    known = Rows(made)
+    known.add(row, side)
+    values = known.values(None, 0) if side else known.values(0, None)
+    return Row({**values, "side": ("left", "right")[side], **said}, row.time, row.weight)
+
+
+@CHECKED
+@given(st.sampled_from(INTERVALS), hows, ons, st.sampled_from([0, 0, 5]), changing, scripts)
+def test_rows_near_in_time(
+    interval: tuple[int, int], how: str, on: int, lateness: int, changing: tuple[bool, bool], script: list[Coming]
+) -> None:
+    made = plan(interval, how, on, lateness, changing)
+    known, sent = Rows(made), []
+    for step, rows, late in agreed(made, bundles(made, script, SECOND)):
+        before, after = (min(getattr(bundle, when) for bundle in step.values()) for when in WATERMARKS)
+        too_late = []
+        for side, node in enumerate(made.reads):
+            for row in step[node].rows:
+                if row.time is None:
+                    too_late.append(late_row(made, row, side, reason="no event time"))
+                elif row.time < before - lateness * SECOND:
+                    too_late.append(late_row(made, row, side, reason="expired"))
+                else:
+                    known.add(row, side)
+        assert counted(late) == counted(too_late)
+        sent += rows
+        assert summed(sent) == summed(given_as(made, known, near_in_time(known, after - lateness * SECOND)))
+
+
+@CHECKED
+@given(st.sampled_from(list(WINDOWS)), hows, ons, st.sampled_from([0, 0, 5]), changing, scripts)
+def test_rows_in_the_same_window(
+    window: Window, how: str, on: int, lateness: int, changing: tuple[bool, bool], script: list[Coming]
+) -> None:
+    made = plan(window, how, on, lateness, changing)
+    unit = 4 * HOUR if isinstance(window, Calendar) else SECOND
+    known = Rows(made)
+    for step, rows, late in agreed(made, bundles(made, script, unit)):
+        before, after = (min(getattr(bundle, when) for bundle in step.values()) for when in WATERMARKS)
+        too_late, new = [], len(known.known)
+        for side, node in enumerate(made.reads):
+            for row in step[node].rows:
+                if row.time is None:
+                    too_late.append(late_row(made, row, side, window=None, reason="no event time"))
+                else:
+                    known.add(row, side)
+        expired, gone, answer = in_windows(known, new, before - lateness * SECOND, after - lateness * SECOND)
+        for number, start, stop in expired:
+            side, span = known.table[number]["side"], {"start": moment(start), "end": moment(stop)}
+            too_late.append(late_row(made, known.known[number], side, window=span, reason="expired"))
+        assert counted(late) == counted(too_late)
+        assert summed(rows) == summed(given_as(made, known, answer))
+        if isinstance(window, Sessions):  # what comes later does not touch a session that is over
+            known.forget(gone)

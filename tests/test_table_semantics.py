@@ -1,0 +1,240 @@
+"""The rules of tables that one stream makes, as small transcripts, each played on every runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from millstream.testing import Add, Watermark, play
+
+runner = {"on": "reference"}
+SCHEMA = "key string, n int, at timestamp"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+# On Spark a transcript takes seconds: these are played there each time, the others in a soak.
+ON_SPARK = (
+    "test_a_row_between_two_versions_puts_history_right",
+    "test_distinct_within_a_time",
+    "test_top_of_a_table_moves_up_when_a_row_is_taken_back",
+    "test_take_per_key_in_order_of_arrival",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = [] if metafunc.function.__name__ in ON_SPARK else [pytest.mark.soak]
+    runners = ["reference", "local", pytest.param("spark", marks=marks)]
+    metafunc.parametrize("every_runner", runners, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def every_runner(request: pytest.FixtureRequest) -> None:
+    runner["on"] = request.param
+
+
+def t(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def add(*rows: tuple[str, int | None, float | None], weights: list[int] | None = None) -> Add:
+    """Rows as (key, n, seconds)."""
+    return Add([{"key": k, "n": n, "at": None if s is None else t(s)} for k, n, s in rows], weights=weights)
+
+
+def run(build: Callable[[Any], Any], *steps: Any) -> list[list[str]]:
+    """What each step sent, as text and in order: rows that came (+) and went (-)."""
+    out = play(build, list(steps), schema=SCHEMA, event_time="at", on=runner["on"])
+    return [sorted(said(row) for row in step) for step in out]
+
+
+def said(row: dict[str, Any]) -> str:
+    """A row such as +a5, from 10 seconds on +a5@10 if it is a change, with what else it has behind it."""
+    sign = "-" if row.get("weight", 1) < 0 else "+"
+    since = f"@{(row['event_time'] - START).total_seconds():g}" if "event_time" in row else ""
+    more = [str(row[name]) for name in ("place", "reason") if name in row]
+    return " ".join([f"{sign}{row['key']}{'' if row['n'] is None else row['n']}{since}", *more])
+
+
+# ---------------------------------------------------------------- the latest row of each key
+
+
+def test_the_newest_row_of_each_key_is_the_table() -> None:
+    out = run(
+        lambda rows: rows.to_table(key="key"),
+        add(("a", 1, 0), ("b", 2, 0)),
+        add(("a", 3, 5), ("b", 4, -5)),
+        add(("a", 5, 5)),
+    )
+    assert out == [["+a1", "+b2"], ["+a3", "-a1"], ["+a5", "-a3"]]
+
+
+def test_a_row_between_two_versions_puts_history_right() -> None:
+    out = run(
+        lambda rows: rows.to_table(key="key").changes(),
+        add(("a", 1, 2), ("a", 3, 10)),
+        add(("a", 2, 5)),
+        add(("a", 0, 1)),
+    )
+    assert out == [
+        ["+a1@2", "+a3@10", "-a1@10"],
+        ["+a1@10", "+a2@5", "-a1@5", "-a2@10"],
+        ["+a0@1", "-a0@2"],
+    ]
+
+
+def test_a_row_that_says_nothing_new_changes_nothing() -> None:
+    out = run(
+        lambda rows: rows.select("key", "n").to_table(key="key").changes(),
+        add(("a", 1, 2)),
+        add(("a", 1, 5)),
+        add(("a", 1, 5), ("a", 2, 7)),
+        add(("a", 2, 4)),
+    )
+    assert out == [["+a1@2"], [], ["+a2@7", "-a1@7"], ["+a1@5", "+a2@4", "-a1@4", "-a2@5"]]
+
+
+def test_a_row_without_values_deletes_its_key() -> None:
+    out = run(
+        lambda rows: rows.to_table(key="key").changes(),
+        add(("a", 1, 2)),
+        add(("a", None, 5)),
+        add(("a", None, 6)),
+        add(("a", 2, 8), ("a", 3, 4)),
+    )
+    assert out == [["+a1@2"], ["-a1@5"], [], ["+a1@5", "+a2@8", "+a3@4", "-a1@4", "-a3@5"]]
+
+
+def test_a_condition_says_which_rows_delete() -> None:
+    out = run(
+        lambda rows: rows.to_table(key="key", deleted="n < 0"), add(("a", 1, 2)), add(("a", None, 3)), add(("a", -1, 4))
+    )
+    assert out == [["+a1"], ["+a", "-a1"], ["-a"]]
+
+
+def test_a_row_older_than_what_the_watermark_has_passed_is_late() -> None:
+    def build(rows: Any) -> Any:
+        return rows.to_table(key="key").late
+
+    out = run(
+        build,
+        add(("a", 1, 2), ("a", 2, 5)),
+        Watermark(t(5)),
+        add(("a", 3, 1), ("a", 4, 2), ("a", 5, None)),
+        Watermark(t(6)),
+        add(("a", 6, 3), ("a", 7, 5), ("b", 8, 0)),
+    )
+    assert out == [[], [], ["+a3 expired", "+a5 no event time"], [], ["+a6 expired"]]
+
+
+def test_a_late_row_does_not_bring_a_deleted_key_back() -> None:
+    out = run(
+        lambda rows: rows.to_table(key="key"),
+        add(("a", 1, 2), ("a", None, 5)),
+        Watermark(t(60)),
+        add(("a", 2, 4), ("b", 3, 4)),
+        add(("a", 4, 6)),
+    )
+    assert out == [[], [], ["+b3"], ["+a4"]]
+
+
+def test_without_event_time_the_last_row_to_come_counts() -> None:
+    out = play(
+        lambda rows: rows.to_table(key="key"),
+        [
+            Add([{"key": "a", "n": 1}, {"key": "a", "n": 2}]),
+            Add([{"key": "a", "n": 1}]),
+            Add([{"key": "a", "n": None}]),
+        ],
+        schema="key string, n int",
+        on=runner["on"],
+    )
+    assert [[said(row) for row in step] for step in out] == [["+a2"], ["-a2", "+a1"], ["-a1"]]
+
+
+# ---------------------------------------------------------------- distinct
+
+
+def test_distinct_sends_the_first_row_of_each_key() -> None:
+    out = run(
+        lambda rows: rows.distinct("key"), add(("a", 1, 5), ("a", 2, 0), ("b", 3, 0)), add(("b", 4, 0), ("c", 5, None))
+    )
+    assert out == [["+a1", "+b3"], ["+c5"]]
+
+
+def test_distinct_within_a_time() -> None:
+    def build(rows: Any) -> Any:
+        made = rows.distinct("key", within="10 seconds")
+        return {"rows": made, "late": made.late}
+
+    steps = [
+        add(("a", 1, 20), ("a", 2, 29), ("a", 3, 30), ("a", 4, 11), ("a", 5, 10)),
+        Watermark(t(25)),
+        add(("a", 6, 24), ("a", 7, 39), ("a", 8, 40), ("b", 9, None)),
+    ]
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    assert [sorted(said(row) for row in step["rows"]) for step in out] == [["+a1", "+a3", "+a5"], [], ["+a8"]]
+    assert [sorted(said(row) for row in step["late"]) for step in out] == [[], [], ["+a6 expired", "+b9 no event time"]]
+
+
+def test_distinct_of_a_table_lasts_as_long_as_there_is_a_row() -> None:
+    out = run(
+        lambda rows: rows.distinct("key"),
+        add(("a", 2, 0), ("a", 3, 0), weights=[1, 1]),
+        add(("a", 1, 0)),
+        add(("a", 1, 0), ("a", 2, 0), weights=[-1, -1]),
+        add(("a", 3, 0), weights=[-1]),
+    )
+    assert out == [["+a2"], ["+a1", "-a2"], ["+a3", "-a1"], ["-a3"]]
+
+
+# ---------------------------------------------------------------- take and top
+
+
+def test_take_per_key_in_order_of_arrival() -> None:
+    out = run(
+        lambda rows: rows.take(2, per="key"),
+        add(("a", 1, 9), ("b", 2, 8), ("a", 3, 7), ("a", 4, 6)),
+        add(("b", 5, 5), ("b", 6, 4), ("a", 7, 3)),
+    )
+    assert out == [["+a1", "+a3", "+b2"], ["+b5"]]
+
+
+def test_take_of_the_whole_stream() -> None:
+    out = run(lambda rows: rows.take(3), add(("a", 1, 9), ("b", 2, 8)), add(("c", 3, 7), ("d", 4, 6)), add(("e", 5, 5)))
+    assert out == [["+a1", "+b2"], ["+c3"], []]
+
+
+def test_top_of_a_stream_with_places() -> None:
+    out = run(
+        lambda rows: rows.top(2, by="n desc", rank="place"),
+        add(("a", 1, 0), ("b", 2, 0)),
+        add(("c", 3, 0)),
+        add(("d", 2, 0), ("e", None, 0)),
+    )
+    assert out == [["+a1 2", "+b2 1"], ["+b2 2", "+c3 1", "-a1 2", "-b2 1"], []]
+
+
+def test_top_per_key_breaks_ties_by_all_columns_and_has_nulls_last() -> None:
+    out = run(
+        lambda rows: rows.top(2, by="n % 2", per="key"),
+        add(("a", None, 0), ("a", 3, 0), ("b", None, 0)),
+        add(("a", 2, 0), ("a", 1, 0)),
+    )
+    assert out == [["+a", "+a3", "+b"], ["+a1", "+a2", "-a", "-a3"]]
+
+
+def test_top_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
+    out = run(
+        lambda rows: rows.top(2, by="n desc"),
+        add(("a", 1, 0), ("b", 2, 0), ("c", 3, 0), weights=[1, 1, 1]),
+        add(("c", 3, 0), weights=[-1]),
+        add(("b", 2, 0), ("a", 1, 0), weights=[1, -1]),
+    )
+    assert out == [["+b2", "+c3"], ["+a1", "-c3"], ["+b2", "-a1"]]
+
+
+def test_a_change_of_the_top_holds_from_the_newest_time_seen() -> None:
+    out = run(lambda rows: rows.top(1, by="n").changes(), add(("a", 3, 5)), add(("b", 2, 3)), add(("c", 1, 9)))
+    assert out == [["+a3@5"], ["+b2@5", "-a3@5"], ["+c1@9", "-b2@9"]]

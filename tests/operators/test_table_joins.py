@@ -40,25 +40,31 @@ ons: st.SearchStrategy[Any] = st.sampled_from(["k", ("k", "m"), {"k": "j"}, {"k"
 LEFT = "k int, m string, a int"
 RIGHT = "k bigint, m string, j int, c string"
 numbers, words = st.sampled_from([1, 2, 2, None]), st.sampled_from(["x", "y", None])
-left_rows = st.fixed_dictionaries({"k": numbers, "m": words, "a": st.integers(0, 1)})
-right_rows = st.fixed_dictionaries({"k": numbers, "m": words, "j": numbers, "c": st.sampled_from(["p", "q"])})
+left_rows = st.builds(lambda k, m, a: {"k": k, "m": m, "a": a}, numbers, words, st.integers(0, 1))
+right_rows = st.builds(
+    lambda k, m, j, c: {"k": k, "m": m, "j": j, "c": c}, numbers, words, numbers, st.sampled_from(["p", "q"])
+)
 times = st.none() | st.integers(-3, 12)
 
 
 @st.composite
-def changes(draw: st.DrawFn, rows: Any, times: Any = times) -> list[list[Change]]:
-    """The changes of a table, bundle by bundle: only what is there is taken back."""
-    there: list[dict[str, Any]] = []
+def changes(draw: st.DrawFn, rows: Any) -> list[list[Change]]:
+    """The changes of a table, bundle by bundle: only what is there is taken back, and not from before it came."""
+    there: list[Change] = []
     bundles: list[list[Change]] = []
-    for size in draw(st.lists(st.integers(0, 4), min_size=4, max_size=4)):
+    for added in draw(
+        st.lists(st.lists(st.tuples(rows, times, st.integers(0, 2)), max_size=4), min_size=4, max_size=4)
+    ):
         bundle: list[Change] = []
-        for _ in range(size):
-            if there and draw(st.integers(0, 2)) == 0:
-                bundle.append((there.pop(draw(st.integers(0, len(there) - 1))), draw(times), -1))
+        for row, time, luck in added:
+            if there and luck == 0:
+                values, since, _ = there.pop(len(there) // 2)
+                until = since if time is None or (since is not None and time < since) else time
+                bundle.append((values, until, -1))
             else:
-                there.append(draw(rows))
-                bundle.append((there[-1], draw(times), 1))
-        bundles.append(draw(st.permutations(bundle)))
+                there.append((row, time, 1))
+                bundle.append(there[-1])
+        bundles.append(bundle)
     return bundles
 
 
@@ -106,27 +112,27 @@ def counted(rows: Sequence[Row]) -> Counter[Any]:
 
 # ---------------------------------------------------------------- what DuckDB makes of it
 
-PLACES = ("n", "b", "t")
+db = duckdb.connect()
+db.execute("SET threads = 1")
 
 
-def tables_of(named: dict[str, tuple[list[str], list[tuple[Any, ...]]]], types: dict[str, pa.DataType]) -> Any:
-    db = duckdb.connect()
+def tables_of(**named: tuple[str, list[tuple[Any, ...]]]) -> None:
+    """Makes tables of rows, each with its columns by letter."""
     for name, (columns, rows) in named.items():
-        arrays = [pa.array([row[place] for row in rows], types[column]) for place, column in enumerate(columns)]
-        db.register(name, pa.table(arrays, names=columns))
-    return db
+        arrays = [pa.array([row[place] for row in rows], TYPES[column]) for place, column in enumerate(columns)]
+        db.register(name, pa.table(arrays, names=list(columns)))
 
 
 TYPES = {
-    **dict.fromkeys(["n", "b", "t", "w", "k", "j", "a", "until"], pa.int64()),
-    **dict.fromkeys(["m", "c"], pa.string()),
+    **dict.fromkeys("nbtwkja", pa.int64()),
+    **dict.fromkeys("mc", pa.string()),
 }
 
 
-def rows_of(bundles: Sequence[list[Change]], names: list[str], start: int = 0) -> list[tuple[Any, ...]]:
+def rows_of(bundles: Sequence[list[Change]], names: str) -> list[tuple[Any, ...]]:
     return [
         (number, BEGINNING if time is None else time, weight, *(values[name] for name in names))
-        for number, bundle in enumerate(bundles, start)
+        for number, bundle in enumerate(bundles)
         for values, time, weight in bundle
     ]
 
@@ -147,12 +153,9 @@ def joined_anew(
     left: list[list[Change]], right: list[list[Change]], on: Any, how: str, points: list[tuple[int, int, int]]
 ) -> list[Counter[Any]]:
     """The join of the tables at each point: as they were after a bundle, as of a time."""
-    named = {
-        "lefts": (["b", "t", "w", "k", "m", "a"], rows_of(left, ["k", "m", "a"])),
-        "rights": (["b", "t", "w", "k", "m", "j", "c"], rows_of(right, ["k", "m", "j", "c"])),
-        "points": (list(PLACES), points),
-    }
-    db = tables_of(named, TYPES)
+    tables_of(
+        lefts=("btwkma", rows_of(left, "kma")), rights=("btwkmjc", rows_of(right, "kmjc")), points=("nbt", points)
+    )
     net = "SELECT n, {0}, sum(w) AS w FROM points p JOIN {1} x ON x.b <= p.b AND x.t <= p.t GROUP BY ALL HAVING sum(w) > 0"
     equal = " AND ".join(["l.n = r.n", *(f"l.{one} = r.{other}" for one, other in pairs_of(on))])
     columns = given_columns(on, how)
@@ -229,15 +232,14 @@ def looked_up(
     stream: list[tuple[int, int, Change]], right: list[list[Change]], on: Any, how: str
 ) -> list[Counter[Any]]:
     """What is sent in each step, given for each row when it is sent and as of when the table is asked."""
-    rows = [(place, *row[:2], row[2][2], *(row[2][0][name] for name in "kma")) for place, row in enumerate(stream)]
-    named = {
-        "l": (["n", "b", "until", "w", "k", "m", "a"], rows),
-        "changes": (["b", "t", "w", "k", "m", "j", "c"], rows_of(right, ["k", "m", "j", "c"])),
-    }
-    db = tables_of(named, TYPES)
+    rows = [
+        (place, step, time, values_weight[2], *values_weight[0].values())
+        for place, (step, time, values_weight) in enumerate(stream)
+    ]
+    tables_of(l=("nbtwkma", rows), changes=("btwkmjc", rows_of(right, "kmjc")))
     equal = " AND ".join(f"l.{one} = x.{other}" for one, other in pairs_of(on))
     held = (
-        "SELECT l.n, x.k, x.m, x.j, x.c, sum(x.w) AS w FROM l JOIN changes x ON x.b <= l.b AND x.t <= l.until "
+        "SELECT l.n, x.k, x.m, x.j, x.c, sum(x.w) AS w FROM l JOIN changes x ON x.b <= l.b AND x.t <= l.t "
         f"AND {equal} GROUP BY ALL HAVING sum(x.w) > 0"
     )
     weight = "l.w" if how in ("semi", "anti") else "l.w * coalesce(r.w, 1)"

@@ -39,6 +39,7 @@ ROUNDS = 8
 
 class DistinctStep(KeyedRows):
     def __init__(self, node: table_nodes.Distinct) -> None:
+        self.node = node
         super().__init__(node, node.keys)
         self.way: _First | _Within | _Smallest
         if self.given.is_changing:
@@ -46,11 +47,19 @@ class DistinctStep(KeyedRows):
         else:
             self.way = _First(self) if node.within is None else _Within(self, microseconds(node.within))
 
+        self._tables = self.way.tables()
+
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
+        """Of rows that come together and are alike for ever, only the first might be sent."""
+        if self.node.within is None and not self.given.is_changing:
+            rows = rows.unique(self.node.keys, keep="first", maintain_order=True)
+        return super().fed(rows, first, side)
+
     def tables(self) -> Frames:
-        return self.way.tables()
+        return self._tables
 
     def asked(self, inputs: Frames) -> Frames:
-        return dict.fromkeys(self.way.tables(), inputs[INPUTS[0]])
+        return dict.fromkeys(self._tables, inputs[INPUTS[0]])
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         return self.way.step(held, inputs, clock)

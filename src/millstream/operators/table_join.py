@@ -51,6 +51,7 @@ class JoinedSides(PlainStep):
             name: self.fed(elementwise.frame_of([], given), 0, side)
             for side, (name, given) in enumerate(zip(INPUTS, node.inputs, strict=True))
         }
+        self._no_changes = [self.table(side) for side in (0, 1)]
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         """Its keys, its other columns, its time, its weight, and its place in the order of arrival."""
@@ -76,6 +77,8 @@ class JoinedSides(PlainStep):
 
     def changes(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         """The rows of a bundle, those that are equal as one."""
+        if rows.is_empty():
+            return self._no_changes[side]
         weighted = rows.with_columns(EVER.alias(TIME), pl.col(WEIGHT).cast(pl.Int64))
         return summed(weighted, [*self.keys, *self.rest[side], TIME], WEIGHT)
 
@@ -191,8 +194,10 @@ def _joined(
 ) -> pl.DataFrame:
     """How the pairs change: what came, with all there is on the other side; what was there, with what came there."""
     columns = others_came.columns
-    one = _pairs(keys, came, pl.concat([others.select(columns), others_came]))
-    return pl.concat([one, _pairs(keys, old.select(came.columns), others_came)])
+    parts = [_pairs(keys, came, pl.concat([others.select(columns), others_came]))]
+    if len(others_came) and len(old):
+        parts.append(_pairs(keys, old.select(came.columns), others_came))
+    return pl.concat(parts)
 
 
 def _pairs(keys: list[str], rows: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:

@@ -16,8 +16,15 @@ PLACE = "__place"
 
 class TakeStep(KeyedRows):
     def __init__(self, node: table_nodes.Take) -> None:
+        self.node, self.count = node, node.count
         super().__init__(node, node.keys)
-        self.count = node.count
+
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
+        """Only rows that might be sent: of those that come together, no more of a key than are wanted at all."""
+        if not self.node.keys:
+            return super().fed(rows.head(self.count), first, side)
+        place = pl.int_range(pl.len()).over(self.node.keys)
+        return super().fed(rows.filter(place < self.count), first, side)
 
     def tables(self) -> Frames:
         return {COUNTS: self.table(self.keys, **{TAKEN: pl.Int64})}

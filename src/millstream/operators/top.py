@@ -52,19 +52,20 @@ class TopStep(KeyedRows):
 
     def more(self, rows: pl.DataFrame) -> list[pl.Series]:
         order = [(name, part.by) for name, part in zip(self.by, self.node.order, strict=True)]
-        return computed(rows, self.given.schema, order).get_columns() if order else []
+        return computed(rows, self.given.schema, order).get_columns()
 
     def asked(self, inputs: Frames) -> Frames:
         return {ROWS: inputs[INPUTS[0]], GROUPS: inputs[INPUTS[0]]}
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         rows, before = inputs[INPUTS[0]], held[ROWS]
+        groups = newest(held[GROUPS], rows, self.keys)
+        rows = rows if self.given.is_changing else self._possible(rows)
         new = rows.select(*self.identity, pl.col(WEIGHT).cast(pl.Int64).alias(COUNTED))
         after = summed(pl.concat([before, new]), self.identity, COUNTED)
         first_before, first = self._first(before), self._first(after)
         parts = [self._placed(first_before, -1), self._placed(first, 1)]
         columns = [*self.row, RANK] if self.node.rank else self.row
-        groups = newest(held[GROUPS], rows, self.keys)
         changes = at_newest(summed(pl.concat(parts), columns, WEIGHT), groups, self.keys)
         ranked = [pl.col(RANK).alias(self.node.rank)] if self.node.rank else []
         kept = after if self.given.is_changing else first.select(after.columns)
@@ -75,6 +76,14 @@ class TopStep(KeyedRows):
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
         return {ROWS: NO_MARKS, GROUPS: FORGOTTEN}
+
+    def _possible(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows that fewer than `count` others stand before by the first value alone: few are worth a sort."""
+        value, count = pl.col(self.by[0]), self.node.count
+        place, known = value.rank("min", descending=self.node.order[0].descending), value.count()
+        if self.keys:
+            place, known = place.over(self.keys), known.over(self.keys)
+        return rows.filter(pl.when(value.is_null()).then(known < count).otherwise(place <= count))
 
     def _first(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The first rows of each group in order, each as often as it is among them."""

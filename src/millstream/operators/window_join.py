@@ -118,21 +118,32 @@ class WindowJoinStep(PlainStep):
         if not any(map(len, rows)):
             return rows, held
         frames = [*rows, *held]
-        spans = pl.concat([frame.select(*self.keys, START, STOP) for frame in frames]).with_row_index(PLACE)
-        spans = spans.filter(~self.joining.has_null_key()).sort([*self.keys, START, STOP])
-        reach = pl.col(STOP).cum_max().shift(1).over(self.keys)
-        begins = reach.is_null() | (pl.col(START) > reach)
-        session = begins.cum_sum()
-        spans = spans.select(PLACE, pl.col(START).min().over(session), pl.col(STOP).max().over(session))
         starts, stops = (np.concatenate([frame[name].to_numpy() for frame in frames]) for name in (START, STOP))
-        places = spans[PLACE].to_numpy()
-        starts[places], stops[places] = spans[START].to_numpy(), spans[STOP].to_numpy()
+        # A number that puts all times of a key before those of the next: then one pass over all keys finds the gaps.
+        moments, places = np.unique(np.concatenate([starts, stops]), return_inverse=True)
+        firsts = self._numbered(pl.concat([frame.select(self.keys) for frame in frames])) * len(moments)
+        begin, end = firsts + places[: len(starts)], firsts + places[len(starts) :]
+        order = np.argsort(begin)
+        reach = np.maximum.accumulate(end[order])
+        fresh = np.flatnonzero(np.append(True, begin[order][1:] > reach[:-1]))
+        counts = np.diff(np.append(fresh, len(order)))
+        starts[order], stops[order] = (
+            np.repeat(made.reduceat(times[order], fresh), counts)
+            for made, times in ((np.minimum, starts), (np.maximum, stops))
+        )
         bounds = np.cumsum([0, *map(len, frames)])
         merged = [
             frame.with_columns(pl.Series(START, starts[first:last]), pl.Series(STOP, stops[first:last]))
             for frame, first, last in zip(frames, bounds[:-1], bounds[1:], strict=True)
         ]
         return merged[: len(rows)], merged[len(rows) :]
+
+    def _numbered(self, keys: pl.DataFrame) -> Places:
+        """A number for each key, from 0; every row with a null in it has its own."""
+        known = keys.unique().with_row_index(PLACE)
+        numbers = keys.join(known, on=self.keys, how="left", maintain_order="left")[PLACE].cast(pl.Int64)
+        own = pl.int_range(len(known), len(known) + len(keys), eager=True)
+        return numbers.zip_with(numbers.is_not_null(), own).to_numpy()
 
     # ------------------------------------------------------------ what is sent
 

@@ -1,0 +1,143 @@
+"""Tables and joins through running flows: restarts, copies in databases and topics, and sources that fall silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.log import EmbeddedLog
+
+from .support import CAUGHT_UP, SCHEMA, put, read, scores, sqlite_rows, t, until
+
+pytestmark = pytest.mark.usefixtures("spark")
+PROFILES = "user string, city string, since timestamp"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
+        opened.create_topic("scores", schema=SCHEMA)
+        opened.create_topic("profiles", schema=PROFILES, partitions=2)
+        yield opened
+
+
+def move(log: EmbeddedLog, *moves: tuple[str, str | None, float]) -> None:
+    """Users and where they live from when on; without a city they are gone."""
+    with log.producer() as producer:
+        for user, city, second in moves:
+            value = None if city is None else {"user": user, "city": city, "since": t(second)}
+            producer.send("profiles", value, user)
+
+
+def latest(log: EmbeddedLog, topic: str) -> dict[str, Any]:
+    """The newest value of each key."""
+    with log.consumer(topic) as consumer:
+        newest = {record.key.decode(): record.value for record in consumer.until_caught_up()}
+    return {key: value for key, value in newest.items() if value is not None}
+
+
+def test_copies_of_tables_follow_them_over_restarts(log: EmbeddedLog, tmp_path: Path) -> None:
+    database = tmp_path / "copies.db"
+
+    def built() -> ms.Flow:
+        flow = ms.Flow("copies")
+        homes = flow.read("profiles", f"key string, {PROFILES}").to_table(key="key")
+        homes = homes.select("key", "city")
+        homes.write("homes")
+        homes.write(ms.sqlite(database, "homes"))
+        homes.group_by("city").agg(people=ms.count()).write(ms.sqlite(database, "cities"))
+        return flow
+
+    move(log, ("ann", "Oslo", 0), ("bob", "Oslo", 0), ("cid", "Bergen", 0))
+    built().run(broker=log.path, until=CAUGHT_UP)
+    assert sorted(sqlite_rows(database, "*", "cities")) == [("Bergen", 1), ("Oslo", 2)]
+    move(log, ("ann", "Bergen", 1), ("cid", None, 1), ("dan", "Voss", 1))
+    job = built().run(broker=log.path, until=CAUGHT_UP)
+    assert sorted(sqlite_rows(database, "*", "homes")) == [("ann", "Bergen"), ("bob", "Oslo"), ("dan", "Voss")]
+    assert sorted(sqlite_rows(database, "*", "cities")) == [("Bergen", 1), ("Oslo", 1), ("Voss", 1)]
+    assert {key: value["city"] for key, value in latest(log, "homes").items()} == {
+        "ann": "Bergen",
+        "bob": "Oslo",
+        "dan": "Voss",
+    }
+    assert log.topic("homes").settings.compaction
+    assert job.progress.rows_held["to_table"] == 3
+
+
+def test_streams_are_joined_over_a_restart(log: EmbeddedLog) -> None:
+    log.create_topic("bonus", schema=SCHEMA)
+
+    def built() -> ms.Flow:
+        flow = ms.Flow("pairs")
+        bonus = scores(flow, "bonus").select("user", "n", "at")
+        joined = scores(flow).join(bonus, on="user", within=("-10 seconds", "10 seconds"), how="full")
+        joined.write("pairs")
+        joined.late.write("pairs.late")
+        return flow
+
+    put(log, "scores", [("ann", 1, 0), ("bob", 2, 0), ("cid", 3, 30)])
+    put(log, "bonus", [("dan", 4, 1), ("eve", 5, 30)])
+    built().run(broker=log.path, until=CAUGHT_UP)
+    put(log, "bonus", [("ann", 6, 8), ("cid", 7, 40), ("zoe", 8, 90)])
+    put(log, "scores", [("zoe", 9, 90)])
+    built().run(broker=log.path, until=CAUGHT_UP)
+    found = {(pair["user"], pair["n"], pair["n_right"]) for pair in read(log, "pairs")}
+    assert found == {
+        ("ann", 1, None),
+        ("bob", 2, None),
+        ("dan", None, 4),
+        ("cid", 3, 7),
+        ("eve", None, 5),
+        ("zoe", 9, 8),
+    }
+    assert [(row["user"], row["n_right"], row["side"], row["reason"]) for row in read(log, "pairs.late")] == [
+        ("ann", 6, "right", "expired")
+    ]
+
+
+def test_rows_meet_the_version_of_their_time_though_the_table_is_silent(log: EmbeddedLog) -> None:
+    flow = ms.Flow("homes")
+    silent = ms.bounded("0 seconds", idle="200 milliseconds")
+    homes = flow.read("profiles", PROFILES, "since", silent).to_table(key="user")
+    scores(flow).join(homes, on="user", how="left", as_of="event_time").write("located")
+    move(log, ("ann", "Oslo", 0), ("ann", "Bergen", 10), ("bob", "Voss", 0))
+    put(log, "scores", [("ann", 1, 5), ("ann", 2, 15), ("bob", 3, 15), ("cid", 4, 15), ("end", 5, 60)])
+    job = flow.start(broker=log.path, tick_s=0.1)
+    try:
+        until(lambda: len(read(log, "located")) >= 4, "rows of a stream, while the table says nothing")
+    finally:
+        job.stop()
+    found = {(row["n"], row["city"]) for row in read(log, "located")}
+    assert found == {(1, "Oslo"), (2, "Bergen"), (3, "Voss"), (4, None)}
+
+
+def test_a_batch_over_all_makes_the_tables_that_streaming_made(log: EmbeddedLog, tmp_path: Path) -> None:
+    def built(name: str) -> ms.Flow:
+        flow = ms.Flow(name)
+        homes = flow.read("profiles", PROFILES, "since").to_table(key="user")
+        totals = scores(flow).group_by("user").agg(total=ms.sum("n"))
+        joined = totals.join(homes, on="user", how="full").select("user", "total", "city")
+        joined.top(2, by="total desc", rank="place").write(ms.sqlite(tmp_path / "made.db", f"{name}_top"))
+        joined.group_by("city").agg(most=ms.max("total"), n=ms.count()).write(
+            ms.sqlite(tmp_path / "made.db", f"{name}_cities")
+        )
+        return flow
+
+    moves = [("ann", "Oslo", 0.0), ("bob", "Oslo", 1.0), ("ann", "Bergen", 9.0), ("eve", "Voss", 10.0)]
+    rows = [("ann", 5, 0.0), ("bob", 7, 1.0), ("ann", 4, 2.0), ("cid", 1, 3.0), ("bob", -6, 4.0), ("cid", 3, 5.0)]
+    for place in range(3):
+        move(log, *moves[place::3])
+        put(log, "scores", rows[place::3])
+        built("streamed").run(broker=log.path, until=CAUGHT_UP)
+    built("whole").run(broker=log.path, batch=True)
+    tops, cities = (
+        sorted(sqlite_rows(tmp_path / "made.db", "*", f"whole_{what}"), key=repr) for what in ("top", "cities")
+    )
+    assert tops == [("ann", 9, "Bergen", 1), ("cid", 4, None, 2)]
+    assert cities == sorted([("Bergen", 9, 1), ("Oslo", 1, 1), ("Voss", None, 1), (None, 4, 1)], key=repr)
+    assert sorted(sqlite_rows(tmp_path / "made.db", "*", "streamed_top"), key=repr) == tops
+    assert sorted(sqlite_rows(tmp_path / "made.db", "*", "streamed_cities"), key=repr) == cities

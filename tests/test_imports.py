@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "local": ["operators"],
     "sinks": ["plan", "log"],
     "views": ["plan", "log"],
+    "serving": ["plan", "log", "sources", "sinks"],
     "spark": ["plan", "operators", "log", "local", "sources", "sinks"],
     "connect": ["log"],
     "jobs": ["spark"],
@@ -32,7 +33,19 @@ MAY_IMPORT: dict[str, list[str]] = {
     "__init__": [EVERYTHING],
     "__main__": ["cli"],
 }
-WITHOUT_SPARK = {"errors", "records", "log", "plan", "sources", "operators", "reference", "local", "sinks", "views"}
+WITHOUT_SPARK = {
+    "errors",
+    "records",
+    "log",
+    "plan",
+    "sources",
+    "operators",
+    "reference",
+    "local",
+    "sinks",
+    "views",
+    "serving",
+}
 
 
 def reachable(package: str) -> set[str]:

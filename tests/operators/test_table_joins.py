@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -14,10 +18,11 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millstream.local import Local
+from millstream.local import Flowing, Local, bundle_of, flowing_of
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.lookup_join import TABLE, WAITING, LookupJoinStep
+from millstream.operators.runs import Runs
 from millstream.operators.stateful import INPUTS, SENT, stateful
 from millstream.operators.table_join import TableJoinStep
 from millstream.operators.windowed import Clock, Frames
@@ -25,12 +30,13 @@ from millstream.plan.bundles import BEGINNING, END, Bundle, Row
 from millstream.plan.flow import Flow
 from millstream.plan.late import late_columns
 from millstream.plan.nodes import Late, Node
-from millstream.plan.table_nodes import LookupJoin
+from millstream.plan.table_nodes import LookupJoin, SideJoin, TableJoin
 from millstream.records import Schema
 from millstream.reference import Reference
 
 EXAMPLES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 500
 CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+FEWER = settings(CHECKED, max_examples=EXAMPLES // 10)
 Change = tuple[dict[str, Any], int | None, int]
 """A row, its time, its weight."""
 
@@ -53,7 +59,7 @@ def changes(draw: st.DrawFn, rows: Any) -> list[list[Change]]:
     there: list[Change] = []
     bundles: list[list[Change]] = []
     for added in draw(
-        st.lists(st.lists(st.tuples(rows, times, st.integers(0, 2)), max_size=4), min_size=4, max_size=4)
+        st.lists(st.lists(st.tuples(rows, times, st.integers(0, 2)), max_size=4), min_size=3, max_size=3)
     ):
         bundle: list[Change] = []
         for row, time, luck in added:
@@ -82,26 +88,56 @@ def nodes(on: Any, how: str, as_of: str | None = None) -> list[Node]:
     return [left.node, right.node, joined]
 
 
+class OnRuns:
+    """Runs one join on state as Spark keeps it."""
+
+    def __init__(self, joined: Node, folder: Path) -> None:
+        step = stateful(joined)
+        assert step is not None
+        self.step_, self.joined, self.count = step, joined, 0
+        self.runs = Runs(folder, step.keys, step.tables())
+        self.runs.open(None, lambda: iter(()))
+
+    def step(self, sources: dict[Node, Bundle]) -> list[Row]:
+        step, fed = self.step_, {}
+        for side, (name, node) in enumerate(zip(INPUTS, self.joined.inputs, strict=True)):
+            fed[name] = step.fed(flowing_of(node, sources[node]).rows, self.count, side)
+            self.count += len(fed[name])
+        about = sources[self.joined.inputs[0]]
+        clock = Clock(about.watermark_before, about.watermark, 0, 0)
+        held = self.runs.held(step.asked(fed), (clock.watermark_before, 0), (clock.watermark, 0))
+        changes, sent = step.step(held, fed, clock)
+        self.runs.apply(changes, step.marks(clock))
+        return bundle_of(self.joined, Flowing(sent[SENT], clock)).rows
+
+
 def stepped(
-    inputs: Sequence[Node], observed: Sequence[Node], bundles: Sequence[Any], watermarks: Sequence[int] = ()
+    inputs: Sequence[Node],
+    observed: Sequence[Node],
+    bundles: Sequence[Any],
+    watermarks: Sequence[int] = (),
+    folder: Path | None = None,
 ) -> Iterator[list[Bundle]]:
-    """What the nodes send in each step, on both engines the same."""
+    """What the nodes send in each step: the same on all engines."""
     local, reference = Local(list(observed)), Reference(list(observed))
+    on_runs = OnRuns(observed[0], folder) if folder else None
     before = BEGINNING
     for number, given in enumerate(bundles):
         now = watermarks[number] if watermarks else before
-        sent = {}
+        sources: dict[Node, Bundle] = {}
         for node, rows in zip(inputs, given, strict=True):
-            sent[node] = Bundle([Row(*change) for change in rows], before, now, 0, 0)
-        found, right = local.step(sent), reference.step(sent)
+            sources[node] = Bundle([Row(*change) for change in rows], before, now, 0, 0)
+        found, right = local.step(sources), reference.step(sources)
         for node in observed:
             one, other = found[node], right[node]
             assert counted(one.rows) == counted(other.rows), f"step {number}"
-            assert [one.watermark_before, one.watermark] == [other.watermark_before, other.watermark]
-            assert all(abs(row.weight) == 1 for row in one.rows)
-            assert [row.weight for row in one.rows if node.is_changing] == sorted(
-                row.weight for row in one.rows if node.is_changing
-            )
+            assert (one.watermark_before, one.watermark) == (other.watermark_before, other.watermark)
+            weights = [row.weight for row in one.rows]
+            assert set(weights) <= {-1, 1}
+            if isinstance(node, TableJoin):
+                assert weights == sorted(weights)
+        if on_runs:
+            assert counted(on_runs.step(sources)) == counted(right[observed[0]].rows), f"step {number}"
         yield [found[node] for node in observed]
         before = now
 
@@ -156,7 +192,10 @@ def joined_anew(
     tables_of(
         lefts=("btwkma", rows_of(left, "kma")), rights=("btwkmjc", rows_of(right, "kmjc")), points=("nbt", points)
     )
-    net = "SELECT n, {0}, sum(w) AS w FROM points p JOIN {1} x ON x.b <= p.b AND x.t <= p.t GROUP BY ALL HAVING sum(w) > 0"
+    net = (
+        "SELECT n, {0}, sum(w) AS w FROM points p JOIN {1} x ON x.b <= p.b AND x.t <= p.t "
+        "GROUP BY ALL HAVING sum(w) > 0"
+    )
     equal = " AND ".join(["l.n = r.n", *(f"l.{one} = r.{other}" for one, other in pairs_of(on))])
     columns = given_columns(on, how)
     weight = "l.w" if how in ("semi", "anti") else "coalesce(l.w, 1) * coalesce(r.w, 1)"
@@ -198,7 +237,7 @@ def test_a_join_of_tables_as_of_a_time(how: str, on: Any, data: st.DataObject) -
     moments, sides = iter(range(10_000)), []
     for rows in (left_rows, right_rows):
         there: list[Any] = []
-        bundles: list[list[Any]] = [[] for _ in range(4)]
+        bundles: list[list[Any]] = [[] for _ in range(3)]
         for bundle in bundles:
             for _ in range(data.draw(st.integers(0, 4))):
                 row = data.draw(rows)
@@ -206,7 +245,7 @@ def test_a_join_of_tables_as_of_a_time(how: str, on: Any, data: st.DataObject) -
                 there = [other for other in there if other != row] if row in there else [*there, row]
         sides.append(bundles)
     made: list[list[list[Change]]] = [[], []]
-    for number in range(4):
+    for number in range(3):
         order = data.draw(st.permutations([0] * len(sides[0][number]) + [1] * len(sides[1][number])))
         left_over = [iter(sides[0][number]), iter(sides[1][number])]
         made[0].append([])
@@ -224,8 +263,8 @@ def test_a_join_of_tables_as_of_a_time(how: str, on: Any, data: st.DataObject) -
 
 # ---------------------------------------------------------------- a stream and a table
 
-streams = st.lists(st.lists(st.tuples(left_rows, times, st.just(1)), max_size=4), min_size=4, max_size=4)
-watermarks = st.lists(st.integers(0, 6), min_size=4, max_size=4)
+streams = st.lists(st.lists(st.tuples(left_rows, times, st.just(1)), max_size=4), min_size=3, max_size=3)
+watermarks = st.lists(st.integers(0, 6), min_size=3, max_size=3)
 
 
 def looked_up(
@@ -277,7 +316,9 @@ def test_a_stream_and_a_table_as_it_was(
         for values, time, weight in bundle:
             if time is None or time < before:
                 lost[number, time, values["k"], values["m"], values["a"]] += 1
-            elif (step := next((place for place in range(number, 4) if marks[place] > time), None)) is not None:
+            elif (
+                step := next((place for place in range(number, len(marks)) if marks[place] > time), None)
+            ) is not None:
                 asked.append((step, time, (values, time, weight)))
     expected = looked_up(asked, right, on, how)
     columns = late_columns(joined)
@@ -292,3 +333,163 @@ def test_a_stream_and_a_table_as_it_was(
             assert {said["c"], said.get("j")} == {None}
             lost[number, row.time, said["k"], said["m"], said["a"]] -= 1
     assert not any(lost.values())
+
+
+@FEWER
+@given(lookups, hows, ons, streams, changes(left_rows), changes(right_rows), watermarks)
+def test_state_as_spark_keeps_it(
+    lookup: str,
+    how: str,
+    on: Any,
+    stream: list[list[Change]],
+    left: list[list[Change]],
+    right: list[list[Change]],
+    moves: list[int],
+) -> None:
+    marks = [sum(moves[: number + 1]) - 2 for number in range(len(moves))]
+    for kind, joins, first in ((None, how, left), ("now", lookup, stream), ("event_time", lookup, stream)):
+        *inputs, joined = nodes(on, joins, kind)
+        with tempfile.TemporaryDirectory() as folder:
+            bundles = list(zip(first, right, strict=True))
+            assert len(list(stepped(inputs, [joined], bundles, marks, Path(folder)))) == len(bundles)
+
+
+# ---------------------------------------------------------------- a stream and rows known beforehand
+
+
+@CHECKED
+@given(lookups, ons, st.lists(left_rows, max_size=6), st.lists(right_rows, max_size=6))
+def test_a_stream_and_rows_known_beforehand(how: str, on: Any, rows: list[Any], side: list[Any]) -> None:
+    flow = Flow("f")
+    stream = flow.read("left", LEFT)
+    joined = stream.join(flow.table(side, RIGHT), on=on, how=how).node
+    total: Counter[Any] = Counter()
+    bundles = [[(row, number, 1) for row in part] for number, part in enumerate((rows[:2], rows[2:]))]
+    for (sent,) in stepped([stream.node], [joined], [[bundle] for bundle in bundles]):
+        total = added(total, sent.rows)
+        assert {row.time for row in sent.rows} <= {0, 1}
+    (expected,) = looked_up([(0, END, (row, 0, 1)) for row in rows], [[(row, None, 1) for row in side]], on, how)
+    assert total == expected
+
+
+def test_rows_known_beforehand_travel_with_the_step() -> None:
+    flow = Flow("f")
+    joined = flow.read("left", LEFT).join(flow.table([{"k": 1, "c": "p"}], "k int, c string"), on="k").node
+    assert isinstance(joined, SideJoin)
+    frame = elementwise.frame_of([{"k": 1, "m": "x", "a": 2, TIME: 5, WEIGHT: -1}], joined.inputs[0])
+    frame = frame.with_columns(pl.lit(9, pl.Int64).alias(elementwise.OFFSET))
+    node = pickle.loads(pickle.dumps(joined))
+    for each in (joined, joined, node):
+        made = elementwise.row_by_row(each, frame)
+        assert made.rows() == [(1, "x", 2, "p", 5, -1, 9)]
+        assert made.columns == ["k", "m", "a", "c", TIME, WEIGHT, elementwise.OFFSET]
+
+
+# ---------------------------------------------------------------- what a step costs
+
+
+class Driver:
+    """Plays bundles to one step, and gives it what is held of the keys that it asks for."""
+
+    def __init__(self, joined: Node) -> None:
+        step = stateful(joined)
+        assert isinstance(step, TableJoinStep | LookupJoinStep)
+        self.step, self.held = step, step.tables()
+
+    def run(self, left: Sequence[Change], right: Sequence[Change], watermark: int = BEGINNING) -> tuple[Frames, Frames]:
+        """The tables that it wants changed, and what it sends; nothing else may have been touched."""
+        step = self.step
+        fed = {
+            name: step.fed(
+                flowing_of(node, Bundle([Row(*each) for each in rows], BEGINNING, BEGINNING, 0, 0)).rows, 0, side
+            )
+            for side, (name, node, rows) in enumerate(zip(INPUTS, step.node.inputs, (left, right), strict=True))
+        }
+        asked = step.asked(fed)
+        found = {
+            name: table.join(asked[name].select(step.keys), on=step.keys, how="semi", nulls_equal=True)
+            for name, table in self.held.items()
+        }
+        changes, sent = step.step(found, fed, Clock(BEGINNING, watermark, 0, 0))
+        for name, rows in changes.items():
+            assert rows.schema == step.tables()[name].schema
+            rest = self.held[name].join(found[name].select(step.keys), on=step.keys, how="anti", nulls_equal=True)
+            self.held[name] = pl.concat([rest, rows])
+        return changes, sent
+
+
+def rows_of_keys(keys: Sequence[int], side: str) -> list[Change]:
+    more = {"a": 1} if side == "left" else {"j": 1, "c": "p"}
+    return [({"k": key, "m": "x", **more}, key, 1) for key in keys]
+
+
+def test_a_side_without_changes_is_not_written_again() -> None:
+    for how in ("inner", "left", "right", "full", "semi", "anti"):
+        driver = Driver(nodes("k", how)[-1])
+        driver.run(rows_of_keys(range(100), "left"), rows_of_keys(range(50, 150), "right"))
+        changes, _ = driver.run(rows_of_keys([60, 200], "left"), [])
+        assert {name: len(rows) for name, rows in changes.items()} == {"left": 2}
+        changes, _ = driver.run([], rows_of_keys([60], "right"))
+        assert {name: len(rows) for name, rows in changes.items()} == {"right": 1}
+
+
+def test_a_row_with_many_partners_is_only_joined_with_what_came() -> None:
+    """Goal: a key that had rows and has some more does not touch the rows without columns of the other side."""
+    driver = Driver(nodes("k", "semi")[-1])
+    driver.run(rows_of_keys([1] * 50, "left"), rows_of_keys([1], "right"))
+    _, sent = driver.run([], rows_of_keys([1, 1], "right"))
+    assert sent[SENT].is_empty()
+    assert driver.held["right"].drop(TIME).rows() == [(1, 3, 1)]
+    _, sent = driver.run([], [(*change[:2], -1) for change in rows_of_keys([1, 1, 1], "right")])
+    assert sent[SENT][WEIGHT].to_list() == [-1] * 50
+    assert driver.held["right"].is_empty()
+
+
+def test_a_lookup_now_writes_nothing_but_changes_of_the_table() -> None:
+    driver = Driver(nodes("k", "left", "now")[-1])
+    changes, _ = driver.run(rows_of_keys([1, 2], "left"), rows_of_keys([1], "right"))
+    assert {name: len(rows) for name, rows in changes.items()} == {TABLE: 1}
+    changes, sent = driver.run(rows_of_keys([1, 2, 3], "left"), [])
+    assert changes == {}
+    assert sorted(sent[SENT]["c"].to_list(), key=str) == [None, None, "p"]
+
+
+def test_history_that_nobody_can_ask_for_is_folded() -> None:
+    """Goal: state follows the rows of the table, not its changes. Method: a row replaced again and again."""
+    left, right, joined = nodes("k", "inner", "event_time")
+    local = Local([joined])
+    stores = local._states[joined]._stores
+    replaced: list[Row] = []
+    for time in range(10):
+        values = {"k": 1, "m": "x", "j": time, "c": "p"}
+        taken = [Row(replaced[-1].values, time, -1)] if replaced else []
+        replaced.append(Row(values, time))
+        sources = {left: Bundle([], 0, 0, 0, 0), right: Bundle([*taken, replaced[-1]], 0, 0, 0, 0)}
+        local.step(sources)
+    assert len(stores[TABLE]) == 19 - 2  # what holds from the watermark on is one row
+    waits = Row({"k": 1, "m": "x", "a": 1}, 7)
+    local.step({left: Bundle([waits], 0, 3, 0, 0), right: Bundle([], 0, 3, 0, 0)})
+    assert (len(stores[TABLE]), len(stores[WAITING])) == (13, 1)
+    sent = local.step({left: Bundle([], 3, 9, 0, 0), right: Bundle([], 3, 9, 0, 0)})
+    assert [row.values["j"] for row in sent[joined].rows] == [7]
+    assert (len(stores[TABLE]), len(stores[WAITING])) == (1, 0)
+
+
+def test_rows_may_have_columns_of_any_type() -> None:
+    schema = "k {}, tags array<string>, of struct<a: int, b: array<int>>, x double, names map<string, int>"
+    for kind, key in (("string", "a"), ("binary", b"a"), ("boolean", True), ("date", date(2026, 1, 1))):
+        flow = Flow("f")
+        left, right = (flow.read(name, schema.format(kind), changes=True) for name in ("left", "right"))
+        joined = left.to_table("k").join(right.to_table("k"), on="k", how="full").node
+        row = {"k": key, "tags": ["x", None], "of": {"a": 1, "b": [1]}, "x": float("nan"), "names": {"n": 1}}
+        steps = [([(row, None, 1)], []), ([], [(row, None, 1)]), ([(row, None, -1)], []), ([], [(row, None, -1)])]
+        engines = Local([joined]), Reference([joined])
+        for number, came in enumerate(steps):
+            sources = {
+                node.node: Bundle([Row(*each) for each in rows], 0, 0, 0, 0)
+                for node, rows in zip((left, right), came, strict=True)
+            }
+            for engine in engines:
+                sent = engine.step(sources)[joined].rows
+                assert [each.weight for each in sent] == [[1], [-1, 1], [-1, 1], [-1]][number]
+                assert {each.values["k"] for each in sent} == {key}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.local import Local
+from millstream.local import Local, LocalState
 from millstream.operators import distinct
 from millstream.operators.distinct import DistinctStep
 from millstream.operators.stateful import INPUTS, LATE, SENT
@@ -39,6 +39,7 @@ FEWER = settings(CHECKED, max_examples=EXAMPLES // 5)
 SCHEMA = "id int, k string, v int, tags array<int>, at timestamp"
 ARROW = pa.schema(
     {
+        "first_step": pa.int64(),
         "n": pa.int64(),
         "id": pa.int32(),
         "k": pa.string(),
@@ -75,17 +76,27 @@ with_rows_back = st.lists(
 
 @dataclass
 class Seen:
-    """All rows that came, and all that was sent for them."""
+    """All rows that came, and what was sent for them in each step."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    sent: list[Row] = field(default_factory=list)
+    sent: list[list[Row]] = field(default_factory=list)
     late: list[Row] = field(default_factory=list)
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """What SQL makes of the rows that came."""
-        came = pa.Table.from_pylist(self.rows, schema=ARROW)
-        duck.register("came", came)
-        return duck.execute(sql).fetchall()
+        """What SQL makes of the rows that came: `came` has those of each `step` and of all steps before it."""
+        duck.register("rows", pa.Table.from_pylist(self.rows, schema=ARROW))
+        steps = f"select unnest(range(first_step, {len(self.sent)})) as step, * from rows"
+        return duck.execute(f"with came as ({steps}) {sql}").fetchall()
+
+    def expect(self, sql: str, *columns: str) -> None:
+        """After each step, what was sent so far adds up to what SQL says is there."""
+        expected = Counter(map(frozen, self.query(sql)))
+        found: Counter[Any] = Counter()
+        for step, rows in enumerate(self.sent):
+            for row in rows:
+                for later in range(step, len(self.sent)):
+                    found[later, *frozen([row.values[name] for name in columns])] += row.weight
+        assert {key: n for key, n in found.items() if n} == expected
 
     def mark_late(self) -> None:
         """Says of each row whether it was late. Of equal rows it is the last: what is late once stays so."""
@@ -94,13 +105,6 @@ class Seen:
             same = frozen([row[name] for name in ROW]), row["t"]
             row["late"] = late[same] > 0
             late[same] -= 1
-
-    def expect(self, sql: str, *columns: str) -> None:
-        """What was sent adds up to what SQL says is there."""
-        found: Counter[Any] = Counter()
-        for row in self.sent:
-            found[frozen([row.values[name] for name in columns])] += row.weight
-        assert {key: n for key, n in found.items() if n} == Counter(map(frozen, self.query(sql)))
 
 
 class Plan:
@@ -111,45 +115,52 @@ class Plan:
         stream = flow.read("rows", SCHEMA, "at" if timed else None, changes=changes)
         made = build(stream)
         self.read, self.node, self.changes, self.timed = stream.node, made.node, changes, timed
-        self.late: Node | None = made.late.node if made.node.keys and _has_late(made) else None
+        self.late: Node | None = made.late.node if _has_late(made.node) else None
+        self.observed = [self.node] if self.late is None else [self.node, self.late]
+        self.local = Local(self.observed)
 
-    def played(self, script: list[Any], *, ids: bool = False) -> Iterator[Seen]:
-        """Feeds both runners bundle by bundle, and gives all that was seen after each.
+    def played(self, script: list[Any], *, ids: bool = False) -> Seen:
+        """Feeds both runners bundle by bundle, and gives all that was seen.
 
         The column of the event time stays empty, so that rows at different times can be equal.
         """
-        observed = [self.node] if self.late is None else [self.node, self.late]
-        local, reference = Local(observed), Reference(observed)
+        reference = Reference(self.observed)
+        self.local._states = {n: LocalState(state._step, passes_on=False) for n, state in self.local._states.items()}
         seen, present, watermark = Seen(), list[dict[str, Any]](), 0
-        for events, move in script:
+        for step, (events, move) in enumerate(script):
             rows: list[Row] = []
             for event in events:
-                weight = 1
+                if isinstance(event, int) and not present:
+                    continue
                 if isinstance(event, int):
-                    if not present:
-                        continue
-                    row, time, weight = present.pop(event % len(present)), event, -1
+                    values, at, weight = present.pop(event % len(present)), event, -1
                 else:
-                    row, time = event
-                    present.append(row)
-                number = len(seen.rows)
-                row = {"id": number if ids else None, "k": row["k"], "v": row["v"], "tags": row["tags"], "at": None}
-                time = time if self.timed else None
+                    (values, at), weight = event, 1
+                    present.append(values)
+                number, time = len(seen.rows), at if self.timed else None
+                row = {
+                    "id": number if ids else None,
+                    "k": values["k"],
+                    "v": values["v"],
+                    "tags": values["tags"],
+                    "at": None,
+                }
                 rows.append(Row(row, time, weight))
-                seen.rows.append({**row, "n": number, "t": time, "w": weight, "watermark": watermark, "late": False})
+                more = {"first_step": step, "n": number, "t": time, "w": weight, "watermark": watermark, "late": False}
+                seen.rows.append({**row, **more})
             bundle = Bundle(rows, watermark, watermark + move, 0, 0)
             watermark += move
-            here, there = local.step({self.read: bundle}), reference.step({self.read: bundle})
-            for node in observed:
+            here, there = self.local.step({self.read: bundle}), reference.step({self.read: bundle})
+            for node in self.observed:
                 assert counted(here[node].rows) == counted(there[node].rows)
-            seen.sent += here[self.node].rows
+            seen.sent.append(here[self.node].rows)
             if self.late is not None:
                 seen.late += here[self.late].rows
-            yield seen
+        return seen
 
 
-def _has_late(made: Any) -> bool:
-    return getattr(made.node, "by_time", False) or getattr(made.node, "within", None) is not None
+def _has_late(node: Any) -> bool:
+    return getattr(node, "by_time", False) or getattr(node, "within", None) is not None
 
 
 def counted(rows: list[Row]) -> Counter[Any]:
@@ -173,35 +184,33 @@ LATEST_BY_ARRIVAL = Plan(lambda s: s.to_table(key="k", deleted="v = 0"), timed=F
 def test_latest_is_the_newest_row_of_each_key_at_any_time(kind: str, script: list[Any], then: int) -> None:
     plan, deleted = LATEST[kind]
     keys = "k, v" if kind == "by two keys" else "k"
-    for seen in plan.played(script, ids=kind == "by condition"):
-        seen.mark_late()
-        found: Counter[Any] = Counter()
-        for row in seen.sent:
-            for moment in (then, NOW):
-                if row.time <= moment:
-                    found[moment, *frozen([row.values[name] for name in ROW])] += row.weight
-        # Rows that came too late are older than what is known: to the table as it is now they make no difference.
-        sql = f"""
-            select moment, id, k, v, tags from (
-                select * from came join (select unnest([{then}, {NOW}]) as moment) on t <= moment
-                where not late or moment = {NOW}
-                qualify row_number() over (partition by moment, {keys} order by t desc, n desc) = 1
-            ) where not ({deleted})"""
-        assert {key: n for key, n in found.items() if n} == Counter(map(frozen, seen.query(sql)))
+    seen = plan.played(script, ids=kind == "by condition")
+    seen.mark_late()
+    found: Counter[Any] = Counter()
+    for step, rows in enumerate(seen.sent):
+        for row in rows:
+            assert row.time is not None
+            for later in range(step, len(seen.sent)):
+                for moment in (then, NOW) if row.time <= then else (NOW,):
+                    found[later, moment, *frozen([row.values[name] for name in ROW])] += row.weight
+    # Rows that came too late are older than what is known: to the table as it is now they make no difference.
+    sql = f"""
+        select step, moment, id, k, v, tags from (
+            select * from came join (select unnest([{then}, {NOW}]) as moment) on t <= moment
+            where not late or moment = {NOW}
+            qualify row_number() over (partition by step, moment, {keys} order by t desc, n desc) = 1
+        ) where not ({deleted})"""
+    assert {key: n for key, n in found.items() if n} == Counter(map(frozen, seen.query(sql)))
 
 
 @FEWER
 @given(bundles)
 def test_latest_by_arrival_is_the_last_row_of_each_key(script: list[Any]) -> None:
-    for seen in LATEST_BY_ARRIVAL.played(script):
-        seen.expect(
-            """select k, v, tags from (
-                select * from came qualify row_number() over (partition by k order by n desc) = 1
-            ) where v is distinct from 0""",
-            "k",
-            "v",
-            "tags",
-        )
+    sql = """
+        select step, k, v, tags from (
+            select * from came qualify row_number() over (partition by step, k order by n desc) = 1
+        ) where v is distinct from 0"""
+    LATEST_BY_ARRIVAL.played(script).expect(sql, "k", "v", "tags")
 
 
 # ---------------------------------------------------------------- distinct
@@ -209,62 +218,59 @@ def test_latest_by_arrival_is_the_last_row_of_each_key(script: list[Any]) -> Non
 DISTINCT = Plan(lambda s: s.distinct("k", "v"))
 DISTINCT_OF_TABLE = Plan(lambda s: s.distinct("k"), changes=True)
 DISTINCT_ROWS_OF_TABLE = Plan(lambda s: s.select("k", "v").distinct(), changes=True)
-WITHIN = {micros: Plan(lambda s, d=micros: s.distinct("k", within=timedelta(microseconds=d))) for micros in (1, 3, 5)}
+
+
+def within(micros: int) -> Plan:
+    return Plan(lambda stream: stream.distinct("k", within=timedelta(microseconds=micros)))
+
+
+WITHIN = {micros: within(micros) for micros in (1, 3, 5)}
 
 
 @CHECKED
 @given(bundles)
 def test_distinct_sends_the_first_row_of_each_key(script: list[Any]) -> None:
-    for seen in DISTINCT.played(script, ids=True):
-        seen.expect("select id from came qualify row_number() over (partition by k, v order by n) = 1", "id")
+    sql = "select step, id from came qualify row_number() over (partition by step, k, v order by n) = 1"
+    DISTINCT.played(script, ids=True).expect(sql, "id")
 
 
 @CHECKED
 @given(st.sampled_from(sorted(WITHIN)), bundles)
 def test_distinct_within_a_time_sends_rows_unlike_those_before(span: int, script: list[Any]) -> None:
     """Which rows are sent is said by two rules, in order of arrival: so SQL may use those sent to check each."""
-    for seen in WITHIN[span].played(script, ids=True):
-        sent = [row.values["id"] for row in seen.sent]
-        seen.expect(
-            f"""
-            with in_time as (from came where t >= watermark), sent as (from came where id in {[-1, *sent]})
-            select id from in_time as row where not exists (
-                from sent where sent.n < row.n and sent.k is not distinct from row.k and abs(sent.t - row.t) < {span}
-            )""",
-            "id",
-        )
-        late = seen.query(
-            "select id, if(t is null, 'no event time', 'expired') from came where t is null or t < watermark"
-        )
-        assert Counter((row.values["id"], row.values["reason"]) for row in seen.late) == Counter(late)
+    seen = WITHIN[span].played(script, ids=True)
+    sent = [row.values["id"] for rows in seen.sent for row in rows]
+    like = f"sent.k is not distinct from row.k and abs(sent.t - row.t) < {span}"
+    sql = f"""
+        , sent as (from rows where id in {[-1, *sent]})
+        select step, id from came as row where t >= watermark
+        and not exists (from sent where sent.n < row.n and {like})"""
+    seen.expect(sql, "id")
+    late = "select id, if(t is null, 'no event time', 'expired') from rows where t is null or t < watermark"
+    assert Counter((row.values["id"], row.values["reason"]) for row in seen.late) == Counter(seen.query(late))
 
 
 @CHECKED
 @given(with_rows_back)
 def test_distinct_of_a_table_is_its_smallest_row_of_each_key(script: list[Any]) -> None:
-    for seen in DISTINCT_OF_TABLE.played(script):
-        seen.expect(
-            """select k, v, tags from came group by k, v, tags having sum(w) > 0
-            qualify row_number() over (partition by k order by v nulls last, tags nulls last) = 1""",
-            "k",
-            "v",
-            "tags",
-        )
+    sql = """
+        select step, k, v, tags from came group by step, k, v, tags having sum(w) > 0
+        qualify row_number() over (partition by step, k order by v nulls last, tags nulls last) = 1"""
+    DISTINCT_OF_TABLE.played(script).expect(sql, "k", "v", "tags")
 
 
 @FEWER
 @given(with_rows_back)
 def test_distinct_of_all_columns_of_a_table(script: list[Any]) -> None:
-    for seen in DISTINCT_ROWS_OF_TABLE.played(script):
-        seen.expect("select k, v from came group by all having sum(w) > 0", "k", "v")
+    sql = "select step, k, v from came group by all having sum(w) > 0"
+    DISTINCT_ROWS_OF_TABLE.played(script).expect(sql, "k", "v")
 
 
 @FEWER
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300)), max_size=60), st.integers(1, 9), st.integers(0, 3))
 def test_distinct_within_is_the_same_in_rounds_and_gone_through(rows: list[Any], span: int, rounds: int) -> None:
     """Goal: rows of many spans in one step, as when old data is read. Method: fewer rounds than the rows need."""
-    plan = Plan(lambda s: s.distinct("k", within=timedelta(microseconds=span)))
-    step = DistinctStep(plan.node)  # type: ignore[arg-type]
+    step = DistinctStep(within(span).node)
     came = pl.DataFrame(
         {"id": range(len(rows)), "k": [str(k) for k, _ in rows], "__time": [time for _, time in rows]},
         schema={"id": pl.Int32, "k": pl.String, "__time": pl.Int64},
@@ -297,20 +303,26 @@ TAKE = {(2, "k"): Plan(lambda s: s.take(2, per="k")), (3, ""): Plan(lambda s: s.
 @given(st.sampled_from(sorted(TAKE)), bundles)
 def test_take_sends_the_first_rows(taken: tuple[int, str], script: list[Any]) -> None:
     count, key = taken
-    per = f"partition by {key}" if key else ""
-    for seen in TAKE[taken].played(script, ids=True):
-        seen.expect(f"select id from came qualify row_number() over ({per} order by n) <= {count}", "id")
+    per = f"step, {key}" if key else "step"
+    sql = f"select step, id from came qualify row_number() over (partition by {per} order by n) <= {count}"
+    TAKE[taken].played(script, ids=True).expect(sql, "id")
 
 
 # ---------------------------------------------------------------- top
 
 TOPS = [(2, "k", ("v desc",)), (3, "", ("v % 2", "v desc")), (1, "k", ("k desc", "v"))]
+
+
+def top(number: int, *, changes: bool, rank: bool) -> Plan:
+    count, key, by = TOPS[number]
+    place = "place" if rank else None
+    return Plan(lambda stream: stream.top(count, by=by, per=key or (), rank=place), changes=changes)
+
+
 TOP = {
-    (changes, number, rank): Plan(
-        lambda s, t=top, r=rank: s.top(t[0], by=t[2], per=t[1] or (), rank="place" if r else None), changes=changes
-    )
+    (changes, number, rank): top(number, changes=changes, rank=rank)
     for changes in (False, True)
-    for number, top in enumerate(TOPS)
+    for number in range(len(TOPS))
     for rank in (False, True)
 }
 
@@ -321,22 +333,19 @@ def test_top_is_the_first_rows_of_each_group(which: tuple[bool, int, bool], scri
     changes, number, rank = which
     count, key, by = TOPS[number]
     order = ", ".join(f"{part} nulls last" for part in (*by, "k", "v", "tags"))
-    per = f"partition by {key}" if key else ""
-    place = ", place" if rank else ""
+    per = f"step, {key}" if key else "step"
+    place = ["place"] if rank else []
     if not changes:
         script = [([event for event in events if not isinstance(event, int)], move) for events, move in script]
-    for seen in TOP[which].played(script):
-        seen.expect(
-            f"""
-            with there as (select k, v, tags, sum(w)::bigint as w from came group by all having sum(w) > 0),
-            each_ as (select k, v, tags, unnest(range(w)) from there)
-            select k, v, tags{place} from (
-                select *, row_number() over ({per} order by {order}) as place from each_
-            ) where place <= {count}""",
-            *("k", "v", "tags"),
-            *(["place"] if rank else []),
-        )
-        assert all(abs(row.weight) == 1 for row in seen.sent)
+    sql = f"""
+        , there as (select step, k, v, tags, sum(w)::bigint as w from came group by all having sum(w) > 0),
+        singly as (select step, k, v, tags, unnest(range(w)) from there)
+        select {", ".join(["step", "k", "v", "tags", *place])} from (
+            select *, row_number() over (partition by {per} order by {order}) as place from singly
+        ) where place <= {count}"""
+    seen = TOP[which].played(script)
+    seen.expect(sql, "k", "v", "tags", *place)
+    assert all(abs(row.weight) == 1 for rows in seen.sent for row in rows)
 
 
 # ---------------------------------------------------------------- values of every kind
@@ -375,7 +384,8 @@ def test_rows_with_values_of_every_kind(kind: str, operator: str, data: st.DataO
         for value in data.draw(st.lists(st.sampled_from(choices), max_size=4)):
             present.append({"k": data.draw(st.integers(1, 2)), "value": value, "at": None})
             rows.append(Row(present[-1], len(present)))
-        if changes and present and data.draw(st.booleans()):
+        goes: bool = data.draw(st.booleans())
+        if changes and present and goes:
             rows.append(Row(present.pop(0), 0, -1))
         bundle = Bundle(rows, BEGINNING, BEGINNING, 0, 0)
         here, there = local.step({stream.node: bundle}), reference.step({stream.node: bundle})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from millstream.operators.accumulators import TIME, WEIGHT
@@ -26,6 +27,8 @@ BEFORE, MATCHES_BEFORE = "__before", "__matches_before"
 FOREVER = 1 << 60
 """More microseconds than there are between two timestamps."""
 MIX = 0x9E3779B97F4A7C15
+Hashes = npt.NDArray[np.uint64]
+NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +158,15 @@ class IntervalJoinStep(PlainStep):
         moved = [rows[BEFORE].fill_null(0) != rows[WEIGHT] for rows in (left, right)]
         places = [np.flatnonzero(which.to_numpy()) for which in moved]
         still = np.flatnonzero(~moved[LEFT].to_numpy())
-        found = [self._near(left, right, places[LEFT], np.arange(len(right)))]
-        if len(still) and len(places[RIGHT]):
-            found.append(self._near(left, right, still, places[RIGHT]))
+        hashes = [self._hashes(rows) if any(map(len, places)) else NO_HASHES for rows in (left, right)]
+        found = [self._near(left, right, hashes, places[LEFT], np.arange(len(right)))]
+        found.append(self._near(left, right, hashes, still, places[RIGHT]))
         here, there = (np.concatenate(each) for each in zip(*found, strict=True))
         return here, there
 
-    def _near(self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places) -> tuple[Places, Places]:
+    def _near(
+        self, left: pl.DataFrame, right: pl.DataFrame, hashes: list[Hashes], here: Places, there: Places
+    ) -> tuple[Places, Places]:
         """Of rows at some places those that are equal in the keys and near in time.
 
         Time is cut in buckets twice as long as the interval, so that of a key with many rows only those are compared
@@ -173,15 +178,15 @@ class IntervalJoinStep(PlainStep):
         length = 2 * (self.high - self.low + 1)
         buckets = others // length
         first, last = (times - self.high) // length, (times - self.low) // length
-        hashes, other_hashes = self._hashes(left)[here], self._hashes(right)[there]
+        own = hashes[LEFT][here]
         crossing = np.flatnonzero(first != last)
         probe = pl.DataFrame(
             {
-                "bucket": _mixed(np.concatenate([hashes, hashes[crossing]]), np.concatenate([first, last[crossing]])),
+                "bucket": _mixed(np.concatenate([own, own[crossing]]), np.concatenate([first, last[crossing]])),
                 "here": np.concatenate([here, here[crossing]]),
             }
         )
-        build = pl.DataFrame({"bucket": _mixed(other_hashes, buckets), "there": there})
+        build = pl.DataFrame({"bucket": _mixed(hashes[RIGHT][there], buckets), "there": there})
         near = probe.join(build, on="bucket", how="inner")
         here, there = near["here"].to_numpy(), near["there"].to_numpy()
         apart = left[TIME].to_numpy()[here] - right[TIME].to_numpy()[there]
@@ -193,7 +198,7 @@ class IntervalJoinStep(PlainStep):
             equal &= (left[key].gather(here) == right[key].gather(there)).fill_null(False).to_numpy()
         return (here, there) if equal.all() else (here[equal], there[equal])
 
-    def _hashes(self, rows: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    def _hashes(self, rows: pl.DataFrame) -> Hashes:
         key = pl.col(self.keys[0]) if len(self.keys) == 1 else pl.struct(self.keys)
         return rows.select(key.hash(7).alias("hash"))["hash"].to_numpy()
 
@@ -240,7 +245,5 @@ class IntervalJoinStep(PlainStep):
         return rows.drop(BEFORE, MATCHES_BEFORE, strict=False)
 
 
-def _mixed(
-    hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], buckets: Places
-) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _mixed(hashes: Hashes, buckets: Places) -> Hashes:
     return hashes ^ (buckets.astype(np.uint64) * np.uint64(MIX))

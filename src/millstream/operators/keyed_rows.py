@@ -61,9 +61,8 @@ class KeyedRows(PlainStep):
     def sent(self, rows: pl.DataFrame, *more: pl.Expr) -> pl.DataFrame:
         """Rows as they are called outside, with further columns."""
         names = zip(self.given.schema.names, self.row, strict=True)
-        columns = [pl.col(column).alias(name) for name, column in names]
-        hidden = (pl.col(TIME), pl.col(WEIGHT).cast(pl.Int32))
-        return rows.select(*columns, *more, *hidden).cast(self._types)
+        columns = [pl.col(column).cast(self._types[name]).alias(name) for name, column in names]
+        return rows.select(*columns, *more, TIME, pl.col(WEIGHT).cast(pl.Int32))
 
     def late(self, rows: pl.DataFrame, reasons: pl.Expr) -> pl.DataFrame:
         """Rows that came too late, and why."""

@@ -124,6 +124,11 @@ class LookupJoinStep(JoinedSides):
     def _as_of_each(self, rows: pl.DataFrame, table: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows, numbered by key and time, and by that number what the table held then."""
         rest = self.rest[1]
+        if rows.is_empty():
+            number = pl.Series(POINT, [], pl.UInt32)
+            return rows.with_columns(number), table.clear().select(*rest, pl.col(WEIGHT).alias(COPIES)).with_columns(
+                number
+            )
         known = self.has_keys(rows)
         asking, table = numbered(self.keys, rows.filter(known), table)
         points = asking.select(NUMBER, TIME).unique().sort(NUMBER, TIME).with_row_index(POINT)

@@ -3,8 +3,8 @@
 The topic is made with the schema of the rows. Records are keyed by the key columns of the rows: one column as its text,
 several as a JSON object, so that rows of a key, and what takes them back, stay in one partition and in order.
 
-Of a table with a key the topic is a copy: it is compacted, the newest record of a key is its row, and one that goes is a
-tombstone.
+Of a table with a key the topic is a copy: it is compacted, the newest record of a key is its row, and a row that goes
+is a tombstone.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from millstream.plan.nodes import Read, Write
 from millstream.plan.place import users_line, what_exists
 from millstream.plan.places import Socket
 from millstream.plan.table_nodes import Join
+from millstream.serving.remembered import remember
 from millstream.sinks import Sink, open_sink
 from millstream.sources import Offsets, TopicSource, open_source
 from millstream.spark.bounded_frames import as_files
@@ -205,6 +206,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         for output in outputs:
             sinks[output] = _opened_sink(output, name, log, folder)
             opening.callback(sinks[output].close)
+        remember(folder.path, outputs, log.path)
         display.phase("starting the query")
         asked.check()
         job = Job(name, folder, dict.fromkeys(layout.fed_sources, feed), progress)

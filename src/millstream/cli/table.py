@@ -1,0 +1,129 @@
+"""`millstream table`: the current row of a key in a table that a job keeps up to date, printed or over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from millstream.cli.failures import warn
+from millstream.cli.output import show_table
+from millstream.cli.session import Session, command, subcommands
+
+TableName = Annotated[str, typer.Argument(metavar="NAME", help="Of a topic, or of a table of a database.")]
+Address = Annotated[
+    str | None,
+    typer.Option("--at", metavar="DSN", help="The whole address of the Postgres database: no password is kept."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = subcommands(app, "table", "Look up the current row of a key in a table that a job writes.")
+    command(group, "list")(list_tables)
+    command(group, "get")(get)
+    command(group, "serve")(serve)
+
+
+def list_tables(session: Session) -> None:
+    """List the tables that jobs write, and compacted topics.
+
+    \b
+    Example:
+      millstream table list
+    """
+    from millstream.serving import Tables
+
+    known = {}
+    if not session.missing_folder():
+        with session.log() as log:
+            known = Tables(log).known()
+    show_table(
+        session,
+        ["table", "kind", "key", "job", "where"],
+        [(name, table.kind, ", ".join(table.key), table.job, table.where) for name, table in known.items()],
+        document=[
+            {"name": name, "kind": table.kind, "key": table.key, "job": table.job, "where": table.where}
+            for name, table in known.items()
+        ],
+        empty=session.nothing("tables"),
+    )
+
+
+def get(
+    session: Session,
+    name: TableName,
+    key: Annotated[
+        list[str], typer.Argument(metavar="KEY…", help="A value, COLUMN=VALUE for each column, or a JSON object.")
+    ],
+    at: Address = None,
+) -> None:
+    """Print the current row of a key as JSON, on one line.
+
+    Any topic can be asked for the newest record of a key, too.
+
+    \b
+    Example:
+      millstream table get totals red
+      millstream table get places region=north rank=1
+      millstream table get places '{"region": "north", "rank": 1}'
+    """
+    from millstream.cli.rendering import write_lines
+    from millstream.serving import Tables
+
+    with session.log() as log:
+        tables = Tables(log, at=at, follows=False)
+        try:
+            asked = as_key(key, tables.open(name).key)
+            write_lines([tables.row(name, asked).json()])
+        finally:
+            tables.close()
+
+
+def as_key(given: Sequence[str], columns: Sequence[str]) -> Any:
+    """A text that could be more than one thing is an object or COLUMN=VALUE only if that names key columns."""
+    if len(given) == 1:
+        try:
+            document = json.loads(given[0])
+        except ValueError:
+            document = None
+        if isinstance(document, dict) and (len(columns) > 1 or list(document) == list(columns)):
+            return document
+    pairs = dict(text.partition("=")[::2] for text in given if "=" in text)
+    if len(pairs) == len(given) and (len(columns) > 1 or list(pairs) == list(columns)):
+        return pairs
+    return given[0] if len(given) == 1 else list(given)
+
+
+def serve(
+    session: Session,
+    host: Annotated[str, typer.Option(help="The address to listen on: as it is, this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8080,
+    at: Address = None,
+) -> None:
+    """Answer for the current rows of all tables over HTTP, until Ctrl-C.
+
+    Needs: pip install 'millstream[serve]'
+
+    \b
+    Example:
+      millstream table serve --port 8080
+      curl http://127.0.0.1:8080/tables/totals/red
+    """
+    from millstream.serving import Tables, http
+
+    with session.log() as log, http.listening(host, port) as taken:
+        tables = Tables(log, at=at)
+        number = taken.getsockname()[1]
+        if host not in http.LOOPBACK:
+            warn(
+                "whoever can reach this address can read every table: nobody is asked who they are",
+                as_json=session.json,
+            )
+        shown = f"[{host}]" if ":" in host else host
+        typer.echo(f"tables are served at http://{shown}:{number}/tables until Ctrl-C", err=True)
+        try:
+            http.serve(tables, taken, host)
+        finally:
+            tables.close()

@@ -1,0 +1,98 @@
+"""Which tables a job writes: noted in its folder when it starts, so that they are found by their names alone.
+
+A password is never part of the note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from millstream.errors import DamagedLog
+from millstream.log.disk import read_document, write_document
+from millstream.plan.nodes import Write
+from millstream.plan.places import Postgres, Sqlite, Table, without_password
+
+Kind = Literal["topic", "sqlite", "postgres"]
+NOTE = "tables.json"
+KEY_TEXT = ("key",)
+"""What a topic that no job remembers is looked up by: the key of a record, as text."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A table with a row per key."""
+
+    name: str
+    kind: Kind
+    where: str
+    """The log's folder, the SQLite file, or the address of the database without its password."""
+    key: tuple[str, ...]
+    """Columns by which rows are found, as they are called where the table is."""
+    schema: str | None
+    """Of the rows that the job writes; unknown of a topic that no job remembers."""
+    job: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "where": self.where,
+            "key": list(self.key),
+            "schema": self.schema,
+        }
+
+    @classmethod
+    def of(cls, document: dict[str, Any], job: str) -> Remembered:
+        kind = document["kind"]
+        if kind not in ("topic", "sqlite", "postgres"):
+            raise ValueError(f"there is no kind of table {kind!r}")
+        key = tuple(map(str, document["key"]))
+        return cls(document["name"], cast(Kind, kind), document["where"], key, document["schema"], job)
+
+
+def remember(folder: Path, outputs: Iterable[Write], log: Path) -> None:
+    """Notes in a job's folder which tables its outputs are."""
+    found = [table.document() for output in outputs if (table := _table(output, log)) is not None]
+    write_document(folder / NOTE, {"tables": found})
+
+
+def _table(output: Write, log: Path) -> Remembered | None:
+    sink, schema = output.sink, output.schema
+    if isinstance(sink, str):
+        held = output.net and bool(output.keys)
+        return Remembered(sink, "topic", str(log), output.keys, schema.ddl) if held else None
+    if not isinstance(sink, Table) or sink.mode != "upsert":
+        return None
+    key = sink.key_columns(schema)
+    if isinstance(sink, Sqlite):
+        # As the job sees it now: whoever asks may stand in another folder.
+        return Remembered(sink.table, "sqlite", str(Path(sink.path).expanduser().absolute()), key, schema.ddl)
+    if isinstance(sink, Postgres):
+        return Remembered(sink.table, "postgres", without_password(sink.dsn), key, schema.ddl)
+    return None
+
+
+def remembered(log: Path) -> list[Remembered]:
+    """What the jobs of a log have noted; of a table that several write, what was noted last."""
+    found: dict[tuple[str, str, str], Remembered] = {}
+    for note in sorted(_notes(log), key=lambda path: path.stat().st_mtime_ns):
+        try:
+            tables = [Remembered.of(each, note.parent.name) for each in read_document(note)["tables"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedLog(
+                f"which tables the job '{note.parent.name}' writes cannot be read: {error}",
+                where=str(note),
+                next_step="delete the file: the job writes it anew when it next starts",
+            ) from error
+        found |= {(table.kind, table.where, table.name): table for table in tables}
+    return sorted(found.values(), key=lambda table: (table.name, table.kind, table.where))
+
+
+def _notes(log: Path) -> Iterator[Path]:
+    jobs = log / "jobs"
+    for folder in jobs.iterdir() if jobs.is_dir() else ():
+        if not folder.name.startswith(".") and (folder / NOTE).is_file():
+            yield folder / NOTE

@@ -1,0 +1,190 @@
+"""Finds tables by their names, wherever they are kept, and opens them.
+
+A name stands for one table: where several are called the same, the kind, and if need be the database, is put before it
+with a colon.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Protocol
+
+from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
+from millstream.log import EmbeddedLog, connect
+from millstream.plan.place import what_exists
+from millstream.serving.databases import PostgresTable, SqliteTable
+from millstream.serving.remembered import Remembered, remembered
+from millstream.serving.rows import Row
+from millstream.serving.topics import TopicTable, text_table
+
+EXAMPLES = 3
+
+
+class Lookup(Protocol):
+    """A table that is open."""
+
+    @property
+    def key(self) -> tuple[str, ...]: ...
+
+    def row(self, key: Any) -> Row | None: ...
+
+    def text(self, key: Any) -> str:
+        """A key as a message says it."""
+
+    def some_keys(self, count: int) -> list[str]: ...
+
+    def close(self) -> None: ...
+
+
+class Tables:
+    """The tables of a log. With `follows`, topics are held as an index in memory: for who looks up more than once."""
+
+    def __init__(self, log: EmbeddedLog, *, at: str | None = None, follows: bool = True) -> None:
+        self._log = log
+        self._at = at
+        self._follows = follows
+        self._open: dict[Remembered, Lookup] = {}
+        self._lock = threading.Lock()
+
+    def known(self) -> dict[str, Remembered]:
+        """By the shortest name that stands for it alone: what jobs have noted, and compacted topics besides."""
+        tables = remembered(self._log.path)
+        topics = self._log.topics()
+        tables = [table for table in tables if table.kind != "topic" or table.name in topics]
+        noted = {table.name for table in tables if table.kind == "topic"}
+        compacted = [name for name in topics if name not in noted and self._is_compacted(name)]
+        tables += [text_table(name, self._log) for name in compacted]
+        counts = Counter(name for table in tables for name in set(_names(table)))
+        chosen = {next(name for name in _names(table) if counts[name] == 1): table for table in tables}
+        return dict(sorted(chosen.items()))
+
+    def find(self, name: str) -> Remembered:
+        """The table of a name; a topic's name always stands for something."""
+        known = self.known()
+        if name in known:
+            return known[name]
+        same = [each for each, table in known.items() if name in _names(table)]
+        if len(same) > 1:
+            raise InvalidInput(f"several tables are called '{name}'", next_step=f"say which: {', '.join(same)}")
+        if same:
+            return known[same[0]]
+        return self._topic(name.removeprefix("topic:"), known)
+
+    def open(self, name: str) -> Lookup:
+        """Stays open until all are closed."""
+        table = self.find(name)
+        with self._lock:
+            if table not in self._open:
+                self._open[table] = self._opened(table)
+            return self._open[table]
+
+    def row(self, name: str, key: Any) -> Row:
+        """The current row of a key; raises NotFound if there is none."""
+        table = self.open(name)
+        found = table.row(key)
+        if found is None:
+            some = table.some_keys(EXAMPLES)
+            raise NotFound(
+                f"the table '{name}' has no row with {table.text(key)}",
+                next_step=f"keys that exist: {_listed(some)}" if some else "the table has no rows",
+            )
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            for table in self._open.values():
+                table.close()
+            self._open.clear()
+
+    def _opened(self, table: Remembered) -> Lookup:
+        if table.kind == "sqlite":
+            return SqliteTable(table)
+        if table.kind == "postgres":
+            return PostgresTable(table, self._at)
+        return TopicTable(self._log, table, follows=self._follows)
+
+    def _topic(self, name: str, known: dict[str, Remembered]) -> Remembered:
+        """Of a name that is switched, the key is that of what it stands for."""
+        try:
+            topic = self._log.topic(self._log.resolve(name)).name
+        except (UnknownTopic, InvalidName):
+            if not known:
+                raise NotFound(
+                    f"there is no table '{name}'",
+                    next_step="there are none yet: run a flow that writes one with table.write(…)",
+                ) from None
+            raise NotFound(f"there is no table '{name}'", next_step=what_exists(name, known, kind="tables")) from None
+        read = [table for table in known.values() if (table.kind, table.name) == ("topic", topic)]
+        return replace(read[0], name=name) if read else text_table(name, self._log)
+
+    def _is_compacted(self, topic: str) -> bool:
+        try:
+            return self._log.topic(topic).settings.compaction
+        except UnknownTopic:  # deleted meanwhile
+            return False
+
+
+def _names(table: Remembered) -> list[str]:
+    """What a table may be called, the shortest first; the last is its own alone."""
+    if table.kind == "topic":
+        return [table.name, f"topic:{table.name}"]
+    database = PurePath(table.where.partition("?")[0]).name
+    return [
+        table.name,
+        f"{table.kind}:{table.name}",
+        f"{table.kind}:{database}:{table.name}",
+        f"{table.kind}:{table.where}:{table.name}",
+    ]
+
+
+def _listed(keys: Sequence[str]) -> str:
+    return ", ".join(keys) + (", …" if len(keys) == EXAMPLES else "")
+
+
+class OpenTable:
+    """Made by `open_table(…)`. Any thread may ask."""
+
+    def __init__(self, name: str, tables: Tables, log: EmbeddedLog) -> None:
+        self.name = name
+        self._tables = tables
+        self._log = log
+        self._table = tables.open(name)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which rows are found."""
+        return self._table.key
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """The current row of a key, or None. A key of several columns is a dict, or a tuple in the order of `key`."""
+        row = self._table.row(key)
+        return None if row is None else row.values()
+
+    def close(self) -> None:
+        self._tables.close()
+        self._log.close()
+
+    def __enter__(self) -> OpenTable:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def open_table(name: str, broker: str | os.PathLike[str] | None = None, *, at: str | None = None) -> OpenTable:
+    """Opens a table that a job keeps up to date, or any topic by the keys of its records.
+
+    `broker` is the log's folder, as in `connect`; `at` the whole address of a Postgres database, since of the one that
+    a job noted the password is not kept.
+    """
+    log = connect(broker)
+    try:
+        return OpenTable(name, Tables(log, at=at), log)
+    except BaseException:
+        log.close()
+        raise

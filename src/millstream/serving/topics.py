@@ -1,0 +1,294 @@
+"""The newest committed record of a key is its row, and a tombstone there means that it has none.
+
+The partition that the key's hash names decides. Only if it has no record of the key do the others count, of which the
+newest: a topic that has got more partitions still holds old keys where they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import OffsetLost, UnknownTopic
+from millstream.log import EmbeddedLog
+from millstream.log.embedded import Topic
+from millstream.log.partition import Partition
+from millstream.log.partitioners import KeyHash
+from millstream.log.reader import Fetch, PartitionReader
+from millstream.records import Schema, align
+from millstream.serving.remembered import KEY_TEXT, Remembered
+from millstream.serving.rows import Key, PlainRow, Row, TypedRow
+from millstream.sinks.topic import record_keys
+
+CHUNKS_MAX = 4096
+SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost
+NO_TIME = -1
+
+Found: TypeAlias = "tuple[int, pa.Scalar]"
+"""The timestamp of a record in microseconds, and its value, which is null in a tombstone."""
+
+
+class TopicTable:
+    """A topic, looked up by the keys of its records. `follows` keeps an index of all keys in memory."""
+
+    def __init__(
+        self,
+        log: EmbeddedLog,
+        table: Remembered,
+        *,
+        follows: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name, self.kind = table.name, table.kind
+        self._log = log
+        self._is_text = table.schema is None
+        columns = pa.schema([(table.key[0], pa.string())]) if table.schema is None else _columns(table)
+        self._key = Key(table.name, columns)
+        self.key = self._key.names
+        self._follows = follows
+        self._clock = clock
+        self._index: Index | None = None
+        self._lock = threading.Lock()
+
+    def row(self, key: Any) -> Row | None:
+        wanted = self._bytes(key)
+        with self._lock:
+            topic = self._log.topic(self._log.resolve(self.name))
+            value = self._followed(topic, wanted) if self._follows else _scanned(self._log, topic, wanted)
+        return None if value is None else _row(value, topic.settings.schema)
+
+    def _bytes(self, key: Any) -> bytes:
+        if self._is_text and isinstance(key, bytes):
+            return key
+        found = record_keys(self._key.batch(key), self.key)
+        assert found is not None
+        made: bytes = found[0].as_py()
+        return made
+
+    def text(self, key: Any) -> str:
+        return self._key.text(self._key.batch(key))
+
+    def some_keys(self, count: int) -> list[str]:
+        """The first keys that have a row."""
+        with self._lock:
+            topic = self._log.topic(self._log.resolve(self.name))
+            index = self._fresh(topic) if self._follows else Index(self._log, topic, self._clock)
+            if not self._follows:
+                index.refresh()
+            return [key.decode(errors="replace") for key in islice(index.keys(), count)]
+
+    def close(self) -> None:
+        self._index = None
+
+    def _followed(self, topic: Topic, key: bytes) -> pa.Scalar | None:
+        return self._fresh(topic).value(key)
+
+    def _fresh(self, topic: Topic) -> Index:
+        """The index with all that is committed by now."""
+        index = self._index
+        if index is None or not index.still_good(topic):
+            index = self._index = Index(self._log, topic, self._clock)
+        try:
+            index.refresh()
+        except (OffsetLost, UnknownTopic):  # cut, or made anew meanwhile: what was read says nothing about it
+            self._index = None
+            topic = self._log.topic(topic.name)
+            index = Index(self._log, topic, self._clock)
+            index.refresh()
+            self._index = index
+        return index
+
+
+def _columns(table: Remembered) -> pa.Schema:
+    schema = Schema.of(table.schema or "")
+    return pa.schema([schema.field(name) for name in table.key])
+
+
+def _row(value: pa.Scalar, schema: Schema | None) -> Row:
+    if schema is None:
+        return PlainRow(value.as_py())
+    held = pa.array([value], value.type)
+    batch = pa.RecordBatch.from_arrays(held.flatten(), schema=pa.schema(list(value.type)))
+    return TypedRow(align(batch, schema.arrow))  # it may have been read before the topic got a new column
+
+
+def text_table(topic: str, log: EmbeddedLog) -> Remembered:
+    """A topic that no job remembers."""
+    return Remembered(topic, "topic", str(log.path), KEY_TEXT, None)
+
+
+# ---------------------------------------------------------------- once
+
+
+def _scanned(log: EmbeddedLog, topic: Topic, key: bytes) -> pa.Scalar | None:
+    """The value of a key, by a look at all keys of its partition."""
+    home = home_of(key, topic.settings.partitions)
+    found = _newest(log, topic.partition(home), key)
+    if found is None:
+        others = [_newest(log, each, key) for each in topic.partitions() if each.number != home]
+        found = max((each for each in others if each is not None), key=_time, default=None)
+    return found[1] if found is not None and found[1].is_valid else None
+
+
+def _newest(log: EmbeddedLog, partition: Partition, key: bytes) -> Found | None:
+    wanted = pa.scalar(key, pa.binary())
+    found = None
+    for fetch in _fetches(log, PartitionReader(partition, partition.start_offset(), committed=True)):
+        same = pc.equal(fetch.stored.column("key"), wanted)
+        places = pc.indices_nonzero(same)
+        if len(places):
+            place = places[-1].as_py()
+            found = (_times(fetch)[place].as_py() or NO_TIME, fetch.stored.column("value")[place])
+    return found
+
+
+def _fetches(log: EmbeddedLog, reader: PartitionReader) -> Iterator[Fetch]:
+    """Frames that have keys. Transactions of producers that died would hold a reader back for ever."""
+    if reader.partition.marks.read().open:
+        log.end_abandoned(reader.partition)
+    for fetch in reader.stream():
+        if "key" in fetch.stored.schema.names:
+            yield fetch
+
+
+def _times(fetch: Fetch) -> pa.Array:
+    return fetch.stored.column("timestamp").cast(pa.int64())
+
+
+def _time(found: Found) -> int:
+    return found[0]
+
+
+def home_of(key: bytes, partitions: int) -> int:
+    """The partition that producers send a key to."""
+    return int(KeyHash()(pa.array([key], pa.binary()), partitions)[0])
+
+
+# ---------------------------------------------------------------- followed
+
+
+@dataclass(slots=True)
+class Held:
+    """What was read of a partition: where the newest record of each key lies in `values`; -1 is a tombstone."""
+
+    reader: PartitionReader
+    places: dict[bytes, tuple[int, int]]
+    values: list[pa.Array]
+    times: list[pa.Array]
+    offsets: list[Any]
+    rows: int = 0
+
+    def forget_replaced(self) -> None:
+        """Brings the rows that are current together, and lets go of all others and of the files they lie in."""
+        if self.rows <= 2 * len(self.places) + SPARE_ROWS and len(self.values) <= CHUNKS_MAX:
+            return
+        rows: list[list[int]] = [[] for _ in self.values]
+        keys: list[list[bytes]] = [[] for _ in self.values]
+        for key, (chunk, row) in self.places.items():
+            rows[chunk].append(row)
+            keys[chunk].append(key)
+        chosen = [(chunk, pa.array(each, pa.int64())) for chunk, each in enumerate(rows) if each]
+        # The newest schema is that of the last chunk; others are brought to it when a row is asked for.
+        merged: dict[pa.DataType, list[int]] = {}
+        for chunk, _ in chosen:
+            merged.setdefault(self.values[chunk].type, []).append(chunk)
+        values, times, offsets, places = [], [], [], {}
+        by_chunk = dict(chosen)
+        for number, chunks in enumerate(merged.values()):
+            values.append(pa.concat_arrays([self.values[each].take(by_chunk[each]) for each in chunks]))
+            times.append(pa.concat_arrays([self.times[each].take(by_chunk[each]) for each in chunks]))
+            offsets.append(pa.concat_arrays([self.offsets[each].take(by_chunk[each]) for each in chunks]))
+            order = (key for each in chunks for key in keys[each])
+            places.update({key: (number, row) for row, key in enumerate(order)})
+        self.values, self.times, self.offsets, self.places = values, times, offsets, places
+        self.rows = len(places)
+
+
+class Index:
+    """Every key of a topic and its newest record. `refresh` reads only what is new. Not for several threads at once."""
+
+    def __init__(self, log: EmbeddedLog, topic: Topic, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._name, self._identity = topic.name, topic.identity
+        self._clock = clock
+        self._read_at = clock()
+        self._held: list[Held] = []
+        self._topic = topic
+
+    def still_good(self, topic: Topic) -> bool:
+        """Not of a topic made anew, nor if tombstones may have come and gone since the last look."""
+        same = (topic.name, topic.identity) == (self._name, self._identity)
+        self._topic = topic
+        rest_s = self._clock() - self._read_at
+        return same and 0 <= rest_s < topic.settings.tombstone_retention.total_seconds() / 2
+
+    def refresh(self) -> None:
+        self._read_at = self._clock()
+        for number in range(len(self._held), self._topic.settings.partitions):
+            partition = self._topic.partition(number)
+            reader = PartitionReader(partition, partition.start_offset(), committed=True)
+            self._held.append(Held(reader, {}, [], [], []))
+        gone: list[tuple[Held, bytes]] = []
+        for held in self._held:
+            for fetch in _fetches(self._log, held.reader):
+                gone += [(held, key) for key in _take(held, fetch)]
+                held.forget_replaced()
+        # A tombstone matters only where another partition has an older record of its key.
+        for held, key in gone:
+            place = held.places.get(key)
+            tombstone = place is not None and not held.values[place[0]][place[1]].is_valid
+            if tombstone and not any(key in other.places for other in self._held if other is not held):
+                del held.places[key]
+
+    def value(self, key: bytes) -> pa.Scalar | None:
+        home = self._held[home_of(key, len(self._held))]
+        found = self._found(home, key)
+        if found is None:
+            others = [self._found(held, key) for held in self._held if held is not home]
+            found = max((each for each in others if each is not None), key=_time, default=None)
+        return found[1] if found is not None and found[1].is_valid else None
+
+    def keys(self) -> Iterator[bytes]:
+        seen: set[bytes] = set()
+        for held in self._held:
+            for key in held.places:
+                if key not in seen and self.value(key) is not None:
+                    yield key
+                seen.add(key)
+
+    @property
+    def _loses_rows(self) -> bool:
+        settings = self._topic.settings
+        return settings.retention is not None or settings.retention_bytes is not None
+
+    def _found(self, held: Held, key: bytes) -> Found | None:
+        place = held.places.get(key)
+        if place is None:
+            return None
+        chunk, row = place
+        if self._loses_rows and held.offsets[chunk][row].as_py() < held.reader.partition.start_offset():
+            return None
+        return held.times[chunk][row].as_py() or NO_TIME, held.values[chunk][row]
+
+
+def _take(held: Held, fetch: Fetch) -> list[bytes]:
+    """Notes the records of a frame; gives the keys of its tombstones."""
+    number = len(held.values)
+    values = fetch.stored.column("value")
+    keys = fetch.stored.column("key").to_pylist()
+    held.values.append(values)
+    held.times.append(_times(fetch))
+    held.offsets.append(pa.array(fetch.offsets))
+    held.rows += len(keys)
+    held.places.update({key: (number, row) for row, key in enumerate(keys) if key is not None})
+    if not values.null_count:
+        return []
+    dead = pc.indices_nonzero(values.is_null()).to_pylist()
+    return [keys[row] for row in dead if keys[row] is not None]

@@ -79,52 +79,69 @@ def plan(join: Any, how: Any, on: int, lateness: int, changing: tuple[bool, bool
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """A row that comes; its time is counted from where the watermark is."""
+
+    k: str | None
+    n: int | None
+    v: int
+    time: int | None
+    taken_back: int | None
+    """Instead, an earlier row of that side is taken back, if one can be."""
+
+
+@dataclass(frozen=True)
 class Coming:
-    """What one step brings: the rows of either side, and how far the watermarks move."""
+    """What one step brings: the rows of either side, how far the watermark moves, and which side is behind."""
 
-    rows: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]
-    moves: tuple[int | None, int | None]
-    """None is the end of time."""
+    rows: tuple[list[Drawn], list[Drawn]]
+    move: int | None
+    """None is to the end of time."""
+    slow: int | None
 
 
-times = st.integers(0, 25) | st.integers(0, 25) | st.none()
-rows = st.lists(
-    st.tuples(
-        st.sampled_from(["a", "a", "b", None]),
-        st.sampled_from([1, 1, 2, None]),
-        st.integers(1, 2),
-        times,
-        st.sampled_from([1, 1, 1, -1]),
-    ),
-    max_size=4,
+drawn = st.builds(
+    Drawn,
+    st.sampled_from(["a", "a", "a", "b", None]),
+    st.sampled_from([1, 1, 1, 2, None]),
+    st.sampled_from([1, 1, 2]),
+    st.sampled_from([*range(-7, 12), None]),
+    st.none() | st.none() | st.integers(0, 5),
 )
-moves = st.sampled_from([0, 0, 3, 6, 6, 12, 30]) | st.none()
-scripts = st.lists(st.builds(Coming, st.tuples(rows, rows), st.tuples(moves, moves)), min_size=1, max_size=4)
-changing = st.sampled_from([(False, False), (False, False), (True, False), (False, True), (True, True)])
+rows = st.lists(drawn, max_size=3)
+moves = st.sampled_from([0, 1, 2, 3, 4, 5, 8, 12, None])
+comings = st.builds(Coming, st.tuples(rows, rows), moves, st.sampled_from([None, None, 0, 1]))
+scripts = st.lists(comings, min_size=2, max_size=5)
+changing = st.sampled_from([(False, False), (True, False), (False, True), (True, True)])
 hows = st.sampled_from(HOWS)
 ons = st.integers(0, len(ONS) - 1)
 
 
 def bundles(made: Plan, script: Iterable[Coming], unit: int) -> list[dict[Node, Bundle]]:
-    reached, found = [BEGINNING, BEGINNING], []
+    reached, steps = BEGINNING, []
+    known: tuple[list[Row], list[Row]] = ([], [])
+    marks = [BEGINNING, BEGINNING]
     for coming in script:
+        origin, before = min(max(reached, 0), 1000 * unit), list(marks)
+        if coming.move is None:
+            reached = END
+        elif coming.move:
+            reached = min(END, max(reached, 0) + coming.move * unit)
         step = {}
         for side, node in enumerate(made.reads):
-            before, move = reached[side], coming.moves[side]
-            if move is None:
-                reached[side] = END
-            elif move:
-                reached[side] = min(END, max(before, 0) + move * unit)
-            given = [row_of(row, unit, weighted=node.is_changing) for row in coming.rows[side]]
-            step[node] = Bundle(given, before, reached[side], 0, 0)
-        found.append(step)
-    return found
+            marks[side] = marks[side] if side == coming.slow else reached
+            given = [row_of(row, origin, unit, known[side] if node.is_changing else []) for row in coming.rows[side]]
+            known[side].extend(row for row in given if row.weight > 0)
+            step[node] = Bundle(given, before[side], marks[side], 0, 0)
+        steps.append(step)
+    return steps
 
 
-def row_of(row: tuple[Any, ...], unit: int, *, weighted: bool) -> Row:
-    k, n, v, time, weight = row
-    at = None if time is None else time * unit
-    return Row({"k": k, "n": n, "v": v, "at": moment(at)}, at, weight if weighted else 1)
+def row_of(row: Drawn, origin: int, unit: int, earlier: list[Row]) -> Row:
+    if earlier and row.taken_back is not None:
+        return replace(earlier[row.taken_back % len(earlier)], weight=-1)
+    at = None if row.time is None else origin + row.time * unit
+    return Row({"k": row.k, "n": row.n, "v": row.v, "at": moment(at)}, at)
 
 
 # ---------------------------------------------------------------- what SQL says of it
@@ -219,8 +236,7 @@ def placed(window: Window) -> str:
     size, *rest = WINDOWS[window]
     if rest:
         every, offset = rest
-        first, last = (-100 * every + offset, 100 * every + offset)
-        starts = f"range({first}, {last}, {every})"
+        starts = f"range({offset - 20 * every}, {offset + 1_020 * SECOND}, {every})"
         span = f"g.s as start, g.s + {size} as stop"
         return f"select rows.* replace ({span}) from rows, {starts} g(s) where t >= g.s and t < g.s + {size}"
     apart = f"key is null or t > lag(t) over (partition by key order by t, id) + {size}"

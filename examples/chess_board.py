@@ -1,4 +1,4 @@
-"""A game of chess: the moves are a stream, the board is their table, and the changes of the board are a stream again."""
+"""A game of chess: the moves are a stream, the board is their table, and its changes are a stream again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import millstream as ms
 from millstream.plan.process import Key
 
 # Paul Morphy against two guests of the Paris opera, 1858. With 12. O-O-O four squares change at once.
-MOVES = """
+GAME = """
 e4 e5 Nf3 d6 d4 Bg4 dxe5 Bxf3 Qxf3 dxe5 Bc4 Nf6 Qb3 Qe7 Nc3 c6 Bg5 b5 Nxb5 cxb5 Bxb5+ Nbd7 O-O-O Rd8 Rxd7 Rxd7 Rd1 Qe6
 Bxd7+ Nxd7 Qb8+ Nxb8 Rd8#
-""".split()
+"""
+MOVES = GAME.split()
 START = datetime(1858, 11, 2, 19, tzinfo=UTC)
 SCHEMA = "game string, move string, at timestamp"
 CASTLED = MOVES.index("O-O-O") + 1

@@ -19,9 +19,10 @@ SEARCHES, CLICKS = "search int, words string, at timestamp", "search int, place 
 
 
 def events() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Three hours of searches; some are clicked once or twice, up to 80 minutes later. Both come up to 5 minutes late."""
+    """Three hours of searches, some clicked once or more, up to 80 minutes later. Both come up to 5 minutes late."""
     chance = random.Random(1)
-    searches, clicks = [], []
+    searches: list[dict[str, Any]] = []
+    clicks: list[dict[str, Any]] = []
     for number in range(600):
         words, at = chance.choice(list(CHANCES)), NOON + timedelta(seconds=18 * number)
         searches.append({"search": number, "words": words, "at": at})
@@ -66,7 +67,7 @@ def main(broker: str) -> None:
                 for row in rows:
                     producer.send(topic, row, key=str(row["search"]))
         # A part at a time, as if they came live. Searches and clicks of one batch are not of the same minutes.
-        rates().run(until="caught up", broker=broker, batch_rows=200)
+        rates().run(until="caught up", broker=broker, batch_rows=300)
 
         # The topic is a copy of the table: the newest record of a key is its row.
         newest = {record.key: record.value for record in log.consumer("rates").until_caught_up()}

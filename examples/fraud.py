@@ -1,9 +1,10 @@
-"""Payments far above what a card pays on average. The average changes, and a report that is wrong by then is withdrawn."""
+"""Payments far above the average of their card. The average changes, and wrong reports are withdrawn."""
 
 from __future__ import annotations
 
 import tempfile
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -44,15 +45,11 @@ def reports() -> ms.Flow:
     return flow
 
 
-def show(title: str, reported: list[dict[str, object]]) -> None:
+def show(title: str, reported: list[dict[str, Any]]) -> None:
     table = Table("payment", "card", "amount", "", title=title, title_justify="left")
-    for row in reported:
-        table.add_row(
-            str(row["payment"]),
-            str(row["card"]),
-            f"{row['amount']:,.2f}",
-            "reported" if row["weight"] == 1 else "withdrawn",
-        )
+    for row in sorted(reported, key=lambda row: row["payment"]):
+        what = "reported" if row["weight"] == 1 else "withdrawn"
+        table.add_row(str(row["payment"]), row["card"], f"{row['amount']:,.2f}", what)
     Console().print(table)
 
 
@@ -65,7 +62,7 @@ def main(broker: str) -> None:
 
         send(broker, MORE, NOON + timedelta(hours=1))
         reports().run(until="caught up", broker=broker)
-        show("after a correction, a refund and a payment", [record.value for record in consumer.until_caught_up()])
+        show("after 3 more rows", [record.value for record in consumer.until_caught_up()])
 
 
 if __name__ == "__main__":

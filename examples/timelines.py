@@ -50,8 +50,8 @@ def timelines(database: Path) -> ms.Flow:
     posts = flow.read("posts", POSTS, event_time="at").to_table(key="post", deleted="text is null")
     follows = flow.read("follows", FOLLOWS, event_time="at")
     pairs = follows.to_table(key=("follower", "followee"), deleted="not is_following").select("follower", "followee")
-    # Every post of every author, once for each follower. It is a table too: a post that is deleted leaves all timelines,
-    # one that is followed or not any more brings or takes all of its author's posts.
+    # Every post, once for each follower of its author. It is a table too: a post that is deleted leaves all timelines,
+    # and who follows an author gets all posts of before, or loses them with the end of it.
     seen = pairs.join(posts, on={"followee": "author"}).select("follower", "post", "text", "at", author="followee")
     seen.top(LENGTH, by="at desc", per="follower", rank="place").write(ms.sqlite(database, "timelines"))
     return flow

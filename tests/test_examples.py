@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import chess
 import pytest
 from pyspark import cloudpickle
 
@@ -125,6 +126,114 @@ def test_alerts_come_for_heat_that_lasts_and_for_silence(run: Run) -> None:
         ("12:04:00", "pump", "3 times hotter than 80 °C: 95 °C"),
         ("12:08:20", "fan", "back"),
     ]
+
+
+def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run, tmp_path: Path) -> None:
+    _, printed = run("click_through")
+    searches, clicks = rows_of(tmp_path, "searches"), rows_of(tmp_path, "clicks")
+    for rows in (searches, clicks):
+        assert [row["at"] for row in rows] != sorted(row["at"] for row in rows)
+    clicked_at = defaultdict[int, list[datetime]](list)
+    for click in clicks:
+        clicked_at[click["search"]].append(click["at"])
+    counted, clicked = Counter[str](), Counter[str]()
+    for search in searches:
+        within = [at for at in clicked_at[search["search"]] if at - search["at"] <= timedelta(hours=1)]
+        counted.update(search["words"].split())
+        clicked.update(search["words"].split() if within else [])
+    expected = sorted((-clicked[word] / counted[word], word) for word in counted)
+    assert cells(printed) == [(word, str(counted[word]), str(clicked[word]), f"{-rate:.1%}") for rate, word in expected]
+
+
+def test_activity_finds_the_profile_of_its_time_whatever_comes_first(run: Run) -> None:
+    module, printed = run("enrichment")
+    profiles, expected = [], []
+    for more, activity in (
+        (module.FIRST_PROFILES, module.FIRST_ACTIVITY),
+        (module.MORE_PROFILES, module.MORE_ACTIVITY),
+    ):
+        profiles += more
+        expected += [(minute, user, page, plan_of(profiles, user)) for minute, user, page in activity]
+    rows = []
+    for minute, user, page, known in sorted(expected)[:-1]:
+        plan = plan_of([profile for profile in profiles if profile[0] <= minute], user)
+        at = f"{module.NOON + timedelta(minutes=minute):%H:%M}"
+        rows.append((at, user, page, plan, known, "" if plan == known else "differs"))
+    assert [row[-1] for row in rows].count("differs") == 2
+    assert cells(printed) == rows
+
+
+def plan_of(profiles: list[tuple[int, str, str]], whose: str) -> str:
+    """The newest that is known; empty if none is."""
+    return max(((minute, plan) for minute, user, plan in profiles if user == whose), default=(0, ""))[1]
+
+
+def test_timelines_follow_who_is_followed_and_what_is_deleted(run: Run) -> None:
+    module, printed = run("timelines")
+    posts: dict[int, tuple[int, str, str | None]] = {}
+    follows: dict[tuple[str, str], bool] = {}
+    expected = []
+    for more_posts, more_follows in (
+        (module.FIRST_POSTS, module.FIRST_FOLLOWS),
+        (module.MORE_POSTS, module.MORE_FOLLOWS),
+    ):
+        posts |= {post: (minute, author, text) for minute, post, author, text in more_posts}
+        follows |= {(follower, followee): is_following for _, follower, followee, is_following in more_follows}
+        for reader in ("dan", "eve"):
+            seen = [post for post in posts.values() if post[2] is not None and follows.get((reader, post[1]))]
+            for place, (minute, author, text) in enumerate(sorted(seen, reverse=True)[:3], start=1):
+                expected.append((reader, str(place), f"12:{minute:02}", author, text))
+    assert cells(printed) == expected
+
+
+def test_the_board_of_the_table_is_that_of_the_game(run: Run, tmp_path: Path) -> None:
+    module, printed = run("chess_board")
+    changes = rows_of(tmp_path, "board.changes")
+    game = chess.Board()
+    for number, move in enumerate([None, *module.MOVES]):
+        if move is not None:
+            game.push_san(move)
+        pieces = {chess.square_name(square): piece.symbol() for square, piece in game.piece_map().items()}
+        # The sum of the changes up to a move's time, and no piece too many on the way.
+        held = Counter[tuple[str, str]]()
+        for change in changes:
+            if change["event_time"] <= module.time_of(number):
+                held[change["square"], change["piece"]] += change["weight"]
+        assert {key: count for key, count in held.items() if count} == dict.fromkeys(pieces.items(), 1)
+        assert module.replayed(changes, module.time_of(number)) == pieces
+        topic = {module.CASTLED: "board.castled", len(module.MOVES): "board"}.get(number)
+        if topic is not None:
+            with ms.connect(tmp_path) as log, log.consumer(topic) as consumer:
+                newest = {record.key: record.value for record in consumer.until_caught_up()}
+            assert {row["square"]: row["piece"] for row in newest.values() if row is not None} == pieces
+            for line in str(game).splitlines():
+                assert (line, line) in [(row[0], row[-1]) for row in cells(printed)]
+    assert game.is_checkmate()
+    assert f"{len(changes)} changes" in printed
+
+
+def test_reports_of_payments_are_withdrawn_when_the_average_changes(run: Run) -> None:
+    module, printed = run("fraud")
+    payments: dict[int, tuple[str, float]] = {}
+    reported: set[int] = set()
+    expected = []
+    for came in (module.FIRST, module.MORE):
+        before = dict(payments)
+        payments |= {payment: (card, amount) for payment, card, amount in came}
+        payments = {payment: paid for payment, paid in payments.items() if paid[1] is not None}
+        high = set()
+        for payment, (card, amount) in payments.items():
+            amounts = [paid for whose, paid in payments.values() if whose == card]
+            if len(amounts) >= 5 and amount > 3 * sum(amounts) / len(amounts):
+                high.add(payment)
+        for payment in sorted(high ^ reported):
+            what, (card, amount) = (
+                ("reported", payments[payment]) if payment in high else ("withdrawn", before[payment])
+            )
+            expected.append((str(payment), card, f"{amount:,.2f}", what))
+        reported = high
+    assert [row[-1] for row in expected].count("withdrawn") == 2
+    assert cells(printed) == expected
 
 
 def test_an_example_runs_by_its_command() -> None:

@@ -254,6 +254,30 @@ def test_rows_of_one_session_whichever_side_they_come_from() -> None:
     assert out[4][0]["window"] == {"start": t(0), "end": t(30)}
 
 
+def test_rows_within_a_session_are_of_it_however_far_apart() -> None:
+    out = run(
+        in_windows(ms.sessions("10 seconds")),
+        clicks(("ann", "/1", 0), ("ann", "/2", 8), ("ann", "/3", 16)),
+        views(("ann", "x", 2), ("ann", "y", 20)),
+        until(30),
+    )
+    assert said(out)[:2] == [[], []]
+    assert said(out)[2] == [("ann", page, ad) for page in ("/1", "/2", "/3") for ad in ("x", "y")]
+    assert all(row["window"] == {"start": t(0), "end": t(30)} for row in out[2])
+
+
+def test_a_session_does_not_shrink_when_a_row_is_taken_back() -> None:
+    out = run(
+        in_windows(ms.sessions("10 seconds"), how="left"),
+        views(("ann", "x", 8)),
+        views(("ann", "x", 8), weights=[-1]),
+        clicks(("ann", "/1", 16)),
+        until(26),
+    )
+    assert said(out) == [[], [], [], [("ann", "/1", None)]]
+    assert out[3][0]["window"] == {"start": t(8), "end": t(26)}
+
+
 def test_rows_whose_window_is_over_are_late() -> None:
     def build(clicks: Any, views: Any) -> Any:
         joined = clicks.window(ms.fixed("10 seconds"), allowed_lateness="5 seconds").join(views, on="user", how="anti")

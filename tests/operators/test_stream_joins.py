@@ -111,22 +111,23 @@ drawn = st.builds(
 rows = st.lists(drawn, max_size=3)
 moves = st.sampled_from([0, 1, 2, 3, 4, 5, 8, 12, None])
 comings = st.builds(Coming, st.tuples(rows, rows), moves, st.sampled_from([None, None, 0, 1]))
-scripts = st.lists(comings, min_size=2, max_size=5)
+scripts = st.lists(comings, min_size=2, max_size=4)
 changing = st.sampled_from([(False, False), (True, False), (False, True), (True, True)])
 hows = st.sampled_from(HOWS)
 ons = st.integers(0, len(ONS) - 1)
 
 
 def bundles(made: Plan, script: Iterable[Coming], unit: int) -> list[dict[Node, Bundle]]:
-    reached, steps = BEGINNING, []
+    reached, origin, steps = BEGINNING, 0, []
     known: tuple[list[Row], list[Row]] = ([], [])
     marks = [BEGINNING, BEGINNING]
     for coming in script:
-        origin, before = min(max(reached, 0), 1000 * unit), list(marks)
+        origin = origin if reached == END else max(reached, 0)
+        before = list(marks)
         if coming.move is None:
             reached = END
         elif coming.move:
-            reached = min(END, max(reached, 0) + coming.move * unit)
+            reached = END if reached == END else origin + coming.move * unit
         step = {}
         for side, node in enumerate(made.reads):
             marks[side] = marks[side] if side == coming.slow else reached
@@ -236,9 +237,9 @@ def placed(window: Window) -> str:
     size, *rest = WINDOWS[window]
     if rest:
         every, offset = rest
-        starts = f"range({offset - 20 * every}, {offset + 1_020 * SECOND}, {every})"
-        span = f"g.s as start, g.s + {size} as stop"
-        return f"select rows.* replace ({span}) from rows, {starts} g(s) where t >= g.s and t < g.s + {size}"
+        last = f"t - ((t - {offset}) % {every} + {every}) % {every}"
+        span = f"{last} - g.i * {every} as start, {last} - g.i * {every} + {size} as stop"
+        return f"from (select rows.* replace ({span}) from rows, range({-(-size // every)}) g(i)) where stop > t"
     apart = f"key is null or t > lag(t) over (partition by key order by t, id) + {size}"
     islands = f"select *, if({apart}, 1, 0) fresh from rows"
     numbered = f"select *, sum(fresh) over (partition by key order by t, id) island from ({islands})"

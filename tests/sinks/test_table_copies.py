@@ -1,4 +1,4 @@
-"""The copy of a table in a topic: compacted, a record for each row that is there, a tombstone for each key that went."""
+"""The copy of a table in a topic: compacted, a record for each row that is there, a tombstone for a key that went."""
 
 import json
 
@@ -112,9 +112,10 @@ def test_a_batch_is_seen_whole_or_not_at_all(log, opened, tmp_path, monkeypatch)
         raise RuntimeError("out")
 
     changes, signs = table(SCORES, [score("a", 1), score("b", 2)]), weights(-1, 1)
-    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+    with monkeypatch.context() as patched:
         patched.setattr("millstream.log.producer.Producer.send", broken)
-        sink.write(1, changes, signs)
+        with pytest.raises(RuntimeError):
+            sink.write(1, changes, signs)
     assert records(log) == before
     sink.write(1, changes, signs)
     assert current(log) == {b"b": score("b", 2)}
@@ -158,7 +159,9 @@ def test_compaction_keeps_the_table(log, opened, tmp_path):
     sink = opened()
     for batch in range(20):
         rows = [score("a", batch - 1), score("a", batch), score(f"once {batch}", 1)]
-        sink.write(batch, table(SCORES, rows[1:] if batch == 0 else rows), weights(*[1, 1] if batch == 0 else [-1, 1, 1]))
+        sink.write(
+            batch, table(SCORES, rows[1:] if batch == 0 else rows), weights(*[1, 1] if batch == 0 else [-1, 1, 1])
+        )
     sink.write(20, table(SCORES, [score("once 3", 1)]), weights(-1))
     sink.close()
     before = current(log)

@@ -52,6 +52,7 @@ class IntervalJoinStep(PlainStep):
         self.joining = Joining(node)
         self.keys = self.joining.keys
         self.nothing = {name: self.joining.no_rows(side) for side, name in enumerate(INPUTS)}
+        self.none_late = self._late(self.nothing[INPUTS[LEFT]], LEFT)
         self.low, self.high, self.lateness = (
             max(-FOREVER, min(microseconds(span), FOREVER)) for span in (node.low, node.high, node.lateness)
         )
@@ -107,7 +108,7 @@ class IntervalJoinStep(PlainStep):
             self._with_news(held[name], rows, side) for name, rows, side in zip(SIDES, in_time, self.sides, strict=True)
         )
         here, there = self._met(left, right)
-        sent = [] if self.joining.is_half else [self._pairs(left, right, here, there)]
+        sent = [self._pairs(left, right, here, there)] if len(here) and not self.joining.is_half else []
         left, right = self._counted(left, right, LEFT, here, there), self._counted(right, left, RIGHT, there, here)
         if self.node.how == "semi":
             sent.append(self._first_matches(left))
@@ -122,11 +123,16 @@ class IntervalJoinStep(PlainStep):
 
     def _judged(self, rows: pl.DataFrame, side: int, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows that come in time, and the others."""
-        expired = pl.col(TIME) < clock.watermark_before - self.lateness
-        is_late = rows.select((pl.col(TIME).is_null() | expired).alias("late"))["late"]
+        limit = clock.watermark_before - self.lateness
+        times = rows[TIME]
+        if not times.null_count() and not (times < limit).any():
+            return rows, self.none_late
+        is_late = pl.col(TIME).is_null() | (pl.col(TIME) < limit)
+        return rows.filter(~is_late), self._late(rows.filter(is_late), side)
+
+    def _late(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
-        late = self.joining.late(rows.filter(is_late), side, reason.alias("reason"))
-        return rows.filter(~is_late) if len(late) else rows, late
+        return self.joining.late(rows, side, reason.alias("reason"))
 
     def _with_news(self, held: pl.DataFrame, rows: pl.DataFrame, side: Side) -> pl.DataFrame:
         """What is held and what comes, each with its weight before and now; equal rows as one, if one can go."""

@@ -131,13 +131,13 @@ class LookupJoinStep(JoinedSides):
             )
         known = self.has_keys(rows)
         asking, table = numbered(self.keys, rows.filter(known), table)
-        points = asking.select(NUMBER, TIME).unique().sort(NUMBER, TIME).with_row_index(POINT)
-        asking = asking.join(points, on=[NUMBER, TIME], how="left").drop(NUMBER)
-        alone = rows.filter(~known).with_columns(pl.lit(None, points.schema[POINT]).alias(POINT))
-        spans = _spans(table.join(points, on=NUMBER, how="semi"), rest)
-        places, numbers = _within(points, spans)
-        found = spans[places].select(*rest, COPIES).with_columns(pl.Series(POINT, numbers, points.schema[POINT]))
-        return pl.concat([asking, alone.select(asking.columns)]), found
+        points, places = _points(asking)
+        asking = asking.drop(NUMBER).with_columns(pl.Series(POINT, places, pl.UInt32))
+        alone = rows.filter(~known).with_columns(pl.lit(None, pl.UInt32).alias(POINT))
+        spans = _spans(table, rest)
+        found, numbers = _within(points, spans)
+        there = spans.select(*rest, COPIES)[found].with_columns(pl.Series(POINT, numbers, pl.UInt32))
+        return pl.concat([asking, alone]), there
 
     def _folded(self, held: pl.DataFrame, table: pl.DataFrame, firsts: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """The changes that are kept of the table, those up to the watermark as one."""
@@ -154,15 +154,32 @@ class LookupJoinStep(JoinedSides):
         return folded.join(asked, on=keys, how="left").join(folding, on=keys, how="left")
 
 
+def _points(rows: pl.DataFrame) -> tuple[pl.DataFrame, Numbers]:
+    """What is asked for, by the number of the key and by time, each once and in this order; and of each row which."""
+    keys, times = rows[NUMBER].to_numpy(), rows[TIME].to_numpy()
+    order = np.lexsort((times, keys))
+    keys, times = keys[order], times[order]
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = (keys[1:] != keys[:-1]) | (times[1:] != times[:-1])
+    places = np.empty(len(rows), np.int64)
+    places[order] = np.cumsum(is_first) - 1
+    return pl.DataFrame({NUMBER: keys[is_first], TIME: times[is_first]}), places
+
+
 def _spans(table: pl.DataFrame, rest: list[str]) -> pl.DataFrame:
     """From when until when how many of each row were there, by the number of the key."""
     rows = summed(table, [NUMBER, *rest, TIME], WEIGHT).rename({NUMBER: KEY})
     (rows,) = numbered([KEY, *rest], rows)
-    rows = rows.sort(NUMBER, TIME).with_columns(
-        pl.col(WEIGHT).cum_sum().over(NUMBER).alias(COPIES),
-        pl.col(TIME).shift(-1).over(NUMBER).fill_null(END + 1).alias(UNTIL),
-    )
-    return rows.filter(pl.col(COPIES) > 0)
+    rows = rows.sort(NUMBER, TIME)
+    numbers, times = rows[NUMBER].to_numpy(), rows[TIME].to_numpy()
+    is_next = numbers[1:] == numbers[:-1]  # a later change of the same row
+    until = np.full(len(rows), END + 1, np.int64)
+    until[:-1][is_next] = times[1:][is_next]
+    sums = np.concatenate([[0], np.cumsum(rows[WEIGHT].to_numpy())])
+    starts = np.arange(len(rows))
+    starts[1:][is_next] = 0
+    copies = sums[1:] - sums[np.maximum.accumulate(starts)]
+    return rows.with_columns(pl.Series(UNTIL, until), pl.Series(COPIES, copies, pl.Int64)).filter(copies > 0)
 
 
 def _within(points: pl.DataFrame, spans: pl.DataFrame) -> tuple[Numbers, Numbers]:

@@ -17,7 +17,7 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
-from millstream.operators.joining import SIDES, netted
+from millstream.operators.joining import SIDES, netted, singly
 from millstream.operators.keyed_rows import summed
 from millstream.operators.runs import Marks
 from millstream.operators.side_join import wide
@@ -29,6 +29,7 @@ from millstream.plan.table_nodes import Join, TableJoin
 SINCE = "__since"
 """Of a key, since when there is a row of it on this side."""
 PARTNER_TIME, PARTNER_WEIGHT = "__partner_time", "__partner_weight"
+PLACE, OWN_TIME, PLUS, MINUS = "__place", "__own_time", "__plus", "__minus"
 EVER: Any = pl.col(TIME).fill_null(BEGINNING)
 """A change without a time has always held."""
 
@@ -51,7 +52,6 @@ class JoinedSides(PlainStep):
             name: self.fed(elementwise.frame_of([], given), 0, side)
             for side, (name, given) in enumerate(zip(INPUTS, node.inputs, strict=True))
         }
-        self._no_changes = [self.table(side) for side in (0, 1)]
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         """Its keys, its other columns, its time, its weight, and its place in the order of arrival."""
@@ -76,11 +76,9 @@ class JoinedSides(PlainStep):
         return frame.select(pl.all_horizontal(pl.col(self.keys).is_not_null())).to_series()
 
     def changes(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
-        """The rows of a bundle, those that are equal as one."""
-        if rows.is_empty():
-            return self._no_changes[side]
-        weighted = rows.with_columns(EVER.alias(TIME), pl.col(WEIGHT).cast(pl.Int64))
-        return summed(weighted, [*self.keys, *self.rest[side], TIME], WEIGHT)
+        """The rows of a bundle as changes of a table."""
+        columns = [*self.keys, *self.rest[side]]
+        return rows.select(*columns, EVER.alias(TIME), pl.col(WEIGHT).cast(pl.Int64))
 
     def given(self, side: int, *, other: bool = True) -> list[pl.Expr]:
         """The columns of the result, with or without a row of the other side."""
@@ -131,10 +129,11 @@ class TableJoinStep(JoinedSides):
         for side, other in enumerate(reversed(partners)):
             if other is not None:
                 before, turns, _ = other
-                matched = _joined(self.keys, old[side], came[side], before, turns)
-                if self.node.how != "semi":
-                    matched = pl.concat([came[side], lonely[side], matched.with_columns(-pl.col(WEIGHT))])
-                sent.append(matched.select(*self.given(side, other=False), TIME, WEIGHT))
+                if self.node.how == "semi":
+                    found = _joined(self.keys, old[side], came[side], before, turns)
+                else:
+                    found = pl.concat([lonely[side], self._alone(old[side], came[side], before, turns)])
+                sent.append(found.select(*self.given(side, other=False), TIME, WEIGHT))
         changes = {
             name: self._kept(side, old[side], came[side], partners[side])
             for side, name in enumerate(SIDES)
@@ -164,6 +163,21 @@ class TableJoinStep(JoinedSides):
         gone = before.join(came, on=keys, how="semi").with_columns(-pl.col(WEIGHT))
         return before, summed(pl.concat([turns, gone]), [*keys, TIME], WEIGHT), since
 
+    def _alone(self, old: pl.DataFrame, came: pl.DataFrame, before: pl.DataFrame, turns: pl.DataFrame) -> pl.DataFrame:
+        """How the rows without a partner change: all that came, less those that have one."""
+        columns, keys = came.columns, self.keys
+        numbered = came.with_row_index(PLACE).with_columns(pl.col(TIME).alias(OWN_TIME))
+        found = _pairs(keys, numbered, pl.concat([before, turns]))
+        # Most have had a partner from their own time on: they are not sent and taken back again.
+        at_once = found[TIME] == found[OWN_TIME]
+        less = found.filter(at_once).group_by(PLACE).agg(pl.col(WEIGHT).sum().alias(PARTNER_WEIGHT))
+        rest = numbered.join(less, on=PLACE, how="left", maintain_order="left")
+        rest = rest.with_columns(pl.col(WEIGHT) - pl.col(PARTNER_WEIGHT).fill_null(0)).filter(pl.col(WEIGHT) != 0)
+        later = [found.filter(~at_once).select(columns)]
+        if len(turns) and len(old):
+            later.append(_pairs(keys, old.select(columns), turns))
+        return pl.concat([rest.select(columns), *(rows.with_columns(-pl.col(WEIGHT)) for rows in later)])
+
     def _kept(
         self,
         side: int,
@@ -174,9 +188,16 @@ class TableJoinStep(JoinedSides):
         """What is held of a side, with what came. A row holds from the newest time at which it was put there."""
         keys, columns = self.keys, [*self.keys, *self.rest[side]]
         rows = pl.concat([old.select(came.columns), came])
-        total = pl.col(WEIGHT).sum()
-        newest = pl.col(TIME).filter(pl.col(WEIGHT).sign() == total.sign()).max()
-        rows = rows.group_by(columns).agg(newest, total).filter(pl.col(WEIGHT) != 0)
+        is_plus = pl.col(WEIGHT) > 0
+        twice = alike(rows, columns)
+        merged = (
+            summed(rows.filter(twice), [*columns, TIME], WEIGHT)
+            .with_columns(pl.when(is_plus).then(TIME).alias(PLUS), pl.when(~is_plus).then(TIME).alias(MINUS))
+            .group_by(columns)
+            .agg(pl.col(PLUS, MINUS).max(), pl.col(WEIGHT).sum())
+            .with_columns(pl.when(is_plus).then(PLUS).otherwise(MINUS).alias(TIME))
+        )
+        rows = pl.concat([rows.filter(~twice), merged.select(rows.columns)]).filter(pl.col(WEIGHT) != 0)
         if partners is None:
             return rows
         _, _, since = partners
@@ -186,7 +207,16 @@ class TableJoinStep(JoinedSides):
     def _sent(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Equal rows as one, what is taken back first."""
         time = pl.when(pl.col(TIME) > BEGINNING).then(TIME).alias(TIME)
-        return netted(rows).with_columns(time, pl.col(WEIGHT).cast(pl.Int32))
+        twice = alike(rows, [*self._types, TIME])
+        rows = pl.concat([netted(rows.filter(twice)), singly(rows.filter(~twice))])
+        back = rows[WEIGHT] < 0
+        rows = pl.concat([rows.filter(back), rows.filter(~back)])
+        return rows.with_columns(time, pl.col(WEIGHT).cast(pl.Int32))
+
+
+def alike(rows: pl.DataFrame, columns: list[str]) -> pl.Series:
+    """Which rows may be equal to another: only these need be compared column by column, which takes far longer."""
+    return rows.select(columns).hash_rows().is_duplicated()
 
 
 def _joined(

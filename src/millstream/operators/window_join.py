@@ -32,6 +32,7 @@ class WindowJoinStep(PlainStep):
         self.joining = Joining(node)
         self.keys = self.joining.keys
         self.nothing = {name: self.joining.no_rows(side) for side, name in enumerate(INPUTS)}
+        self.none_late = self._untimed(self.nothing[INPUTS[LEFT]], LEFT)
         self.expiry = pl.min_horizontal(pl.col(STOP) + microseconds(node.lateness), pl.lit(END, pl.Int64))
         self.changing = [given.is_changing for given in node.inputs]
         values = self.joining.values
@@ -64,7 +65,7 @@ class WindowJoinStep(PlainStep):
     # ------------------------------------------------------------ one step
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        arrived, late = [], []
+        arrived, late = [], [self.none_late]
         for side, name in enumerate(INPUTS):
             rows = inputs[name]
             if rows[TIME].null_count():
@@ -78,9 +79,12 @@ class WindowJoinStep(PlainStep):
             arrived = [placed(rows, self.node.window) for rows in arrived]
         over, kept = [], {}
         for side, name in enumerate(SIDES):
+            rows = arrived[side]
             expired = self.expiry <= clock.watermark_before
-            late.append(self._expired(arrived[side].filter(expired), side))
-            rows = self._with_news(tables[side], arrived[side].filter(~expired), side)
+            if len(too_late := rows.filter(expired)):
+                late.append(self._expired(too_late, side))
+                rows = rows.filter(~expired)
+            rows = self._with_news(tables[side], rows, side)
             is_over = self.expiry <= clock.watermark
             over.append(rows.filter(is_over))
             kept[name] = rows.filter(~is_over)

@@ -17,9 +17,9 @@ from millstream.errors import InvalidInput, MillstreamError
 from millstream.plan.places import flat_columns, without_password
 from millstream.records import Schema, codec
 from millstream.records.texts import text_leaf
-from millstream.serving.remembered import Remembered
 from millstream.serving.rows import Key, Row, TableUnavailable, TypedRow
 from millstream.sinks import postgres, sqlite
+from millstream.sinks.remembered import Remembered
 
 if TYPE_CHECKING:
     import psycopg

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from millstream.errors import InvalidInput, MillstreamError, NotFound
-from millstream.serving.remembered import Remembered
 from millstream.serving.rows import TableUnavailable
 from millstream.serving.tables import Tables
+from millstream.sinks.remembered import Remembered
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

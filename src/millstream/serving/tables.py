@@ -18,9 +18,9 @@ from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
 from millstream.log import EmbeddedLog, connect
 from millstream.plan.place import what_exists
 from millstream.serving.databases import PostgresTable, SqliteTable
-from millstream.serving.remembered import Remembered, remembered
 from millstream.serving.rows import Row
 from millstream.serving.topics import TopicTable, text_table
+from millstream.sinks.remembered import Remembered, remembered
 
 EXAMPLES = 3
 

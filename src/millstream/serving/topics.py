@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -23,8 +23,8 @@ from millstream.log.partition import Partition
 from millstream.log.partitioners import KeyHash
 from millstream.log.reader import Fetch, PartitionReader
 from millstream.records import Schema, align
-from millstream.serving.remembered import KEY_TEXT, Remembered
 from millstream.serving.rows import Key, PlainRow, Row, TypedRow
+from millstream.sinks.remembered import KEY_TEXT, Remembered
 from millstream.sinks.topic import record_keys
 
 CHUNKS_MAX = 4096
@@ -61,7 +61,7 @@ class TopicTable:
         wanted = self._bytes(key)
         with self._lock:
             topic = self._log.topic(self._log.resolve(self.name))
-            value = self._followed(topic, wanted) if self._follows else _scanned(self._log, topic, wanted)
+            value = self._fresh(topic).value(wanted) if self._follows else _scanned(self._log, topic, wanted)
         return None if value is None else _row(value, topic.settings.schema)
 
     def _bytes(self, key: Any) -> bytes:
@@ -79,16 +79,11 @@ class TopicTable:
         """The first keys that have a row."""
         with self._lock:
             topic = self._log.topic(self._log.resolve(self.name))
-            index = self._fresh(topic) if self._follows else Index(self._log, topic, self._clock)
-            if not self._follows:
-                index.refresh()
+            index = self._fresh(topic)
             return [key.decode(errors="replace") for key in islice(index.keys(), count)]
 
     def close(self) -> None:
         self._index = None
-
-    def _followed(self, topic: Topic, key: bytes) -> pa.Scalar | None:
-        return self._fresh(topic).value(key)
 
     def _fresh(self, topic: Topic) -> Index:
         """The index with all that is committed by now."""
@@ -176,39 +171,55 @@ def home_of(key: bytes, partitions: int) -> int:
 
 @dataclass(slots=True)
 class Held:
-    """What was read of a partition: where the newest record of each key lies in `values`; -1 is a tombstone."""
+    """What was read of a partition, and where in it the newest record of each key lies: in which chunk and row."""
 
     reader: PartitionReader
-    places: dict[bytes, tuple[int, int]]
-    values: list[pa.Array]
-    times: list[pa.Array]
-    offsets: list[Any]
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    chunks: list[pa.RecordBatch] = field(default_factory=list)
     rows: int = 0
+
+    def take(self, fetch: Fetch) -> list[bytes]:
+        """Notes the records of a frame; gives the keys of its tombstones."""
+        number, values = len(self.chunks), fetch.stored.column("value")
+        keys = fetch.stored.column("key").to_pylist()
+        columns = {"value": values, "time": _times(fetch), "offset": pa.array(fetch.offsets)}
+        self.chunks.append(pa.RecordBatch.from_pydict(columns))
+        self.rows += len(keys)
+        self.places.update({key: (number, row) for row, key in enumerate(keys) if key is not None})
+        dead = pc.indices_nonzero(values.is_null()).to_pylist() if values.null_count else []
+        return [keys[row] for row in dead if keys[row] is not None]
+
+    def found(self, key: bytes, first_offset: int) -> Found | None:
+        place = self.places.get(key)
+        if place is None:
+            return None
+        chunk, row = self.chunks[place[0]], place[1]
+        if chunk.column("offset")[row].as_py() < first_offset:
+            return None
+        return chunk.column("time")[row].as_py() or NO_TIME, chunk.column("value")[row]
 
     def forget_replaced(self) -> None:
         """Brings the rows that are current together, and lets go of all others and of the files they lie in."""
-        if self.rows <= 2 * len(self.places) + SPARE_ROWS and len(self.values) <= CHUNKS_MAX:
+        if self.rows <= 2 * len(self.places) + SPARE_ROWS and len(self.chunks) <= CHUNKS_MAX:
             return
-        rows: list[list[int]] = [[] for _ in self.values]
-        keys: list[list[bytes]] = [[] for _ in self.values]
+        rows: list[list[int]] = [[] for _ in self.chunks]
+        keys: list[list[bytes]] = [[] for _ in self.chunks]
         for key, (chunk, row) in self.places.items():
             rows[chunk].append(row)
             keys[chunk].append(key)
-        chosen = [(chunk, pa.array(each, pa.int64())) for chunk, each in enumerate(rows) if each]
-        # The newest schema is that of the last chunk; others are brought to it when a row is asked for.
-        merged: dict[pa.DataType, list[int]] = {}
-        for chunk, _ in chosen:
-            merged.setdefault(self.values[chunk].type, []).append(chunk)
-        values, times, offsets, places = [], [], [], {}
-        by_chunk = dict(chosen)
-        for number, chunks in enumerate(merged.values()):
-            values.append(pa.concat_arrays([self.values[each].take(by_chunk[each]) for each in chunks]))
-            times.append(pa.concat_arrays([self.times[each].take(by_chunk[each]) for each in chunks]))
-            offsets.append(pa.concat_arrays([self.offsets[each].take(by_chunk[each]) for each in chunks]))
-            order = (key for each in chunks for key in keys[each])
-            places.update({key: (number, row) for row, key in enumerate(order)})
-        self.values, self.times, self.offsets, self.places = values, times, offsets, places
-        self.rows = len(places)
+        alike: dict[pa.Schema, list[int]] = {}  # the topic may have got another schema on the way
+        for chunk, batch in enumerate(self.chunks):
+            if rows[chunk]:
+                alike.setdefault(batch.schema, []).append(chunk)
+        parts = list(alike.values())
+        self.chunks = [
+            pa.concat_batches([self.chunks[each].take(pa.array(rows[each], pa.int64())) for each in part])
+            for part in parts
+        ]
+        for number, part in enumerate(parts):
+            current = (key for each in part for key in keys[each])
+            self.places |= {key: (number, row) for row, key in enumerate(current)}
+        self.rows = len(self.places)
 
 
 class Index:
@@ -234,26 +245,35 @@ class Index:
         for number in range(len(self._held), self._topic.settings.partitions):
             partition = self._topic.partition(number)
             reader = PartitionReader(partition, partition.start_offset(), committed=True)
-            self._held.append(Held(reader, {}, [], [], []))
+            self._held.append(Held(reader))
         gone: list[tuple[Held, bytes]] = []
         for held in self._held:
+            mark = held.reader.partition.marks.read()
+            if mark.end.offset == held.reader.offset and not mark.open:
+                continue
             for fetch in _fetches(self._log, held.reader):
-                gone += [(held, key) for key in _take(held, fetch)]
+                gone += [(held, key) for key in held.take(fetch)]
                 held.forget_replaced()
         # A tombstone matters only where another partition has an older record of its key.
         for held, key in gone:
-            place = held.places.get(key)
-            tombstone = place is not None and not held.values[place[0]][place[1]].is_valid
+            found = held.found(key, 0)
+            tombstone = found is not None and not found[1].is_valid
             if tombstone and not any(key in other.places for other in self._held if other is not held):
                 del held.places[key]
 
     def value(self, key: bytes) -> pa.Scalar | None:
-        home = self._held[home_of(key, len(self._held))]
-        found = self._found(home, key)
+        holders = [held for held in self._held if key in held.places]
+        home = self._held[home_of(key, len(self._held))] if len(holders) > 1 else None
+        found = self._found(home, key) if home is not None else None
         if found is None:
-            others = [self._found(held, key) for held in self._held if held is not home]
+            others = [self._found(held, key) for held in holders]
             found = max((each for each in others if each is not None), key=_time, default=None)
         return found[1] if found is not None and found[1].is_valid else None
+
+    def _found(self, held: Held, key: bytes) -> Found | None:
+        settings = self._topic.settings
+        loses_rows = settings.retention is not None or settings.retention_bytes is not None
+        return held.found(key, held.reader.partition.start_offset() if loses_rows else 0)
 
     def keys(self) -> Iterator[bytes]:
         seen: set[bytes] = set()
@@ -262,33 +282,3 @@ class Index:
                 if key not in seen and self.value(key) is not None:
                     yield key
                 seen.add(key)
-
-    @property
-    def _loses_rows(self) -> bool:
-        settings = self._topic.settings
-        return settings.retention is not None or settings.retention_bytes is not None
-
-    def _found(self, held: Held, key: bytes) -> Found | None:
-        place = held.places.get(key)
-        if place is None:
-            return None
-        chunk, row = place
-        if self._loses_rows and held.offsets[chunk][row].as_py() < held.reader.partition.start_offset():
-            return None
-        return held.times[chunk][row].as_py() or NO_TIME, held.values[chunk][row]
-
-
-def _take(held: Held, fetch: Fetch) -> list[bytes]:
-    """Notes the records of a frame; gives the keys of its tombstones."""
-    number = len(held.values)
-    values = fetch.stored.column("value")
-    keys = fetch.stored.column("key").to_pylist()
-    held.values.append(values)
-    held.times.append(_times(fetch))
-    held.offsets.append(pa.array(fetch.offsets))
-    held.rows += len(keys)
-    held.places.update({key: (number, row) for row, key in enumerate(keys) if key is not None})
-    if not values.null_count:
-        return []
-    dead = pc.indices_nonzero(values.is_null()).to_pylist()
-    return [keys[row] for row in dead if keys[row] is not None]

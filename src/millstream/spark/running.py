@@ -28,8 +28,8 @@ from millstream.plan.nodes import Read, Write
 from millstream.plan.place import users_line, what_exists
 from millstream.plan.places import Socket
 from millstream.plan.table_nodes import Join
-from millstream.serving.remembered import remember
 from millstream.sinks import Sink, open_sink
+from millstream.sinks.remembered import remember
 from millstream.sources import Offsets, TopicSource, open_source
 from millstream.spark.bounded_frames import as_files
 from millstream.spark.compiler import compiled

@@ -1,0 +1,169 @@
+"""`millstream table`: rows by key on the command line, and the server that ends with Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.log import EmbeddedLog
+from serving.support import Job, put, total, totals_flow
+
+from .conftest import Run, start
+
+
+@pytest.fixture
+def job(log: EmbeddedLog, tmp_path: Path) -> Job:
+    made = Job(log, totals_flow("totals", ms.sqlite(tmp_path / "tables.db", "by_team")))
+    made.write((total("red", 5), 1), (total("blue", 2), 1))
+    return made
+
+
+@pytest.fixture
+def places(log: EmbeddedLog) -> list[dict[str, Any]]:
+    flow = ms.Flow("places")
+    flow.read("scores", "region string, rank int, team string").to_table(key=["region", "rank"]).write("places")
+    rows = [{"region": "north", "rank": rank, "team": team} for rank, team in ((1, "red"), (2, "a=b"))]
+    Job(log, flow).write(*[(row, 1) for row in rows])
+    return rows
+
+
+def test_tables_are_listed(ms: Run, job: Job, tmp_path: Path, log: EmbeddedLog) -> None:
+    log.create_topic("profiles", compaction=True)
+    done = ms("table", "list")
+    assert (done.code, done.err) == (0, "")
+    database = str(tmp_path / "tables.db")
+    assert [line.split() for line in done.lines] == [
+        ["TABLE", "KIND", "KEY", "JOB", "WHERE"],
+        ["by_team", "sqlite", "team", "team-scores", database],
+        ["profiles", "topic", "key", "-", str(log.path)],
+        ["totals", "topic", "team", "team-scores", str(log.path)],
+    ]
+    assert ms("table", "list", "--json").json[0] == {
+        "name": "by_team", "kind": "sqlite", "key": ["team"], "job": "team-scores", "where": database
+    }  # fmt: skip
+
+
+def test_no_tables(ms: Run, folder: Path) -> None:
+    assert "there is no log in" in ms("table", "list").err
+    assert ms("table", "get", "totals", "red").code == 3
+    EmbeddedLog(folder).close()
+    assert ms("table", "list").err == "there are no tables\n"
+
+
+def test_a_row_is_one_line_of_json(ms: Run, job: Job) -> None:
+    for name in ("totals", "by_team"):
+        for key in ("red", "team=red", '{"team": "red"}'):
+            done = ms("table", "get", name, key)
+            assert (done.code, done.out, done.err) == (0, '{"team":"red","total":5}\n', "")
+    job.write((total("red", 5), -1), (total("red", 6), 1))
+    assert ms("table", "get", "totals", "red").json == total("red", 6)
+
+
+def test_a_key_may_look_like_something_else(ms: Run, log: EmbeddedLog) -> None:
+    job = Job(log, totals_flow("totals"))
+    keys = ["a=b", '{"a": 1}', "[1]", "5", "null", "x y", "--help"]
+    job.write(*[(total(key, 1), 1) for key in keys])
+    for key in keys:
+        assert ms("table", "get", "totals", "--", key).json == total(key, 1)
+
+
+def test_a_key_of_several_columns(ms: Run, places: list[dict[str, Any]]) -> None:
+    for key in (
+        ["region=north", "rank=1"],
+        ["rank=1", "region=north"],
+        ['{"rank": 1, "region": "north"}'],
+        ["north", "1"],
+    ):
+        assert ms("table", "get", "places", *key).json == places[0]
+    done = ms("table", "get", "places", "north")
+    assert done.code == 2
+    assert "'north' is not a whole key" in done.err
+    assert "its key is region string, rank int" in done.err
+    done = ms("table", "get", "places", "region=north", "rank=first")
+    assert (done.code, "expected int, found 'first'" in done.err) == (2, True)
+
+
+def test_what_is_not_there_names_what_is(ms: Run, job: Job) -> None:
+    done = ms("table", "get", "totals", "green")
+    assert (done.code, done.out) == (3, "")
+    assert "the table 'totals' has no row with team = \"green\"" in done.err
+    assert "keys that exist: red, blue" in done.err
+    done = ms("table", "get", "total", "red")
+    assert (done.code, done.out) == (3, "")
+    assert "did you mean 'totals'? tables that exist: by_team, totals" in done.err
+    told = json.loads(ms("table", "get", "total", "red", "--json").err)["error"]
+    assert (told["kind"], told["exit_code"]) == ("NotFound", 3)
+
+
+def test_any_topic_is_asked_for_the_text_of_a_key(ms: Run, log: EmbeddedLog) -> None:
+    log.create_topic("scores", schema="user string, score int", partitions=3)
+    put(log, "scores", *[(f"u{number % 7}", {"user": f"u{number % 7}", "score": number}) for number in range(70)])
+    assert ms("table", "get", "scores", "u3").json == {"user": "u3", "score": 66}
+    put(log, "scores", ("u3", None))
+    assert ms("table", "get", "scores", "u3").code == 3
+
+
+def test_rows_are_served_until_ctrl_c(job: Job, process: Run) -> None:
+    with start("table", "serve", "--port", "0") as server:
+        assert server.stderr is not None
+        said = server.stderr.readline().decode()
+        found = re.search(r"http://127\.0\.0\.1:\d+/tables", said)
+        assert found is not None, said
+        with urllib.request.urlopen(f"{found[0]}/totals/red", timeout=60) as answer:
+            assert json.loads(answer.read()) == total("red", 5)
+        job.write((total("red", 5), -1), (total("red", 8), 1))
+        with urllib.request.urlopen(f"{found[0]}/totals/red", timeout=60) as answer:
+            assert json.loads(answer.read()) == total("red", 8)
+        port = found[0].split(":")[2].split("/")[0]
+        taken = process("table", "serve", "--port", port)
+        assert (taken.code, f"127.0.0.1:{port}" in taken.err) == (2, True)
+        server.send_signal(signal.SIGINT)
+        out, err = server.communicate(timeout=60)
+    assert (server.returncode, out, err) == (130, b"", b"")
+
+
+FLOW = """
+import millstream as ms
+
+flow = ms.Flow("team-scores")
+totals = flow.read("scores", "team string, score int").group_by("team").agg(total=ms.sum("score"))
+totals.write("totals")
+totals.write(ms.sqlite("tables.db", "by_team"))
+"""
+
+
+def test_from_a_flow_to_its_rows(
+    log: EmbeddedLog, tmp_path: Path, process: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: what a job writes is found without being told where. Method: run a flow on Spark, then ask elsewhere."""
+    monkeypatch.setenv("MILLSTREAM_MASTER", "local[2]")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    Path("flow.py").write_text(FLOW)
+    log.create_topic("scores", schema="team string, score int")
+    with log.producer() as producer:
+        for team, score in (("red", 3), ("blue", 1), ("red", 4)):
+            producer.send("scores", {"team": team, "score": score})
+    with start("run", "flow.py", "--until", "caught up") as running:
+        _, err = running.communicate(timeout=200)
+    assert running.returncode == 0, err.decode()
+    monkeypatch.chdir(tmp_path)
+    listed = {table["name"]: (table["kind"], table["job"]) for table in process("table", "list", "--json").json}
+    assert listed == {"totals": ("topic", "team-scores"), "by_team": ("sqlite", "team-scores")}
+    assert [process("table", "get", name, "red").json for name in listed] == [total("red", 7)] * 2
+
+
+def test_serving_without_its_packages_says_what_to_install(ms: Run, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = ms("table", "serve", "--port", "0")
+    assert done.code == 2
+    assert "pip install 'millstream[serve]'" in done.err

@@ -1,0 +1,255 @@
+"""The rules of joins with tables as small transcripts, each played on every runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.testing import Add, Watermark, play
+
+runner = {"on": "reference"}
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SCHEMAS = {
+    "orders": "id int, user string, item string, at timestamp",
+    "users": "user string, city string, at timestamp",
+}
+ON_SPARK = (
+    "test_a_left_join_of_tables_is_kept_up_to_date",
+    "test_a_row_meets_the_table_as_it_was_at_its_time",
+    "test_rows_known_beforehand",
+)
+"""On Spark a transcript takes seconds: these are played there each time, the others in a soak."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = [] if metafunc.function.__name__ in ON_SPARK else [pytest.mark.soak]
+    runners = ["reference", "local", pytest.param("spark", marks=marks)]
+    metafunc.parametrize("every_runner", runners, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def every_runner(request: pytest.FixtureRequest) -> None:
+    runner["on"] = request.param
+
+
+def t(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def order(*rows: tuple[int, str | None, float | None]) -> Add:
+    """Orders as (id, user, second)."""
+    made = [{"id": i, "user": u, "item": "tea", "at": None if s is None else t(s)} for i, u, s in rows]
+    return Add(made, to="orders")
+
+
+def user(*rows: tuple[str | None, str | None, float]) -> Add:
+    """Users as (user, city, second); without a city they are gone."""
+    return Add([{"user": u, "city": c, "at": t(s)} for u, c, s in rows], to="users")
+
+
+def run(build: Callable[..., Any], *steps: Any) -> list[Any]:
+    times = dict.fromkeys(SCHEMAS, "at")
+    return play(build, list(steps), schema=SCHEMAS, event_time=times, on=runner["on"])
+
+
+def said(rows: list[dict[str, Any]], *columns: str) -> list[Any]:
+    """The rows in any order: their values, with a sign in front of those that are taken back."""
+    found = [(*(row[column] for column in columns), *([row["weight"]] if "weight" in row else [])) for row in rows]
+    return sorted(found, key=str)
+
+
+def tables(how: Any, **options: Any) -> Callable[..., Any]:
+    def build(orders: Any, users: Any) -> Any:
+        placed = orders.to_table("id").select("id", "user")
+        cities = users.to_table("user").select("user", "city")
+        return placed.join(cities, on="user", how=how, **options)
+
+    return build
+
+
+def lookup(how: Any, as_of: Any) -> Callable[..., Any]:
+    def build(orders: Any, users: Any) -> Any:
+        joined = orders.join(users.to_table("user").select("user", "city"), on="user", how=how, as_of=as_of)
+        return {"sent": joined, "late": joined.late} if as_of == "event_time" else {"sent": joined}
+
+    return build
+
+
+# ---------------------------------------------------------------- two tables
+
+
+def test_an_inner_join_of_tables_takes_back_what_no_longer_holds() -> None:
+    out = run(
+        tables("inner"),
+        order((1, "ann", 0), (2, "bob", 0)),
+        user(("ann", "Rome", 1)),
+        user(("ann", "Oslo", 2)),
+        user(("ann", None, 3)),
+    )
+    columns = ("id", "user", "city")
+    assert [said(step, *columns) for step in out] == [
+        [],
+        [(1, "ann", "Rome")],
+        [(1, "ann", "Oslo"), (1, "ann", "Rome", -1)],
+        [(1, "ann", "Oslo", -1)],
+    ]
+
+
+def test_a_left_join_of_tables_is_kept_up_to_date() -> None:
+    out = run(tables("left"), order((1, "ann", 0), (2, None, 0)), user(("ann", "Rome", 1)), order((1, "bob", 2)))
+    columns = ("id", "user", "city")
+    assert [said(step, *columns) for step in out] == [
+        [(1, "ann", None), (2, None, None)],
+        [(1, "ann", "Rome"), (1, "ann", None, -1)],
+        [(1, "ann", "Rome", -1), (1, "bob", None)],
+    ]
+
+
+def test_a_full_join_of_tables_has_the_key_of_either_side() -> None:
+    out = run(tables("full"), user(("ann", "Rome", 0)), order((1, "ann", 1)), order((1, "bob", 2)))
+    columns = ("id", "user", "city")
+    assert [said(step, *columns) for step in out] == [
+        [(None, "ann", "Rome")],
+        [(1, "ann", "Rome"), (None, "ann", "Rome", -1)],
+        [(1, "ann", "Rome", -1), (1, "bob", None), (None, "ann", "Rome")],
+    ]
+
+
+def test_a_right_join_of_tables() -> None:
+    out = run(tables("right"), user(("ann", "Rome", 0), (None, "Bern", 0)), order((1, "ann", 1), (2, "ann", 1)))
+    columns = ("id", "user", "city")
+    assert [said(step, *columns) for step in out] == [
+        [(None, "ann", "Rome"), (None, None, "Bern")],
+        [(1, "ann", "Rome"), (2, "ann", "Rome"), (None, "ann", "Rome", -1)],
+    ]
+
+
+@pytest.mark.parametrize(("how", "first", "second"), [("semi", [], [(1,)]), ("anti", [(1,), (2,)], [(1, -1)])])
+def test_rows_that_have_a_partner_and_rows_that_have_none(how: str, first: Any, second: Any) -> None:
+    out = run(tables(how), order((1, "ann", 0), (2, "bob", 0)), user(("ann", "Rome", 1)), user(("ann", "Oslo", 2)))
+    assert [said(step, "id") for step in out] == [first, second, []]
+    assert {name for step in out for row in step for name in row} <= {"id", "user", "weight"}
+
+
+def test_a_join_on_a_foreign_key_with_columns_of_the_same_name() -> None:
+    def build(orders: Any, users: Any) -> Any:
+        people = users.to_table("user").select("city", "user")
+        return orders.to_table("id").select("id", "user").join(people, on={"user": "city"}, how="left", suffix="_2")
+
+    out = run(build, order((1, "Rome", 0)), user(("ann", "Rome", 1), ("bob", "Rome", 1)))
+    assert said(out[0], "id", "city", "user_2") == [(1, None, None)]
+    assert said(out[1], "id", "city", "user_2") == [(1, "Rome", "ann"), (1, "Rome", "bob"), (1, None, None, -1)]
+
+
+def test_a_change_of_a_join_holds_from_the_later_of_both_times() -> None:
+    def build(orders: Any, users: Any) -> Any:
+        return tables("left")(orders, users).changes()
+
+    out = run(build, order((1, "ann", 5)), user(("ann", "Rome", 3)), user(("ann", "Oslo", 9)))
+    assert [sorted((row["city"] or "", row["weight"], row["event_time"]) for row in step) for step in out] == [
+        [("", 1, t(5))],
+        [("", -1, t(5)), ("Rome", 1, t(5))],
+        [("Oslo", 1, t(9)), ("Rome", -1, t(9))],
+    ]
+
+
+# ---------------------------------------------------------------- a stream and a table
+
+
+def test_a_row_meets_the_table_as_it_was_at_its_time() -> None:
+    out = run(
+        lookup("left", "event_time"),
+        user(("ann", "Rome", 2), ("ann", "Oslo", 6)),
+        order((1, "ann", 1), (2, "ann", 2), (3, "ann", 5)),
+        order((4, "ann", 6), (5, "bob", 3), (6, None, 3)),
+        Watermark(t(6)),
+        Watermark(t(7)),
+    )
+    columns = ("id", "city")
+    assert [said(step["sent"], *columns) for step in out] == [
+        [],
+        [],
+        [],
+        [(1, None), (2, "Rome"), (3, "Rome"), (5, None), (6, None)],
+        [(4, "Oslo")],
+    ]
+    assert not any(step["late"] for step in out)
+
+
+def test_a_row_waits_for_changes_of_the_table_before_its_time() -> None:
+    out = run(
+        lookup("inner", "event_time"), order((1, "ann", 5)), Watermark(t(5)), user(("ann", "Rome", 5)), Watermark(None)
+    )
+    assert [said(step["sent"], "id", "city") for step in out] == [[], [], [], [(1, "Rome")]]
+
+
+def test_a_row_behind_the_watermark_is_late_and_a_change_is_not() -> None:
+    out = run(
+        lookup("inner", "event_time"),
+        Watermark(t(10)),
+        order((1, "ann", 9), (2, "ann", None), (3, "ann", 10)),
+        user(("ann", "Rome", 3)),
+        Watermark(t(11)),
+    )
+    late = sorted(out[1]["late"], key=lambda row: row["id"])
+    assert [(row["id"], row["city"], row["side"], row["reason"]) for row in late] == [
+        (1, None, "left", "expired"),
+        (2, None, "left", "no event time"),
+    ]
+    assert [said(step["sent"], "id", "city") for step in out] == [[], [], [], [(3, "Rome")]]
+
+
+def test_rows_that_wait_hold_back_the_windows_after_them() -> None:
+    def build(orders: Any, users: Any) -> Any:
+        joined = orders.join(users.to_table("user").select("user", "city"), on="user", as_of="event_time")
+        return joined.key_by("city").window(ms.fixed("10 seconds")).agg(n=ms.count())
+
+    out = run(build, user(("ann", "Rome", 0)), order((1, "ann", 3), (2, "ann", 9)), Watermark(t(9)), Watermark(t(10)))
+    assert [[(row["city"], row["n"]) for row in step] for step in out] == [[], [], [], [("Rome", 2)]]
+
+
+def test_a_row_meets_the_table_as_it_is_now() -> None:
+    out = run(
+        lookup("left", "now"),
+        order((1, "ann", 9)),
+        user(("ann", "Rome", 20)),
+        order((2, "ann", 1), (3, "ann", None)),
+        user(("ann", None, 30)),
+        order((4, "ann", 50)),
+    )
+    assert [said(step["sent"], "id", "city") for step in out] == [
+        [(1, None)],
+        [],
+        [(2, "Rome"), (3, "Rome")],
+        [],
+        [(4, None)],
+    ]
+
+
+@pytest.mark.parametrize(("how", "sent"), [("semi", [(1,)]), ("anti", [(2,), (3,)])])
+@pytest.mark.parametrize("as_of", ["now", "event_time"])
+def test_rows_that_a_table_knows_and_rows_that_it_does_not(how: str, sent: Any, as_of: str) -> None:
+    rows = order((1, "ann", 5), (2, "bob", 5), (3, None, 5))
+    out = run(lookup(how, as_of), user(("ann", "Rome", 1)), rows, Watermark(None))
+    assert [row for step in out for row in said(step["sent"], "id")] == sent
+
+
+# ---------------------------------------------------------------- a stream and rows known beforehand
+
+
+def test_rows_known_beforehand() -> None:
+    def build(orders: Any, users: Any) -> Any:
+        cities = [{"name": "ann", "city": "Rome"}, {"name": "ann", "city": "Oslo"}, {"name": None, "city": "Bern"}]
+        known = orders.flow.table(cities, "name string, city string")
+        return {how: orders.join(known, on={"user": "name"}, how=how) for how in ("inner", "left", "semi", "anti")}
+
+    out = run(build, order((1, "ann", 0), (2, "bob", 1), (3, None, 2)))[0]
+    both = [(1, "ann", "Oslo"), (1, "ann", "Rome")]
+    assert said(out["inner"], "id", "name", "city") == both
+    assert said(out["left"], "id", "name", "city") == [*both, (2, None, None), (3, None, None)]
+    assert said(out["semi"], "id") == [(1,)]
+    assert said(out["anti"], "id") == [(2,), (3,)]

@@ -36,7 +36,7 @@ from millstream.reference import Reference
 
 EXAMPLES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 500
 CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-FEWER = settings(CHECKED, max_examples=EXAMPLES // 10)
+FEWER = settings(CHECKED, max_examples=EXAMPLES // 5)
 Change = tuple[dict[str, Any], int | None, int]
 """A row, its time, its weight."""
 
@@ -237,7 +237,7 @@ def test_a_join_of_tables(how: str, on: Any, left: list[list[Change]], right: li
         assert total == expected[number], f"step {number}"
 
 
-@CHECKED
+@FEWER
 @given(hows, ons, st.data())
 def test_a_join_of_tables_as_of_a_time(how: str, on: Any, data: st.DataObject) -> None:
     """Goal: as of any time, the join is that of the tables then. Method: rows that are there once, in order of time."""

@@ -129,7 +129,7 @@ def test_rows_have_the_columns_that_the_topic_has_now(log: EmbeddedLog) -> None:
 
 
 def test_a_key_that_lies_elsewhere_is_found(log: EmbeddedLog) -> None:
-    """Goal: a producer may choose partitions by itself, and a topic may have grown; the key's own partition decides."""
+    """Goal: a producer may choose partitions by itself, and a topic may have grown."""
     log.create_topic("t", schema="n int", partitions=3)
     home = home_of(b"a", 3)
     others = [number for number in range(3) if number != home]

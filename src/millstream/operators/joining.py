@@ -14,6 +14,7 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.side_join import wide
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import Join
 
@@ -50,7 +51,7 @@ class Joining:
 
     def fed(self, rows: pl.DataFrame, first: int, side: int) -> pl.DataFrame:
         """Keys, values, time, weight and order. Integers are keys in one width, so that both sides hash alike."""
-        keys = [_wide(rows[pair[side]]).alias(key) for key, pair in zip(self.keys, self.node.on, strict=True)]
+        keys = [wide(rows[pair[side]]).alias(key) for key, pair in zip(self.keys, self.node.on, strict=True)]
         values = [
             rows[column].alias(value) for value, (_, column) in zip(self.values[side], self.columns[side], strict=True)
         ]
@@ -132,7 +133,3 @@ def singly(*parts: pl.DataFrame) -> pl.DataFrame:
 def span() -> pl.Expr:
     """The window, of columns `start` and `end`."""
     return pl.struct(pl.col(field.name).cast(pl.Datetime("us", "UTC")) for field in SPAN).alias(WINDOW)
-
-
-def _wide(column: pl.Series) -> pl.Series:
-    return column.cast(pl.Int64) if column.dtype.is_integer() else column

@@ -66,7 +66,7 @@ class Stateful(Protocol):
         """What takes the place of what was held, and what is sent (`sent`, and `late` or `dead`).
 
         Held are, of each table, all rows of the keys asked for, and the rows that are due; of the keys of these there
-        may be all rows or only some.
+        may be all rows or only some. A table that is not named in what takes the place stays as it is.
         """
 
     def marks(self, clock: Clock) -> dict[str, Marks]:

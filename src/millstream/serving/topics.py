@@ -1,7 +1,7 @@
 """The newest committed record of a key is its row, and a tombstone there means that it has none.
 
-The partition that the key's hash names decides. Only if it has no record of the key do the others count, of which the
-newest: a topic that has got more partitions still holds old keys where they were.
+A key is sought where its hash says first. A topic that has got more partitions still holds old keys where they were: of
+a key in several partitions the record with the newest timestamp counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.log import EmbeddedLog
 from millstream.log.embedded import Topic
 from millstream.log.partition import Partition
 from millstream.log.partitioners import KeyHash
-from millstream.log.reader import Fetch, PartitionReader
+from millstream.log.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import Schema, align
 from millstream.serving.rows import Key, PlainRow, Row, TypedRow
 from millstream.sinks.remembered import KEY_TEXT, Remembered
@@ -126,16 +126,23 @@ def _scanned(log: EmbeddedLog, topic: Topic, key: bytes) -> pa.Scalar | None:
     """The value of a key, by a look at all keys of its partition."""
     home = home_of(key, topic.settings.partitions)
     found = _newest(log, topic.partition(home), key)
-    if found is None:
-        others = [_newest(log, each, key) for each in topic.partitions() if each.number != home]
-        found = max((each for each in others if each is not None), key=_time, default=None)
+    for partition in topic.partitions():
+        if partition.number != home:
+            other = _newest(log, partition, key, since=NO_TIME if found is None else found[0])
+            found = _newer(found, other)
     return found[1] if found is not None and found[1].is_valid else None
 
 
-def _newest(log: EmbeddedLog, partition: Partition, key: bytes) -> Found | None:
+def _newer(found: Found | None, other: Found | None) -> Found | None:
+    return other if found is None or (other is not None and other[0] > found[0]) else found
+
+
+def _newest(log: EmbeddedLog, partition: Partition, key: bytes, since: int = NO_TIME) -> Found | None:
+    """The last record of a key; one that is older than `since` need not be found."""
     wanted = pa.scalar(key, pa.binary())
     found = None
-    for fetch in _fetches(log, PartitionReader(partition, partition.start_offset(), committed=True)):
+    first = partition.start_offset() if since == NO_TIME else offset_at_time(partition, since)
+    for fetch in _fetches(log, PartitionReader(partition, first, committed=True)):
         same = pc.equal(fetch.stored.column("key"), wanted)
         places = pc.indices_nonzero(same)
         if len(places):
@@ -155,10 +162,6 @@ def _fetches(log: EmbeddedLog, reader: PartitionReader) -> Iterator[Fetch]:
 
 def _times(fetch: Fetch) -> pa.Array:
     return fetch.stored.column("timestamp").cast(pa.int64())
-
-
-def _time(found: Found) -> int:
-    return found[0]
 
 
 def home_of(key: bytes, partitions: int) -> int:
@@ -262,12 +265,9 @@ class Index:
                 del held.places[key]
 
     def value(self, key: bytes) -> pa.Scalar | None:
-        holders = [held for held in self._held if key in held.places]
-        home = self._held[home_of(key, len(self._held))] if len(holders) > 1 else None
-        found = self._found(home, key) if home is not None else None
-        if found is None:
-            others = [self._found(held, key) for held in holders]
-            found = max((each for each in others if each is not None), key=_time, default=None)
+        found = None
+        for held in self._held:
+            found = _newer(found, self._found(held, key))
         return found[1] if found is not None and found[1].is_valid else None
 
     def _found(self, held: Held, key: bytes) -> Found | None:

@@ -1,0 +1,84 @@
+"""Kafka's jars, and those of Spark's connector to it: brought by Maven once, and kept in `.kafka/`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from millstream.errors import JavaMissing, MillstreamError
+from millstream.spark import java
+
+HERE = Path(__file__).resolve().parent / "kafka"
+KEPT = HERE.parent.parent / ".kafka"
+BROKER, CONNECTOR = HERE / "pom.xml", HERE / "connector-pom.xml"
+ASSEMBLE_S_MAX = 600
+LOG_LINES = 30
+
+
+class KafkaUnavailable(MillstreamError):
+    """Java or Maven is missing, so that there can be no Kafka here."""
+
+
+class KafkaFailed(MillstreamError):
+    """Kafka did not start, or does not do what it was asked for."""
+
+
+def assemble(pom: Path = BROKER) -> Path:
+    """The folder with the jars of a pom, brought by Maven if they are not there yet."""
+    digest = hashlib.sha256(pom.read_bytes()).hexdigest()[:12]
+    jars = KEPT / f"{pom.stem}-{digest}"
+    if jars.is_dir():
+        return jars
+    maven = shutil.which("mvn")
+    if not maven:
+        raise KafkaUnavailable(
+            "Maven is needed to bring Kafka's jars",
+            where="no mvn on the PATH",
+            next_step="install Maven, then try again",
+        )
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "assembling").open("w") as file, _locked(file):
+        if not jars.is_dir():  # another process may have brought them while this one waited
+            _bring(maven, pom, jars)
+    return jars
+
+
+def _bring(maven: str, pom: Path, jars: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=KEPT) as scratch:
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={scratch}/jars", "-DincludeScope=runtime"]
+        done = subprocess.run(
+            [maven, "--quiet", "--batch-mode", "--file", pom, *goal],
+            capture_output=True,
+            text=True,
+            timeout=ASSEMBLE_S_MAX,
+            check=False,
+            env={**os.environ, "JAVA_HOME": str(find_java().home)},
+        )
+        if done.returncode:
+            said = "\n".join((done.stdout + done.stderr).splitlines()[-LOG_LINES:])
+            raise KafkaFailed(f"Maven could not bring what {pom} names:\n{said}")
+        Path(scratch, "jars").rename(jars)  # all of them are there, or the folder is not
+
+
+def find_java() -> java.Java:
+    try:
+        return java.find()
+    except JavaMissing as missing:
+        raise KafkaUnavailable("Kafka needs Java", where=missing.where, next_step=missing.next_step) from missing
+
+
+@contextlib.contextmanager
+def _locked(file: IO[str]) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

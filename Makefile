@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test soak bench clean
+.PHONY: help setup demo kafka test soak bench clean
 
 help:
 	@echo "make demo    sets up and runs the demo"
+	@echo "make kafka   sets up and runs an Apache Kafka until Ctrl-C (NODES=3: three brokers); needs Maven once"
 	@echo "make test    sets up, checks types and style, runs the tests"
 	@echo "make soak    the long fault and property runs"
 	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: each within a minute)"
@@ -32,6 +33,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
+kafka: $(READY)
+	@$(BIN)/python tools/kafka_cluster.py --nodes $(or $(NODES),1)
+
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,5 +50,5 @@ bench: $(READY)
 		$(BIN)/python benchmarks/$$name.py $(if $(QUICK),--quick) || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .kafka build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

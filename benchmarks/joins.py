@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,14 +220,14 @@ def main() -> None:
             make_searches(scratch, files, rows)
             stores = ["default"] if quick else list(STORES)
             sparks = [note(f"interval_spark_{each}_s", interval_sparks(spark, scratch, each)) for each in stores]
-            own = note("interval_ours_s", steady(ours(scratch, lambda flow: interval_ours(flow, scratch))))
+            own = note("interval_ours_s", steady(ours(scratch, partial(interval_ours, scratch=scratch))))
             ratios["interval_speed_vs_spark"] = min(sparks) / own
         if only in (None, "lookup"):
             make_events(scratch, files, rows * 2, users)
             broadcast = note("lookup_spark_broadcast_s", lookup_sparks(spark, scratch, collected=False))
             note("lookup_spark_broadcast_collected_s", lookup_sparks(spark, scratch, collected=True))
-            table = note("lookup_ours_s", steady(ours(scratch, lambda flow: lookup_ours(flow, scratch))))
-            side = note("side_ours_s", steady(ours(scratch, lambda flow: side_ours(flow, scratch))))
+            table = note("lookup_ours_s", steady(ours(scratch, partial(lookup_ours, scratch=scratch))))
+            side = note("side_ours_s", steady(ours(scratch, partial(side_ours, scratch=scratch))))
             ratios["lookup_time_vs_broadcast"] = table / broadcast
             ratios["lookup_time_vs_broadcast_collected"] = table / figures["lookup_spark_broadcast_collected_s"]
             ratios["side_time_vs_broadcast"] = side / broadcast
@@ -234,9 +235,7 @@ def main() -> None:
             for held in (small, large):
                 make_tables(scratch, held, batches)
             few, many = (
-                note(
-                    f"tables_{held}_s", steady(ours(scratch, lambda flow, held=held: tables_ours(flow, scratch, held)))
-                )
+                note(f"tables_{held}_s", steady(ours(scratch, partial(tables_ours, scratch=scratch, held=held))))
                 for held in (small, large)
             )
             ratios["table_time_1m_vs_10k"] = many / few

@@ -28,9 +28,9 @@ from typing import IO, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
+
 from kafka_jars import BROKER, CONNECTOR, HERE, KEPT, KafkaFailed, KafkaUnavailable, assemble, find_java
 from kafka_node import CERTIFICATE, HOST, Node, free_ports, make_certificate, settings_of
-
 from millstream.errors import MillstreamError
 
 __all__ = ["BROKER", "CONNECTOR", "KafkaCluster", "KafkaFailed", "KafkaUnavailable", "assemble"]
@@ -114,8 +114,7 @@ class KafkaCluster:
             self._command = [program[0], *memory, *program[1:], "kafka.Kafka"]
             for node in self._nodes.values():
                 node.start([*self._command, str(node.settings)])
-            # Errors of connections are expected, and told by what is asked for.
-            self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+            self._admin = _client(self.bootstrap)
             self._until_ready(*self._numbers)
         except BaseException:
             for node in self._nodes.values():
@@ -226,14 +225,17 @@ class KafkaCluster:
                 time.sleep(0.1)
 
     def _until_ready(self, *numbers: int) -> None:
-        def ready() -> bool:
-            for number in numbers:
-                if not self._nodes[number].runs:
-                    raise self._nodes[number].failed(f"node {number} of Kafka did not start")
-            return set(numbers) <= set(self._ask().brokers)
+        """Until each of the nodes, asked itself, says that it and the other ones are there."""
+        for node in (self._nodes[number] for number in numbers):
+            client = _client(f"{HOST}:{node.port}")
 
-        if not _until(ready, START_S_MAX):
-            raise self._nodes[numbers[0]].failed(f"Kafka was not ready within {START_S_MAX} s")
+            def ready(node: Node = node, client: AdminClient = client) -> bool:
+                if not node.runs:
+                    raise node.failed(f"node {node.number} of Kafka did not start")
+                return set(numbers) <= set(client.list_topics(timeout=ASK_S).brokers)
+
+            if not _until(ready, START_S_MAX):
+                raise node.failed(f"node {node.number} of Kafka was not ready within {START_S_MAX} s")
 
     def _take_folder(self) -> None:
         """Two clusters in one folder would write over each other's settings."""
@@ -280,6 +282,11 @@ class KafkaCluster:
             self.stop()
 
 
+def _client(bootstrap: str) -> AdminClient:
+    """Broken connections are expected here: they are tried again soon (unsaid, within 10 s), and not told."""
+    return AdminClient({"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0})
+
+
 def _until(holds: Callable[[], bool], timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -298,7 +305,8 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="how many brokers")
     parser.add_argument("--folder", type=Path, help="where they store their data (.kafka/nodes-1 or .kafka/nodes-3)")
     said = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for end in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(end, signal.default_int_handler)
     cluster = KafkaCluster(said.nodes, said.folder or KEPT / f"nodes-{said.nodes}")
     try:
         print("Starting Kafka (the first time its jars are brought, which takes a minute)", flush=True)

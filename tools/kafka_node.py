@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafka_jars import HERE, LOG_LINES, KafkaFailed
-
 from millstream.spark import java
 
 # Below the ports that outgoing connections get: a client that tries the port of a killed broker again must not take it.

@@ -167,3 +167,13 @@ def test_serving_without_its_packages_says_what_to_install(ms: Run, job: Job, mo
     done = ms("table", "serve", "--port", "0")
     assert done.code == 2
     assert "pip install 'millstream[serve]'" in done.err
+
+
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_serving_to_others_is_warned_of(
+    ms: Run, job: Job, monkeypatch: pytest.MonkeyPatch, host: str, warned: bool
+) -> None:
+    monkeypatch.setattr("millstream.serving.http.serve", lambda *_: None)
+    done = ms("table", "serve", "--host", host, "--port", "0")
+    assert done.code == 0
+    assert ("whoever can reach this address can read every table" in done.err) == warned

@@ -257,6 +257,18 @@ def test_a_table_that_two_jobs_write_is_one(log: EmbeddedLog) -> None:
     assert [(name, table.job) for name, table in known.items()] == [("totals", "second")]
 
 
+def test_a_log_that_was_moved_has_its_topics_still(log: EmbeddedLog, tmp_path: Path) -> None:
+    job = Job(log, totals_flow("totals", name="first"))
+    job.write((total("red", 1), 1))
+    job.close()
+    log.close()
+    log.path.rename(tmp_path / "moved")
+    with EmbeddedLog(tmp_path / "moved", upkeep=False) as moved:
+        Job(moved, totals_flow("totals", name="second")).close()
+        assert list(Tables(moved).known()) == ["totals"]
+        assert Tables(moved).row("totals", "red").values() == total("red", 1)
+
+
 def test_a_note_that_cannot_be_read_is_named(log: EmbeddedLog) -> None:
     job = Job(log, totals_flow("totals"))
     for text in ("{", "[]", '{"tables": [{"name": "x"}]}'):

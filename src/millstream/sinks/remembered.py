@@ -45,12 +45,13 @@ class Remembered:
         }
 
     @classmethod
-    def of(cls, document: dict[str, Any], job: str) -> Remembered:
+    def of(cls, document: dict[str, Any], job: str, log: Path) -> Remembered:
         kind = document["kind"]
         if kind not in ("topic", "sqlite", "postgres"):
             raise ValueError(f"there is no kind of table {kind!r}")
         key = tuple(map(str, document["key"]))
-        return cls(document["name"], cast(Kind, kind), document["where"], key, document["schema"], job)
+        where = str(log) if kind == "topic" else document["where"]  # the log's folder may have been moved
+        return cls(document["name"], cast(Kind, kind), where, key, document["schema"], job)
 
 
 def remember(folder: Path, outputs: Iterable[Write], log: Path) -> None:
@@ -80,7 +81,7 @@ def remembered(log: Path) -> list[Remembered]:
     found: dict[tuple[str, str, str], Remembered] = {}
     for note in sorted(_notes(log), key=lambda path: path.stat().st_mtime_ns):
         try:
-            tables = [Remembered.of(each, note.parent.name) for each in read_document(note)["tables"]]
+            tables = [Remembered.of(each, note.parent.name, log) for each in read_document(note)["tables"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedLog(
                 f"which tables the job '{note.parent.name}' writes cannot be read: {error}",

@@ -30,10 +30,8 @@ import millstream as ms
 from millstream.spark.session import session
 
 START = 1_700_000_000_000_000
-STORES = {
-    "default": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-}
+STORE = "spark.sql.streaming.stateStore.providerClass"
+ON_HEAP = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 SEARCHES = "query long, words string, at timestamp"
 CLICKS = "query long, link long, at timestamp"
 EVENTS = "user long, amount long, at timestamp"
@@ -113,15 +111,17 @@ def interval_ours(flow: ms.Flow, scratch: Path) -> Any:
     return clicks.join(searches, on="query", within=("0 seconds", "10 minutes"))
 
 
-def interval_sparks(spark: SparkSession, scratch: Path, store: str) -> float:
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES[store])
+def interval_sparks(spark: SparkSession, scratch: Path) -> float:
+    """On Spark's default state store, the faster of its two here: 12.4 s a batch where RocksDB took 20.8."""
+    usual = spark.conf.get(STORE)
+    spark.conf.set(STORE, ON_HEAP)
     searches = stream_of(spark, scratch / "searches", SEARCHES).withWatermark("at", "10 seconds").alias("s")
     clicks = stream_of(spark, scratch / "clicks", CLICKS).withWatermark("at", "10 seconds").alias("c")
     on = "c.query = s.query and c.at >= s.at and c.at <= s.at + interval 10 minutes"
     try:
         return steady(batch_times(clicks.join(searches, sf.expr(on)), scratch))
     finally:
-        spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES["rocksdb"])
+        spark.conf.set(STORE, usual or ON_HEAP)
 
 
 # ---------------------------------------------------------------- a stream and a table
@@ -215,13 +215,13 @@ def main() -> None:
         return seconds
 
     try:
-        spark = session()
+        # Spark's own join keeps its state on the heap, and dies of these rows in the usual 1 GB.
+        spark = session(settings={"spark.driver.memory": "6g"})
         if only in (None, "interval"):
             make_searches(scratch, files, rows)
-            stores = ["default"] if quick else list(STORES)
-            sparks = [note(f"interval_spark_{each}_s", interval_sparks(spark, scratch, each)) for each in stores]
+            sparks = note("interval_spark_s", interval_sparks(spark, scratch))
             own = note("interval_ours_s", steady(ours(scratch, partial(interval_ours, scratch=scratch))))
-            ratios["interval_speed_vs_spark"] = min(sparks) / own
+            ratios["interval_speed_vs_spark"] = sparks / own
         if only in (None, "lookup"):
             make_events(scratch, files, rows * 2, users)
             broadcast = note("lookup_spark_broadcast_s", lookup_sparks(spark, scratch, collected=False))

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 WITH_SPARK = [HERE / "spark", HERE / "test_docs.py"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before the workers are told their groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()

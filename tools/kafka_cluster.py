@@ -36,9 +36,10 @@ from millstream.errors import MillstreamError
 __all__ = ["BROKER", "CONNECTOR", "KafkaCluster", "KafkaFailed", "KafkaUnavailable", "assemble"]
 
 START_S_MAX = 180
-STOP_S_MAX = 30
+STOP_S_MAX = 20
 ASK_S = 2
 ANSWER_S_MAX = 60
+SPREAD_S_MAX = 3  # not every broker has heard of a topic that was just made
 
 
 class KafkaCluster:
@@ -59,7 +60,7 @@ class KafkaCluster:
     ) -> None:
         if nodes not in (1, 3):
             raise KafkaFailed(f"a cluster has one broker or three, not {nodes}", next_step="say nodes=1 or nodes=3")
-        self.folder = Path(folder).resolve() if folder else Path(tempfile.mkdtemp(prefix="millstream-kafka-"))
+        self.folder = Path(folder or f"{tempfile.gettempdir()}/millstream-kafka-{uuid.uuid4().hex}").resolve()
         self._temporary = folder is None
         self._users = dict(users or {})
         self._settings = dict(settings or {})
@@ -125,10 +126,13 @@ class KafkaCluster:
         return self
 
     def stop(self) -> None:
-        """All at once, cleanly; by force if that takes too long. What they stored stays, but for a temporary folder."""
+        """All at once: cleanly, and what they stored stays; or, in a temporary folder, by force, and nothing does.
+
+        A clean stop is cut short: the last of three may wait in vain for the others to take over from it.
+        """
         self._admin = None
         for node in self._nodes.values():
-            node.send(signal.SIGTERM)
+            node.send(signal.SIGKILL if self._temporary else signal.SIGTERM)
         deadline = time.monotonic() + STOP_S_MAX
         for node in self._nodes.values():
             node.wait(max(0.0, deadline - time.monotonic()))
@@ -171,9 +175,11 @@ class KafkaCluster:
 
     def leader_of(self, topic: str, partition: int) -> int | None:
         """The node that leads a partition; None while there is none."""
-        said = self._told(topic).topics[topic]
-        if said.error is not None or partition not in said.partitions:
-            raise KafkaFailed(f"no partition {partition} of topic {topic!r}: {said.error or 'it has fewer'}")
+        deadline = time.monotonic() + SPREAD_S_MAX
+        while partition not in (said := self._told(topic).topics[topic]).partitions:
+            if time.monotonic() > deadline:
+                raise KafkaFailed(f"no partition {partition} of topic {topic!r}: {said.error or 'it has fewer'}")
+            time.sleep(0.1)
         leader = said.partitions[partition].leader
         return leader if leader in self._nodes else None
 
@@ -239,7 +245,7 @@ class KafkaCluster:
 
     def _take_folder(self) -> None:
         """Two clusters in one folder would write over each other's settings."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

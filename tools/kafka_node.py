@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ PORTS = range(20_000, 32_000)
 HOST = "127.0.0.1"
 STORE_PASSWORD = "millstream"  # of a key that is made anew for every folder and opens nothing else
 KEYTOOL_S_MAX = 120
+LOOK_S = 0.05
 KEYS, CERTIFICATE = "keys.p12", "certificate.pem"
 
 
@@ -49,7 +51,16 @@ class Node:
 
     @property
     def runs(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+        """Asked without Popen's lock, which a Ctrl-C at the wrong moment leaves locked for ever."""
+        if self.process is None or self.process.returncode is not None:
+            return False
+        try:
+            ended, status = os.waitpid(self.process.pid, os.WNOHANG)
+        except ChildProcessError:  # seen by someone who was interrupted before it could be noted
+            ended, status = self.process.pid, 0
+        if ended:
+            self.process.returncode = os.waitstatus_to_exitcode(status)
+        return not ended
 
     def start(self, command: list[str]) -> None:
         watched = [sys.executable, "-I", "-S", str(HERE / "watch.py"), str(os.getpid()), *command]
@@ -65,13 +76,12 @@ class Node:
 
     def wait(self, timeout_s: float) -> None:
         """Until it has ended: by itself, or, when the time is over, by force."""
-        if self.process is not None:
-            try:
-                self.process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
+        deadline = time.monotonic() + timeout_s
+        while self.runs:
+            if time.monotonic() > deadline:
                 self.send(signal.SIGKILL)
-                self.process.wait()
-            self.process = None
+            time.sleep(LOOK_S)
+        self.process = None
 
     def failed(self, what: str) -> KafkaFailed:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
@@ -117,7 +127,6 @@ def settings_of(node: Node, nodes: Sequence[Node], users: Mapping[str, str]) -> 
         "transaction.state.log.replication.factor": count,
         "transaction.state.log.min.isr": acknowledging,
         "transaction.state.log.num.partitions": 4,
-        "group.coordinator.rebalance.protocols": "classic,consumer,streams,share",
         "share.coordinator.state.topic.replication.factor": count,
         "share.coordinator.state.topic.min.isr": acknowledging,
         "share.coordinator.state.topic.num.partitions": 4,

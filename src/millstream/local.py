@@ -72,7 +72,7 @@ class Local:
     def _run(self, node: Node, given: list[Flowing]) -> Flowing:
         first = given[0]
         if node in self._states:
-            return self._states[node].run(given)
+            return self._states[node].run(given, node.waited_for)
         if isinstance(node, nodes.Late):
             return replace(first, rows=self._states[node.inputs[0]].sent[LATE])
         if isinstance(node, nodes.Dead) and node.inputs[0] in self._states:
@@ -98,8 +98,8 @@ class LocalState:
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
 
-    def run(self, given: Sequence[Flowing]) -> Flowing:
-        step, flowing = self._step, _slowest(given)
+    def run(self, given: Sequence[Flowing], waited_for: int = 1) -> Flowing:
+        step, flowing = self._step, _slowest(given[:waited_for])
         clock = step.clock(flowing)
         fed = dict(step.nothing)
         for side, (name, coming) in enumerate(zip(INPUTS, given, strict=False)):

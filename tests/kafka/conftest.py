@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 USERS = {"ann": "a password of ann's", "bob": "another"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before the workers are told their groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:

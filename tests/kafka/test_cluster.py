@@ -51,6 +51,25 @@ def new_topic(bootstrap: str) -> str:
     return name
 
 
+def described(admin: AdminClient, topic: str) -> dict[str, ConfigEntry]:
+    """The settings of a topic; asked again while the broker that was asked has not heard of it yet."""
+    resource, found = ConfigResource(ResourceType.TOPIC, topic), {}
+
+    def answered() -> bool:
+        with contextlib.suppress(KafkaException):
+            found.update(admin.describe_configs([resource])[resource].result(WAIT_S))
+        return bool(found)
+
+    until(answered, f"the settings of {topic} were told")
+    return found
+
+
+def replicas(admin: AdminClient, topic: str) -> set[int]:
+    """The brokers that hold partition 0; none while the one that was asked has not heard of the topic."""
+    known = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
+    return set(known[0].replicas) if 0 in known else set()
+
+
 def send(bootstrap: str, topic: str, values: list[bytes]) -> None:
     """Returns when all are acknowledged."""
     refused: list[object] = []
@@ -158,11 +177,9 @@ def test_another_controller_takes_over_from_a_killed_one(kafka3: KafkaCluster) -
 
 def test_two_of_three_brokers_must_have_a_record(kafka3: KafkaCluster) -> None:
     topic = new_topic(kafka3.bootstrap)
-    resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient({"bootstrap.servers": kafka3.bootstrap})
-    said = admin.describe_configs([resource])[resource].result(WAIT_S)
-    assert said["min.insync.replicas"].value == "2"
-    assert len(admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions[0].replicas) == 3
+    assert described(admin, topic)["min.insync.replicas"].value == "2"
+    until(lambda: replicas(admin, topic) == {1, 2, 3}, "the topic had a replica on each broker")
 
 
 # ---------------------------------------------------------------- SASL_SSL

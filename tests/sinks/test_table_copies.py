@@ -138,7 +138,7 @@ def test_a_key_that_is_null_has_a_row_and_goes_like_any_other(log, opened):
     sink = opened()
     sink.write(0, table(SCORES, [score(None, 1)]), weights(1))
     sink.write(1, table(SCORES, [score(None, 1)]), weights(-1))
-    assert records(log) == [(b"null", score(None, 1)), (b"null", None)]
+    assert records(log) == [(b"\0null", score(None, 1)), (b"\0null", None)]
 
 
 def test_the_changes_of_a_key_stay_in_one_partition(log, opened):

@@ -39,7 +39,7 @@ def test_a_topic_is_made_with_the_schema_of_the_rows(log, opened):
 def test_one_key_column_is_the_records_key_as_its_text(log, opened):
     sink = opened(keys=["score"])
     sink.write(0, table(SCORES, [A, B, {"team": "c", "score": None}]), None)
-    assert [record.key for record in records(log)] == [b"1", b"2", b"null"]
+    assert [record.key for record in records(log)] == [b"1", b"2", b"\0null"]
 
 
 def test_a_text_as_key_goes_where_a_producer_sends_that_key(log, opened):

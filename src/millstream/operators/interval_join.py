@@ -6,7 +6,7 @@ sent if it met none and the join asks for such rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from millstream.operators.joining import LEFT, RIGHT, SIDES, Joining, Places, ne
 from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
 from millstream.operators.windowed import Clock, Frames
+from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.table_nodes import IntervalJoin
 from millstream.plan.windows import microseconds
 
@@ -88,6 +89,14 @@ class IntervalJoinStep(PlainStep):
     def _columns(self, side: Side) -> list[str]:
         return [*self.keys, *side.values, TIME, WEIGHT]
 
+    def clock(self, clock: Clock) -> Clock:
+        """Rows may be late by the lateness: until then the watermark is not where it says."""
+        before, after = (
+            reached if reached in (BEGINNING, END) else reached - self.lateness
+            for reached in (clock.watermark_before, clock.watermark)
+        )
+        return replace(clock, watermark_before=before, watermark=after)
+
     def asked(self, inputs: Frames) -> Frames:
         return dict.fromkeys(SIDES, of_keys(self.keys, inputs))
 
@@ -97,7 +106,7 @@ class IntervalJoinStep(PlainStep):
         for name, side in zip(SIDES, self.sides, strict=True):
             unmatched = pl.lit(True) if side.can_lose else pl.col(MATCHES) <= 0
             hold = pl.when(unmatched).then(pl.col(TIME)) if side.counts else never
-            made[name] = Marks(pl.col(TIME) + side.patience + self.lateness + 1, never, hold)
+            made[name] = Marks(pl.col(TIME) + side.patience + 1, never, hold)
         return made
 
     # ------------------------------------------------------------ one step
@@ -115,15 +124,17 @@ class IntervalJoinStep(PlainStep):
         kept = {}
         for side, rows in enumerate((left, right)):
             rows = rows.filter(pl.col(WEIGHT) != 0) if self.sides[side].changing else rows
-            goes = pl.col(TIME) + self.sides[side].patience < clock.watermark - self.lateness
+            goes = rows[TIME] + self.sides[side].patience < clock.watermark
             sent += self._unmatched(rows.filter(goes), side)
-            kept[SIDES[side]] = self._kept(rows.filter(~goes), side)
+            # A side that was only looked at stays as it is: of a key with many rows it would be written anew.
+            if len(in_time[side]) or goes.any() or self.sides[side].counts:
+                kept[SIDES[side]] = self._kept(rows.filter(~goes), side)
         given = self.joining.sent(sent)
         return kept, {SENT: netted(given) if self.node.is_changing else given, LATE: pl.concat(late)}
 
     def _judged(self, rows: pl.DataFrame, side: int, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows that come in time, and the others."""
-        limit = clock.watermark_before - self.lateness
+        limit = clock.watermark_before
         times = rows[TIME]
         if not times.null_count() and not (times < limit).any():
             return rows, self.none_late

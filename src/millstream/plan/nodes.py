@@ -60,6 +60,11 @@ class Node:
         return type(self).__name__.lower()
 
     @property
+    def waited_for(self) -> int:
+        """Of how many inputs, from the first on, the watermarks count."""
+        return len(self.inputs)
+
+    @property
     def is_changing(self) -> bool:
         """Whether rows of it may be taken back."""
         return any(given.is_changing for given in self.inputs)

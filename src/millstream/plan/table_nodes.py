@@ -231,6 +231,10 @@ class LookupJoin(Join):
     keeps_state: ClassVar[bool] = True
 
     @property
+    def waited_for(self) -> int:
+        return 2 if self.at_event_time else 1
+
+    @property
     def is_changing(self) -> bool:
         return self.inputs[0].is_changing
 

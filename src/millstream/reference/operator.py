@@ -35,15 +35,20 @@ class StatefulOperator(Operator):
         self._passed_on = BEGINNING
 
     def step(self, bundles: Sequence[Bundle]) -> Bundle:
-        given = slowest(bundles)
+        given = slowest(bundles[: self.node.waited_for])
         self.late = []
         rows = self.run([bundle.rows for bundle in bundles], given)
-        before, self._passed_on = self._passed_on, max(self._passed_on, min(given.watermark, self.hold()))
+        reached = min(self.reached(given.watermark), self.hold())
+        before, self._passed_on = self._passed_on, max(self._passed_on, reached)
         return replace(given, rows=rows, watermark_before=before, watermark=self._passed_on)
 
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
         """What is sent, given the rows of each input; `clock` says how far watermark and time have come."""
         raise NotImplementedError
+
+    def reached(self, watermark: int) -> int:
+        """The watermark as this step sees it."""
+        return watermark
 
     def hold(self) -> int:
         """The smallest event time of what may still be sent."""

@@ -75,17 +75,20 @@ class IntervalJoinOperator(StreamJoinOperator):
         self.sent: list[Row] = []
         self.watermark = BEGINNING
 
+    def reached(self, watermark: int) -> int:
+        """Rows may be late by the lateness: until then the watermark is not where it says."""
+        return watermark if watermark in (BEGINNING, END) else watermark - microseconds(self.node.lateness)
+
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
-        lateness = microseconds(self.node.lateness)
         for side, rows in enumerate(given):
             for row in rows:
                 if row.time is None:
                     self.too_late(row, side, reason="no event time")
-                elif row.time < clock.watermark_before - lateness:
+                elif row.time < self.reached(clock.watermark_before):
                     self.too_late(row, side, reason="expired")
                 else:
                     self.rows[side].append(row)
-        self.watermark = clock.watermark - lateness
+        self.watermark = self.reached(clock.watermark)
         before, self.sent = self.sent, list(self._result())
         return singly(less(self.sent, before))
 

@@ -34,6 +34,7 @@ from millstream.sinks.flat import as_json
 from millstream.sinks.weights import WEIGHT, one_batch, weighted, with_weights
 
 BATCH_ROWS = 1 << 18  # a frame of the log is held in memory whole
+NULL_KEY = b"\0null"
 LASTING = (DamagedLog, NotALog, UnsupportedFormat)  # storage errors that waiting does not mend
 
 
@@ -173,7 +174,7 @@ class TopicSink:
 
 
 def record_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.Array | None:
-    """The key of each record; that of a single column which is null is the text `null`: it needs a partition too."""
+    """The key of each record; that of a single column which is null is one that no text is: it needs a place too."""
     if not keys:
         return None
     if len(keys) > 1:
@@ -182,11 +183,11 @@ def record_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.Array | None:
         return codec("json", schema).encode(align(part, schema.arrow)).cast(pa.binary())
     column = rows.column(keys[0])
     if pa.types.is_binary(column.type):
-        return column.fill_null(b"null")
+        return column.fill_null(NULL_KEY)
     if not pa.types.is_string(column.type):
         texts = as_json(column).to_pylist()
         column = pa.array([None if text is None else text.strip('"') for text in texts], pa.string())
-    return column.fill_null("null").cast(pa.binary())
+    return column.cast(pa.binary()).fill_null(NULL_KEY)
 
 
 def producer_name(job: str, step: str) -> str:

@@ -188,7 +188,8 @@ class StepRunner:
         head.watermark, head.now, head.inputs = watermark, inputs.now, inputs.kept()
         head.passed_on = max(head.passed_on, min(clock.watermark, head.hold))
         self._head.update((head.to_bytes(),))
-        said = {"group": group, "watermark": head.passed_on, "idle": inputs.is_idle(), "now": clock.now}
+        idle = inputs.is_idle() and clock.watermark == watermark  # a step in processing time never is
+        said = {"group": group, "watermark": head.passed_on, "idle": idle, "now": clock.now}
         yield from packer.pack(said)
         report = {"step": self._node.name, "watermark": watermark, "rows": head.rows, "late": late, "now": inputs.now}
         yield label, DRIVER, REPORT, group, control_to_bytes(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -14,9 +15,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import polars as pl
+
 from millstream.errors import JobChanged, JobRunning
 from millstream.log.disk import write_document
 from millstream.operators.stateful import stateful
+from millstream.plan.nodes import Node
+from millstream.plan.table_nodes import SideJoin
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
 
@@ -48,8 +53,36 @@ def described(layout: Layout) -> dict[str, dict[str, str]]:
             f"table {name}": ", ".join(f"{column} {kind}" for column, kind in table.schema.items())
             for name, table in step.tables().items()
         }
-        found[node.name] = {"does": node.label, **tables}
+        found[node.name] = {"does": node.label, **tables, **_fed_by(node)}
     return found
+
+
+def _fed_by(node: Node) -> dict[str, str]:
+    """What a step is fed with, as far as its state depends on it.
+
+    A row that was put there must be taken back in the same form: so what lies before a step over rows that change may
+    not change. And two inputs may not change places.
+    """
+    found = {}
+    for number, given in enumerate(node.inputs, 1):
+        if given.is_changing:
+            found[f"input {number}"] = ", then ".join(_way(given))
+        elif len(node.inputs) > 1:
+            found[f"input {number}"] = _way(given)[0]
+    return found
+
+
+def _way(node: Node) -> list[str]:
+    """The step that keeps state or the source before a node, by name, and what is done to its rows since."""
+    if not node.inputs or node.keeps_state:
+        return [node.name]
+    if len(node.inputs) > 1:
+        return [f"{node.label} of ({'; '.join(', then '.join(_way(given)) for given in node.inputs)})"]
+    label = node.label
+    if isinstance(node, SideJoin):
+        content = "".join(str(pl.Series(column).hash(7).sum()) for column in node.rows.columns)
+        label += f" ({hashlib.sha256(content.encode()).hexdigest()[:12]})"
+    return [*_way(node.inputs[0]), label]
 
 
 class JobFolder:

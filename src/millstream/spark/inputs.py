@@ -37,7 +37,7 @@ class InputWatermark:
     def hear(self, control: dict[str, Any]) -> None:
         name = control["origin"]
         self.now = max(self.now, control["now"])
-        if name == CLOCK:
+        if name == CLOCK or (name not in self._told and name not in self._before):  # or it is not waited for
             return
         if name in self._before:
             self._before[name][control["group"]] = control["watermark"], control["idle"]

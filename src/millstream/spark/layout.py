@@ -176,8 +176,9 @@ class Layout:
         return any(isinstance(node, nodes.Late) and node.inputs[0] is step for node in self.order)
 
     def upstream(self, step: Node) -> list[Node]:
-        """The origins that feed a step of the chain."""
-        return list(dict.fromkeys(origin for given in step.inputs for origin in self._origins[given]))
+        """The origins that feed a step of the chain and whose watermarks count for it."""
+        counting = step.inputs[: step.waited_for]
+        return list(dict.fromkeys(origin for given in counting for origin in self._origins[given]))
 
     @cached_property
     def _regions(self) -> dict[Node, Region]:

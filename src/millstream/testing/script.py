@@ -180,6 +180,10 @@ class Script:
             for name in self.reads:
                 by_rows = told[name].now(self.clock) if told else BEGINNING
                 reached[name] = max(reached[name], min(self.partitions.values()), by_rows)
+            idle = {name for name, source in told.items() if source.is_idle(self.clock)}
+            if idle and len(idle) < len(told):  # a silent source is not waited for as long as another one speaks
+                slowest = min(reached[name] for name in told if name not in idle)
+                reached |= {name: max(reached[name], slowest) for name in idle}
             yield {
                 node: Bundle(rows.get(name, []), before[name], reached[name], clock_before, self.clock)
                 for name, node in self.reads.items()

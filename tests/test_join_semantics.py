@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.testing import Add, Watermark, play
+from millstream.testing import Add, Clock, Watermark, play
 
 runner = {"on": "reference"}
 SCHEMA = {"clicks": "user string, page string, at timestamp", "views": "user string, ad string, at timestamp"}
@@ -301,3 +301,54 @@ def test_a_row_taken_back_before_its_window_is_over_never_was() -> None:
         until(10),
     )
     assert said(out) == [[], [], [], [], [("ann", "/1", "x")]]
+
+
+def counted(joined: Any) -> Any:
+    """How many pairs there are in windows of ten seconds, and which come too late for theirs."""
+    panes = joined.window(ms.fixed("10 seconds")).agg(n=ms.count())
+    return {"panes": panes, "late": panes.late}
+
+
+def test_what_lateness_lets_in_is_not_late_for_the_next_step() -> None:
+    build = within("-5 seconds", "5 seconds", allowed_lateness="20 seconds")
+    steps = run(
+        lambda clicks, views: counted(build(clicks, views)),
+        clicks(("ann", "home", 3)),
+        until(15),
+        views(("ann", "shoes", 4)),
+        until(40),
+    )
+    assert [[row["n"] for row in step["panes"]] for step in steps] == [[], [], [], [1]]
+    assert not any(step["late"] for step in steps)
+
+
+def test_a_table_as_it_is_now_is_not_waited_for() -> None:
+    def build(clicks: Any, views: Any) -> Any:
+        shown = views.to_table(key="user")
+        return counted(clicks.join(shown, on="user", as_of="now").select("user", "at"))["panes"]
+
+    steps = play(
+        build,
+        [views(("ann", "shoes", 1)), clicks(("ann", "home", 3)), clicks(("ann", "cart", 60))],
+        schema=SCHEMA,
+        event_time=EVENT_TIME,
+        watermark=ms.ascending(),
+        on=runner["on"],
+    )
+    assert [[row["n"] for row in step] for step in steps] == [[], [], [1]]
+
+
+def test_a_silent_source_is_not_waited_for() -> None:
+    def build(clicks: Any, views: Any) -> Any:
+        shown = views.to_table(key="user")
+        return clicks.join(shown, on="user", as_of="event_time")
+
+    steps = play(
+        build,
+        [views(("ann", "shoes", 1)), clicks(("ann", "home", 3)), Clock(t(100)), clicks(("ann", "cart", 60))],
+        schema=SCHEMA,
+        event_time=EVENT_TIME,
+        watermark=ms.bounded("0 seconds", idle="1 minute"),
+        on=runner["on"],
+    )
+    assert said(steps) == [[], [], [], [("ann", "home", "shoes")]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -155,6 +156,49 @@ def test_a_change_of_a_join_holds_from_the_later_of_both_times() -> None:
         [("", -1, t(5)), ("Rome", 1, t(5))],
         [("Oslo", 1, t(9)), ("Rome", -1, t(9))],
     ]
+
+
+ALONE, BOTH = (1, "ann", None), (1, "ann", "Rome")
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "last"),
+    [
+        ("inner", [], [BOTH]),
+        ("left", [ALONE], [BOTH, (*ALONE, -1)]),
+        ("right", [], [BOTH]),
+        ("full", [ALONE], [BOTH, (*ALONE, -1)]),
+        ("semi", [], [(1, "ann")]),
+        ("anti", [(1, "ann")], [(1, "ann", -1)]),
+    ],
+)
+def test_a_join_of_tables_as_of_a_time_knows_rows_that_are_already_gone(how: str, first: Any, last: Any) -> None:
+    """Order 1 was ann's at 5, though nobody knew yet that she was in Rome when order 2 took its place."""
+    columns = ("id", "user") if how in ("semi", "anti") else ("id", "user", "city")
+
+    def build(orders: Any, users: Any) -> Any:
+        newest = orders.to_table("user").select("id", "user")
+        return newest.join(users.to_table("user").select("user", "city"), on="user", how=how).as_of(t(7))
+
+    out = run(build, order((1, "ann", 1)), order((2, "ann", 10)), user(("ann", "Rome", 5)))
+    assert [said(step, *columns) for step in out] == [first, [], sorted(last, key=str)]
+
+
+@pytest.mark.parametrize("places", list(permutations(range(3))))
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
+def test_a_row_meets_joined_tables_as_they_were_in_whatever_order_they_came(how: Any, places: tuple[int, ...]) -> None:
+    def build(orders: Any, users: Any, asking: Any) -> Any:
+        newest = orders.to_table("user").select("id", "user")
+        table = newest.join(users.to_table("user").select("user", "city"), on="user", how=how)
+        return asking.join(table, on="user", how="left", as_of="event_time")
+
+    asked = Add([{"user": "ann", "n": n, "at": t(n)} for n in (0, 3, 7, 12)], to="asking")
+    came = [order((1, "ann", 1)), user(("ann", "Rome", 5)), order((2, "ann", 10))]
+    schemas = {**SCHEMAS, "asking": "user string, n int, at timestamp"}
+    steps = [asked, *(came[place] for place in places), Watermark(None)]
+    out = play(build, steps, schema=schemas, event_time=dict.fromkeys(schemas, "at"), on=runner["on"])
+    alone = (3, 1 if how in ("left", "full") else None, None)
+    assert said(out[-1], "n", "id", "city") == [(0, None, None), (12, 2, "Rome"), alone, (7, 1, "Rome")]
 
 
 # ---------------------------------------------------------------- a stream and a table

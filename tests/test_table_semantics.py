@@ -128,6 +128,53 @@ def test_a_row_older_than_what_the_watermark_has_passed_is_late() -> None:
     assert out == [[], [], ["+a3 expired", "+a5 no event time"], [], ["+a6 expired"]]
 
 
+def test_a_deletion_without_event_time_deletes_the_newest_version() -> None:
+    def build(rows: Any) -> Any:
+        table = rows.to_table(key="key")
+        return {"changes": table.changes(), "late": table.late}
+
+    steps = [
+        add(("a", 1, 2), ("a", 2, 5), ("b", 3, 4), ("b", None, None), ("c", None, None)),
+        add(("a", None, None), ("a", 4, 3)),
+        Watermark(t(60)),
+        add(("a", None, None), ("a", 5, 4), ("b", 6, 4), ("c", 7, None)),
+        add(("b", None, None), ("b", 8, 4), ("b", None, None), ("b", 9, 70), ("c", None, None)),
+    ]
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    assert [sorted(said(row) for row in step["changes"]) for step in out] == [
+        ["+a1@2", "+a2@5", "-a1@5"],
+        ["+a1@5", "+a4@3", "-a1@3", "-a2@5", "-a4@5"],
+        [],
+        ["+b6@4"],
+        ["+b9@70", "-b6@4"],
+    ]
+    assert [[said(row) for row in sorted(step["late"], key=said)] for step in out] == [
+        [],
+        [],
+        [],
+        ["+a5 expired", "+c7 no event time"],
+        [],
+    ]
+
+
+def test_a_tombstone_has_an_event_time_by_whatever_name() -> None:
+    out = play(
+        lambda rows: rows.where("key <> ''").select("key", "n", seen="at").with_column("then", "seen").to_table("key"),
+        [add(("a", 1, 2)), add(("a", None, 5))],
+        schema=SCHEMA,
+        event_time="at",
+        on=runner["on"],
+    )
+    assert [[said(row) for row in step] for step in out] == [["+a1"], ["-a1"]]
+
+
+def test_the_table_as_of_a_time_has_what_always_held() -> None:
+    out = run(
+        lambda rows: rows.top(1, by="n desc").as_of(t(9)), add(("a", 1, None)), add(("b", 2, 5)), add(("c", 3, 10))
+    )
+    assert out == [["+a1"], ["+b2", "-a1"], []]
+
+
 def test_a_late_row_does_not_bring_a_deleted_key_back() -> None:
     out = run(
         lambda rows: rows.to_table(key="key"),

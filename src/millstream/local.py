@@ -98,7 +98,7 @@ class LocalState:
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
 
-    def run(self, given: Sequence[Flowing], waited_for: int = 1) -> Flowing:
+    def run(self, given: Sequence[Flowing], waited_for: int | None = None) -> Flowing:
         step, flowing = self._step, _slowest(given[:waited_for])
         clock = step.clock(flowing)
         fed = dict(step.nothing)

@@ -136,6 +136,94 @@ def test_aggregates_of_aggregates_are_right(script: Any, changing: bool) -> None
     check(*chained(changing), steps(script, changing=changing), sql)
 
 
+def totals(build: Any, schema: str, script: list[list[tuple[dict[str, Any], int]]]) -> list[list[list[Any]]]:
+    """What each runner holds after each bundle of weighted rows."""
+    stream = Flow("test").read("rows", schema, changes=any(weight < 0 for rows in script for _, weight in rows))
+    node = build(stream).node
+    found: list[list[list[Any]]] = []
+    for runner in (Local([node]), Reference([node])):
+        bag: Counter[str] = Counter()
+        found.append([])
+        for given_ in script:
+            bundle = Bundle([Row(values, None, weight) for values, weight in given_], BEGINNING, BEGINNING, 0, 0)
+            held(bag, runner.step({stream.node: bundle})[node].rows, node.schema.names)
+            found[-1].append(sorted(bag))
+    return found
+
+
+def test_a_sum_of_fractions_recovers_from_what_is_taken_back() -> None:
+    for kind, large in (("double", 1e17), ("float", 2.0**60), ("double", float("inf")), ("double", float("nan"))):
+        script = [
+            [({"k": "a", "x": 1.5}, 1), ({"k": "a", "x": None}, 1)],
+            [({"k": "a", "x": large}, 1)],
+            [({"k": "a", "x": large}, -1), ({"k": "a", "x": 2.0}, 1)],
+            [({"k": "a", "x": 2.0}, -1), ({"k": "a", "x": 1.5}, -1)],
+        ]
+        for found in totals(lambda s: s.group_by("k").agg(n=ms.sum("x")), f"k string, x {kind}", script):
+            assert found == [["['a', 1.5]"], [f"['a', {1.5 + large!r}]"], ["['a', 3.5]"], ["['a', None]"]]
+
+
+def test_a_sum_of_narrow_fractions_is_wide() -> None:
+    script = [[({"k": "a", "x": 2.0**24}, 1), ({"k": "a", "x": 1.0}, 1)], [({"k": "a", "x": 1.0}, 1)]]
+    for found in totals(lambda s: s.group_by("k").agg(n=ms.sum("x")), "k string, x float", script):
+        assert found == [["['a', 16777217.0]"], ["['a', 16777218.0]"]]
+
+
+def test_keys_and_aggregates_of_any_name() -> None:
+    for key, name in (("input", "key"), ("by", "key"), ("input", "group"), ("rows", "newest"), ("0", "key")):
+        script = [[({key: "a", "v": 1}, 1), ({key: "a", "v": 3}, 1)]]
+        made = {name: ms.sum("v"), "best": ms.top("v", 1, by="-v")}
+        for found in totals(
+            lambda s, key=key, made=made: s.group_by(key).agg(**made), f"`{key}` string, v int", script
+        ):
+            assert found == [["['a', 4, [1]]"]]
+
+
+THINNED = {
+    "kinds": ms.distinct_count("v"),
+    "halves": ms.distinct_count("x"),
+    "best": ms.top("v", 2),
+    "least": ms.top("x", 1, by="-v"),
+}
+
+
+@CHECKED
+@given(bundles, st.sets(st.sampled_from([*THINNED, "all"]), min_size=1), st.booleans())
+def test_rows_that_make_no_difference_are_not_missed(script: Any, names: set[str], keyed: bool) -> None:
+    stream = read(False)
+    aggregates = {name: made for name, made in THINNED.items() if name in names} | {"n": ms.count()}
+    if "all" in names:  # needs every row
+        aggregates["all"] = ms.collect("v")
+    node = stream.group_by(*(["k"] if keyed else [])).agg(**aggregates).node
+    local, reference = Local([node]), Reference([node])
+    for bundle in steps(script, changing=False):
+        sent = [runner.step({stream.node: bundle})[node].rows for runner in (local, reference)]
+        alike = [sorted(repr((row.weight, row.time, _texts(row))) for row in rows_) for rows_ in sent]
+        assert alike[0] == alike[1]
+
+
+def test_rows_that_make_no_difference_are_not_kept() -> None:
+    def kept(changing: bool, keyed: bool, **aggregates: Any) -> int:
+        stream = read(changing)
+        node = stream.group_by(*(["k"] if keyed else [])).agg(**aggregates).node
+        local = Local([node])
+        for start in range(0, 1000, 100):
+            values = [{"k": "ab"[n % 2], "v": n % 10, "x": n / 2, "at": moment(n)} for n in range(start, start + 100)]
+            rows_ = [Row(row, n + start) for n, row in enumerate(values)]
+            local.step({stream.node: Bundle(rows_, BEGINNING, BEGINNING, 0, 0)})
+        return len(local._states[node]._stores["elements"])
+
+    assert kept(False, True, kinds=ms.distinct_count("v")) == 10  # five of each key
+    assert kept(False, False, kinds=ms.distinct_count("v % 3")) == 3
+    assert kept(False, True, best=ms.top("x", 3), total=ms.sum("x")) == 6
+    assert kept(False, False, best=ms.top("v", 3, by="-x")) == 3
+    assert kept(False, True, kinds=ms.distinct_count("v"), best=ms.top("x", 3)) == 16
+    assert kept(False, True, none=ms.distinct_count("nullif(v, v)")) == 0
+    assert kept(False, True, kinds=ms.distinct_count("v"), all=ms.collect("v")) == 1000
+    assert kept(True, True, kinds=ms.distinct_count("v")) == 1000
+    assert kept(False, True, total=ms.sum("x")) == 0
+
+
 def test_every_aggregate_of_a_row_that_goes() -> None:
     stream = read(True)
     table = stream.group_by("k").agg(

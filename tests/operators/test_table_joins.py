@@ -226,52 +226,67 @@ def added(total: Counter[Any], rows: Sequence[Row]) -> Counter[Any]:
 # ---------------------------------------------------------------- two tables
 
 
+streams = st.lists(st.lists(st.tuples(left_rows, times, st.just(1)), max_size=4), min_size=3, max_size=3)
+watermarks = st.lists(st.integers(0, 6), min_size=3, max_size=3)
+
+
 @CHECKED
-@given(hows, ons, changes(left_rows), changes(right_rows))
-def test_a_join_of_tables(how: str, on: Any, left: list[list[Change]], right: list[list[Change]]) -> None:
+@given(hows, ons, changes(left_rows), changes(right_rows), watermarks, st.lists(st.integers(0, 16), max_size=3))
+def test_a_join_of_tables(
+    how: str, on: Any, left: list[list[Change]], right: list[list[Change]], moves: list[int], later: list[int]
+) -> None:
+    """Goal: after every bundle, what was sent is the join of the tables, now and as of any time since the watermark."""
     *inputs, joined = nodes(on, how)
-    expected = joined_anew(left, right, on, how, [(number, number, END) for number in range(len(left))])
-    total: Counter[Any] = Counter()
-    for number, (sent,) in enumerate(stepped(inputs, [joined], list(zip(left, right, strict=True)))):
-        total = added(total, sent.rows)
-        assert total == expected[number], f"step {number}"
+    marks = [sum(moves[: number + 1]) - 2 for number in range(len(moves))]
+    asked = [(number, after) for number in range(len(left)) for after in (*later, END)]
+    points = [
+        (place, number, min(END, after + (marks[number - 1] if number else -4)))
+        for place, (number, after) in enumerate(asked)
+    ]
+    expected = joined_anew(left, right, on, how, points)
+    sent: list[Row] = []
+    for number, (step,) in enumerate(stepped(inputs, [joined], list(zip(left, right, strict=True)), marks)):
+        sent += step.rows
+        for place, bundle, time in points:
+            if bundle == number:
+                assert added(Counter(), as_of(sent, time)) == expected[place], f"step {number} as of {time}"
 
 
-@FEWER
-@given(hows, ons, st.data())
-def test_a_join_of_tables_as_of_a_time(how: str, on: Any, data: st.DataObject) -> None:
-    """Goal: as of any time, the join is that of the tables then. Method: rows that are there once, in order of time."""
-    moments, sides = iter(range(10_000)), []
-    for rows in (left_rows, right_rows):
-        there: list[Any] = []
-        bundles: list[list[Any]] = [[] for _ in range(3)]
-        for bundle in bundles:
-            for _ in range(data.draw(st.integers(0, 4))):
-                row = data.draw(rows)
-                bundle.append((row, -1 if row in there else 1))
-                there = [other for other in there if other != row] if row in there else [*there, row]
-        sides.append(bundles)
-    made: list[list[list[Change]]] = [[], []]
-    for number in range(3):
-        order = data.draw(st.permutations([0] * len(sides[0][number]) + [1] * len(sides[1][number])))
-        left_over = [iter(sides[0][number]), iter(sides[1][number])]
-        made[0].append([])
-        made[1].append([])
-        for side in order:
-            row, weight = next(left_over[side])
-            made[side][-1].append((row, next(moments), weight))
-    last = next(moments)
-    *inputs, joined = nodes(on, how)
-    expected = joined_anew(*made, on, how, [(time, 99, time) for time in range(last)])
-    sent = [row for (step,) in stepped(inputs, [joined], list(zip(*made, strict=True))) for row in step.rows]
-    for time in range(last):
-        assert added(Counter(), [row for row in sent if row.time is not None and row.time <= time]) == expected[time]
+def as_of(rows: Sequence[Row], time: int) -> list[Row]:
+    return [row for row in rows if row.time is None or row.time <= time]
+
+
+@settings(CHECKED, max_examples=EXAMPLES // 10)
+@given(hows, ons, changes(left_rows), changes(right_rows), st.data())
+def test_lookups_in_a_join_of_tables_do_not_depend_on_the_order_of_arrival(
+    how: str, on: Any, left: list[list[Change]], right: list[list[Change]], data: st.DataObject
+) -> None:
+    flow = Flow("f")
+    asking = flow.read("asking", "k int, asked int")
+    tables = [flow.read(name, said, changes=True) for name, said in (("left", LEFT), ("right", RIGHT))]
+    table = tables[0].to_table("k").join(tables[1].to_table("k"), on=on, how=how)
+    joined = asking.join(table, on="k", how="left", as_of="now").node
+    assert isinstance(joined, LookupJoin)
+    joined = replace(joined, at_event_time=True)
+    inputs = [asking.node, *(table.node for table in tables)]
+    questions = [({"k": key, "asked": time}, time, 1) for key in (1, 2) for time in range(-4, 14)]
+    came = [(side, change) for side, bundles in enumerate((left, right)) for bundle in bundles for change in bundle]
+    totals = []
+    for order in (came, data.draw(st.permutations(came))):
+        cut = data.draw(st.integers(0, len(order)))
+        bundles = [
+            [questions if number == 0 else [], *([change for of, change in part if of == side] for side in (0, 1))]
+            for number, part in enumerate((order[:cut], order[cut:], []))
+        ]
+        total: Counter[Any] = Counter()
+        for (sent,) in stepped(inputs, [joined], bundles, [BEGINNING, BEGINNING, END]):
+            total = added(total, sent.rows)
+        totals.append(total)
+    assert totals[0] == totals[1]
+    assert len({values[:2] for values in totals[0]}) == len(questions)
 
 
 # ---------------------------------------------------------------- a stream and a table
-
-streams = st.lists(st.lists(st.tuples(left_rows, times, st.just(1)), max_size=4), min_size=3, max_size=3)
-watermarks = st.lists(st.integers(0, 6), min_size=3, max_size=3)
 
 
 def looked_up(
@@ -453,7 +468,7 @@ def test_a_row_with_many_partners_is_only_joined_with_what_came() -> None:
     driver.run(rows_of_keys([1] * 50, "left"), rows_of_keys([1], "right"))
     _, sent = driver.run([], rows_of_keys([1, 1], "right"))
     assert sent[SENT].is_empty()
-    assert driver.held["right"].drop(TIME).rows() == [(1, 3, 1)]
+    assert driver.held["right"].select("key.0", TIME, WEIGHT).rows() == [(1, 1, 3)]
     _, sent = driver.run([], [(*change[:2], -1) for change in rows_of_keys([1, 1, 1], "right")])
     assert sent[SENT][WEIGHT].to_list() == [-1] * 50
     assert driver.held["right"].is_empty()
@@ -487,6 +502,28 @@ def test_history_that_nobody_can_ask_for_is_folded() -> None:
     sent = local.step({left: Bundle([], 3, 9, 0, 0), right: Bundle([], 3, 9, 0, 0)})
     assert [row.values["j"] for row in sent[joined].rows] == [7]
     assert (len(stores[TABLE]), len(stores[WAITING])) == (1, 0)
+
+
+def test_history_of_joined_tables_that_nobody_can_ask_for_is_folded() -> None:
+    """Goal: state follows the rows of the tables, also of keys that never come again. Method: a row moves on."""
+    left, right, joined = nodes("k", "left")
+    local = Local([joined])
+    stores = local._states[joined]._stores
+
+    def run(rows: list[Row], before: int, watermark: int) -> list[Row]:
+        sources = {left: Bundle(rows, before, watermark, 0, 0), right: Bundle([], before, watermark, 0, 0)}
+        return local.step(sources)[joined].rows
+
+    moved = [{"k": key, "m": "x", "a": 1} for key in range(10)]
+    run([Row(moved[0], 0)], -1, -1)
+    for time in range(1, 10):
+        run([Row(moved[time - 1], time, -1), Row(moved[time], time)], -1, -1)
+    assert len(stores["left"]) == 19
+    assert run([], -1, 4) == []
+    assert len(stores["left"]) == 11
+    assert run([Row(moved[6], 5, -1), Row(moved[6], 6)], 4, 5) != []
+    assert run([], 5, END) == []
+    assert len(stores["left"]) == 1
 
 
 def test_rows_may_have_columns_of_any_type() -> None:

@@ -193,14 +193,52 @@ def test_latest_is_the_newest_row_of_each_key_at_any_time(kind: str, script: lis
             for later in range(step, len(seen.sent)):
                 for moment in (then, NOW) if row.time <= then else (NOW,):
                     found[later, moment, *frozen([row.values[name] for name in ROW])] += row.weight
+    # A deletion without event time has that of the newest row before it.
     # Rows that came too late are older than what is known: to the table as it is now they make no difference.
+    before = f"(partition by step, {keys} order by n rows between unbounded preceding and 1 preceding)"
     sql = f"""
+        , timed as (
+            select * replace (if(t is null and ({deleted}), max(t) over before, t) as t)
+            from came window before as {before}
+        )
         select step, moment, id, k, v, tags from (
-            select * from came join (select unnest([{then}, {NOW}]) as moment) on t <= moment
+            select * from timed join (select unnest([{then}, {NOW}]) as moment) on t <= moment
             where not late or moment = {NOW}
             qualify row_number() over (partition by step, moment, {keys} order by t desc, n desc) = 1
         ) where not ({deleted})"""
     assert {key: n for key, n in found.items() if n} == Counter(map(frozen, seen.query(sql)))
+
+
+def values_of(build: Callable[[Any], Any], schema: str, source: Any = "rows", event_time: str | None = None) -> Any:
+    return build(ms.Flow("values").read(source, schema, event_time)).to_table("k").node.values
+
+
+def test_a_tombstone_is_known_by_the_values_of_a_row() -> None:
+    """Neither the event time is one, by whatever name, nor what a topic knows of each record."""
+    schema = "k string, v int, at timestamp, timestamp timestamp, partition int, offset bigint, topic string"
+
+    def select(stream: Any) -> Any:
+        return stream.select("k", "v", seen="at", later="at + interval 1 day", place="offset", twice="offset * 2")
+
+    assert values_of(lambda s: s, schema) == ("v", "at")
+    assert values_of(lambda s: s, schema, event_time="at") == ("v",)
+    assert values_of(lambda s: s, schema, ms.files("x", format="json")) == tuple(schema_names(schema))[1:]
+    assert values_of(lambda s: s, "k string, timestamp bigint, offset string, topic int") == (
+        "timestamp",
+        "offset",
+        "topic",
+    )
+    assert values_of(select, schema, event_time="at") == ("v", "later", "twice")
+    assert values_of(select, schema) == ("v", "seen", "later", "twice")
+    assert values_of(lambda s: select(s).union(select(s)), schema, event_time="at") == ("v", "later", "twice")
+    joined = values_of(
+        lambda s: select(s).join(select(s), on="k", within=("0 seconds", "1 hour")), schema, event_time="at"
+    )
+    assert joined == ("v", "later", "twice", "v_right", "later_right", "twice_right")
+
+
+def schema_names(schema: str) -> list[str]:
+    return [column.split()[0] for column in schema.split(", ")]
 
 
 @FEWER
@@ -394,6 +432,58 @@ def test_rows_with_values_of_every_kind(kind: str, operator: str, data: st.DataO
         bundle = Bundle(rows, BEGINNING, BEGINNING, 0, 0)
         here, there = local.step({stream.node: bundle}), reference.step({stream.node: bundle})
         assert counted(here[made.node].rows) == counted(there[made.node].rows)
+
+
+# ---------------------------------------------------------------- late rows of columns that are called like ours
+
+SPAN = ("0 seconds", "1 hour")
+LATE_OF: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "latest": lambda one, two, on: one.to_table(key=on),
+    "distinct": lambda one, two, on: one.distinct(*on, within="1 day"),
+    "lookup": lambda one, two, on: one.join(two.to_table(key=on), on=on, how="left", as_of="event_time"),
+    "semi": lambda one, two, on: one.join(two.to_table(key=on), on=on, how="semi", as_of="event_time"),
+    "interval": lambda one, two, on: one.join(two, on=on, within=SPAN),
+    "window": lambda one, two, on: one.window(ms.fixed("1 second")).join(two, on=on),
+}
+
+
+@pytest.mark.parametrize("on", [("k",), ("side",), ("reason",), ("side", "reason")])
+@pytest.mark.parametrize("kind", LATE_OF)
+def test_what_is_said_of_a_late_row_takes_the_place_of_columns_of_that_name(kind: str, on: tuple[str, ...]) -> None:
+    reason, given = ("string", "mine") if "reason" in on else ("array<int>", [1])
+    flow = ms.Flow("late")
+    one, two = (flow.read(name, f"side string, k int, reason {reason}, at timestamp", "at") for name in ("one", "two"))
+    made = LATE_OF[kind](one, two, on)
+    late = made.late.node
+    both = [] if kind in ("latest", "distinct") else [name for name in one.schema.names if name not in on]
+    said = {"latest": [], "distinct": [], "window": ["side", "window"]}.get(kind, ["side"])
+    own = [name for name in one.schema.names if name not in (*said, "reason")]
+    names = [*own, *(f"{name}_right" for name in both), *said, "reason"]
+    assert late.schema.names == names
+    came = [Row({"side": "mine", "k": 1, "reason": given, "at": None}, time) for time in (9, None, 1)]
+    runners = Local([late]), Reference([late])
+    for number, (rows, before, after) in enumerate([(came[:1], 0, 5_000_000), (came[1:], 5_000_000, 5_000_000)]):
+        bundle = Bundle(rows, before, after, 0, 0)
+        here, there = (runner.step({one.node: bundle, two.node: bundle})[late].rows for runner in runners)
+        assert counted(here) == counted(there)
+        ours = [row.values for row in here if row.values.get("side") != "right"]
+        assert sorted(row["reason"] for row in ours) == (["expired", "no event time"] if number else [])
+        assert all(row["k"] == 1 for row in ours)
+        assert all(row["side"] == ("left" if "side" in said else "mine") for row in ours)
+
+
+@pytest.mark.parametrize("kinds", [("latest", "distinct"), ("lookup", "semi")])
+def test_late_rows_of_several_steps_as_one_stream(kinds: tuple[str, str]) -> None:
+    """Each step gives the columns in the same order, whatever those of the user are called."""
+    flow = ms.Flow("late")
+    one, two = (flow.read(name, "reason array<int>, side string, k int, at timestamp", "at") for name in ("one", "two"))
+    first, second = (LATE_OF[kind](one, two, ("k",)).late for kind in kinds)
+    node = first.union(second).node
+    rows = [Row({"reason": [1], "side": "mine", "k": 1, "at": None}, None)]
+    bundle = Bundle(rows, 0, 0, 0, 0)
+    for runner in (Local([node]), Reference([node])):
+        sent = runner.step({one.node: bundle, two.node: bundle})[node].rows
+        assert [row.values["reason"] for row in sent] == ["no event time"] * 2
 
 
 # ---------------------------------------------------------------- what is held

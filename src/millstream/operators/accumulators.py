@@ -29,6 +29,8 @@ class Accumulator:
         self.value = pl.col(f"{name}.input")
         if self.kind == "sum" and given[f"{name}.input"].is_integer():
             self.value = self.value.cast(pl.Int64)  # polars would add narrow numbers up in their own width
+        elif self.kind == "sum" and given[f"{name}.input"].is_float():
+            self.value = self.value.cast(pl.Float64)
 
     def kept(self, part: str) -> pl.Expr:
         return pl.col(self.column(part))
@@ -184,6 +186,8 @@ def _computed(rows: pl.DataFrame, name: str, aggregate: Aggregate) -> pl.DataFra
         made = value.sort_by(by, descending=True, maintain_order=True).head(aggregate.count or 0)
     elif aggregate.kind in ("min", "max"):
         made = getattr(value, aggregate.kind)()
+    elif aggregate.kind == "sum":  # of fractions, which cannot be taken back exactly
+        made = value.cast(pl.Float64).sum()
     elif aggregate.kind == "mean":
         made = value.cast(pl.Float64).mean()
     elif aggregate.kind == "stddev":

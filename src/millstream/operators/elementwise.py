@@ -54,7 +54,8 @@ def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
 
 
 def as_of(frame: pl.DataFrame, node: table_nodes.AsOf) -> pl.DataFrame:
-    return frame.filter(pl.col(TIME) <= node.time)
+    """The changes up to a time. One without a time has always held."""
+    return frame.filter((pl.col(TIME) <= node.time).fill_null(True))
 
 
 def changes(frame: pl.DataFrame, node: table_nodes.Changes) -> pl.DataFrame:

@@ -1,7 +1,8 @@
 """Aggregates per key over rows that come and go: a table that changes.
 
 What folds is a few numbers per group. What does not, and what cannot subtract while rows may be taken back, is computed
-from the rows themselves, which are then kept.
+from the rows themselves, which are then kept: all of them if rows may be taken back, and else those that can still make
+a difference.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from millstream.operators import elementwise
@@ -31,12 +33,14 @@ GROUPS, ELEMENTS = "groups", "elements"
 ROWS, NEWEST = "rows", "newest"
 NOT_BEFOREHAND = {"first", "last"}
 """These need the order in which all rows came."""
+THINNED = {"distinct_count", "top"}
+"""These need few of the rows that came, if none is taken back."""
 
 
 class GroupedStep:
     def __init__(self, node: Grouped) -> None:
         self.node = node
-        self.keys = [f"key.{name}" for name in node.keys]
+        self.keys = [f"key.{number}" for number in range(len(node.keys))]  # by name one may be called like an argument
         self._changing = node.inputs[0].is_changing
         self._types: Any = dict(elementwise.types_of(node.schema))
         self._arguments = [name for name, _ in node.arguments]
@@ -53,8 +57,9 @@ class GroupedStep:
         )
 
     def _can_fold(self, name: str, aggregate: Aggregate, given: pl.Schema) -> bool:
-        if self._changing and aggregate.kind == "mean":
-            return given[f"{name}.input"].is_integer()  # of these a sum can be taken back exactly
+        if self._changing and aggregate.kind in ("sum", "mean"):  # only exact sums can be taken back
+            number = given[f"{name}.input"]
+            return number.is_integer() or (aggregate.kind == "sum" and number.is_decimal())
         return folds(aggregate, changing=self._changing)
 
     def tables(self) -> Frames:
@@ -126,7 +131,7 @@ class GroupedStep:
     def _left(self, elements: pl.DataFrame) -> pl.DataFrame:
         """Rows that were not taken back; of equal ones the last to come are. What came too early waits."""
         if not self._changing:
-            return elements
+            return self._needed(elements)
         if (elements[WEIGHT].abs() > 1).any():
             single = pl.col(WEIGHT).sign().cast(pl.Int32)
             elements = elements.select(pl.exclude(WEIGHT), single, pl.col(WEIGHT).abs().alias("times"))
@@ -143,6 +148,23 @@ class GroupedStep:
         others = pl.when(pl.col(WEIGHT) > 0).then("gone").otherwise("come")
         left = pl.col("rank").cast(pl.Int64) <= pl.col("mine").cast(pl.Int64) - others.cast(pl.Int64)
         return counted.filter(left).select(elements.columns)
+
+    def _needed(self, elements: pl.DataFrame) -> pl.DataFrame:
+        """Of rows that stay, those that can still make a difference: one for each value, the best of each key."""
+        if not {made.kind for _, made in self._computed} <= THINNED:
+            return elements
+        is_needed = np.zeros(len(elements), np.bool_)
+        for name, aggregate in self._computed:
+            by = f"{name}.by" if aggregate.by else f"{name}.input"
+            rows = elements.with_row_index("place").drop_nulls([f"{name}.input", by])
+            if aggregate.kind == "distinct_count":
+                rows = rows.unique([*self.keys, by])
+            else:
+                rows = rows.sort(by, ORDER, descending=[True, False])
+                place = pl.int_range(pl.len())
+                rows = rows.filter((place.over(self.keys) if self.keys else place) < (aggregate.count or 0))
+            is_needed[rows["place"].to_numpy()] = True
+        return elements.filter(is_needed)
 
     def _with_results(self, groups: pl.DataFrame, elements: pl.DataFrame) -> pl.DataFrame:
         groups = groups.with_row_index("pane")

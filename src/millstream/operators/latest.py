@@ -8,6 +8,9 @@ Of the versions that the watermark has passed only the newest is kept, the base 
 is too late. A deletion stays as such a base, without its values, for as long as there is no newer version: an older
 row that comes after all must not bring the key back. A key of which nothing is known has no base, and its first row is
 taken in however old it is.
+
+A deletion may have no event time, as a tombstone has no value to hold one. It deletes the newest version that came
+before it: it takes the time of that one, and so stands right behind it. Without such a version it deletes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from millstream.plan import table_nodes
 VERSIONS = "versions"
 DELETED, UNTIL = "deleted", "until"
 """Of a version: whether it is a deletion, and the time of the next."""
-NEW, BASE = "__new", "__base"
+NEW, BASE, CAME, NEWEST = "__new", "__base", "__came", "__newest"
 
 
 class LatestStep(KeyedRows):
@@ -55,6 +58,7 @@ class LatestStep(KeyedRows):
         touched = pl.col(NUMBER).is_in(rows[NUMBER].unique().implode())
         untouched = versions.filter(~touched & (pl.col(UNTIL) < clock.watermark).fill_null(False).not_())
         versions = versions.filter(touched)
+        rows = self._timed(versions, rows)
         rows, late = self._in_time(versions, rows, clock)
         columns = [NUMBER, *self.keys, *self.rest, DELETED, TIME, ORDER]
         line = pl.concat(
@@ -70,6 +74,18 @@ class LatestStep(KeyedRows):
     def marks(self, clock: Clock) -> dict[str, Marks]:
         # A version is no longer the base of anything once the watermark has passed the next one.
         return {VERSIONS: Marks(pl.col(UNTIL) + 1, pl.lit(None, pl.Int64)) if self.node.by_time else NO_MARKS}
+
+    def _timed(self, versions: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows; a deletion without event time has that of the newest version before it, or is left out."""
+        untimed = pl.col(DELETED) & pl.col(TIME).is_null()
+        if not self.node.by_time or not rows.select(untimed.any()).item():
+            return rows
+        newest = versions.group_by(NUMBER).agg(pl.col(TIME).max().alias(NEWEST))
+        came = pl.col(TIME).cum_max().forward_fill().over(NUMBER)
+        rows = rows.sort(ORDER).with_columns(came.alias(CAME))
+        rows = rows.join(newest, on=NUMBER, how="left", maintain_order="left")
+        time = pl.when(untimed).then(pl.max_horizontal(CAME, NEWEST)).otherwise(TIME)
+        return rows.with_columns(time.alias(TIME)).filter(~untimed).drop(CAME, NEWEST)
 
     def _in_time(self, versions: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows that find their place, and those that are too late."""

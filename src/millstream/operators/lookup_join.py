@@ -116,10 +116,10 @@ class LookupJoinStep(JoinedSides):
         reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
         types = self._late_types
         columns = [*self.columns(0, types), *self.columns(1, types, there=False)]
-        made = rows.select(*columns, TIME, pl.col(WEIGHT).cast(pl.Int32))
-        return made.with_columns(rows.select(pl.lit("left").alias("side"), reason.alias("reason"))).select(
-            *types, *HIDDEN
-        )
+        made = {column.meta.output_name(): column for column in columns}
+        made |= {"side": pl.lit("left"), "reason": reason}  # in the place of the user's columns of these names
+        made |= {TIME: pl.col(TIME), WEIGHT: pl.col(WEIGHT).cast(pl.Int32)}
+        return rows.select(made[name].alias(name) for name in (*types, *HIDDEN))
 
     def _as_of_each(self, rows: pl.DataFrame, table: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows, numbered by key and time, and by that number what the table held then."""

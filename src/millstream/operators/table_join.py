@@ -1,12 +1,12 @@
-"""Two tables joined: what is sent is at every moment the sum of all pairs, and of the rows without a partner.
+"""Two tables joined: as of any time, all that was sent adds up to the join of the tables then, however it came.
 
-A change on one side is joined with what the other side holds, and the changes of a bundle with one another; weights are
-multiplied, and what comes of two rows holds from the later of their times. Which rows have a partner follows from a
-second, small table: of each key, since when there are rows at all. It only changes when a key gets its first row or
-loses its last one, and a join with it gives the rows that have a partner; all others are the difference.
+A change on one side is joined with the changes of the other side, old and new; weights are multiplied, and what comes
+of two changes holds from the later of their times. Which rows have a partner follows from a second, small table: of
+each key, when it gets its first row and when it loses its last one. A join with it gives the rows that have a partner;
+all others are the difference.
 
-Of each side the rows are held that are not taken back, each once with its weight and the time from which it holds. So
-sums are always right; as of a time they are right unless changes come out of order for rows that are already gone.
+Of each side its changes are held, each with the time from which it holds. Nobody can ask for a time before the
+watermark any more: what changed up to it has always held, and what was taken back up to it is gone.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from millstream.operators.joining import SIDES, netted, singly
 from millstream.operators.keyed_rows import summed
 from millstream.operators.runs import Marks
 from millstream.operators.side_join import wide
-from millstream.operators.stateful import INPUTS, NO_MARKS, SENT, PlainStep, of_keys
+from millstream.operators.stateful import INPUTS, SENT, PlainStep, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.table_nodes import Join, TableJoin
 
-SINCE = "__since"
-"""Of a key, since when there is a row of it on this side."""
+FOLDED_AT = "folded_at"
+"""Of a row that is taken back: when this and what put it there come to nothing."""
 PARTNER_TIME, PARTNER_WEIGHT = "__partner_time", "__partner_weight"
-PLACE, OWN_TIME, PLUS, MINUS = "__place", "__own_time", "__plus", "__minus"
+PLACE, OWN_TIME, SAME = "__place", "__own_time", "__same"
 EVER: Any = pl.col(TIME).fill_null(BEGINNING)
 """A change without a time has always held."""
 
@@ -103,10 +103,10 @@ class TableJoinStep(JoinedSides):
         super().__init__(node)
         how = node.how
         self._counted = (how in ("right", "full"), how in ("left", "full", "semi", "anti"))
-        """Of which side it matters since when a key has rows."""
+        """Of which side it matters when a key has rows."""
 
     def tables(self) -> Frames:
-        return {name: self.table(side, *([SINCE] if self._counted[side] else [])) for side, name in enumerate(SIDES)}
+        return {name: self.table(side, FOLDED_AT) for side, name in enumerate(SIDES)}
 
     def asked(self, inputs: Frames) -> Frames:
         keys = of_keys(self.keys, inputs).select(self.keys)
@@ -120,7 +120,8 @@ class TableJoinStep(JoinedSides):
             known = self.has_keys(rows)
             came.append(self.changes(rows.filter(known), side))
             lonely.append(self.changes(rows.filter(~known), side))
-        old = [held[name] for name in SIDES]
+        # Not beyond the watermark before: rows after this step may ask for any time since.
+        old = [_folded(held[name], clock.watermark_before).drop(FOLDED_AT) for name in SIDES]
         partners = [self._partners(old[side], came[side]) if self._counted[side] else None for side in (0, 1)]
         sent = []
         if not self.only_left:
@@ -128,40 +129,33 @@ class TableJoinStep(JoinedSides):
             sent.append(pairs.select(*self.given(0), TIME, WEIGHT))
         for side, other in enumerate(reversed(partners)):
             if other is not None:
-                before, turns, _ = other
+                before, turns = other
                 if self.node.how == "semi":
                     found = _joined(self.keys, old[side], came[side], before, turns)
                 else:
                     found = pl.concat([lonely[side], self._alone(old[side], came[side], before, turns)])
                 sent.append(found.select(*self.given(side, other=False), TIME, WEIGHT))
         changes = {
-            name: self._kept(side, old[side], came[side], partners[side])
+            name: self._kept(side, pl.concat([old[side], came[side]]), clock)
             for side, name in enumerate(SIDES)
-            if len(came[side])
+            if len(came[side]) or (held[name][FOLDED_AT] <= clock.watermark).any()
         }
         return changes, {SENT: self._sent(pl.concat(sent))}
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
-        return dict.fromkeys(SIDES, NO_MARKS)
+        return dict.fromkeys(SIDES, Marks(pl.col(FOLDED_AT), pl.lit(None, pl.Int64)))
 
-    def _partners(self, old: pl.DataFrame, came: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-        """The table of keys that have rows: as it was, how it changes, and since when the keys that came have some."""
+    def _partners(self, old: pl.DataFrame, came: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The table of keys that have rows: as it was, and how it changes."""
         keys = self.keys
-        counts = old.group_by(keys).agg(pl.col(WEIGHT).sum(), pl.col(SINCE).first().alias(TIME))
-        before = counts.filter(pl.col(WEIGHT) > 0).select(*keys, TIME, pl.lit(1, pl.Int64).alias(WEIGHT))
+        counts = summed(old, [*keys, TIME], WEIGHT)
+        before = _turns(keys, counts)
         if came.is_empty():
-            return before, before.clear(), before.clear()
-        touched = counts.select(*keys, EVER.alias(TIME), WEIGHT).join(came, on=keys, how="semi")
-        line = pl.concat([touched, came.select(touched.columns)])
-        line = line.group_by(*keys, TIME).agg(pl.col(WEIGHT).sum()).sort(TIME)
-        # One where there are rows, else nothing; and how much that is more than just before.
-        line = line.with_columns((pl.col(WEIGHT).cum_sum().over(keys) > 0).cast(pl.Int64).alias(WEIGHT))
-        turns = line.with_columns(pl.col(WEIGHT) - pl.col(WEIGHT).shift(1, fill_value=0).over(keys))
-        turns = turns.filter(pl.col(WEIGHT) != 0)
-        last = turns.group_by(keys, maintain_order=True).last()
-        since = last.filter(pl.col(WEIGHT) > 0).select(*keys, pl.col(TIME).alias(SINCE))
+            return before, before.clear()
+        touched = counts.join(came, on=keys, how="semi")
+        after = _turns(keys, summed(pl.concat([touched, came.select(counts.columns)]), [*keys, TIME], WEIGHT))
         gone = before.join(came, on=keys, how="semi").with_columns(-pl.col(WEIGHT))
-        return before, summed(pl.concat([turns, gone]), [*keys, TIME], WEIGHT), since
+        return before, summed(pl.concat([after, gone]), [*keys, TIME], WEIGHT)
 
     def _alone(self, old: pl.DataFrame, came: pl.DataFrame, before: pl.DataFrame, turns: pl.DataFrame) -> pl.DataFrame:
         """How the rows without a partner change: all that came, less those that have one."""
@@ -175,34 +169,22 @@ class TableJoinStep(JoinedSides):
         rest = rest.with_columns(pl.col(WEIGHT) - pl.col(PARTNER_WEIGHT).fill_null(0)).filter(pl.col(WEIGHT) != 0)
         later = [found.filter(~at_once).select(columns)]
         if len(turns) and len(old):
-            later.append(_pairs(keys, old.select(columns), turns))
+            later.append(_pairs(keys, old, turns))
         return pl.concat([rest.select(columns), *(rows.with_columns(-pl.col(WEIGHT)) for rows in later)])
 
-    def _kept(
-        self,
-        side: int,
-        old: pl.DataFrame,
-        came: pl.DataFrame,
-        partners: tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame] | None,
-    ) -> pl.DataFrame:
-        """What is held of a side, with what came. A row holds from the newest time at which it was put there."""
-        keys, columns = self.keys, [*self.keys, *self.rest[side]]
-        rows = pl.concat([old.select(came.columns), came])
-        is_plus = pl.col(WEIGHT) > 0
+    def _kept(self, side: int, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+        """What is held of a side of all its changes: those of a row up to the watermark as one."""
+        columns = [*self.keys, *self.rest[side]]
+        rows = _folded(rows, clock.watermark)
         twice = alike(rows, columns)
-        merged = (
-            summed(rows.filter(twice), [*columns, TIME], WEIGHT)
-            .with_columns(pl.when(is_plus).then(TIME).alias(PLUS), pl.when(~is_plus).then(TIME).alias(MINUS))
-            .group_by(columns)
-            .agg(pl.col(PLUS, MINUS).max(), pl.col(WEIGHT).sum())
-            .with_columns(pl.when(is_plus).then(PLUS).otherwise(MINUS).alias(TIME))
-        )
-        rows = pl.concat([rows.filter(~twice), merged.select(rows.columns)]).filter(pl.col(WEIGHT) != 0)
-        if partners is None:
-            return rows
-        _, _, since = partners
-        untouched = old.join(came, on=keys, how="anti").select(*keys, SINCE).unique(keys)
-        return rows.join(pl.concat([since, untouched]), on=keys, how="left")
+        merged = summed(rows.filter(twice), [*columns, TIME], WEIGHT)
+        # A row that is taken back goes once the watermark is there, and all its changes must be at hand then. Others
+        # with the same hash may come along.
+        goes = pl.when((pl.col(WEIGHT) < 0) & (pl.col(TIME) > BEGINNING)).then(TIME)
+        same = merged.select(columns).hash_rows().alias(SAME)
+        merged = merged.with_columns(same).with_columns(goes.min().over(SAME).alias(FOLDED_AT)).drop(SAME)
+        single = rows.filter(~twice).with_columns(pl.lit(None, pl.Int64).alias(FOLDED_AT))
+        return pl.concat([single, merged.select(single.columns)])
 
     def _sent(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Equal rows as one, what is taken back first."""
@@ -219,6 +201,25 @@ def alike(rows: pl.DataFrame, columns: list[str]) -> pl.Series:
     return rows.select(columns).hash_rows().is_duplicated()
 
 
+def _folded(changes: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Changes up to the watermark as if they had always held."""
+    if not (changes[TIME] > BEGINNING).any():
+        return changes
+    passed = pl.col(TIME) <= watermark
+    return changes.with_columns(pl.when(passed).then(pl.lit(BEGINNING, pl.Int64)).otherwise(TIME).alias(TIME))
+
+
+def _turns(keys: list[str], counts: pl.DataFrame) -> pl.DataFrame:
+    """When each key gets rows, and when it no longer has any, given how the number of its rows changes."""
+    more = alike(counts, keys)
+    line = counts.filter(more).sort(TIME)
+    # One where there are rows, else nothing; and how much that is more than just before.
+    line = line.with_columns((pl.col(WEIGHT).cum_sum().over(keys) > 0).cast(pl.Int64).alias(WEIGHT))
+    line = line.with_columns(pl.col(WEIGHT) - pl.col(WEIGHT).shift(1, fill_value=0).over(keys))
+    once = counts.filter(~more & (counts[WEIGHT] > 0)).with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+    return pl.concat([once, line.filter(pl.col(WEIGHT) != 0)])
+
+
 def _joined(
     keys: list[str], old: pl.DataFrame, came: pl.DataFrame, others: pl.DataFrame, others_came: pl.DataFrame
 ) -> pl.DataFrame:
@@ -226,7 +227,7 @@ def _joined(
     columns = others_came.columns
     parts = [_pairs(keys, came, pl.concat([others.select(columns), others_came]))]
     if len(others_came) and len(old):
-        parts.append(_pairs(keys, old.select(came.columns), others_came))
+        parts.append(_pairs(keys, old, others_came))
     return pl.concat(parts)
 
 

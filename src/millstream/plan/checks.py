@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,11 +17,14 @@ from millstream.plan.expressions import Expression, expression
 from millstream.plan.lowered import type_name
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
 from millstream.plan.place import AtUsersLine, users_line, what_exists
-from millstream.plan.places import Place
+from millstream.plan.places import Place, Sqlite, Table
 from millstream.plan.spark_types import family
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.windows import ClosedBy, Delta, Everything, Window
 from millstream.records import Schema, SchemaLike
+
+if TYPE_CHECKING:
+    from millstream.plan.flow import Stream
 
 NOT_KEYS = ("map", "array", "struct", "interval")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -68,6 +73,18 @@ def called(place: Any) -> str:
     return place if isinstance(place, str) else f"{getattr(place, 'name', None) or type(place).__name__}"
 
 
+def same_place(one: Any, other: Any) -> bool:
+    """Whether two sinks are one: a table of a database is the same however rows are written to it."""
+    if isinstance(one, Table) and isinstance(other, Table):
+        one, other = (replace(each, mode="append", key=()) for each in (one, other))
+    if isinstance(one, Sqlite) and isinstance(other, Sqlite):  # its names of tables know no case
+        one, other = (
+            replace(each, path=str(Path(each.path).expanduser().resolve()), table=each.table.lower())
+            for each in (one, other)
+        )
+    return one is other or (type(one) is type(other) and bool(one == other))
+
+
 def loop(topic: str) -> InvalidPlan:
     return refusal(f"the flow reads and writes '{topic}', so it would feed itself", "write to another topic")
 
@@ -102,6 +119,15 @@ def without_event_time(node: Node) -> Node | None:
         return without_event_time(node.inputs[0])
     found = (without_event_time(given) for given in node.inputs)
     return next((source for source in found if source is not None), None)
+
+
+def check_stream(stream: Stream, what: str, instead: str) -> None:
+    """Refuses a table where each row has its place in time: what takes a row back has a later one than that row."""
+    if stream.is_table:
+        raise refusal(
+            f"{what} is for the rows of a stream, and '{stream.node.name}' is a table",
+            f".changes() gives its changes as a stream; {instead}",
+        )
 
 
 def check_event_time(node: Node, window: Window) -> None:
@@ -214,7 +240,9 @@ def check_process(
     if node.is_changing:
         raise refusal(
             f"process takes rows as they come, and those of '{node.name}' may be taken back",
-            "use .discarding() or .accumulating() in the aggregation before, or aggregate the changes first",
+            ".changes() gives the changes of a table as a stream"
+            if node.is_table
+            else "use .discarding() or .accumulating() in the aggregation before, or aggregate the changes first",
         )
     if schema is None:
         raise refusal("process needs the columns that its function gives", "for example schema='device string, n int'")

@@ -26,6 +26,7 @@ from millstream.plan.checks import (
     differences,
     loop,
     refusal,
+    same_place,
     schema_of,
 )
 from millstream.plan.explain import Format, explained
@@ -75,6 +76,7 @@ class Flow:
         self._names: set[str] = set()
         self._sources: list[Any] = []
         self._sides: dict[tuple[Node, type[Node]], Node] = {}
+        self._read_behind: dict[Node, Read] = {}
 
     def read(
         self,
@@ -88,6 +90,7 @@ class Flow:
     ) -> Stream:
         """Rows of a topic or of another source; with `changes` they have weights, and one of -1 takes a row back.
 
+        Then a column `weight` says which, and is not part of the row; nor is `event_time` if it holds the event time.
         A DataFrame of Spark brings its schema along; every other source is read by the one that is given.
         """
         source = frames.as_source(source)
@@ -114,7 +117,24 @@ class Flow:
         strategy = watermark or (Bounded(None, timedelta(0)) if event_time else None)
         step = self.step(name, f"read {called(source)}")
         self._sources.append(source)
-        return Stream(self, Read(step, columns, (), users_line(), source, event_time, strategy, changes))
+        read = Read(step, columns, (), users_line(), source, event_time, strategy, changes)
+        return Stream(self, self._row_of(read) if changes else read)
+
+    def _row_of(self, read: Read) -> Node:
+        """The columns of a change that are the row's: one that takes a row back differs from it in the others."""
+        apart = {"weight", "event_time"} if read.event_time == "event_time" else {"weight"}
+        kept = [column for column in read.schema.names if column not in apart]
+        if len(kept) == len(read.schema.names):
+            return read
+        if not kept:
+            raise refusal(
+                f"nothing of a row is left beside {' and '.join(read.schema.names)}", "name the columns of the rows too"
+            )
+        columns = Schema.from_arrow(pa.schema([read.schema.field(column) for column in kept]))
+        made = tuple((column, Stream(self, read)._kept(column)) for column in kept)
+        row = Project(self.step(None, f"{read.name}.row"), columns, (read,), read.place, made)
+        self._read_behind[row] = read
+        return row
 
     def step(self, given: str | None, kind: str) -> str:
         """The step's name: the user's, or its kind with a number, the same every time the flow is built."""
@@ -191,6 +211,11 @@ class Stream:
     @property
     def schema(self) -> Schema:
         return self.node.schema
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its rows are there until they are taken back, rather than facts with a time of their own."""
+        return self.node.is_table
 
     def explain(self, format: Format = "text") -> str:
         """The steps up to here as text, as a Mermaid flowchart, or as an SVG drawing."""
@@ -321,7 +346,8 @@ class Stream:
             for field in self.schema.arrow
         ]
         columns = Schema.from_arrow(pa.schema(fields))
-        return self._next(Union(self.flow.step(name, "union"), columns, inputs, users_line()))
+        made = Union(self.flow.step(name, "union"), columns, inputs, users_line())
+        return next((other._next(made) for other in others if other.is_table), self._next(made))
 
     # ------------------------------------------------------------ grouping
 
@@ -434,7 +460,7 @@ class Stream:
         columns = late_columns(self.node)
         if columns is not None:
             with AtUsersLine():
-                return self._side(Late, "late", Schema.from_arrow(columns))
+                return self._side(self.node, Late, "late", Schema.from_arrow(columns))
         raise refusal(
             f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no late rows",
             "rows are late for windows, for joins of streams, for to_table and for distinct(…, within=…): "
@@ -444,19 +470,20 @@ class Stream:
     @property
     def dead(self) -> Stream:
         """The rows that this stream's last step could not handle, with the reason."""
-        if not isinstance(self.node, MapRows | Process | Read):
+        node = self.flow._read_behind.get(self.node, self.node)
+        if not isinstance(node, MapRows | Process | Read):
             raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",
                 "rows die where bytes are decoded and in map, flat_map and process: take .dead right behind those",
             )
-        return self._side(Dead, "dead", DEAD_LETTER_SCHEMA)
+        return self._side(node, Dead, "dead", DEAD_LETTER_SCHEMA)
 
-    def _side(self, kind: type[Node], suffix: str, schema: Schema) -> Stream:
+    def _side(self, node: Node, kind: type[Node], suffix: str, schema: Schema) -> Stream:
         """A side output is one step, however often it is asked for."""
-        found = self.flow._sides.get((self.node, kind))
+        found = self.flow._sides.get((node, kind))
         if found is None:
-            step = self.flow.step(None, f"{self.node.name}.{suffix}")
-            found = self.flow._sides[self.node, kind] = kind(step, schema, (self.node,), users_line())
+            step = self.flow.step(None, f"{node.name}.{suffix}")
+            found = self.flow._sides[node, kind] = kind(step, schema, (node,), users_line())
         return self._next(found)
 
     def write(self, sink: Any, *, name: str | None = None) -> None:
@@ -468,7 +495,7 @@ class Stream:
         if isinstance(sink, Place):
             sink.check_written(self.schema)
         for other in self.flow.outputs:
-            if other.sink is sink or (type(other.sink) is type(sink) and other.sink == sink):
+            if same_place(other.sink, sink):
                 raise refusal(
                     f"two streams are written to {called(sink)}, the other at {other.place}",
                     "write to another sink, or bring them together with union(…)",
@@ -479,4 +506,8 @@ class Stream:
         self.flow.outputs.append(Write(step, self.schema, (self.node,), users_line(), sink, net, keys))
 
     def _next(self, node: Node) -> Stream:
+        if node.is_table:
+            from millstream.plan.tables import Table
+
+            return Table(self.flow, node)
         return Stream(self.flow, node)

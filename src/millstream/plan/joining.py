@@ -11,8 +11,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from millstream.errors import InvalidPlan
-from millstream.plan.checks import check_keys, refusal, without_event_time
+from millstream.plan.checks import check_keys, check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow, Stream
+from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
 from millstream.plan.lowered import type_name
 from millstream.plan.nodes import Node
@@ -55,7 +56,8 @@ class Side:
         if isinstance(given, Stream):
             raise refusal("flow.table takes rows that are known beforehand, not a stream", "use stream.to_table(key=…)")
         # The plan does not know how rows are read: only whoever joins with such rows needs to.
-        rows: pa.Table = import_module("millstream.sources.bounded").load(given, schema)
+        with AtUsersLine():
+            rows: pa.Table = import_module("millstream.sources.bounded").load(given, schema)
         plain = isinstance(given, Sequence) or hasattr(given, "columns")
         return cls(flow, schema, rows, f"{rows.num_rows} rows" if plain else str(given))
 
@@ -92,15 +94,18 @@ def join(
         return stream._next(
             SideJoin(step, shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.said)
         )
-    if isinstance(stream, Table):
-        if not isinstance(other, Table):
-            raise refusal("a table cannot be joined with a stream", "turn it round: stream.join(table, as_of=…)")
+    if stream.is_table:
+        if not other.is_table:
+            raise refusal(
+                f"'{stream.node.name}' is a table, and cannot be joined with a stream",
+                "turn it round: stream.join(table, as_of=…); or join two tables, or a stream with its .changes()",
+            )
         _check_unsaid({"within": within, "as_of": as_of, "allowed_lateness": late}, "two tables")
         made = TableJoin(
             stream.flow.step(name, "join"), shape.columns, _nodes(stream, other), users_line(), *_parts(shape)
         )
         return Table(stream.flow, made)
-    if isinstance(other, Table):
+    if other.is_table:
         _check_unsaid({"within": within, "allowed_lateness": late}, "a stream and a table")
         return _lookup(stream, other, shape, as_of, name)
     _check_unsaid({"as_of": as_of}, "two streams")
@@ -121,12 +126,14 @@ def join_in_windows(
     suffix: str,
     name: str | None,
 ) -> Joined:
+    if isinstance(other, Side):
+        raise refusal(
+            "rows that are known beforehand lie in no window", "leave out window(…): stream.join(flow.table(…), on=…)"
+        )
+    shape = _shape(stream, other, on, how, suffix)
     for side in (stream, other):
-        if isinstance(side, Table):
-            raise refusal(
-                "a join in windows is of two streams", "join a stream with a table by stream.join(table, as_of=…)"
-            )
-        if isinstance(side, Stream) and "window" in side.schema.names:
+        check_stream(side, "a join in windows", "or join a stream with it by stream.join(table, as_of=…)")
+        if "window" in map(str.lower, side.schema.names):
             raise refusal(
                 f"a join in windows has a column 'window', and '{side.node.name}' has one already",
                 "give it another name with select(…)",
@@ -135,9 +142,9 @@ def join_in_windows(
         raise refusal(
             f"streams cannot be joined in {window}", "use fixed, sliding, sessions or calendar, in event time"
         )
-    shape = _shape(stream, other, on, how, suffix)
     _check_event_times(f"{window} is about event time", stream, other)
-    columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
+    with AtUsersLine():
+        columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
     step = stream.flow.step(name, "join")
     return Joined(
         stream.flow,
@@ -145,7 +152,7 @@ def join_in_windows(
     )
 
 
-def _lookup(stream: Stream, table: Table, shape: _Shape, as_of: AsOfWhen | None, name: str | None) -> Joined:
+def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None, name: str | None) -> Joined:
     if as_of not in ("event_time", "now"):
         raise refusal(
             "which version of the table is meant is not said" if as_of is None else f"as_of is not {as_of!r}",
@@ -167,7 +174,8 @@ def _lookup(stream: Stream, table: Table, shape: _Shape, as_of: AsOfWhen | None,
 
 def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) -> _Shape:
     if not isinstance(other, Stream | Side):
-        raise refusal(f"a join is with a stream or a table, and {other!r} is none", "a.join(b, on='user', …)")
+        said = type(other).__name__ if isinstance(other, Keyed | Windowed) else repr(other)
+        raise refusal(f"a join is with a stream or a table, and {said} is none", "a.join(b, on='user', …)")
     if other.flow is not stream.flow:
         raise refusal(
             f"a join is within one flow, and these are of '{stream.flow.name}' and '{other.flow.name}'",
@@ -175,18 +183,20 @@ def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) 
         )
     if how not in HOWS:
         raise refusal(f"there is no {how!r} join", what_exists(how, HOWS, kind="joins"))
+    if not isinstance(suffix, str) or not suffix:
+        raise refusal(f"suffix is a text that is put behind names, not {suffix!r}", "for example suffix='_right'")
     pairs = _pairs(stream.schema, other.schema, on)
     shared = {one for one, same in pairs if one == same}
-    taken = set(stream.schema.names)
+    taken = {column.lower() for column in stream.schema.names}  # as in SQL, a column is the same in either case
     left: Columns = tuple((column, column) for column in stream.schema.names)
     right: list[tuple[str, str]] = []
     for column in other.schema.names:
         if column in shared:
             continue
-        given = f"{column}{suffix}" if column in taken else column
-        if given in taken:
+        given = f"{column}{suffix}" if column.lower() in taken else column
+        if given.lower() in taken:
             raise refusal(f"'{given}' would stand twice in the join", "choose another suffix, or rename with select(…)")
-        taken.add(given)
+        taken.add(given.lower())
         right.append((given, column))
     fields = [_wide(stream.schema, other.schema, column, column in shared) for _, column in left]
     if how in ("right", "full"):
@@ -194,7 +204,9 @@ def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) 
     if how not in ("semi", "anti"):
         others = [other.schema.field(column).with_name(given) for given, column in right]
         fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
-    return _Shape(Schema.from_arrow(pa.schema(fields)), pairs, how, left, tuple(right))
+    with AtUsersLine():
+        columns = Schema.from_arrow(pa.schema(fields))
+    return _Shape(columns, pairs, how, left, tuple(right))
 
 
 def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
@@ -204,7 +216,12 @@ def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
 
 
 def _pairs(own: Schema, others: Schema, on: On) -> Columns:
-    pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in columns_of(on, "on"))
+    if isinstance(on, Mapping):
+        if not all(isinstance(name, str) for pair in on.items() for name in pair):
+            raise refusal(f"on takes a column for each column, not {on!r}", "for example on={'own': 'other'}")
+        pairs = tuple(on.items())
+    else:
+        pairs = tuple((name, name) for name in columns_of(on, "on"))
     if not pairs:
         raise refusal("a join needs a column in which rows are equal", "for example on='user'")
     check_keys(own, [one for one, _ in pairs], "on")

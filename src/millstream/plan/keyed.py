@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from millstream.plan.aggregates import Aggregate
 from millstream.plan.checks import (
     check_event_time,
     check_process,
+    check_stream,
     fed_with,
     refusal,
     result_type,
@@ -59,6 +60,7 @@ class Keyed:
         """Where in event time. `timestamp` is the event time of a pane: end_of_window, earliest or latest."""
         if not isinstance(window, Window):
             raise refusal(f"{window!r} is not a window", WINDOWS)
+        check_stream(self.stream, "a window", "group_by(…).agg(…) aggregates it as it is")
         choices = [choice.value for choice in PaneTime]
         if timestamp not in choices:
             raise refusal(f"timestamp is one of {', '.join(choices)}, not {timestamp!r}", "leave it out: end_of_window")
@@ -97,6 +99,30 @@ class Keyed:
             stream.flow,
             Process(step, columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time),
         )
+
+    def agg(self, *_: object, **__: object) -> NoReturn:
+        """Not without a window: the refusal says what there is instead."""
+        raise refusal(
+            "rows by key are aggregated in windows, and none is named",
+            f"use .window(…).agg(…), or stream.group_by({self._said}).agg(…) for a table without windows",
+        )
+
+    def join(self, *_: object, **__: object) -> NoReturn:
+        """Not by key: the refusal says what there is instead."""
+        on = self._said if len(self.keys) == 1 else f"({self._said})"
+        raise refusal(
+            "a join names its columns itself, and takes no rows by key",
+            f"join streams, not keyed ones: stream.join(other, on={on})",
+        )
+
+    def to_table(self, *_: object, **__: object) -> NoReturn:
+        """Not by key: the refusal says what there is instead."""
+        key = self._said if len(self.keys) == 1 else f"({self._said})"
+        raise refusal("a table names its key itself, and takes no rows by key", f"use stream.to_table(key={key})")
+
+    @property
+    def _said(self) -> str:
+        return ", ".join(map(repr, self.keys))
 
 
 class Windowed:

@@ -69,6 +69,11 @@ class Node:
         """Whether rows of it may be taken back."""
         return any(given.is_changing for given in self.inputs)
 
+    @property
+    def is_table(self) -> bool:
+        """Whether its rows are changes of a table: one that takes a row back holds from a later time than that row."""
+        return any(given.is_table for given in self.inputs)
+
 
 @dataclass(frozen=True, eq=False)
 class Read(Node):
@@ -151,6 +156,10 @@ class WindowedAggregate(Node):
         return self.mode is Mode.RETRACTING
 
     @property
+    def is_table(self) -> bool:
+        return False
+
+    @property
     def label(self) -> str:
         what = ", ".join(f"{name}={made}" for name, made in self.aggregates)
         keys = f" per {', '.join(self.keys)}" if self.keys else ""
@@ -171,6 +180,10 @@ class Process(Node):
     keeps_state: ClassVar[bool] = True
 
     @property
+    def is_table(self) -> bool:
+        return False
+
+    @property
     def label(self) -> str:
         timers = f", timers to {_name_of(self.on_timer)}" if self.on_timer else ""
         time = f", by {self.event_time}" if self.event_time else ""
@@ -186,6 +199,10 @@ class Late(Node):
         return any(given.is_changing for given in self.inputs[0].inputs)
 
     @property
+    def is_table(self) -> bool:
+        return False
+
+    @property
     def label(self) -> str:
         return "late rows"
 
@@ -193,6 +210,10 @@ class Late(Node):
 @dataclass(frozen=True, eq=False)
 class Dead(Node):
     """The rows that a step before could not handle."""
+
+    @property
+    def is_table(self) -> bool:
+        return False
 
     @property
     def label(self) -> str:

@@ -39,6 +39,10 @@ class Latest(Node):
         return True
 
     @property
+    def is_table(self) -> bool:
+        return True
+
+    @property
     def label(self) -> str:
         deleted = f", deleted where {self.deleted}" if self.deleted else ""
         return f"latest per {', '.join(self.keys)}{deleted}"
@@ -59,6 +63,10 @@ class Grouped(Node):
         return True
 
     @property
+    def is_table(self) -> bool:
+        return True
+
+    @property
     def label(self) -> str:
         what = ", ".join(f"{name}={made}" for name, made in self.aggregates)
         return what + (f" per {', '.join(self.keys)}" if self.keys else " over all rows")
@@ -70,6 +78,10 @@ class Changes(Node):
 
     @property
     def is_changing(self) -> bool:
+        return False
+
+    @property
+    def is_table(self) -> bool:
         return False
 
     @property
@@ -85,6 +97,10 @@ class AsOf(Node):
     said: str
 
     @property
+    def is_table(self) -> bool:
+        return True
+
+    @property
     def label(self) -> str:
         return f"as of {self.said}"
 
@@ -97,6 +113,10 @@ class Distinct(Node):
     within: timedelta | None
     """Rows as far apart in event time as this, or further, are not alike. Only of a stream."""
     keeps_state: ClassVar[bool] = True
+
+    @property
+    def is_table(self) -> bool:
+        return self.is_changing
 
     @property
     def label(self) -> str:
@@ -141,6 +161,10 @@ class Top(Node):
 
     @property
     def is_changing(self) -> bool:
+        return True
+
+    @property
+    def is_table(self) -> bool:
         return True
 
     @property
@@ -219,6 +243,10 @@ class TableJoin(Join):
         return True
 
     @property
+    def is_table(self) -> bool:
+        return True
+
+    @property
     def label(self) -> str:
         return f"{self.how} join of tables on {self._on}"
 
@@ -237,6 +265,10 @@ class LookupJoin(Join):
     @property
     def is_changing(self) -> bool:
         return self.inputs[0].is_changing
+
+    @property
+    def is_table(self) -> bool:
+        return self.inputs[0].is_table
 
     @property
     def label(self) -> str:

@@ -20,13 +20,29 @@ from millstream.plan.expressions import expression
 from millstream.plan.flow import Stream
 from millstream.plan.keyed import aggregated, check_named
 from millstream.plan.lowered import type_name
-from millstream.plan.nodes import INSTANT, Dead, Late, Node, Project, Read, Where
+from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Where, WindowedAggregate
 from millstream.plan.place import AtUsersLine, users_line
 from millstream.plan.places import Table as DatabaseTable
-from millstream.plan.table_nodes import AsOf, Changes, Distinct, Grouped, Latest, Order, Take, Top
+from millstream.plan.table_nodes import AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
 from millstream.records import Schema, duration
 
 CHANGE_COLUMNS = ("weight", "event_time")
+METADATA: dict[str, tuple[pa.DataType, ...]] = {
+    "topic": (pa.string(),),
+    "partition": (pa.int32(), pa.int64()),
+    "offset": (pa.int64(),),
+    "timestamp": (INSTANT,),
+    "headers": (pa.map_(pa.string(), pa.binary()),),
+}
+"""What a topic knows of each record but for its key, by the name of the column."""
+NULLS = re.compile(r"\s+nulls\s+(first|last)\s*$", re.IGNORECASE)
+PIECE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|.", re.DOTALL)
+EXAMPLES = {
+    "key": "key='user', or key=('team', 'user')",
+    "on": "on='user', on=('team', 'user'), or on={'own': 'other'} where the names differ",
+    "per": "per='user'",
+    "by": "by='score desc', or by=['score desc', 'name']",
+}
 DIRECTION = re.compile(r"(?P<by>.*?)(?:\s+(?P<direction>asc|desc))?\s*", re.IGNORECASE | re.DOTALL)
 
 
@@ -36,6 +52,10 @@ class Table(Stream):
     def __init__(self, flow: Any, node: Node, key: tuple[str, ...] = ()) -> None:
         super().__init__(flow, node)
         self.key = key
+
+    @property
+    def is_table(self) -> bool:
+        return True
 
     def changes(self, *, name: str | None = None) -> Stream:
         """The other side of the table: a stream of its changes, with `weight` (+1, -1) and `event_time`."""
@@ -70,8 +90,9 @@ class Table(Stream):
         self._write(sink, name, net=True, keys=self.key)
 
     def _check_columns(self, names: Sequence[str], what: str) -> None:
+        taken = {column.lower() for column in self.schema.names}
         for name in names:
-            if name in self.schema.names:
+            if name in taken:
                 raise refusal(f"{what} a column '{name}' of its own", "give yours another name with select(…)")
 
     def _next(self, node: Node) -> Stream:
@@ -113,6 +134,11 @@ class Grouping:
 
 
 def to_table(stream: Stream, key: str | Sequence[str], deleted: str | None, name: str | None) -> Table:
+    """Per key the newest row. Without `deleted`, a row whose values are all null deletes its key.
+
+    A value is a column that is no key, not the event time, and nothing that a topic knows of each record: a tombstone
+    has these too. What `select` calls by another name stays what it is.
+    """
     keys = columns_of(key, "key")
     if not keys:
         raise refusal("a table needs a key", f"columns that exist: {', '.join(stream.schema.names)}")
@@ -122,20 +148,50 @@ def to_table(stream: Stream, key: str | Sequence[str], deleted: str | None, name
             raise refusal(
                 f"rows of '{stream.node.name}' are taken back by their weight", "leave out deleted=: it is a table"
             )
+        _check_relabelled(stream, keys, name)
         return Table(stream.flow, stream.node, keys)
     condition = None if deleted is None else expression(deleted, stream.schema, boolean=True)
-    times = {node.event_time for node in _reads(stream.node)}
-    values = tuple(
-        column for column in stream.schema.names if column not in keys and column not in times and column != "timestamp"
-    )
+    others = {*keys, *_known_beside_values(stream.node)}
+    values = tuple(column for column in stream.schema.names if column not in others)
     by_time = without_event_time(stream.node) is None
     step = stream.flow.step(name, "to_table")
     node = Latest(step, stream.schema, (stream.node,), users_line(), keys, condition, values, by_time)
     return Table(stream.flow, node, keys)
 
 
-def _reads(node: Node) -> list[Read]:
-    return [node] if isinstance(node, Read) else [read for given in node.inputs for read in _reads(given)]
+def _check_relabelled(stream: Stream, keys: tuple[str, ...], name: str | None) -> None:
+    """A table may be told its key; that finds each of its rows only if the key it has is within."""
+    if name is not None:
+        raise refusal(
+            f"'{stream.node.name}' is a table as it is, so there is no step that could be named '{name}'",
+            "leave out name=",
+        )
+    known = stream.key if isinstance(stream, Table) else ()
+    if not set(known) <= set(keys):
+        raise refusal(
+            f"the key of '{stream.node.name}' is {', '.join(known)}, and several of its rows may be alike in "
+            f"{', '.join(keys)}",
+            f"say which of them is kept: top(1, by=…, per={(keys[0] if len(keys) == 1 else keys)!r})",
+        )
+
+
+def _known_beside_values(node: Node) -> set[str]:
+    """The columns of a stream that hold the event time, or what a topic knows of a record whatever its value."""
+    if isinstance(node, Read):
+        fields = node.schema.arrow if isinstance(node.source, str) else ()
+        known = {field.name for field in fields if field.type in METADATA.get(field.name, ())}
+        return known if node.event_time is None else {node.event_time, *known}
+    given = [_known_beside_values(each) for each in node.inputs]
+    if isinstance(node, Project):
+        return {name for name, made in node.columns if made.column in given[0]}
+    if isinstance(node, Join):
+        sides = zip(given, (node.left, node.right), strict=False)  # rows known beforehand are no input
+        return {name for known, columns in sides for name, column in columns if column in known}
+    if isinstance(node, WindowedAggregate):
+        return {"event_time"}
+    if isinstance(node, Process) and node.event_time is not None:
+        return {node.event_time}
+    return set().union(*given)
 
 
 def distinct(stream: Stream, columns: Sequence[str], within: str | timedelta | None, name: str | None) -> Stream:
@@ -192,6 +248,12 @@ def top(
 
 
 def _order(schema: Schema, text: str) -> Order:
+    parts = _parts(text)
+    if len(parts) > 1:
+        listed = ", ".join(f'"{part}"' for part in parts)
+        raise refusal(f"by='{text}' is several orders in one text", f"write them as a list: by=[{listed}]")
+    if nulls := NULLS.search(text):
+        raise refusal(f"by='{text}' says where nulls stand", f"nulls stand last: leave out '{nulls[0].strip()}'")
     found = DIRECTION.fullmatch(text)
     assert found is not None
     by = expression(found["by"], schema)
@@ -204,10 +266,22 @@ def _order(schema: Schema, text: str) -> Order:
     return Order(by, (found["direction"] or "asc").lower() == "desc")
 
 
+def _parts(text: str) -> list[str]:
+    """A text at its commas, except those in brackets and in quotes."""
+    parts, depth = [""], 0
+    for piece in PIECE.findall(text):
+        depth += (piece in "([{") - (piece in ")]}")
+        if piece == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return [part.strip() for part in parts]
+
+
 def columns_of(given: str | Sequence[str], what: str) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
-        raise refusal(f"{what} takes the name of a column, or several, not {given!r}", f"for example {what}='user'")
+        raise refusal(f"{what} takes the name of a column, or several, not {given!r}", f"for example {EXAMPLES[what]}")
     return tuple(names)
 
 

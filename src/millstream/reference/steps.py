@@ -71,10 +71,12 @@ class MapOperator(Operator):
 
 
 class AsOfOperator(Operator):
+    """A change without a time has always held."""
+
     node: table_nodes.AsOf
 
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
-        return [row for row in rows if row.time is not None and row.time <= self.node.time]
+        return [row for row in rows if row.time is None or row.time <= self.node.time]
 
 
 class ChangesOperator(Operator):

@@ -6,7 +6,7 @@ A table is the sum of its rows' weights, and as of a time of those up to then. N
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from millstream.plan.bundles import BEGINNING, Bundle, Row
@@ -47,57 +47,65 @@ class Sides:
 # ---------------------------------------------------------------- two tables
 
 
-class Rows:
-    """Rows that are equal count as one with the sum of their weights; each has a time from which it holds."""
+class Changes:
+    """Changes of a table, each with the time from which it holds. Equal ones count as one."""
 
-    def __init__(self, rows: Iterable[tuple[Values, int, int]] = ()) -> None:
+    def __init__(self, changes: Iterable[tuple[Values, int, int]] = ()) -> None:
         self.values: dict[Any, Values] = {}
         self.weights: Counter[tuple[Any, int]] = Counter()
-        for values, time, weight in rows:
+        for values, time, weight in changes:
             self.add(values, time, weight)
 
     def add(self, values: Values, time: int, weight: int) -> None:
-        self.values[frozen(values)] = values
-        self.weights[frozen(values), time] += weight
+        said = frozen(values)
+        self.values[said] = values
+        self.weights[said, time] += weight
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[Values, int, int]]:
         return ((self.values[said], time, weight) for (said, time), weight in self.weights.items() if weight)
 
-    def folded(self) -> Rows:
-        """Each row once: it holds from the newest time at which it was put there."""
-        made = Rows()
-        for said, values in self.values.items():
-            found = [(time, weight) for (other, time), weight in self.weights.items() if other == said]
-            total = sum(weight for _, weight in found)
-            if total:
-                made.add(values, max(time for time, weight in found if weight * total > 0), total)
-        return made
+    def folded(self, watermark: int) -> Changes:
+        """Nobody asks for a time before the watermark any more: what changed up to it has always held."""
+        return Changes((values, BEGINNING if time <= watermark else time, weight) for values, time, weight in self)
+
+    def as_of(self, asked: int) -> list[tuple[Values, int]]:
+        """The rows that there are at a time, and how many of each."""
+        found: Counter[Any] = Counter()
+        for (said, time), weight in self.weights.items():
+            found[said] += weight if time <= asked else 0
+        return [(self.values[said], weight) for said, weight in found.items() if weight]
 
 
 class TableJoinOperator(StatefulOperator):
+    """All changes are kept. For a key that came, the join as of each time is made anew; sent is what is different."""
+
     node: TableJoin
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         assert isinstance(node, TableJoin)
         self.sides = Sides(node)
-        self.held: tuple[dict[Key, Rows], dict[Key, Rows]] = ({}, {})
-        self.since: tuple[dict[Key, int], dict[Key, int]] = ({}, {})
-        """Of each side, since when a key has rows."""
+        self.held: tuple[dict[Key, Changes], dict[Key, Changes]] = ({}, {})
 
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
-        sent = Rows()
-        came: tuple[dict[Key, Rows], dict[Key, Rows]] = ({}, {})
+        sent = Changes()
+        came: tuple[dict[Key, Changes], dict[Key, Changes]] = ({}, {})
         for side, rows in enumerate(given):
             for row in rows:
                 time = BEGINNING if row.time is None else row.time
                 key = self.sides.key(row.values, side)
                 if key is not None:
-                    came[side].setdefault(key, Rows()).add(row.values, time, row.weight)
+                    came[side].setdefault(key, Changes()).add(row.values, time, row.weight)
                 elif self._sends_alone(side):
                     sent.add(self._alone(row.values, side), time, row.weight)
         for key in dict.fromkeys([*came[0], *came[1]]):
-            self._change(key, (came[0].get(key, Rows()), came[1].get(key, Rows())), sent)
+            old = [held.get(key, Changes()).folded(clock.watermark_before) for held in self.held]
+            new = [Changes([*changes, *rows.get(key, Changes())]) for changes, rows in zip(old, came, strict=True)]
+            for values, time, weight in self._history(*new):
+                sent.add(values, time, weight)
+            for values, time, weight in self._history(*old):
+                sent.add(values, time, -weight)
+            self.held[0][key], self.held[1][key] = new
         changes = [Row(values, None if time == BEGINNING else time, weight) for values, time, weight in sent]
         return singly(sorted(changes, key=lambda row: row.weight > 0))
 
@@ -107,51 +115,30 @@ class TableJoinOperator(StatefulOperator):
     def _alone(self, values: Values, side: int) -> Values:
         return self.sides.joined(values, None) if side == 0 else self.sides.joined(None, values)
 
-    def _change(self, key: Key, came: tuple[Rows, Rows], sent: Rows) -> None:
-        old = (self.held[0].get(key, Rows()), self.held[1].get(key, Rows()))
+    def _history(self, left: Changes, right: Changes) -> Changes:
+        """How the join of a key changes: from each time on there is what is joined then, and no longer what was."""
+        history, last = Changes(), list[tuple[Values, int]]()
+        for time in sorted({time for changes in (left, right) for _, time, _ in changes}):
+            now = self._joined(left.as_of(time), right.as_of(time))
+            for values, weight in now:
+                history.add(values, time, weight)
+            for values, weight in last:
+                history.add(values, time, -weight)
+            last = now
+        return history
+
+    def _joined(self, left: list[tuple[Values, int]], right: list[tuple[Values, int]]) -> list[tuple[Values, int]]:
+        """The join of the rows of a key."""
+        made = []
         if not self.sides.only_left:
-            for left, right, time, weight in _new_pairs(old[0], came[0], old[1], came[1]):
-                sent.add(self.sides.joined(left, right), time, weight)
-        for side in (0, 1):
-            before, turns = self._partners(key, 1 - side, old[1 - side], came[1 - side])
-            if self.node.how == "semi" and side == 0:
-                for values, _, time, weight in _new_pairs(old[0], came[0], before, turns):
-                    sent.add(self.sides.joined(values, None), time, weight)
-            elif self._sends_alone(side):  # all rows but those with a partner
-                for values, time, weight in came[side]:
-                    sent.add(self._alone(values, side), time, weight)
-                for values, _, time, weight in _new_pairs(old[side], came[side], before, turns):
-                    sent.add(self._alone(values, side), time, -weight)
-        for side in (0, 1):
-            self.held[side][key] = Rows([*old[side], *came[side]]).folded()
-
-    def _partners(self, key: Key, side: int, old: Rows, came: Rows) -> tuple[Rows, Rows]:
-        """When a key has rows: one that says since when, as it was, and how that changes."""
-        count = sum(weight for _, _, weight in old)
-        since = self.since[side].pop(key, BEGINNING)
-        before = Rows([({}, since, 1)] if count > 0 else [])
-        counts: defaultdict[int, int] = defaultdict(int, {since: count})
-        for _, time, weight in came:
-            counts[time] += weight
-        after, count, is_on = Rows(), 0, False
-        for time in sorted(counts):
-            count += counts[time]
-            if (count > 0) != is_on:
-                is_on = not is_on
-                after.add({}, time, 1 if is_on else -1)
-                if is_on:
-                    self.since[side][key] = time
-        if not is_on:
-            self.since[side].pop(key, None)
-        return before, Rows([*after, *((values, time, -weight) for values, time, weight in before)])
-
-
-def _new_pairs(old: Rows, came: Rows, others: Rows, others_came: Rows) -> Iterable[tuple[Values, Values, int, int]]:
-    """What came with all on the other side, and what was there with what came on the other side."""
-    for rows, partners in ((came, [*others, *others_came]), (old, list(others_came))):
-        for values, time, weight in rows:
-            for partner, partner_time, partner_weight in partners:
-                yield values, partner, max(time, partner_time), weight * partner_weight
+            made = [(self.sides.joined(one, other), n * m) for one, n in left for other, m in right]
+        for side, rows, others in ((0, left, right), (1, right, left)):
+            has_partner = sum(count for _, count in others) > 0
+            if self._sends_alone(side) and not has_partner:
+                made += [(self._alone(values, side), count) for values, count in rows]
+        if self.node.how == "semi" and sum(count for _, count in right) > 0:
+            made += [(self.sides.joined(values, None), count) for values, count in left]
+        return made
 
 
 # ---------------------------------------------------------------- a stream and a table

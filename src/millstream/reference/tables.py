@@ -43,6 +43,10 @@ class LatestOperator(StatefulOperator):
         for row, deleted in zip(given[0], self._deleted(given[0]), strict=True):
             self.count += 1
             key = key_of(row, self.node.keys)
+            if self.node.by_time and deleted and row.time is None:  # it deletes the newest version, if there is one
+                if not self.versions[key]:
+                    continue
+                row = replace(row, time=max(version.place for version in self.versions[key])[0])
             reason = self._reason(row, known.get(key, []), clock.watermark_before)
             if reason:
                 self.late.append(late(row, reason))
@@ -249,4 +253,6 @@ def computed(made: Expression, rows: list[Row], node: Node) -> list[Any]:
 
 
 def late(row: Row, reason: str) -> Row:
-    return replace(row, values={**row.values, "reason": reason})
+    """The row and the reason, which stands last and in the place of a column of that name."""
+    values = {name: value for name, value in row.values.items() if name != "reason"}
+    return replace(row, values={**values, "reason": reason})

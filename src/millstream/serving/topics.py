@@ -25,7 +25,7 @@ from millstream.log.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import Schema, align
 from millstream.serving.rows import Key, PlainRow, Row, TypedRow
 from millstream.sinks.remembered import KEY_TEXT, Remembered
-from millstream.sinks.topic import record_keys
+from millstream.sinks.topic import NULL_KEY, record_keys
 
 CHUNKS_MAX = 4096
 SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost
@@ -80,7 +80,8 @@ class TopicTable:
         with self._lock:
             topic = self._log.topic(self._log.resolve(self.name))
             index = self._fresh(topic)
-            return [key.decode(errors="replace") for key in islice(index.keys(), count)]
+            some = islice(index.keys(), count)
+            return ["null" if key == NULL_KEY else key.decode(errors="replace") for key in some]
 
     def close(self) -> None:
         self._index = None

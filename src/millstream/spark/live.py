@@ -220,7 +220,8 @@ def framed(slab: Slab, node: Read) -> pl.DataFrame:
     """Rows as they were read, with time, weight and offset."""
     rows = pl.from_arrow(slab.rows)
     assert isinstance(rows, pl.DataFrame)
-    weights = rows["weight"].cast(pl.Int32) if node.changes and "weight" in rows.columns else None
+    # A topic whose first records had no such column gives nulls for them.
+    weights = rows["weight"].cast(pl.Int32).fill_null(1) if node.changes and "weight" in rows.columns else None
     return rows.with_columns(
         event_times(rows, node),
         pl.lit(1, pl.Int32).alias(WEIGHT) if weights is None else weights.alias(WEIGHT),

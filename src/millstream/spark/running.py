@@ -28,6 +28,7 @@ from millstream.plan.nodes import Read, Write
 from millstream.plan.place import users_line, what_exists
 from millstream.plan.places import Socket
 from millstream.plan.table_nodes import Join
+from millstream.records import Schema
 from millstream.sinks import Sink, open_sink
 from millstream.sinks.remembered import remember
 from millstream.sources import Offsets, TopicSource, open_source
@@ -339,7 +340,17 @@ def keys_of(output: Write) -> tuple[str, ...]:
 def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dict[str, str]:
     """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name."""
     found = {}
-    for node in Layout(tuple(outputs), 1).fed_sources:
+    layout = Layout(tuple(outputs), 1)
+    for node in layout.sources:
+        if node.changes and ("weight" not in node.schema or not pa.types.is_integer(node.schema.field("weight").type)):
+            others = Schema.from_arrow(pa.schema([each for each in node.schema.arrow if each.name.lower() != "weight"]))
+            raise InvalidInput(
+                "with changes=True the column weight says which rows take others back, and the schema of "
+                f"'{node.name}' has none of whole numbers",
+                where=node.place,
+                next_step=f"name it in the schema: '{others}, weight int'",
+            )
+    for node in layout.fed_sources:
         if isinstance(node.source, Socket):
             continue  # a look would take lines away from the job
         own = folder / "sources" / node.name

@@ -1,0 +1,252 @@
+"""Tables: what is refused, with the user's line and a next step; which streams are tables; and what their keys are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidInput
+from millstream.plan.flow import Stream
+from millstream.plan.nodes import Dead, Late, Project, Read
+from millstream.plan.table_nodes import Latest, Top
+from millstream.plan.tables import Table
+from millstream.testing import Add, play
+
+SCHEMA = "user string, team string, score int, tags map<string,string>, at timestamp"
+CHANGES = "user string, city string, weight int, event_time timestamp"
+NOON = "2026-01-01T12:00:00+00:00"
+
+
+def stream(event_time: str | None = "at") -> Stream:
+    return ms.Flow("f").read("scores", SCHEMA, event_time)
+
+
+def table() -> Table:
+    return stream().to_table(key="user")
+
+
+def teams() -> Table:
+    return stream().group_by("team", "user").agg(n=ms.count())
+
+
+def retracting() -> Stream:
+    return stream().key_by("team").window(ms.fixed("1 minute")).retracting().agg(n=ms.count())
+
+
+def changed(schema: str = CHANGES, event_time: str | None = "event_time") -> Stream:
+    return ms.Flow("f").read("changes", schema, event_time, changes=True)
+
+
+def both() -> Stream:
+    """A stream and a table in one."""
+    rows = stream()
+    return rows.union(rows.to_table(key="user"))
+
+
+def read_again_and_streamed() -> Stream:
+    rows = changed()
+    return rows.union(rows.to_table(key="user"))
+
+
+def stream_and_table_to_one_place(first: Any, second: Any) -> None:
+    rows = stream().select("user", "score")
+    rows.write(first)
+    rows.to_table(key="user").write(second)
+
+
+def given(row: Any, key: Any) -> None:
+    return None
+
+
+REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
+    # to_table
+    (lambda: stream().to_table(key=()), "a table needs a key", "columns that exist: user, team"),
+    (lambda: stream().to_table(key=3), "key takes the name of a column, or several, not 3", "key='user'"),  # type: ignore[arg-type]
+    (lambda: stream().to_table(key=["user", 3]), "key takes the name of a column", "key=('team', 'user')"),  # type: ignore[list-item]
+    (lambda: stream().to_table(key="usr"), "there is no column 'usr'", "did you mean 'user'?"),
+    (lambda: stream().to_table(key=("user", "user")), "a column stands twice in key: user, user", "name each once"),
+    (lambda: stream().to_table(key="tags"), "'tags' is map<string,string>, which cannot be a key", "with_column"),
+    (lambda: stream().to_table(key="user", deleted="score"), "'score' is int, and a condition is true or", "compare"),
+    (lambda: stream().to_table(key="user", name="a b"), "'a b' is not a name for a step", "letters"),
+    (lambda: changed().to_table("user", deleted="city = ''"), "'read_changes.row' are taken back by their weight", "leave out deleted="),
+    (lambda: changed().to_table("user", name="homes"), "'read_changes.row' is a table as it is, so there is no step that could be named 'homes'", "leave out name="),
+    (lambda: table().to_table(key="team"), "the key of 'to_table' is user, and several of its rows may be alike in team", "top(1, by=…, per='team')"),
+    (lambda: teams().to_table(key="team"), "the key of 'group_by' is team, user, and several of its rows", "top(1, by=…, per='team')"),
+    (lambda: teams().to_table(key=("n", "team")), "may be alike in n, team", "top(1, by=…, per=('n', 'team'))"),
+    # aggregates
+    (lambda: stream().group_by("tem").agg(n=ms.count()), "there is no column 'tem'", "did you mean 'team'?"),
+    (lambda: stream().group_by("team").agg(), "agg needs at least one aggregate", "ms.sum"),
+    (lambda: stream().group_by("team").agg(ms.count()), "agg takes aggregates by name", "n=ms.count()"),
+    (lambda: stream().group_by("team").agg(team=ms.count()), "a table has a column 'team' already", "other than"),
+    (lambda: stream().group_by("team").agg(weight=ms.count()), "a table has a column 'weight' already", "other than"),
+    (lambda: stream().group_by("team").agg(n="count"), "n='count' is not an aggregate", "ms.sum"),  # type: ignore[arg-type]
+    # the other side of a table, and its past
+    (lambda: table().with_column("weight", "1").changes(), "changes have a column 'weight' of its own", "select("),  # type: ignore[attr-defined]
+    (lambda: table().with_column("Event_Time", "at").changes(), "changes have a column 'event_time'", "select("),  # type: ignore[attr-defined]
+    (lambda: table().with_column("weight", "1").write("out"), "written of a table may have a column 'weight'", "select("),
+    (lambda: table().as_of("noon"), "'noon' is not a time", "as_of('2026-01-01T12:00:00+00:00')"),
+    (lambda: table().as_of("2026-01-01T12:00:00"), "is not a time with a zone", "as_of('2026-01-01T12:00:00+00:00')"),
+    (lambda: table().as_of(3), "3 is not a time with a zone", "as_of("),  # type: ignore[arg-type]
+    (lambda: stream(None).to_table("user").as_of(NOON), "the rows of 'to_table' have no event time", "event_time='…'"),
+    # distinct, take, top
+    (lambda: stream().distinct("usr"), "there is no column 'usr'", "did you mean 'user'?"),
+    (lambda: stream().distinct("user", within="0 seconds"), "within must be longer than nothing", "within='1 day'"),
+    (lambda: stream().distinct("user", within="soon"), "soon", ""),
+    (lambda: table().distinct("team", within="1 day"), "is for rows that stay, and those of 'to_table' may be taken back", "leave out within="),
+    (lambda: stream(None).distinct("user", within="1 day"), "the rows of 'read_scores' have none", "event_time='…'"),
+    (lambda: stream().take(0), "take takes a whole number from 1 on, not 0", "take(10)"),
+    (lambda: stream().take(True), "take takes a whole number from 1 on, not True", "take(10)"),
+    (lambda: stream().take(1, per=3), "per takes the name of a column, or several, not 3", "per='user'"),  # type: ignore[arg-type]
+    (lambda: stream().take(1, per="usr"), "there is no column 'usr'", "did you mean 'user'?"),
+    (lambda: table().take(1), "take is for rows that stay", "top(10, by='score desc')"),
+    (lambda: stream().top(1.5, by="score"), "top takes a whole number from 1 on, not 1.5", "top(10)"),  # type: ignore[arg-type]
+    (lambda: stream().top(1, by=()), "top needs an order", "by='score desc'"),
+    (lambda: stream().top(1, by=3), "by takes the name of a column, or several, not 3", "by=['score desc', 'name']"),  # type: ignore[arg-type]
+    (lambda: stream().top(1, by=[("score", "desc")]), "by takes the name of a column", "by='score desc'"),  # type: ignore[list-item]
+    (lambda: stream().top(1, by="scor desc"), "there is no column 'scor'", "did you mean 'score'?"),
+    (lambda: stream().top(1, by="tags"), "and 'tags' is map<string,string>", "order by another column"),
+    (lambda: stream().top(1, by="score, user desc"), "by='score, user desc' is several orders in one text", 'write them as a list: by=["score", "user desc"]'),
+    (lambda: stream().top(1, by="greatest(score, 1), user"), "is several orders", 'by=["greatest(score, 1)", "user"]'),
+    (lambda: stream().top(1, by="score desc nulls first"), "says where nulls stand", "nulls stand last: leave out 'nulls first'"),
+    (lambda: stream().top(1, by="score NULLS LAST"), "says where nulls stand", "nulls stand last: leave out 'NULLS LAST'"),
+    (lambda: stream().top(1, by="score", per="tem"), "there is no column 'tem'", "did you mean 'team'?"),
+    (lambda: stream().top(1, by="score", rank="user"), "rank is the name of a new column, not 'user'", "rank='place'"),
+    (lambda: stream().top(1, by="score", rank=1), "rank is the name of a new column, not 1", "rank='place'"),  # type: ignore[arg-type]
+    (lambda: stream().top(1, by="score", rank="USER"), "USER", ""),
+    # a table is no stream
+    (lambda: table().window(ms.fixed("1 m")), "a window is for the rows of a stream, and 'to_table' is a table", ".changes() gives its changes as a stream"),
+    (lambda: table().key_by("team").window(ms.rows(3)), "a window is for the rows of a stream", "group_by(…).agg(…)"),
+    (lambda: teams().where("n > 1").window(ms.fixed("1 m")), "'where' is a table", ".changes()"),
+    (lambda: stream().top(3, by="score").window(ms.fixed("1 m")), "'top' is a table", ".changes()"),
+    (lambda: table().distinct("team").window(ms.fixed("1 m")), "'distinct' is a table", ".changes()"),
+    (lambda: table().as_of(NOON).window(ms.fixed("1 m")), "'as_of' is a table", ".changes()"),
+    (lambda: both().window(ms.fixed("1 m")), "'union' is a table", ".changes()"),
+    (lambda: both().select("team", "at").window(ms.fixed("1 m")), "'select' is a table", ".changes()"),
+    (lambda: changed().to_table("user").window(ms.fixed("1 m")), "'read_changes.row' is a table", ".changes()"),
+    (lambda: read_again_and_streamed().window(ms.fixed("1 m")), "'union' is a table", ".changes()"),
+    (lambda: table().key_by("team").process(given, "n int"), "may be taken back", ".changes() gives the changes"),
+    (lambda: retracting().key_by("team").process(given, "n int"), "may be taken back", "use .discarding()"),
+    # rows by key
+    (lambda: stream().key_by("user").agg(n=ms.count()), "aggregated in windows, and none is named", "use .window(…).agg(…), or stream.group_by('user').agg(…)"),
+    (lambda: stream().key_by("user").to_table(), "a table names its key itself", "stream.to_table(key='user')"),
+    (lambda: stream().key_by("team", "user").to_table("user"), "a table names its key", "to_table(key=('team', 'user'))"),
+    # what is read as changes, and what is written
+    (lambda: changed("weight int", None), "nothing of a row is left beside weight", "name the columns of the rows too"),
+    (lambda: changed("weight int, event_time timestamp"), "left beside weight and event_time", "the columns"),
+    (lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("a.db", "t")), "two streams are written to sqlite t, the other at", "union"),
+    (lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("./a.db", "T")), "two streams are written to sqlite T", "union"),
+    (lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t", key="user"), ms.sqlite("a.db", "t")), "two streams are written", "union"),
+    (lambda: stream_and_table_to_one_place(ms.postgres("host=a", "t"), ms.postgres("host=a", "t")), "two streams are written to postgres t", "union"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mistake", "what", "next_step"), REFUSALS, ids=[f"{i}" for i in range(len(REFUSALS))])
+def test_a_mistake_is_refused_where_it_is_made(mistake: Callable[[], Any], what: str, next_step: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        mistake()
+    assert what in refused.value.what
+    assert next_step in (refused.value.next_step or "")
+    assert (refused.value.where or "").startswith(f"{__file__}:")
+
+
+def test_tables_may_go_to_places_of_their_own() -> None:
+    stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("a.db", "u"))
+    stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("b.db", "t"))
+    stream_and_table_to_one_place(ms.postgres("host=a", "t"), ms.postgres("host=b", "t"))
+    stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.postgres("a.db", "t"))
+
+
+def test_which_steps_are_tables() -> None:
+    rows, homes = stream(), table()
+    flow = homes.flow
+    tables = [homes, teams(), rows.top(1, by="score"), homes.distinct("team"), homes.as_of(NOON), both()]
+    tables += [homes.join(homes.select("user", n="score"), on="user"), homes.where("score > 1"), homes.map(dict)]
+    tables += [homes.join(flow.table([{"team": "a"}], "team string"), on="team")]
+    assert all(isinstance(each, Table) and each.node.is_table for each in tables)
+    streams = [rows, rows.distinct("user"), rows.take(1), homes.changes(), homes.late, homes.map(dict).dead]
+    streams += [retracting(), changed(), both().map(dict).dead, homes.changes().where("weight > 0")]
+    streams += [homes.changes().join(homes, on="user", as_of="now"), rows.key_by("user").process(given, "n int")]
+    assert not any(isinstance(each, Table) or each.node.is_table for each in streams)
+
+
+def test_the_changes_of_a_table_go_into_windows() -> None:
+    counted = table().changes().window(ms.fixed("1 minute")).agg(n=ms.count())
+    assert counted.schema.names == ("window", "pane", "weight", "n", "event_time")
+
+
+def test_a_key_stays_as_long_as_it_names_the_rows() -> None:
+    named = teams()
+    assert named.key == ("team", "user")
+    assert named.where("n > 1").key == ("team", "user")  # type: ignore[attr-defined]
+    assert named.select("user", "team").key == ("team", "user")  # type: ignore[attr-defined]
+    assert named.select("user", "n").key == ()  # type: ignore[attr-defined]
+    assert named.union(named).key == ()  # type: ignore[attr-defined]
+    assert named.to_table(key=("n", "user", "team")).key == ("n", "user", "team")
+    assert named.select("user", "n").to_table(key="user").key == ("user",)
+    assert retracting().select("team", "n").to_table(key="team").key == ("team",)
+    assert stream().top(1, by="score", per="team").key == ("team",)
+    assert stream().top(3, by="score", per="team", rank="place").key == ("team", "place")
+    assert stream().top(3, by="score", per="team").key == ()
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        ("score desc", ["score desc"]),
+        (["score DESC", "user asc"], ["score desc", "user"]),
+        ("coalesce(score, 0) desc", ["coalesce(score, 0) desc"]),
+        ("concat(user, ', (', team) desc", ["concat(user, ', (', team) desc"]),
+    ],
+)
+def test_orders(by: str | list[str], said: list[str]) -> None:
+    node = stream().top(1, by=by).node
+    assert isinstance(node, Top)
+    assert [str(order) for order in node.order] == said
+
+
+# ---------------------------------------------------------------- what is read as changes
+
+
+def test_weight_and_event_time_of_a_change_are_not_part_of_its_row() -> None:
+    row = changed()
+    assert row.schema.ddl == "user string, city string"
+    assert isinstance(row.node, Project)
+    (read,) = row.node.inputs
+    assert isinstance(read, Read)
+    assert read.schema.ddl == CHANGES
+    assert row.node.is_changing
+
+
+def test_an_event_time_of_the_rows_own_stays() -> None:
+    assert changed("user string, weight int, at timestamp", "at").schema.ddl == "user string, at timestamp"
+    assert changed(event_time=None).schema.ddl == "user string, city string, event_time timestamp"
+    assert isinstance(changed("user string, at timestamp", "at").node, Read)
+    assert ms.Flow("f").read("a", CHANGES, "event_time").schema.ddl == CHANGES
+
+
+def test_what_cannot_be_decoded_of_changes_is_there() -> None:
+    row = changed()
+    assert isinstance(row.dead.node, Dead)
+    assert row.dead.node is row.dead.node
+    assert row.dead.node.inputs == row.node.inputs
+    assert type(row.to_table(key="user").dead) is Stream
+
+
+def test_the_names_of_other_steps_do_not_move() -> None:
+    assert changed().select("user").node.name == "select"
+
+
+def test_play_takes_rows_back_by_the_weights_of_its_steps() -> None:
+    steps = [Add([{"user": "ann", "n": 1}], weights=[1]), Add([{"user": "ann", "n": 1}], weights=[-1])]
+    counted = play(lambda rows: rows.group_by().agg(n=ms.count()), steps, schema="user string, n int")
+    assert counted == [[{"n": 1}], [{"n": 1, "weight": -1}]]
+
+
+def test_late_rows_of_a_table_are_a_stream() -> None:
+    late = table().late
+    assert isinstance(late.node, Late)
+    assert isinstance(late.node.inputs[0], Latest)
+    assert type(late) is Stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -49,7 +50,8 @@ def read(changing: bool) -> Stream:
 @cache
 def grouped(changing: bool, keyed: bool) -> tuple[Stream, Node]:
     stream = read(changing)
-    table = stream.group_by(*(["k"] if keyed else [])).agg(**{name: made for name, (made, _) in AGGREGATES.items()})
+    aggregates: dict[str, Any] = {name: made for name, (made, _) in AGGREGATES.items()}
+    table = stream.group_by(*(["k"] if keyed else [])).agg(**aggregates)
     return stream, table.node
 
 
@@ -82,11 +84,11 @@ def steps(script: Any, *, changing: bool) -> list[Bundle]:
     return made
 
 
-def held(bag: Counter[str], sent: list[Row], names: list[str]) -> None:
+def held(bag: Counter[str], sent: list[Row], names: Sequence[str]) -> None:
     for row in sent:
         bag[repr([_plain(row.values[name]) for name in names])] += row.weight
-    for row in [row for row, weight in bag.items() if not weight]:
-        del bag[row]
+    for text in [text for text, weight in bag.items() if not weight]:
+        del bag[text]
 
 
 def _plain(value: Any) -> Any:
@@ -153,7 +155,7 @@ def totals(build: Any, schema: str, script: list[list[tuple[dict[str, Any], int]
 
 def test_a_sum_of_fractions_recovers_from_what_is_taken_back() -> None:
     for kind, large in (("double", 1e17), ("float", 2.0**60), ("double", float("inf")), ("double", float("nan"))):
-        script = [
+        script: list[Any] = [
             [({"k": "a", "x": 1.5}, 1), ({"k": "a", "x": None}, 1)],
             [({"k": "a", "x": large}, 1)],
             [({"k": "a", "x": large}, -1), ({"k": "a", "x": 2.0}, 1)],
@@ -171,7 +173,7 @@ def test_a_sum_of_narrow_fractions_is_wide() -> None:
 
 def test_keys_and_aggregates_of_any_name() -> None:
     for key, name in (("input", "key"), ("by", "key"), ("input", "group"), ("rows", "newest"), ("0", "key")):
-        script = [[({key: "a", "v": 1}, 1), ({key: "a", "v": 3}, 1)]]
+        script: list[Any] = [[({key: "a", "v": 1}, 1), ({key: "a", "v": 3}, 1)]]
         made = {name: ms.sum("v"), "best": ms.top("v", 1, by="-v")}
         for found in totals(
             lambda s, key=key, made=made: s.group_by(key).agg(**made), f"`{key}` string, v int", script
@@ -191,7 +193,7 @@ THINNED = {
 @given(bundles, st.sets(st.sampled_from([*THINNED, "all"]), min_size=1), st.booleans())
 def test_rows_that_make_no_difference_are_not_missed(script: Any, names: set[str], keyed: bool) -> None:
     stream = read(False)
-    aggregates = {name: made for name, made in THINNED.items() if name in names} | {"n": ms.count()}
+    aggregates: dict[str, Any] = {name: made for name, made in THINNED.items() if name in names} | {"n": ms.count()}
     if "all" in names:  # needs every row
         aggregates["all"] = ms.collect("v")
     node = stream.group_by(*(["k"] if keyed else [])).agg(**aggregates).node

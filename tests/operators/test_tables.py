@@ -459,7 +459,7 @@ def test_what_is_said_of_a_late_row_takes_the_place_of_columns_of_that_name(kind
     said = {"latest": [], "distinct": [], "window": ["side", "window"]}.get(kind, ["side"])
     own = [name for name in one.schema.names if name not in (*said, "reason")]
     names = [*own, *(f"{name}_right" for name in both), *said, "reason"]
-    assert late.schema.names == names
+    assert list(late.schema.names) == names
     came = [Row({"side": "mine", "k": 1, "reason": given, "at": None}, time) for time in (9, None, 1)]
     runners = Local([late]), Reference([late])
     for number, (rows, before, after) in enumerate([(came[:1], 0, 5_000_000), (came[1:], 5_000_000, 5_000_000)]):

@@ -71,10 +71,26 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().to_table(key="tags"), "'tags' is map<string,string>, which cannot be a key", "with_column"),
     (lambda: stream().to_table(key="user", deleted="score"), "'score' is int, and a condition is true or", "compare"),
     (lambda: stream().to_table(key="user", name="a b"), "'a b' is not a name for a step", "letters"),
-    (lambda: changed().to_table("user", deleted="city = ''"), "'read_changes.row' are taken back by their weight", "leave out deleted="),
-    (lambda: changed().to_table("user", name="homes"), "'read_changes.row' is a table as it is, so there is no step that could be named 'homes'", "leave out name="),
-    (lambda: table().to_table(key="team"), "the key of 'to_table' is user, and several of its rows may be alike in team", "top(1, by=…, per='team')"),
-    (lambda: teams().to_table(key="team"), "the key of 'group_by' is team, user, and several of its rows", "top(1, by=…, per='team')"),
+    (
+        lambda: changed().to_table("user", deleted="city = ''"),
+        "'read_changes.row' are taken back by their weight",
+        "leave out deleted=",
+    ),
+    (
+        lambda: changed().to_table("user", name="homes"),
+        "'read_changes.row' is a table as it is, so there is no step that could be named 'homes'",
+        "leave out name=",
+    ),
+    (
+        lambda: table().to_table(key="team"),
+        "the key of 'to_table' is user, and several of its rows may be alike in team",
+        "top(1, by=…, per='team')",
+    ),
+    (
+        lambda: teams().to_table(key="team"),
+        "the key of 'group_by' is team, user, and several of its rows",
+        "top(1, by=…, per='team')",
+    ),
     (lambda: teams().to_table(key=("n", "team")), "may be alike in n, team", "top(1, by=…, per=('n', 'team'))"),
     # aggregates
     (lambda: stream().group_by("tem").agg(n=ms.count()), "there is no column 'tem'", "did you mean 'team'?"),
@@ -86,7 +102,11 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     # the other side of a table, and its past
     (lambda: table().with_column("weight", "1").changes(), "changes have a column 'weight' of its own", "select("),  # type: ignore[attr-defined]
     (lambda: table().with_column("Event_Time", "at").changes(), "changes have a column 'event_time'", "select("),  # type: ignore[attr-defined]
-    (lambda: table().with_column("weight", "1").write("out"), "written of a table may have a column 'weight'", "select("),
+    (
+        lambda: table().with_column("weight", "1").write("out"),
+        "written of a table may have a column 'weight'",
+        "select(",
+    ),
     (lambda: table().as_of("noon"), "'noon' is not a time", "as_of('2026-01-01T12:00:00+00:00')"),
     (lambda: table().as_of("2026-01-01T12:00:00"), "is not a time with a zone", "as_of('2026-01-01T12:00:00+00:00')"),
     (lambda: table().as_of(3), "3 is not a time with a zone", "as_of("),  # type: ignore[arg-type]
@@ -95,7 +115,11 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().distinct("usr"), "there is no column 'usr'", "did you mean 'user'?"),
     (lambda: stream().distinct("user", within="0 seconds"), "within must be longer than nothing", "within='1 day'"),
     (lambda: stream().distinct("user", within="soon"), "soon", ""),
-    (lambda: table().distinct("team", within="1 day"), "is for rows that stay, and those of 'to_table' may be taken back", "leave out within="),
+    (
+        lambda: table().distinct("team", within="1 day"),
+        "is for rows that stay, and those of 'to_table' may be taken back",
+        "leave out within=",
+    ),
     (lambda: stream(None).distinct("user", within="1 day"), "the rows of 'read_scores' have none", "event_time='…'"),
     (lambda: stream().take(0), "take takes a whole number from 1 on, not 0", "take(10)"),
     (lambda: stream().take(True), "take takes a whole number from 1 on, not True", "take(10)"),
@@ -108,16 +132,32 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().top(1, by=[("score", "desc")]), "by takes the name of a column", "by='score desc'"),  # type: ignore[list-item]
     (lambda: stream().top(1, by="scor desc"), "there is no column 'scor'", "did you mean 'score'?"),
     (lambda: stream().top(1, by="tags"), "and 'tags' is map<string,string>", "order by another column"),
-    (lambda: stream().top(1, by="score, user desc"), "by='score, user desc' is several orders in one text", 'write them as a list: by=["score", "user desc"]'),
+    (
+        lambda: stream().top(1, by="score, user desc"),
+        "by='score, user desc' is several orders in one text",
+        'write them as a list: by=["score", "user desc"]',
+    ),
     (lambda: stream().top(1, by="greatest(score, 1), user"), "is several orders", 'by=["greatest(score, 1)", "user"]'),
-    (lambda: stream().top(1, by="score desc nulls first"), "says where nulls stand", "nulls stand last: leave out 'nulls first'"),
-    (lambda: stream().top(1, by="score NULLS LAST"), "says where nulls stand", "nulls stand last: leave out 'NULLS LAST'"),
+    (
+        lambda: stream().top(1, by="score desc nulls first"),
+        "says where nulls stand",
+        "nulls stand last: leave out 'nulls first'",
+    ),
+    (
+        lambda: stream().top(1, by="score NULLS LAST"),
+        "says where nulls stand",
+        "nulls stand last: leave out 'NULLS LAST'",
+    ),
     (lambda: stream().top(1, by="score", per="tem"), "there is no column 'tem'", "did you mean 'team'?"),
     (lambda: stream().top(1, by="score", rank="user"), "rank is the name of a new column, not 'user'", "rank='place'"),
     (lambda: stream().top(1, by="score", rank=1), "rank is the name of a new column, not 1", "rank='place'"),  # type: ignore[arg-type]
     (lambda: stream().top(1, by="score", rank="USER"), "USER", ""),
     # a table is no stream
-    (lambda: table().window(ms.fixed("1 m")), "a window is for the rows of a stream, and 'to_table' is a table", ".changes() gives its changes as a stream"),
+    (
+        lambda: table().window(ms.fixed("1 m")),
+        "a window is for the rows of a stream, and 'to_table' is a table",
+        ".changes() gives its changes as a stream",
+    ),
     (lambda: table().key_by("team").window(ms.rows(3)), "a window is for the rows of a stream", "group_by(…).agg(…)"),
     (lambda: teams().where("n > 1").window(ms.fixed("1 m")), "'where' is a table", ".changes()"),
     (lambda: stream().top(3, by="score").window(ms.fixed("1 m")), "'top' is a table", ".changes()"),
@@ -130,17 +170,41 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: table().key_by("team").process(given, "n int"), "may be taken back", ".changes() gives the changes"),
     (lambda: retracting().key_by("team").process(given, "n int"), "may be taken back", "use .discarding()"),
     # rows by key
-    (lambda: stream().key_by("user").agg(n=ms.count()), "aggregated in windows, and none is named", "use .window(…).agg(…), or stream.group_by('user').agg(…)"),
+    (
+        lambda: stream().key_by("user").agg(n=ms.count()),
+        "aggregated in windows, and none is named",
+        "use .window(…).agg(…), or stream.group_by('user').agg(…)",
+    ),
     (lambda: stream().key_by("user").to_table(), "a table names its key itself", "stream.to_table(key='user')"),
-    (lambda: stream().key_by("team", "user").to_table("user"), "a table names its key", "to_table(key=('team', 'user'))"),
+    (
+        lambda: stream().key_by("team", "user").to_table("user"),
+        "a table names its key",
+        "to_table(key=('team', 'user'))",
+    ),
     # what is read as changes, and what is written
     (lambda: changed("weight int", None), "nothing of a row is left beside weight", "name the columns of the rows too"),
     (lambda: changed("weight int, event_time timestamp"), "left beside weight and event_time", "the columns"),
-    (lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("a.db", "t")), "two streams are written to sqlite t, the other at", "union"),
-    (lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("./a.db", "T")), "two streams are written to sqlite T", "union"),
-    (lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t", key="user"), ms.sqlite("a.db", "t")), "two streams are written", "union"),
-    (lambda: stream_and_table_to_one_place(ms.postgres("host=a", "t"), ms.postgres("host=a", "t")), "two streams are written to postgres t", "union"),
-]  # fmt: skip
+    (
+        lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("a.db", "t")),
+        "two streams are written to sqlite t, the other at",
+        "union",
+    ),
+    (
+        lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("./a.db", "T")),
+        "two streams are written to sqlite T",
+        "union",
+    ),
+    (
+        lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t", key="user"), ms.sqlite("a.db", "t")),
+        "two streams are written",
+        "union",
+    ),
+    (
+        lambda: stream_and_table_to_one_place(ms.postgres("host=a", "t"), ms.postgres("host=a", "t")),
+        "two streams are written to postgres t",
+        "union",
+    ),
+]
 
 
 @pytest.mark.parametrize(("mistake", "what", "next_step"), REFUSALS, ids=[f"{i}" for i in range(len(REFUSALS))])
@@ -156,7 +220,7 @@ def test_tables_may_go_to_places_of_their_own() -> None:
     stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("a.db", "u"))
     stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("b.db", "t"))
     stream_and_table_to_one_place(ms.postgres("host=a", "t"), ms.postgres("host=b", "t"))
-    stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.postgres("a.db", "t"))
+    stream_and_table_to_one_place(ms.sqlite("host=a", "t"), ms.postgres("host=a", "t"))
 
 
 def test_which_steps_are_tables() -> None:

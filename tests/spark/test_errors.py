@@ -68,6 +68,16 @@ def test_files_that_are_not_there(log: EmbeddedLog, tmp_path: Path) -> None:
         flow.run(broker=log.path, until=CAUGHT_UP)
 
 
+@pytest.mark.parametrize("schema", ["user string", "user string, weight string"])
+def test_changes_without_a_weight(log: EmbeddedLog, schema: str) -> None:
+    flow = ms.Flow("unweighted")
+    flow.read("scores", schema, changes=True).group_by("user").agg(n=ms.count()).write("counts")
+    with pytest.raises(InvalidInput, match="the schema of 'read_scores' has none of whole numbers") as found:
+        flow.run(broker=log.path, until=CAUGHT_UP)
+    assert "name it in the schema: 'user string, weight int'" in told(found.value)
+    assert "test_errors.py" in told(found.value)
+
+
 def test_a_column_that_is_not_there() -> None:
     with pytest.raises(InvalidPlan, match="score") as found:
         scores(ms.Flow("wrong")).where("score > 1")

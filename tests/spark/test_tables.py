@@ -177,3 +177,34 @@ def test_a_side_that_is_only_looked_at_is_not_written_anew() -> None:
     inputs = {**step.nothing, "rows": step.fed(rows, 0, 0)}
     changes, _ = step.step(step.tables(), inputs, Clock(0, 0, 0, 0))
     assert list(changes) == ["left"]
+
+
+def test_changes_that_were_written_are_the_same_table_when_they_are_read(log: EmbeddedLog, tmp_path: Path) -> None:
+    """What takes a row back differs from it in weight and event time, and in nothing else."""
+    database = tmp_path / "copies.db"
+    move(log, ("ann", "Oslo", 0), ("bob", "Oslo", 1), ("ann", "Bergen", 2))
+    flow = ms.Flow("written")
+    homes = flow.read("profiles", f"key string, {PROFILES}", "since").to_table(key="key")
+    homes.select("user", "city").changes().write("moves")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    flow = ms.Flow("read")
+    columns = "user string, city string, weight int, event_time timestamp"
+    homes = flow.read("moves", columns, "event_time", changes=True).to_table(key="user")
+    homes.write(ms.sqlite(database, "homes"))
+    homes.distinct("city").write(ms.sqlite(database, "cities"))
+    homes.top(5, by="city").write(ms.sqlite(database, "first"))
+    homes.join(homes.select("user", c="city"), on="user").write(ms.sqlite(database, "twice"))
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    expected = [("ann", "Bergen"), ("bob", "Oslo")]
+    for table in ("homes", "cities", "first"):
+        assert sorted(sqlite_rows(database, "*", table)) == expected
+    assert sorted(sqlite_rows(database, "*", "twice")) == [("ann", "Bergen", "Bergen"), ("bob", "Oslo", "Oslo")]
+
+
+def test_a_row_without_a_weight_comes(log: EmbeddedLog, tmp_path: Path) -> None:
+    put(log, "scores", [("ann", 1, 0.0), ("bob", 5, 1.0)])
+    flow = ms.Flow("unweighted")
+    flow.read("scores", "user string, weight int", changes=True).write(ms.memory("unweighted"))
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    assert sorted(row["user"] for row in ms.memory("unweighted").rows()) == ["ann", "bob"]
+    assert {row.get("weight", 1) for row in ms.memory("unweighted").rows()} == {1}

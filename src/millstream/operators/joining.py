@@ -108,8 +108,9 @@ class Joining:
 
 
 def chosen(*columns: pl.Expr) -> list[pl.Expr]:
-    """Of columns of the same name the last."""
-    return list({column.meta.output_name(): column for column in columns}.values())
+    """Of columns of the same name the last, in its own place."""
+    last = {column.meta.output_name(): place for place, column in enumerate(columns)}
+    return [columns[place] for place in sorted(last.values())]
 
 
 def netted(rows: pl.DataFrame) -> pl.DataFrame:

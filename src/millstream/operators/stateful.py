@@ -179,7 +179,9 @@ class WindowedStep:
         """The rows as they came, with the window that lost them and the reason."""
         start, end = (_instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
         span = pl.when(pl.col("window").is_not_null()).then(pl.struct(start, end)).alias("window")
-        return late.select(pl.col(ROW).struct.unnest()).with_columns(late.select(span, "reason"))
+        rows = late.select(pl.col(ROW).struct.unnest())
+        said = rows.select(pl.exclude("window", "reason", *HIDDEN)).with_columns(late.select(span, "reason"))
+        return said.with_columns(rows.select(HIDDEN))
 
 
 def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import millstream as ms
 from millstream.testing import Add, Watermark, play
 
 runner = {"on": "reference"}
@@ -285,3 +286,24 @@ def test_top_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
 def test_a_change_of_the_top_holds_from_the_newest_time_seen() -> None:
     out = run(lambda rows: rows.top(1, by="n").changes(), add(("a", 3, 5)), add(("b", 2, 3)), add(("c", 1, 9)))
     assert out == [["+a3@5"], ["+b2@5", "-a3@5"], ["+c1@9", "-b2@9"]]
+
+
+def test_panes_that_take_others_back_are_rows_of_a_table() -> None:
+    def build(stream: Any) -> Any:
+        panes = stream.key_by("k").window(ms.fixed("10 seconds")).trigger(ms.each()).retracting().agg(total=ms.sum("v"))
+        return panes.top(1, by="total desc").select("k", "total")
+
+    rows = [{"k": k, "v": v, "at": START + timedelta(seconds=1)} for k, v in [("a", 1), ("b", 3), ("a", 1), ("a", 5)]]
+    steps = play(
+        build,
+        [Add([row]) for row in rows],
+        schema="k string, v int, at timestamp",
+        event_time="at",
+        on=runner["on"],
+    )
+    assert [[(row["k"], row["total"], row.get("weight", 1)) for row in step] for step in steps] == [
+        [("a", 1, 1)],
+        [("a", 1, -1), ("b", 3, 1)],
+        [],
+        [("b", 3, -1), ("a", 7, 1)],
+    ]

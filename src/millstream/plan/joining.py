@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import pyarrow as pa
 
@@ -28,12 +28,13 @@ from millstream.plan.table_nodes import (
     TableJoin,
     WindowJoin,
 )
-from millstream.plan.tables import Table, columns_of
+from millstream.plan.tables import Table, columns_of, unweighted
 from millstream.plan.windows import Calendar, Fixed, Sessions, Sliding, Window
 from millstream.records import Schema, duration
 
 On = str | Sequence[str] | Mapping[str, str]
 AsOfWhen = Literal["event_time", "now"]
+Given = TypeVar("Given")
 LOOKUPS = ("inner", "left", "semi", "anti")
 JOINED_WINDOWS = (Fixed, Sliding, Sessions, Calendar)
 
@@ -84,6 +85,7 @@ def join(
     suffix: str,
     name: str | None,
 ) -> Stream:
+    stream, other = _rows_of(stream), _rows_of(other)
     shape = _shape(stream, other, on, how, suffix)
     with AtUsersLine():
         late = duration(lateness, what="allowed_lateness")
@@ -130,6 +132,7 @@ def join_in_windows(
         raise refusal(
             "rows that are known beforehand lie in no window", "leave out window(…): stream.join(flow.table(…), on=…)"
         )
+    stream, other = _rows_of(stream), _rows_of(other)
     shape = _shape(stream, other, on, how, suffix)
     for side in (stream, other):
         check_stream(side, "a join in windows", "or join a stream with it by stream.join(table, as_of=…)")
@@ -170,6 +173,11 @@ def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None
     inputs = _nodes(stream, table)
     made = LookupJoin(step, shape.columns, inputs, users_line(), *_parts(shape), as_of == "event_time")
     return Joined(stream.flow, made)
+
+
+def _rows_of(given: Given) -> Given:
+    # What is no stream is refused later. A stream without the weight of panes is a stream, as a table is a table.
+    return cast(Given, unweighted(given)) if isinstance(given, Stream) else given
 
 
 def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) -> _Shape:

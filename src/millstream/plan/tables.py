@@ -20,7 +20,7 @@ from millstream.plan.expressions import expression
 from millstream.plan.flow import Stream
 from millstream.plan.keyed import aggregated, check_named
 from millstream.plan.lowered import type_name
-from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Where, WindowedAggregate
+from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Union, Where, WindowedAggregate
 from millstream.plan.place import AtUsersLine, users_line
 from millstream.plan.places import Table as DatabaseTable
 from millstream.plan.table_nodes import AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
@@ -140,6 +140,7 @@ def to_table(stream: Stream, key: str | Sequence[str], deleted: str | None, name
     has these too. What `select` calls by another name stays what it is.
     """
     keys = columns_of(key, "key")
+    stream = unweighted(stream)
     if not keys:
         raise refusal("a table needs a key", f"columns that exist: {', '.join(stream.schema.names)}")
     check_keys(stream.schema, keys, "key")
@@ -195,6 +196,7 @@ def _known_beside_values(node: Node) -> set[str]:
 
 
 def distinct(stream: Stream, columns: Sequence[str], within: str | timedelta | None, name: str | None) -> Stream:
+    stream = unweighted(stream)
     keys = tuple(columns) or tuple(stream.schema.names)
     check_keys(stream.schema, keys, "distinct")
     apart: timedelta | None = None
@@ -231,6 +233,7 @@ def top(
     rank: str | None,
     name: str | None,
 ) -> Table:
+    stream = unweighted(stream)
     keys = columns_of(per, "per")
     check_keys(stream.schema, keys, "per")
     _check_count(count, "top")
@@ -276,6 +279,24 @@ def _parts(text: str) -> list[str]:
         else:
             parts[-1] += piece
     return [part.strip() for part in parts]
+
+
+def unweighted(stream: Stream) -> Stream:
+    """Panes that take others back say so in a column, in which the two differ: as rows of a table they have none."""
+    if not stream.node.is_changing or not _is_weight_of_pane(stream.node):
+        return stream
+    kept = [(column, stream._kept(column)) for column in stream.schema.names if column != "weight"]
+    return stream._project(kept, None, f"{stream.node.name}.row")
+
+
+def _is_weight_of_pane(node: Node) -> bool:
+    """Whether a column `weight` is the one that panes have."""
+    if isinstance(node, Project):
+        made = dict(node.columns).get("weight")
+        return made is not None and made.column == "weight" and _is_weight_of_pane(node.inputs[0])
+    if isinstance(node, Where | Union):
+        return any(_is_weight_of_pane(given) for given in node.inputs)
+    return isinstance(node, WindowedAggregate)
 
 
 def columns_of(given: str | Sequence[str], what: str) -> tuple[str, ...]:

@@ -76,7 +76,11 @@ class NativeSteps:
 
     def _visit_read(self, node: Read) -> None:
         moment = sf.expr(f"unix_micros(`{node.event_time}`)") if node.event_time else sf.lit(None).cast("long")
-        weight = sf.col("weight").cast("int") if node.changes and "weight" in node.schema.names else sf.lit(1)
+        weight = (
+            sf.coalesce(sf.col("weight").cast("int"), sf.lit(1))
+            if node.changes and "weight" in node.schema.names
+            else sf.lit(1)
+        )
         columns = [sf.col(f"`{field.name}`").cast(_spark_type(node.schema, field.name)) for field in node.schema.arrow]
         named = [column.alias(name) for column, name in zip(columns, node.schema.names, strict=True)]
         self.frame = self.frame.select(

@@ -255,8 +255,9 @@ def _inputs(schema: Any, event_time: Any) -> tuple[dict[str, Any], dict[str, str
 
 
 def _read(stream: Stream) -> Read:
-    assert isinstance(stream.node, Read)
-    return stream.node
+    node = stream.node if isinstance(stream.node, Read) else stream.node.inputs[0]  # changes lose their weight at once
+    assert isinstance(node, Read)
+    return node
 
 
 def _call(build: Callable[..., Any], streams: Mapping[str, Stream], *, by_name: bool) -> Any:

@@ -89,7 +89,7 @@ def net(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """What changed in a table all in all: each row once, what is taken back first."""
     if not len(frame):
         return frame
-    made = frame.group_by(names, maintain_order=True).agg(pl.col(TIME).max(), pl.col(WEIGHT).sum().cast(pl.Int32))
+    made = frame.group_by(names, maintain_order=True).agg(pl.col(WEIGHT).sum().cast(pl.Int32))
     gone, come = made.filter(pl.col(WEIGHT) < 0), made.filter(pl.col(WEIGHT) > 0)
     return pl.concat([gone, come])
 

@@ -50,7 +50,7 @@ class LookupJoinStep(JoinedSides):
         return {TABLE: self.table(1, ASKED_AT, FOLDED_AT), WAITING: self.table(0, ASKED_AT)}
 
     def asked(self, inputs: Frames) -> Frames:
-        keys = of_keys(self.keys, inputs).select(self.keys)
+        keys = of_keys(self.keys, inputs).select(self.keys).unique()  # rows of a stream often ask for the same
         known = keys.filter(self.has_keys(keys))
         return {TABLE: known, WAITING: keys} if self.node.at_event_time else {TABLE: known}
 

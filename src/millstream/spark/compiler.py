@@ -28,7 +28,7 @@ from millstream.spark.failures import told
 from millstream.spark.feed import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.layout import Layout
 from millstream.spark.packing import DRIVER, REPORT, Packed, control_to_bytes, to_batch
-from millstream.spark.processor import StepProcessor
+from millstream.spark.processor import StageProcessor
 
 KEEP = "__keep"
 HIDDEN = (TIME, WEIGHT, KEEP)
@@ -40,9 +40,9 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed) -> DataFrame:
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed)).load()
     for number, source in enumerate(shipment.layout.framed_sources):
         packed = packed.unionByName(NativeSteps(shipment.layout, source).packed(shipment, number))
-    for number, _ in enumerate(shipment.layout.chain):
+    for numbers in shipment.layout.stages:
         packed = packed.groupBy("label").transformWithState(
-            StepProcessor(shipment, number), outputStructType=PACKED, outputMode="append", timeMode="None"
+            StageProcessor(shipment, numbers), outputStructType=PACKED, outputMode="append", timeMode="None"
         )
     return packed
 

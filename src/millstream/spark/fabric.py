@@ -160,6 +160,11 @@ class StepRunner:
         self._plan = shipment.plan
         self._step = self._plan.steps[number]
         self._node = self._plan.layout.chain[number]
+        layout = self._plan.layout
+        self._upstream = layout.upstream(self._node)
+        self._groups = {
+            origin: 1 if layout.meets_at_once(origin, self._node) else layout.groups for origin in self._upstream
+        }
 
     def run(self, label: int, mine: list[tuple[int, int, bytes]]) -> list[Packed]:
         """What a key group sends, given the kind, the task and the blob of each packed row that is for it."""
@@ -170,7 +175,7 @@ class StepRunner:
         group = self._plan.group_of[label]
         stored = self._head.get()
         head = Head.from_bytes(bytes(stored[0])) if stored else Head()
-        inputs = InputWatermark(self._plan.layout.upstream(self._node), self._plan.layout.groups)
+        inputs = InputWatermark(self._upstream, self._groups)
         if head.inputs is not None:
             inputs.go_on(head.inputs)
         controls = [control_from_bytes(blob) for kind, _, blob in mine if kind == CONTROL]

@@ -53,7 +53,8 @@ def described(layout: Layout) -> dict[str, dict[str, str]]:
             f"table {name}": ", ".join(f"{column} {kind}" for column, kind in table.schema.items())
             for name, table in step.tables().items()
         }
-        found[node.name] = {"does": node.label, **tables, **_fed_by(node)}
+        stage = next(number for number, stage in enumerate(layout.stages, 1) if layout.chain.index(node) in stage)
+        found[node.name] = {"does": node.label, **tables, **_fed_by(node), "stage": str(stage)}
     return found
 
 

@@ -99,9 +99,11 @@ def explained(flow: Flow) -> str:
         where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "where it is read"
         steps = [step.name for step in layout.region(source).steps if not isinstance(step, Write)]
         lines.append(f"    {source.name}: {where}: {', '.join(steps) or 'nothing'}")
-    for number, step in enumerate(layout.chain, 1):
-        fused = [each.name for each in layout.region(step).steps if not isinstance(each, Write)]
-        lines.append(f"    shuffle {number} by key group, then {step.name}, then {', '.join(fused) or 'nothing'}")
+    for number, stage in enumerate(layout.stages, 1):
+        lines.append(f"    shuffle {number} by key group, then in one stage:")
+        for step in (layout.chain[place] for place in stage):
+            fused = [each.name for each in layout.region(step).steps if not isinstance(each, Write)]
+            lines.append(f"        {step.name}, then {', '.join(fused) or 'nothing'}")
     lines.append(f"    outputs, all from one reading: {', '.join(output.name for output in layout.outputs)}")
     spark = session()
     shipment = Shipment("explained", layout, 1, "explained")

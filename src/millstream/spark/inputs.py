@@ -9,7 +9,7 @@ count as long as there is another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.operators.watermarks import SourceWatermark
@@ -21,8 +21,9 @@ CLOCK = ""
 
 
 class InputWatermark:
-    def __init__(self, origins: Sequence[Node], groups: int) -> None:
-        self._groups = groups
+    def __init__(self, origins: Sequence[Node], groups: Mapping[Node, int]) -> None:
+        """`groups` says of how many key groups of each step before this one hears."""
+        self._groups = {origin.name: groups.get(origin, 0) for origin in origins}
         self._sources = {
             origin.name: SourceWatermark(origin, (), 0)
             for origin in origins
@@ -65,8 +66,8 @@ class InputWatermark:
                 found.append((told, told == BEGINNING))
             else:
                 found.append((max(told, source.now(self.now)), told < END and source.is_idle(self.now)))
-        for groups in self._before.values():
-            complete = len(groups) == self._groups
+        for name, groups in self._before.items():
+            complete = len(groups) == self._groups[name]
             reached = min(watermark for watermark, _ in groups.values()) if complete else BEGINNING
             found.append((reached, complete and all(idle for _, idle in groups.values())))
         return found

@@ -13,12 +13,13 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 import polars as pl
+import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, RecordFailed
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME
 from millstream.operators.stateful import DEAD, LATE, SENT
-from millstream.plan import nodes
+from millstream.plan import nodes, table_nodes
 from millstream.plan.explain import in_order
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node
@@ -181,6 +182,54 @@ class Layout:
         return list(dict.fromkeys(origin for given in counting for origin in self._origins[given]))
 
     @cached_property
+    def stages(self) -> list[list[int]]:
+        """The steps of the chain, by number, as Spark runs them: those of a stage in one go, behind one shuffle.
+
+        A step is in the stage after those it is fed by, or in the same, if their rows need not be moved to it.
+        """
+        placed: dict[Node, int] = {}
+        for step in self.chain:
+            before = [origin for given in step.inputs for origin in self._origins[given] if origin.keeps_state]
+            placed[step] = max(
+                (placed[origin] + (not self._is_near(origin, step)) for origin in before),
+                default=0,
+            )
+        found: list[list[int]] = [[] for _ in range(max(placed.values(), default=-1) + 1)]
+        for number, step in enumerate(self.chain):
+            found[placed[step]].append(number)
+        return found
+
+    def meets_at_once(self, origin: Node, step: Node) -> bool:
+        """Whether a step takes the rows of another in the same stage: a key group then hears of its own alone."""
+        if not origin.keeps_state:
+            return False
+        stage = next(stage for stage in self.stages if self.chain.index(step) in stage)
+        return self.chain.index(origin) in stage
+
+    def _is_near(self, origin: Node, step: Node) -> bool:
+        """Whether all rows that a step sends another have the same key there, and so the same key group."""
+        if isinstance(origin, nodes.Process):  # what it gives is the user's
+            return False
+        keys = getattr(origin, "keys", ())
+        ways = [(side, given) for side, given in enumerate(step.inputs) if origin in self._origins[given]]
+        return bool(keys) and all(self._key_of(given, origin) == _keys_at(step, side) for side, given in ways)
+
+    def _key_of(self, node: Node, origin: Node) -> tuple[str, ...] | None:
+        """What the key columns of an origin are called behind some steps; None if that cannot be said."""
+        if node is origin:
+            keys: tuple[str, ...] = getattr(origin, "keys", ())
+            return keys if all(_is_plain(origin.schema.field(key).type) for key in keys) else None
+        if len(node.inputs) != 1:
+            return None
+        before = self._key_of(node.inputs[0], origin)
+        if before is None or isinstance(node, nodes.Where | table_nodes.AsOf):
+            return before
+        if isinstance(node, nodes.Project):
+            names = {made.column: name for name, made in node.columns if made.column is not None}
+            return tuple(names[key] for key in before) if all(key in names for key in before) else None
+        return None
+
+    @cached_property
     def _regions(self) -> dict[Node, Region]:
         return {origin: self._region(origin) for origin in (*self.sources, *self.chain)}
 
@@ -212,6 +261,19 @@ class Layout:
     def steps_after(self, origin: Node) -> list[int]:
         """The steps of the chain that an origin feeds."""
         return list(dict.fromkeys(end.number for end in self.ends(origin) if end.side is not None))
+
+
+def _keys_at(step: Node, side: int) -> tuple[str, ...]:
+    """The columns of an input that are a step's key."""
+    if isinstance(step, table_nodes.Join):
+        return tuple(pair[side] for pair in step.on)
+    keys: tuple[str, ...] = getattr(step, "keys", ())
+    return keys
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether every step hashes a key of this type as it is: joins make narrow whole numbers wide."""
+    return not pa.types.is_integer(kind) or pa.types.is_int64(kind)
 
 
 def labels(groups: int, partitions: int) -> list[int]:

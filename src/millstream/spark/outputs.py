@@ -7,11 +7,13 @@ back: the batch waits, no other is begun, and nothing is lost.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -29,6 +31,8 @@ from millstream.spark.live import REACHED, STOP
 from millstream.spark.packing import DRIVER, control_from_bytes, from_bytes
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
+UNPACKING = min(4, os.cpu_count() or 1)
+"""Threads that unpack frames, which the interpreter does not hold up."""
 
 
 @dataclass
@@ -51,6 +55,18 @@ class Progress:
     """The sink that is down, and why."""
 
 
+class PackedRow(NamedTuple):
+    step: int
+    task: int
+    blob: bytes
+
+
+def collected(batch: DataFrame) -> list[PackedRow]:
+    """The rows of a batch, as Arrow: Spark would pickle each by itself."""
+    table = batch.select("step", "task", "blob").toArrow()
+    return list(map(PackedRow, *(column.to_pylist() for column in table.columns)))
+
+
 class Stopped(MillstreamError):
     """The job was stopped while a sink was down; the batch comes again at the next start."""
 
@@ -70,6 +86,7 @@ class Outputs:
         self._progress = progress
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
+        self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
         self.failure: BaseException | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
@@ -80,8 +97,8 @@ class Outputs:
             raise
 
     def _take(self, batch: DataFrame, number: int) -> None:
-        rows = batch.collect()
-        self._note([control_from_bytes(bytes(row.blob)) for row in rows if row.step == DRIVER], number)
+        rows = collected(batch)
+        self._note([control_from_bytes(row.blob) for row in rows if row.step == DRIVER], number)
         first = len(self._layout.chain)
         tables = {}
         for place, output in enumerate(self._layout.outputs):
@@ -89,7 +106,7 @@ class Outputs:
             mine = sorted(
                 (row.task, number_, row.blob) for number_, row in enumerate(rows) if row.step == first + place
             )
-            frames = [from_bytes(bytes(blob)) for _, _, blob in mine]
+            frames = list(self._unpacking.map(from_bytes, [blob for _, _, blob in mine]))
             frame = pl.concat([frame_of([], output), *frames], how="diagonal")
             if output.net:
                 frame = net(frame, output.schema.names)

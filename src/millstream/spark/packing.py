@@ -18,10 +18,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.elementwise import OFFSET
 from millstream.operators.hashing import key_groups
 from millstream.operators.stateful import Stateful
 from millstream.plan.bundles import END
-from millstream.plan.nodes import Node
+from millstream.plan.nodes import Node, Write
 from millstream.spark.layout import Frames, Layout, Place, evaluated
 
 ARROW = pa.schema(
@@ -37,7 +39,8 @@ ROWS, OTHERS, PARTIALS, CONTROL, REPORT = range(5)
 SIDES = (ROWS, OTHERS)
 DRIVER = -1
 """The step of what is for the driver alone: reports."""
-BLOB_BYTES_MAX = 64 << 20
+BLOB_BYTES_MAX = 4 << 20
+"""Larger frames travel in pieces: the next is packed while one is on its way."""
 
 Packed = tuple[int, int, int, int, bytes]
 
@@ -104,7 +107,7 @@ class Packer:
             if rows.is_empty():
                 continue
             if end.side is None:
-                self._outputs.setdefault(number, []).append(rows)
+                self._outputs.setdefault(number, []).append(_written(rows, end.node))
                 continue
             step, count = self.steps[number], self._counts.get(number, 0)
             fold = partial(step.folded, first=count, watermark=self.reached, side=end.side)
@@ -119,7 +122,8 @@ class Packer:
         """Everything that was added; every key group of the steps that come next is told the control."""
         said = control_to_bytes({**control, "origin": self.origin.name})
         for number in self.layout.steps_after(self.origin):
-            for label in self.labels:
+            alone = self.layout.meets_at_once(self.origin, self.layout.chain[number])
+            for label in [self.own_label] if alone else self.labels:
                 yield label, number, CONTROL, self.task, said
         for (number, side), frames in self._fed.items():
             for group, blob in self._split(pl.concat(frames), self.steps[number].keys):
@@ -144,6 +148,13 @@ class Packer:
         for group, (start, end) in enumerate(pairwise(bounds)):
             if end > start:
                 yield from ((group, to_bytes(part)) for part in _moderate(rows.slice(int(start), int(end - start))))
+
+
+def _written(rows: pl.DataFrame, output: Node) -> pl.DataFrame:
+    """What a sink is given of rows: whether they are taken back, if they can be, but not what only steps need."""
+    if not isinstance(output, Write):
+        return rows
+    return rows.drop(TIME, OFFSET, *([] if output.is_changing else [WEIGHT]), strict=False)
 
 
 def _moderate(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.side_join import wide
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import Join
@@ -50,13 +50,15 @@ class Joining:
         self.shared = {name: shared[column] for name, column in node.left if column in shared}
 
     def fed(self, rows: pl.DataFrame, first: int, side: int) -> pl.DataFrame:
-        """Keys, values, time, weight and order. Integers are keys in one width, so that both sides hash alike."""
+        """Keys, values, time and weight. Integers are keys in one width, so that both sides hash alike.
+
+        In which order rows come makes no difference.
+        """
         keys = [wide(rows[pair[side]]).alias(key) for key, pair in zip(self.keys, self.node.on, strict=True)]
         values = [
             rows[column].alias(value) for value, (_, column) in zip(self.values[side], self.columns[side], strict=True)
         ]
-        order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
-        return pl.DataFrame([*keys, *values, rows[TIME], rows[WEIGHT], order])
+        return pl.DataFrame([*keys, *values, rows[TIME], rows[WEIGHT]])
 
     def no_rows(self, side: int) -> pl.DataFrame:
         """What is fed of an input when no rows come."""

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.joining import SIDES, netted, singly
 from millstream.operators.keyed_rows import summed
 from millstream.operators.runs import Marks
@@ -54,7 +54,7 @@ class JoinedSides(PlainStep):
         }
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
-        """Its keys, its other columns, its time, its weight, and its place in the order of arrival."""
+        """Its keys, its other columns, its time and its weight. In which order rows come makes no difference."""
         keys = [wide(rows[pair[side]]).alias(key) for pair, key in zip(self.node.on, self.keys, strict=True)]
         chosen = set(self.rest[side])
         columns = [
@@ -62,8 +62,7 @@ class JoinedSides(PlainStep):
             for name, column in (self.node.left, self.node.right)[side]
             if f"{SIDES[side]}.{name}" in chosen
         ]
-        order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
-        return pl.DataFrame([*keys, *columns, rows[TIME], rows[WEIGHT], order])
+        return pl.DataFrame([*keys, *columns, rows[TIME], rows[WEIGHT]])
 
     def table(self, side: int, *more: str) -> pl.DataFrame:
         """What is held of a side, empty."""

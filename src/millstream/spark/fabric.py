@@ -209,6 +209,10 @@ class StepRunner:
                 by_task.setdefault(task, []).append((SIDES.index(kind), from_bytes(blob)))
         rows: dict[str, list[pl.DataFrame]] = {}
         for _, parts in sorted(by_task.items()):
+            if ORDER not in parts[0][1].columns:  # a step to which it makes no difference
+                for side, part in parts:
+                    rows.setdefault(INPUTS[side], []).append(part)
+                continue
             for side, part in sorted(parts, key=lambda part: int(part[1][ORDER][0])):
                 rows.setdefault(INPUTS[side], []).append(part.with_columns(pl.col(ORDER) + head.count))
             head.count += max(int(part[ORDER].max()) for _, part in parts) + 1  # type: ignore[arg-type]

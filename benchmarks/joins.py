@@ -224,7 +224,7 @@ def main() -> None:
             own = note("interval_ours_s", steady(ours(scratch, partial(interval_ours, scratch=scratch))))
             ratios["interval_speed_vs_spark"] = sparks / own
         if only in (None, "lookup"):
-            make_events(scratch, files, rows * 4, users)
+            make_events(scratch, files, rows * 2, users)
             noop = note("lookup_spark_noop_s", lookup_sparks(spark, scratch, collected=False))
             broadcast = note("lookup_spark_broadcast_s", lookup_sparks(spark, scratch, collected=True))
             table = note("lookup_ours_s", steady(ours(scratch, partial(lookup_ours, scratch=scratch))))

@@ -19,8 +19,10 @@ USERS = {"ann": "a password of ann's", "bob": "another"}
 @pytest.hookimpl(tryfirst=True)  # before the workers are told their groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("kafka"))
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.soak)  # brokers start and die for a minute, and nothing of ours is on them yet
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group("kafka"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """How many examples the property tests look at: HYPOTHESIS_PROFILE=soak looks at twenty times as many.
 
-And who runs what: with several workers, one has all tests of Spark, so that there is one session.
+And who runs what: with several workers, one has all tests of Spark, so that there is one session. A module of
+transcripts says in `ON_SPARK` which of its tests are played there each time; on the other runners all of them are.
 """
 
 import os
@@ -30,3 +31,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             place in (item.path, *item.path.parents) for place in WITH_SPARK
         ):
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_spark = getattr(metafunc.module, "ON_SPARK", None)
+    if on_spark is not None:
+        marks = [] if metafunc.function.__name__ in on_spark else [pytest.mark.soak]
+        runners = ["reference", "local", pytest.param("spark", marks=marks)]
+        metafunc.parametrize("every_runner", runners, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def every_runner(request: pytest.FixtureRequest) -> None:
+    """Tells a module of transcripts on what to play."""
+    if hasattr(request, "param"):
+        request.module.runner["on"] = request.param

@@ -30,17 +30,6 @@ ON_SPARK = (
 )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marks = [] if metafunc.function.__name__ in ON_SPARK else [pytest.mark.soak]
-    runners = ["reference", "local", pytest.param("spark", marks=marks)]
-    metafunc.parametrize("every_runner", runners, indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def every_runner(request: pytest.FixtureRequest) -> None:
-    runner["on"] = request.param
-
-
 def t(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
 import millstream as ms
 from millstream.testing import Add, Watermark, play
 
@@ -22,17 +20,6 @@ ON_SPARK = (
     "test_top_of_a_table_moves_up_when_a_row_is_taken_back",
     "test_take_per_key_in_order_of_arrival",
 )
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marks = [] if metafunc.function.__name__ in ON_SPARK else [pytest.mark.soak]
-    runners = ["reference", "local", pytest.param("spark", marks=marks)]
-    metafunc.parametrize("every_runner", runners, indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def every_runner(request: pytest.FixtureRequest) -> None:
-    runner["on"] = request.param
 
 
 def t(seconds: float) -> datetime:

@@ -179,9 +179,9 @@ class WindowedStep:
         """The rows as they came, with the window that lost them and the reason."""
         start, end = (_instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
         span = pl.when(pl.col("window").is_not_null()).then(pl.struct(start, end)).alias("window")
-        rows = late.select(pl.col(ROW).struct.unnest())
-        said = rows.select(pl.exclude("window", "reason", *HIDDEN)).with_columns(late.select(span, "reason"))
-        return said.with_columns(rows.select(HIDDEN))
+        rows, said = late.select(pl.col(ROW).struct.unnest()), late.select(span, "reason")
+        kept = [column for column in rows.get_columns() if column.name not in ("window", "reason", *HIDDEN)]
+        return pl.DataFrame([*kept, *said.get_columns(), *rows.select(HIDDEN).get_columns()])
 
 
 def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:

@@ -86,7 +86,8 @@ class Fleet:
 
 
 def main(folder: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the demo, which then lets go of the leash
+    for number in (signal.SIGINT, signal.SIGTERM):  # these are for the demo, which then lets go of the leash
+        signal.signal(number, signal.SIG_IGN)
     ended = threading.Event()
     threading.Thread(target=_held, args=(ended,), daemon=True).start()
     fleet = Fleet(random.Random(), time.time())

@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from pyspark.sql import functions as sf
 
 import millstream as ms
 from millstream.spark.session import session
+from windows import batch_times, nothing, steady
 
 START = 1_700_000_000_000_000
 STORE = "spark.sql.streaming.stateStore.providerClass"
@@ -49,31 +49,12 @@ def written(frame: pl.DataFrame, folder: Path, number: int) -> None:
     frame.write_parquet(folder / f"{number:04}.parquet")
 
 
-def nothing(rows: Any, batch: int) -> None:
-    """Where the rows go, as Spark's own go to its noop sink."""
-
-
 def ours(scratch: Path, build: Callable[[ms.Flow], Any]) -> list[float]:
     flow = ms.Flow("joins")
     build(flow).write(ms.foreach(nothing))
     job = flow.run(broker=scratch / f"log-{time.time_ns()}", until="caught up", show=False)
     times: list[float] = job.batch_times()
     return times
-
-
-def batch_times(frame: DataFrame, scratch: Path) -> list[float]:
-    query = (
-        frame.writeStream.format("noop")
-        .option("checkpointLocation", str(scratch / f"checkpoint-{time.time_ns()}"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    return [p["durationMs"]["triggerExecution"] / 1000 for p in query.recentProgress if p["numInputRows"] > 0]
-
-
-def steady(seconds: list[float]) -> float:
-    return statistics.median(seconds[1:] or seconds)
 
 
 def stream_of(spark: SparkSession, folder: Path, schema: str) -> DataFrame:

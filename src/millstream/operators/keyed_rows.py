@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import polars as pl
 
-from millstream.operators import elementwise
+from millstream.operators import elementwise, joining
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, PlainStep
@@ -92,10 +91,7 @@ def summed(rows: pl.DataFrame, columns: list[str], weight: str) -> pl.DataFrame:
 
 def singly(rows: pl.DataFrame) -> pl.DataFrame:
     """Changes, each of weight 1 or -1: of weight n, n times. What is taken back stands first."""
-    if (rows[WEIGHT].abs() > 1).any():
-        times = np.repeat(np.arange(len(rows)), rows[WEIGHT].abs().to_numpy())
-        rows = rows[times].with_columns(pl.col(WEIGHT).sign())
-    return rows.sort(WEIGHT, maintain_order=True)
+    return joining.singly(rows).sort(WEIGHT, maintain_order=True)
 
 
 # ---------------------------------------------------------------- when a table changes

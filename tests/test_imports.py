@@ -14,9 +14,10 @@ ROOT = Path(millstream.__file__).parent
 EVERYTHING = "everything"
 MAY_IMPORT: dict[str, list[str]] = {
     "errors": [],
+    "secrets": [],
     "records": ["errors"],
-    "log": ["records"],
-    "plan": ["records"],
+    "log": ["records", "secrets"],
+    "plan": ["records", "secrets"],
     "sources": ["plan", "log"],
     "operators": ["plan"],
     "reference": ["plan"],
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, list[str]] = {
 }
 WITHOUT_SPARK = {
     "errors",
+    "secrets",
     "records",
     "log",
     "plan",

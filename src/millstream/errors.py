@@ -119,6 +119,10 @@ class DamagedLog(StorageError):
     """Bytes below the acknowledged mark do not match their checksum or are missing."""
 
 
+class KafkaUnavailable(StorageError):
+    """No broker of Kafka answers, or not as it should; it may pass."""
+
+
 class DamagedState(StorageError):
     """The state of a step cannot be rebuilt: what was kept of its changes does not match its checksum."""
 

@@ -16,12 +16,16 @@ import pyarrow as pa
 from millstream.errors import InvalidInput, InvalidPlan
 from millstream.plan.place import users_line, what_exists
 from millstream.records import Schema
+from millstream.secrets import Secret, hidden
 
 TableMode = Literal["append", "upsert"]
 FORMATS = ("parquet", "json", "csv", "avro")
 WRITTEN_FORMATS = ("parquet", "json", "csv")
 MODES = ("append", "upsert")
 PORT_MAX = 65535
+LOST_CHOICES = ("error", "earliest", "latest")
+VALUE_FORMATS = ("json", "avro", "csv", "string", "bytes")
+REGISTRY_FORMATS = ("json", "avro")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +46,7 @@ class Place:
             raise InvalidPlan(
                 f"{self} can be read, not written",
                 where=users_line(),
-                next_step="write to a topic, or to files, sqlite, postgres, console, memory or foreach",
+                next_step="write to a topic, or to kafka, files, sqlite, postgres, console, memory or foreach",
             )
 
     def check_read(self) -> None:
@@ -50,7 +54,7 @@ class Place:
             raise InvalidPlan(
                 f"{self} can be written, not read",
                 where=users_line(),
-                next_step="read a topic, or files, rate or socket",
+                next_step="read a topic, or kafka, files, rate or socket",
             )
 
 
@@ -210,6 +214,28 @@ class Foreach(Place):
 
 
 @dataclass(frozen=True)
+class Kafka(Place):
+    """A topic of a Kafka, wherever the other topics of the flow are."""
+
+    servers: str | None
+    """None: those of the job's broker."""
+    topic: str
+    format: str = "json"
+    registry: str | None = None
+    on_lost: str = "error"
+    settings: Mapping[str, str | Secret] = field(default_factory=dict, hash=False)
+    can_read: ClassVar[bool] = True
+    can_write: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"kafka {self.topic}"
+
+    def __str__(self) -> str:
+        return f"kafka({self.servers}, {self.topic})" if self.servers else f"kafka({self.topic})"
+
+
+@dataclass(frozen=True)
 class Rate(Place):
     rows_per_second: int
     can_read: ClassVar[bool] = True
@@ -301,6 +327,37 @@ def foreach(function: Callable[[pa.Table, int], Any]) -> Foreach:
             f"foreach takes a function, not {function!r}", "for example foreach(lambda rows, batch: print(rows))"
         )
     return Foreach(function)
+
+
+def kafka(
+    servers: str | None = None,
+    *,
+    topic: str,
+    format: str = "json",
+    registry: str | None = None,
+    on_lost: str = "error",
+    settings: Mapping[str, str] | None = None,
+) -> Kafka:
+    """A topic of Apache Kafka: "host:9092", several with commas; unsaid: the job's own broker.
+
+    `format` says how values are written: json, avro, csv, string or bytes. With `registry`, the address of a schema
+    registry, json and avro are in Confluent's wire format. `on_lost` says what to do when records were deleted before
+    they were read: "error", or go on at the "earliest" or "latest". `settings` are those of librdkafka, such as
+    sasl.username; passwords among them are never shown or stored.
+    """
+    example = "kafka('host:9092', topic='scores')"
+    if servers is not None:
+        servers = _text(servers, "Kafka has servers", example).removeprefix("kafka://")
+        if "@" in servers or "?" in servers:
+            raise _refuse("servers are names and ports alone", "give what else there is with settings={…}")
+    if format not in VALUE_FORMATS:
+        raise _refuse(f"there is no format {format!r}", what_exists(format, VALUE_FORMATS, kind="formats"))
+    if registry is not None and format not in REGISTRY_FORMATS:
+        raise _refuse(f"a registry has schemas of {' and '.join(REGISTRY_FORMATS)}, not of {format}", "format='avro'")
+    if on_lost not in LOST_CHOICES:
+        raise _refuse(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
+    named = {str(name): str(value) for name, value in (settings or {}).items()}
+    return Kafka(servers, _text(topic, "a topic has a name", example), format, registry, on_lost, hidden(named))
 
 
 def rate(rows_per_second: int) -> Rate:

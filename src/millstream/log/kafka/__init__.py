@@ -1,0 +1,1 @@
+"""Apache Kafka as a broker, by confluent-kafka."""

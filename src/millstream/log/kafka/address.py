@@ -1,0 +1,103 @@
+"""Where a Kafka is and how it is talked to: `kafka://host:9092,other:9092?name=value`.
+
+Settings are those of librdkafka, under their own names. Secrets do not stand in an address, which is shown and stored:
+they stand in a file (`?settings=client.properties`, or named by MILLSTREAM_KAFKA_SETTINGS), or are given in the flow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from millstream.errors import InvalidSetting, NotFound
+from millstream.secrets import Secret, hidden, is_secret, revealed
+
+SCHEME = "kafka://"
+SETTINGS_VARIABLE = "MILLSTREAM_KAFKA_SETTINGS"
+PORT = 9092
+CLIENT_DEFAULTS = {
+    "client.id": "millstream",
+    "reconnect.backoff.max.ms": 2000,  # a broker that comes back is found soon
+    "log_level": 3,
+}
+
+
+@dataclass(frozen=True)
+class KafkaAddress:
+    """As text it is the address that was given, without secrets: it can be sent, shown and read again."""
+
+    servers: str
+    settings: Mapping[str, str | Secret] = field(default_factory=dict)
+    written: str = ""
+
+    @classmethod
+    def of(cls, address: str) -> KafkaAddress:
+        if not address.startswith(SCHEME):
+            raise InvalidSetting(
+                f"'{address}' is not the address of a Kafka", next_step=f"for example {SCHEME}host:{PORT}"
+            )
+        servers, _, query = address.removeprefix(SCHEME).rstrip("/").partition("?")
+        if "@" in servers:
+            raise InvalidSetting(
+                "a user and a password do not belong into an address: it is shown and stored",
+                where=SCHEME + servers.rpartition("@")[2],
+                next_step=f"write them into a file and name it: {SCHEME}host:{PORT}?settings=FILE",
+            )
+        said = dict(parse_qsl(query.rstrip("/"), keep_blank_values=True))
+        for name in said:
+            if is_secret(name):
+                raise InvalidSetting(
+                    f"'{name}' does not belong into an address, which is shown and stored",
+                    where=SCHEME + servers,
+                    next_step=f"write it into a file and name that: {SCHEME}{servers}?settings=FILE",
+                )
+        file = said.pop("settings", None) or os.environ.get(SETTINGS_VARIABLE)
+        settings = {**(properties(Path(file)) if file else {}), **said}
+        return cls(with_ports(servers), hidden(settings), address)
+
+    def client(self, **more: Any) -> dict[str, Any]:
+        """The settings of a client of confluent-kafka, secrets in the clear; dots of names as underscores."""
+        plain = {name.replace("_", "."): value for name, value in more.items()}
+        return {"bootstrap.servers": self.servers, **CLIENT_DEFAULTS, **revealed(self.settings), **plain}
+
+    def __str__(self) -> str:
+        return self.written or SCHEME + self.servers
+
+
+def with_ports(servers: str) -> str:
+    """Servers separated by commas, each with a port; refuses what is none."""
+    found = []
+    for server in servers.split(","):
+        host, _, port = (
+            server.strip().partition(":") if not server.strip().startswith("[") else (server.strip(), "", "")
+        )
+        if not host or "/" in host or (port and not port.isdigit()):
+            raise InvalidSetting(
+                f"'{server}' is not a Kafka server", where=servers, next_step=f"for example host:{PORT}"
+            )
+        found.append(f"{host}:{port or PORT}" if not host.startswith("[") else host)
+    return ",".join(found)
+
+
+def properties(file: Path) -> dict[str, str]:
+    """The settings in a file, one `name=value` in a line; lines that begin with # are remarks."""
+    try:
+        lines = file.expanduser().read_text().splitlines()
+    except OSError as error:
+        raise NotFound(
+            f"the settings of Kafka cannot be read: {error.strerror}", where=str(file), next_step="name another file"
+        ) from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise InvalidSetting("a line is not 'name=value'", where=f"{file}:{number}", next_step="mend the line")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,68 @@
+"""What Kafka's client raises, said as the project's own errors: what happened, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from millstream.errors import (
+    AlreadyExists,
+    InvalidSetting,
+    KafkaUnavailable,
+    MillstreamError,
+    NoAccess,
+    ProducerFenced,
+    UnknownTopic,
+)
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+INSTALL = "pip install 'millstream[kafka]'"
+
+
+def client_module() -> Any:
+    """confluent_kafka, or a word on how to get it."""
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise InvalidSetting("Kafka needs the package confluent-kafka", next_step=INSTALL) from error
+    return confluent_kafka
+
+
+@contextmanager
+def said_plainly(where: str) -> Iterator[None]:
+    """Inside it, what confluent-kafka raises becomes an error of ours."""
+    confluent_kafka = client_module()
+    try:
+        yield
+    except confluent_kafka.KafkaException as error:
+        raise translated(error.args[0], where) from error
+
+
+def translated(error: KafkaError, where: str) -> MillstreamError:
+    code, text = error.name(), error.str()
+    if code in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"):
+        return UnknownTopic(
+            "there is no such topic", where=where, next_step="create it first: millstream topics create"
+        )
+    if code == "TOPIC_ALREADY_EXISTS":
+        return AlreadyExists("there is such a topic already", where=where, next_step="choose another name")
+    if code in ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"):
+        return ProducerFenced("a newer producer of the same name has taken over", where=where)
+    if code in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
+        return NoAccess(
+            "Kafka refused the user or the password",
+            where=where,
+            next_step="see sasl.mechanism, sasl.username, sasl.password",
+        )
+    if code.endswith("AUTHORIZATION_FAILED"):
+        return NoAccess(f"this user may not do that: {text}", where=where, next_step="ask for the right on the broker")
+    if code in ("_INVALID_ARG", "INVALID_CONFIG", "_INVALID_CONFIG"):
+        return InvalidSetting(f"Kafka refuses a setting: {text}", where=where)
+    return KafkaUnavailable(
+        f"Kafka does not answer as it should: {text}",
+        where=where,
+        next_step="see whether its brokers are up and reachable",
+    )

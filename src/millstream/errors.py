@@ -72,6 +72,10 @@ class UnknownTopic(NotFound):
     """No topic of that name, or it was deleted meanwhile."""
 
 
+class TopicMoved(NotFound):
+    """The topic is with another broker now, and takes no more records here."""
+
+
 class UnknownPartition(NotFound):
     """The topic has no such partition."""
 

@@ -17,7 +17,7 @@ import typer
 from millstream.errors import NotFound
 
 if TYPE_CHECKING:
-    from millstream.log import EmbeddedLog
+    from millstream.log import Broker, EmbeddedLog
 
 Given = ParamSpec("Given")
 LogAddress = Annotated[
@@ -35,19 +35,32 @@ class Session:
     json: bool
 
     @contextmanager
-    def log(self, *, create: bool = False) -> Iterator[EmbeddedLog]:
+    def log(self, *, create: bool = False) -> Iterator[Broker]:
         """The log, open. Only a command that makes things makes the folder, too: a mistyped one stays away."""
         from millstream.log import connect
 
         # polars, once imported, has blocked reads and locks go on through Ctrl-C; this takes that back.
         signal.siginterrupt(signal.SIGINT, True)
-        if not create and (missing := self.missing_folder()):
+        with connect(self.address if create else self.existing()) as log:
+            yield log
+
+    @contextmanager
+    def embedded(self) -> Iterator[EmbeddedLog]:
+        """The log, open, for what works on one in a folder alone."""
+        from millstream.log import open_embedded
+
+        signal.siginterrupt(signal.SIGINT, True)
+        with open_embedded(self.existing()) as log:
+            yield log
+
+    def existing(self) -> str | None:
+        """The address of a log that is there."""
+        if missing := self.missing_folder():
             raise NotFound(
                 f"there is no log in '{missing}'",
                 next_step="name another with --log or MILLSTREAM_BROKER, or make one: millstream topics create NAME",
             )
-        with connect(self.address) as log:
-            yield log
+        return self.address
 
     def nothing(self, what: str) -> str:
         """What a listing says that found nothing: a wrong folder must not look like an empty log."""
@@ -103,7 +116,7 @@ def subcommands(app: typer.Typer, name: str, help: str) -> typer.Typer:
 # ---------------------------------------------------------------- completion in the shell
 
 
-def _completion(names: Callable[[EmbeddedLog], list[str]]) -> Callable[[typer.Context, str], list[str]]:
+def _completion(names: Callable[[Broker], list[str]]) -> Callable[[typer.Context, str], list[str]]:
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         session = Session(ctx.find_root().params.get("log"), json=False)
         try:

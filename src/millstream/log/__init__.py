@@ -39,19 +39,45 @@ __all__ = [
     "TopicSettings",
     "TopicVersion",
     "connect",
+    "open_embedded",
 ]
 
 
-def connect(address: str | os.PathLike[str] | None = None) -> EmbeddedLog:
-    """Opens a broker by its address: a folder, or file://folder. Unsaid: MILLSTREAM_BROKER, else `.millstream` here."""
-    given = os.fspath(address) if address is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+def connect(address: str | os.PathLike[str] | None = None) -> Broker:
+    """Opens a broker by its address: a folder, file://folder, or kafka://host:9092.
+
+    Unsaid: MILLSTREAM_BROKER, else `.millstream` here.
+    """
+    given = _given(address)
+    if given.startswith("kafka://"):
+        from millstream.log.kafka.log import KafkaLog  # nothing of Kafka is loaded otherwise
+
+        return KafkaLog(given)
+    return EmbeddedLog(_folder(given))
+
+
+def open_embedded(address: str | os.PathLike[str] | None = None) -> EmbeddedLog:
+    """Opens an address of which the log must be in a folder; refuses a Kafka."""
+    given = _given(address)
+    if given.startswith("kafka://"):
+        raise InvalidInput(
+            "this works on a log in a folder, and not yet on Kafka",
+            where=given.partition("?")[0],
+            next_step="name a folder, here or with MILLSTREAM_BROKER",
+        )
+    return EmbeddedLog(_folder(given))
+
+
+def _given(address: str | os.PathLike[str] | None) -> str:
+    return os.fspath(address) if address is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+
+
+def _folder(given: str) -> str:
     scheme, separator, rest = given.partition("://")
-    if not separator:
-        return EmbeddedLog(given)
-    if scheme == "file":
-        return EmbeddedLog(rest)
-    raise InvalidInput(
-        f"there is no broker for '{scheme}://'",
-        where=given,
-        next_step="give a folder, or an address that begins with file://",
-    )
+    if separator and scheme != "file":
+        raise InvalidInput(
+            f"there is no broker for '{scheme}://'",
+            where=given,
+            next_step="give a folder, or an address that begins with file:// or kafka://",
+        )
+    return rest if separator else given

@@ -1,27 +1,92 @@
-"""What a broker offers, whichever it is: the embedded log in a folder, or Apache Kafka."""
+"""What a broker offers, whichever it is: the embedded log in a folder, or Apache Kafka.
+
+Producers, consumers, queues and messages are those of the embedded log; Kafka's are kinds of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, Self
 
 from millstream.log.consumer import Consumer, Start
 from millstream.log.groups import GroupInfo
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo
-from millstream.log.topics import TopicInfo
+from millstream.log.repair import Repaired
+from millstream.log.switches import At, Switch
+from millstream.log.topics import TopicInfo, TopicSettings, TopicVersion
+
+
+class BrokerPartition(Protocol):
+    """One partition of a topic, asked for its ends."""
+
+    number: int
+
+    def start_offset(self) -> int: ...
+
+    def end_offset(self) -> int: ...
+
+    def stable_offset(self) -> int: ...
+
+
+class BrokerTopic(Protocol):
+    """A topic as it is described now."""
+
+    name: str
+    identity: str
+    settings: TopicSettings
+
+    def partition(self, number: int) -> BrokerPartition: ...
+
+    def partitions(self) -> Sequence[BrokerPartition]: ...
+
+
+class BrokerSwitches(Protocol):
+    """What names stand for."""
+
+    def now(self) -> Mapping[str, Switch]: ...
+
+    def served_by(self, topic: str) -> tuple[str, ...]: ...
 
 
 class Broker(Protocol):
+    # ------------------------------------------------------------ topics
+
     def create_topic(self, name: str, **settings: Any) -> TopicInfo: ...
 
     def topics(self) -> list[str]: ...
+
+    def topic(self, name: str) -> BrokerTopic: ...
 
     def describe_topic(self, name: str) -> TopicInfo: ...
 
     def change_topic(self, name: str, **settings: Any) -> TopicInfo: ...
 
     def delete_topic(self, name: str) -> None: ...
+
+    def offset_at_time(self, topic: str, partition: int, moment: datetime) -> int: ...
+
+    def clean(self, topic: str | None = None) -> None: ...
+
+    def repair_topic(self, name: str) -> list[Repaired]: ...
+
+    # ------------------------------------------------------------ switches
+
+    @property
+    def switches(self) -> BrokerSwitches: ...
+
+    def resolve(self, name: str) -> str: ...
+
+    def switch(self, name: str, topic: str, *, at: At = "earliest") -> Switch: ...
+
+    def switch_back(self, name: str, *, at: At = "earliest") -> Switch: ...
+
+    def unswitch(self, name: str) -> None: ...
+
+    def topic_versions(self, name: str) -> list[TopicVersion]: ...
+
+    # ------------------------------------------------------------ producers, consumers, groups
 
     def producer(self, **settings: Any) -> Producer: ...
 
@@ -35,6 +100,8 @@ class Broker(Protocol):
 
     def delete_group(self, name: str) -> None: ...
 
+    # ------------------------------------------------------------ queues
+
     def create_queue(self, name: str, topic: str, **settings: Any) -> QueueInfo: ...
 
     def queues(self) -> list[QueueInfo]: ...
@@ -45,4 +112,10 @@ class Broker(Protocol):
 
     def queue(self, name: str) -> Queue: ...
 
+    # ------------------------------------------------------------ the end
+
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *raised: object) -> None: ...

@@ -53,6 +53,7 @@ FORMAT = 1
 DESCRIPTION = "millstream.json"
 TOPIC = "topic.json"
 COORDINATOR = "coordinator.sqlite"
+MOVED_TO = "moved_to"
 LEFTOVER_SECONDS = 60.0
 OPEN_FILES = 65536
 
@@ -69,8 +70,10 @@ class Topic:
         disk: Disk,
         latest: Callable[[str], Topic],
         on_cut: Callable[[str, int, int], None],
+        moved_to: str | None = None,
     ) -> None:
         self.name = name
+        self.moved_to = moved_to
         self.identity = identity
         self.settings = settings
         self.folder = folder
@@ -89,6 +92,7 @@ class Topic:
             partition = reference()
             if partition is not None:
                 partition.schema, partition.segment_bytes = self.stored_schema, self.settings.segment_bytes
+                partition.moved_to = self.moved_to
 
     def forget(self) -> None:
         """Lets go of the partitions; whoever still uses one keeps it open."""
@@ -115,6 +119,7 @@ class Topic:
                     renew=_renewer(self._latest, self.name, self.identity),
                     on_cut=_cutter(self._on_cut, self.name, number),
                 )
+                found.moved_to = self.moved_to
                 self._partitions[number] = found
                 try:
                     found.refresh()  # what was opened may be of a topic made anew, or this description outdated
@@ -243,7 +248,8 @@ class EmbeddedLog(Switching):
         """Whether a log whose making was cut short has left this."""
         if name in ("topics", "people"):
             return not any((self.path / name).iterdir())
-        return name == ".lock" or name.startswith(f".{DESCRIPTION}.")
+        # Jobs of a flow that reads and writes elsewhere keep their folders here, too.
+        return name in (".lock", "jobs") or name.startswith(f".{DESCRIPTION}.")
 
     def _lock(self) -> FileLock:
         """Held while the log is made and topics are changed."""
@@ -308,7 +314,9 @@ class EmbeddedLog(Switching):
         document = _document(folder / TOPIC, "id", "name")
         identity = document.pop("id")
         document.pop("name")
-        topic = Topic(name, identity, TopicSettings.of(**document), folder, self._disk, self.topic, self._cut)
+        moved_to = document.pop(MOVED_TO, None)
+        settings = TopicSettings.of(**document)
+        topic = Topic(name, identity, settings, folder, self._disk, self.topic, self._cut, moved_to)
         if before is not None and before.identity == identity:
             topic.take_over(before)
         return topic
@@ -344,8 +352,26 @@ class EmbeddedLog(Switching):
                 empty = all(partition.end_offset() == 0 for partition in opened)
                 made.check_change_from(topic.settings, empty=empty)
                 self._add_partitions(topic, made)
-                write_document(topic.folder / TOPIC, {"name": name, "id": topic.identity, **made.to_document()})
+                self._describe(topic, made, topic.moved_to)
         return self.describe_topic(name)
+
+    def _describe(self, topic: Topic, settings: TopicSettings, moved_to: str | None) -> None:
+        moved = {} if moved_to is None else {MOVED_TO: moved_to}
+        write_document(
+            topic.folder / TOPIC, {"name": topic.name, "id": topic.identity, **settings.to_document(), **moved}
+        )
+
+    @contextmanager
+    def moving(self, name: str, to: str) -> Iterator[Topic]:
+        """Inside it nobody writes to a topic, and after it nobody does any more: writers are told where it has gone."""
+        with self._lock():
+            topic = self.topic(name)
+            opened = topic.partitions()
+            with _held(partition.lock for partition in opened):
+                for partition in opened:
+                    partition.check_alive()
+                yield topic
+                self._describe(topic, topic.settings, to)
 
     def _add_partitions(self, topic: Topic, made: TopicSettings) -> None:
         with storage_errors(topic.folder):
@@ -462,9 +488,13 @@ class EmbeddedLog(Switching):
             return {}
         return {partition.number: (partition.start_offset(), partition.stable_offset()) for partition in found}
 
+    def check_idle(self, group: str) -> None:
+        """Refuses to touch a group whose members are at work."""
+        groups.change_idle_group(self.coordinator, self._people, group)
+
     def reset_group(self, name: str, topic: str, to: Start) -> GroupInfo:
         """Sets how far an idle group has come in a topic: 'earliest', 'latest', an offset or a time."""
-        groups.change_idle_group(self.coordinator, self._people, name)
+        self.check_idle(name)
         with Consumer(self, topic, start=to) as reader:
             offsets = {place: reader.position(*place) for place in reader.assignment}
         with self.coordinator.change() as db:
@@ -472,7 +502,7 @@ class EmbeddedLog(Switching):
         return self.describe_group(name)
 
     def delete_group(self, name: str) -> None:
-        groups.change_idle_group(self.coordinator, self._people, name)
+        self.check_idle(name)
         with self.coordinator.change() as db:
             for table in ("offsets", "ownership", "members"):
                 db.execute(f"DELETE FROM {table} WHERE group_name = ?", (name,))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millstream.errors import DamagedLog, InvalidRecord, UnknownTopic
+from millstream.errors import DamagedLog, InvalidRecord, TopicMoved, UnknownTopic
 from millstream.log import segment as segments
 from millstream.log.aborted import AbortedTransactions
 from millstream.log.disk import Disk, FileLock, is_gone, storage_errors, sync_folder
@@ -68,6 +68,7 @@ class Partition:
         self.schema = schema
         self.segment_bytes = segment_bytes
         self._renew = renew
+        self.moved_to: str | None = None  # the broker that has the topic since
         self._on_cut = on_cut
         self._disk = disk
         if not folder.is_dir():
@@ -143,6 +144,12 @@ class Partition:
             if permit:
                 permit()
             self._renew()
+            if self.moved_to is not None:
+                raise TopicMoved(
+                    f"topic '{self.topic}' was moved, and nothing more is written here",
+                    where=str(self.folder.parent),
+                    next_step=f"write to it where it is now: MILLSTREAM_BROKER={self.moved_to}",
+                )
             for draft in drafts:
                 self._check_schema(draft)
             known = self._find(drafts, tried_since, mark) if tried_since is not None else {}

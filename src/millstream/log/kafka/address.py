@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from millstream.errors import InvalidSetting, NotFound
+from millstream.errors import InvalidInput, InvalidSetting, NotFound
 from millstream.secrets import Secret, hidden, is_secret, revealed
 
 SCHEME = "kafka://"
 SETTINGS_VARIABLE = "MILLSTREAM_KAFKA_SETTINGS"
 PORT = 9092
+OF_REGISTRY = ("basic.auth.", "schema.registry.")  # stand beside Kafka's own in many a file of settings
 CLIENT_DEFAULTS = {
     "client.id": "millstream",
     "reconnect.backoff.max.ms": 2000,  # a broker that comes back is found soon
@@ -62,10 +63,39 @@ class KafkaAddress:
     def client(self, **more: Any) -> dict[str, Any]:
         """The settings of a client of confluent-kafka, secrets in the clear; dots of names as underscores."""
         plain = {name.replace("_", "."): value for name, value in more.items()}
-        return {"bootstrap.servers": self.servers, **CLIENT_DEFAULTS, **revealed(self.settings), **plain}
+        own = {name: value for name, value in revealed(self.settings).items() if not name.startswith(OF_REGISTRY)}
+        return {"bootstrap.servers": self.servers, **CLIENT_DEFAULTS, **own, **plain}
 
     def __str__(self) -> str:
         return self.written or SCHEME + self.servers
+
+
+def as_kafka(broker: str | KafkaAddress | None) -> KafkaAddress | None:
+    """The address of a broker, if that is a Kafka."""
+    if isinstance(broker, str) and broker.startswith(SCHEME):
+        return KafkaAddress.of(broker)
+    return broker if isinstance(broker, KafkaAddress) else None
+
+
+def address_of(
+    servers: str | None,
+    settings: Mapping[str, str | Secret],
+    broker: str | KafkaAddress | None,
+    *,
+    topic: str,
+    step: str,
+) -> KafkaAddress:
+    """Where a topic is that a flow names: at these servers, or at the job's own broker."""
+    if servers is not None:
+        return KafkaAddress(with_ports(servers), settings)
+    own = as_kafka(broker)
+    if own is None:
+        raise InvalidInput(
+            f"kafka(topic='{topic}') names no servers, and the job's own broker is no Kafka",
+            where=f"step '{step}'",
+            next_step=f"say kafka('host:{PORT}', topic='{topic}'), or run with broker='{SCHEME}host:{PORT}'",
+        )
+    return replace(own, settings={**own.settings, **settings})
 
 
 def with_ports(servers: str) -> str:

@@ -31,6 +31,14 @@ def client_module() -> Any:
     return confluent_kafka
 
 
+def admin_module() -> Any:
+    """confluent_kafka.admin, of which the types are not told."""
+    client_module()
+    import confluent_kafka.admin
+
+    return confluent_kafka.admin
+
+
 @contextmanager
 def said_plainly(where: str) -> Iterator[None]:
     """Inside it, what confluent-kafka raises becomes an error of ours."""
@@ -43,7 +51,7 @@ def said_plainly(where: str) -> Iterator[None]:
 
 def translated(error: KafkaError, where: str) -> MillstreamError:
     code, text = error.name(), error.str()
-    if code in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"):
+    if code in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION"):
         return UnknownTopic(
             "there is no such topic", where=where, next_step="create it first: millstream topics create"
         )

@@ -1,0 +1,155 @@
+"""Clients of one Kafka: made with the same settings, heard through `logging`, and waited for when they are slow.
+
+Nothing of Kafka is loaded before the first of them is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess
+from millstream.log.kafka.address import KafkaAddress
+from millstream.log.kafka.failures import client_module, said_plainly, translated
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Producer, ShareConsumer
+    from confluent_kafka.admin import AdminClient
+
+OPEN_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
+GLANCE_SECONDS = 2.0  # for what can do without the answer
+# What may pass: another broker takes over, or the same one comes back.
+PASSING = frozenset(
+    (
+        "_TIMED_OUT",
+        "_TRANSPORT",
+        "_ALL_BROKERS_DOWN",
+        "_WAIT_COORD",
+        "_TIMED_OUT_QUEUE",
+        "_NOENT",
+        "_RESOLVE",
+        "COORDINATOR_NOT_AVAILABLE",
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "NOT_COORDINATOR",
+        "LEADER_NOT_AVAILABLE",
+        "NOT_LEADER_FOR_PARTITION",
+        "NOT_CONTROLLER",
+        "REQUEST_TIMED_OUT",
+        "NETWORK_EXCEPTION",
+        "UNSTABLE_OFFSET_COMMIT",
+        "REBALANCE_IN_PROGRESS",
+        "KAFKA_STORAGE_ERROR",
+        "REPLICA_NOT_AVAILABLE",
+        "OFFSET_NOT_AVAILABLE",
+        "FENCED_LEADER_EPOCH",
+        "UNKNOWN_LEADER_EPOCH",
+    )
+)
+Answer = TypeVar("Answer")
+heard = logging.getLogger("millstream.kafka")
+heard.addHandler(logging.NullHandler())  # who wants to read what the client says gives it a handler
+
+
+class Clients:
+    """Makes the clients for one address; secrets stand in their settings alone."""
+
+    def __init__(self, address: KafkaAddress) -> None:
+        self.address = address
+        self.where = str(address)
+        self.refused: MillstreamError | None = None
+        with said_plainly(self.where):
+            self.admin = self._admin()
+
+    def settings(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
+        """`unsaid` gives way to what the address says, `fixed` does not."""
+        return {**(unsaid or {}), **self.address.client(**fixed), "logger": heard, "error_cb": self._told}
+
+    def _admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self.settings())
+
+    def producer(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> Producer:
+        with said_plainly(self.where):
+            made: Producer = client_module().Producer(self.settings(unsaid=unsaid, **fixed))
+            return made
+
+    def consumer(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> Consumer:
+        with said_plainly(self.where):
+            made: Consumer = client_module().Consumer(self.settings(unsaid=unsaid, **fixed))
+            return made
+
+    def share_consumer(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> ShareConsumer:
+        with said_plainly(self.where):
+            made: ShareConsumer = client_module().ShareConsumer(self.settings(unsaid=unsaid, **fixed))
+            return made
+
+    def _told(self, error: KafkaError) -> None:
+        """What the client says on its own: most of it passes, but who is kept out stays out."""
+        heard.debug("%s: %s", self.where, error.str())
+        if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
+            self.refused = translated(error, self.where)
+        elif error.name() == "_SSL":
+            self.refused = NoAccess(
+                f"the broker and this client do not trust each other: {error.str()}",
+                where=self.where,
+                next_step="see security.protocol and ssl.ca.location",
+            )
+
+    # ------------------------------------------------------------ asking
+
+    def check(self) -> None:
+        """Raises within a few seconds if nobody is there, or nobody who lets us in."""
+        kafka_exception = client_module().KafkaException
+        deadline = time.monotonic() + OPEN_SECONDS
+        while True:
+            try:
+                self.admin.list_topics(timeout=2.0)
+                self.refused = None
+                return
+            except kafka_exception as error:
+                self.admin.poll(0)
+                if self.refused is not None:
+                    raise self.refused from None
+                if time.monotonic() >= deadline:
+                    raise KafkaUnavailable(
+                        f"no broker of Kafka answers within {OPEN_SECONDS:.0f} seconds",
+                        where=self.where,
+                        next_step="see whether it runs, and whether the address is right",
+                    ) from error
+
+    def patiently(self, ask: Callable[[], Answer], where: str, seconds: float = ANSWER_SECONDS) -> Answer:
+        """An answer, asked for again while brokers go away and come back."""
+        kafka_exception = client_module().KafkaException
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return ask()
+            except kafka_exception as error:
+                self.admin.poll(0)
+                if self.refused is not None:
+                    raise self.refused from None
+                if error.args[0].name() not in PASSING or time.monotonic() >= deadline:
+                    raise translated(error.args[0], where) from error
+                time.sleep(0.1)
+
+    def answered(
+        self, ask: Callable[[], Mapping[Any, Future[Any]]], where: str, seconds: float = ANSWER_SECONDS
+    ) -> dict[Any, Any]:
+        """All answers of a request of the admin client; raises what the first that failed says."""
+
+        def wait() -> dict[Any, Any]:
+            return {what: future.result(seconds) for what, future in ask().items()}
+
+        try:
+            return self.patiently(wait, where, seconds)
+        except TimeoutError as error:
+            raise KafkaUnavailable(
+                f"Kafka has not answered within {seconds:.0f} seconds",
+                where=f"{where}, {self.where}",
+                next_step="see whether its brokers are up and reachable",
+            ) from error

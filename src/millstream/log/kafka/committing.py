@@ -1,0 +1,127 @@
+"""How far a consumer of Kafka has come, told to its group: by itself, or with the transaction of a producer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from millstream.errors import InvalidInput, PartitionsRevoked, TransactionAborted
+from millstream.log.consumer import Consumer
+from millstream.log.groups import TopicPartition
+from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
+from millstream.log.kafka.failures import client_module, said_plainly
+from millstream.log.kafka.producer import Transactions
+from millstream.log.kafka.topics import as_kafka
+
+RETRY_SECONDS = 0.1
+SETTLE_SECONDS = 1.0
+GONE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID", "_ASSIGNMENT_LOST", "_STATE")
+logger = logging.getLogger(__name__)
+
+
+class Committing(Consumer):
+    """The part of a consumer of Kafka that commits."""
+
+    _client: Any
+    _clients: Clients
+
+    @property
+    def _where(self) -> str:
+        return f"group '{self.group}', {self._clients.where}" if self.group else self._clients.where
+
+    @property
+    def member(self) -> str | None:
+        """The name under which the group knows this consumer."""
+        return None if self._membership is None else str(self._client.memberid())
+
+    def commit_with(self, transactions: Any) -> None:
+        """Puts the offsets into the transaction of a producer."""
+        if self.delivery != "exactly_once" or self._membership is None:
+            raise InvalidInput(
+                "a transaction takes the offsets of a consumer with delivery='exactly_once'",
+                next_step="log.consumer(…, group='…', delivery='exactly_once')",
+            )
+        if self._revoked:
+            raise PartitionsRevoked(
+                f"records of {', '.join(map(str, sorted(self._revoked)))} were handed out, which then went to another",
+                where=f"group '{self.group}'",
+                next_step="poll again: what this transaction read will be read again",
+            )
+        news = self._done | self._handed
+        if news:
+            with said_plainly(self._where):
+                metadata = self._client.consumer_group_metadata()
+            try:
+                cast(Transactions, transactions).send_offsets(list(as_kafka(news)), metadata)
+            except TransactionAborted as error:
+                if any(code in str(error.__cause__) for code in GONE):
+                    raise self._not_ours(news) from error
+                raise
+
+    def rewind(self) -> None:
+        """Goes back to what was committed last: what was handed out since will be handed out again."""
+        self._revoked.clear()
+        if self._closed:
+            return
+        places = self.assignment
+        committed = self._committed(places) if self.group else {}
+        for place in places:
+            offset = committed.get(place)
+            self._go(place, self._first_offset(place) if offset is None else offset)
+
+    def _committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        asked = list(as_kafka(dict.fromkeys(places, 0)))
+        if not asked:
+            return {}
+        found = self._clients.patiently(
+            lambda: self._client.committed(asked, timeout=ANSWER_SECONDS), self._where, 3 * ANSWER_SECONDS
+        )
+        return {TopicPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+    def _news(self) -> dict[TopicPartition, int]:
+        return {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
+
+    def _commit(self) -> None:
+        news = self._news()
+        if news and self._membership is not None and not self._commit_now(news):
+            raise self._not_ours(news)
+
+    def _commit_owned(self) -> None:
+        """Like `_commit`; the work on what was taken away others do again, so at least once is kept."""
+        news = self._news()
+        if news and self._membership is not None and not self._commit_now(news):
+            logger.warning("%s", self._not_ours(news))  # the client tells at the next poll which are gone
+
+    def _commit_now(self, news: Mapping[TopicPartition, int]) -> bool:
+        """Whether the group took them: it does not from one that it counts as gone."""
+        kafka_exception = client_module().KafkaException
+
+        def act() -> bool:
+            try:
+                answers = self._client.commit(offsets=list(as_kafka(news)), asynchronous=False)
+            except kafka_exception as error:
+                if error.args[0].name() in GONE:
+                    return False
+                raise
+            for answer in answers:
+                if answer.error is not None:
+                    if answer.error.name() in GONE:
+                        return False
+                    raise kafka_exception(answer.error)
+            return True
+
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not (taken := self._clients.patiently(act, self._where)) and time.monotonic() < deadline:
+            time.sleep(RETRY_SECONDS)  # partitions may just be being shared out anew, this member's own among them
+        if taken:
+            self._stored |= news
+        return taken
+
+    def _not_ours(self, places: Iterable[TopicPartition]) -> PartitionsRevoked:
+        return PartitionsRevoked(
+            f"partitions {', '.join(map(str, sorted(places)))} belong to another member by now",
+            where=f"group '{self.group}', member {self.member}",
+            next_step="poll again; if processing takes long, raise max_poll_interval",
+        )

@@ -1,0 +1,454 @@
+"""A consumer of Kafka that hands out and counts as done by the rules of the embedded log's.
+
+Kafka's client is the member of the group; what it does about partitions it tells while it is polled, and it is polled
+only after what was handed out before counts as done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from millstream.errors import (
+    ClosedError,
+    InvalidInput,
+    InvalidSetting,
+    KafkaUnavailable,
+    MillstreamError,
+    OffsetLost,
+)
+from millstream.log.batches import Batch, Lost, Record
+from millstream.log.buffer import microseconds
+from millstream.log.consumer import (
+    DELIVERIES,
+    ISOLATIONS,
+    LOST_CHOICES,
+    Start,
+    _check_choice,
+    _check_start,
+    _Looped,
+)
+from millstream.log.groups import TopicPartition
+from millstream.log.kafka import groups
+from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
+from millstream.log.kafka.committing import Committing
+from millstream.log.kafka.failures import said_plainly, translated
+from millstream.log.kafka.fetching import END, UNSAID, Place, Unreadable, to_batch
+from millstream.log.kafka.switches import KafkaFollowed
+from millstream.log.kafka.topics import as_kafka, offsets
+from millstream.log.reader import READ_BYTES
+from millstream.records import duration
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from millstream.log.kafka.log import KafkaLog
+
+POLL_SECONDS_MIN = 6.0  # the shortest that brokers accept
+SESSION_SECONDS = 10.0
+JOIN_SECONDS = 15.0
+LOOK_SECONDS = 5.0
+SLICE_SECONDS = 0.2
+SERVE_SECONDS = 0.1
+GRACE_SECONDS = 2.0  # what is on the broker already is waited for, even by who does not wait
+FETCHED_MAX = 5000
+logger = logging.getLogger(__name__)
+
+
+class KafkaConsumer(Committing):
+    """Made by `log.consumer(…)`; use it as a context manager, or call `close`."""
+
+    _readers: dict[TopicPartition, Any]
+
+    def __init__(
+        self,
+        log: KafkaLog,
+        topics: str | Sequence[str],
+        *,
+        group: str | None = None,
+        delivery: str = "at_least_once",
+        start: Start = "earliest",
+        isolation: str = "read_committed",
+        on_lost: str = "error",
+        partitions: Sequence[int] | None = None,
+        max_poll_interval: str | timedelta = "5 minutes",
+        pinned: bool = False,
+    ) -> None:
+        self._log = cast(Any, log)
+        self._clients = log.clients
+        self._closed = True  # until there is something to close
+        names = [topics] if isinstance(topics, str) else list(topics)
+        self._followed = self._places = KafkaFollowed(log, names, group, pinned=pinned)
+        self.topics = self._followed.topics
+        if not self.topics:
+            raise InvalidInput("a consumer needs at least one topic")
+        _check_choice("delivery", delivery, DELIVERIES)
+        _check_choice("isolation", isolation, ISOLATIONS)
+        _check_choice("on_lost", on_lost, LOST_CHOICES)
+        if group is None and delivery != "at_least_once":
+            raise InvalidInput(
+                f"delivery '{delivery}' is about committed offsets", next_step="give the consumer a group"
+            )
+        if group is not None and partitions is not None:
+            raise InvalidInput(
+                "a group shares the partitions out itself", next_step="leave out either group or partitions"
+            )
+        interval = duration(max_poll_interval, what="max_poll_interval").total_seconds()
+        if interval < POLL_SECONDS_MIN:
+            raise InvalidSetting(
+                f"max_poll_interval is {POLL_SECONDS_MIN:.0f} seconds or more on Kafka, not {max_poll_interval!r}"
+            )
+        _check_start(start)
+        self.group = group
+        self.delivery = delivery
+        self._start = start
+        self._on_lost = on_lost
+        self._committed_only = isolation == "read_committed"
+        self._explicit = None if partitions is None else list(partitions)
+        self._readers = {}
+        self._waiting: deque[Batch] = deque()
+        self._done: dict[TopicPartition, int] = {}
+        self._handed: dict[TopicPartition, int] = {}
+        self._stored: dict[TopicPartition, int] = {}
+        self._revoked: set[TopicPartition] = set()
+        self._loop: _Looped | None = None
+        self.lost: list[Lost] = []
+        self._faults: dict[TopicPartition, MillstreamError] = {}  # told at every poll until sought elsewhere
+        self._begun: dict[TopicPartition, int] = {}
+        self._joined = False
+        self._leaving = False
+        self._looked_at = self._polled_at = 0.0
+        self._asked_at = time.monotonic()
+        self._in_use = threading.Lock()
+        self._identities = {topic: log.topic(topic, fresh=True).identity for topic in self.topics}
+        self._check_exists(start, list(self._all_partitions()))
+        if group is not None and start == "latest":
+            self._begin_group(group)
+        session = min(SESSION_SECONDS, interval)
+        self._client: Any = log.clients.consumer(
+            unsaid={**UNSAID, "session.timeout.ms": int(session * 1000), "heartbeat.interval.ms": 2000},
+            group_id=group or "millstream",
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+            allow_auto_create_topics=False,
+            isolation_level=isolation,
+            max_poll_interval_ms=int(interval * 1000),
+            partition_assignment_strategy="cooperative-sticky",
+            topic_metadata_refresh_interval_ms=int(LOOK_SECONDS * 1000),
+        )
+        self._membership = cast(Any, self._client) if group is not None else None
+        self._closed = False
+        try:
+            self._enter()
+        except BaseException:
+            self.close()
+            raise
+
+    def _enter(self) -> None:
+        if self.group is None:
+            self._refresh()
+            return
+        self._subscribe()
+        deadline = time.monotonic() + JOIN_SECONDS
+        while not self._joined and time.monotonic() < deadline:
+            self._fetch(SLICE_SECONDS)
+        self._looked_at = time.monotonic()
+
+    def _subscribe(self) -> None:
+        with said_plainly(self._where):
+            self._client.subscribe(
+                self.topics, on_assign=self._assigned, on_revoke=self._taken, on_lost=self._taken_unasked
+            )
+
+    def _begin_group(self, group: str) -> None:
+        """Notes where a new group begins, so that all that comes from now on is read, whoever of it reads it."""
+        known = {place.topic for place in groups.committed_offsets(self._clients, group)}
+        places = [place for place in self._all_partitions() if self._places.comes_over(place.topic) is None]
+        fresh = [place for place in places if place.topic not in known]
+        self._begun = offsets(self._clients, fresh, "latest", committed=self._committed_only)
+        if self._begun:
+            try:
+                groups.store_offsets(self._clients, group, self._begun)
+            except MillstreamError as error:  # others of the group are at work already, and have noted it
+                logger.debug("%s", error)
+
+    # ------------------------------------------------------------ reading
+
+    def _wait(self, timeout: float, max_bytes: int = READ_BYTES) -> None:
+        begun = time.monotonic()
+        if not self._in_use.acquire(blocking=False):
+            raise InvalidInput(
+                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
+            )
+        try:
+            patience = timeout
+            if self._waiting and begun - self._polled_at > SERVE_SECONDS:
+                self._refresh()
+                self._fetch(0.0, 0)  # the group must hear of this member, and this member of the group
+            while not self._waiting:
+                self._check_open()
+                self._refresh()
+                left = begun + patience - time.monotonic()
+                self._fetch(max(0.0, min(left, SLICE_SECONDS)))
+                if self._waiting or time.monotonic() < begun + patience:
+                    continue
+                if patience >= max(timeout, GRACE_SECONDS) or not self._is_behind():
+                    return
+                patience = GRACE_SECONDS
+        finally:
+            self._in_use.release()
+
+    def _is_behind(self) -> bool:
+        try:
+            return any(end > self._readers[place].offset for place, end in self._ends(GLANCE_SECONDS).items())
+        except KafkaUnavailable:  # what the brokers have is read when they are back
+            return False
+
+    def _ends(self, seconds: float = ANSWER_SECONDS) -> dict[TopicPartition, int]:
+        return offsets(self._clients, self.assignment, "latest", committed=self._committed_only, seconds=seconds)
+
+    def _fetch(self, timeout: float, more: int = FETCHED_MAX) -> None:
+        """Takes what the client has, waiting for the first of it."""
+        self._polled_at = time.monotonic()
+        for place, fault in self._faults.items():
+            if place in self._readers:
+                raise fault
+        with said_plainly(self._where):
+            first = self._client.poll(timeout)
+            messages = [] if first is None else [first, *(self._client.consume(more, 0) if more else ())]
+        together: dict[TopicPartition, list[Message]] = {}
+        for message in messages:
+            if message.error() is None:
+                together.setdefault(TopicPartition(message.topic(), message.partition()), []).append(message)
+        for place, of_place in together.items():
+            self._take(place, of_place)
+        for message in messages:
+            if message.error() is not None:
+                self._hear(message)
+
+    def _take(self, place: TopicPartition, messages: list[Message]) -> None:
+        reader = self._readers.get(place)
+        if reader is None:
+            return
+        wanted = [message for message in messages if message.offset() >= reader.offset]
+        if not wanted:
+            return
+        batch, unreadable = to_batch(place, self._log.topic(place.topic).settings.schema, wanted)
+        if batch is not None:
+            self._waiting.append(batch)
+            reader.offset = batch.next_offset
+        if unreadable is not None:
+            self._stop_at(place, unreadable, told=batch is None)
+
+    def _stop_at(self, place: TopicPartition, unreadable: Unreadable, *, told: bool) -> None:
+        """Records before it are handed out first; then it is told, until the user goes elsewhere."""
+        self._position_client(place, unreadable.offset)
+        self._readers[place].offset = unreadable.offset
+        if told:
+            self._faults[place] = unreadable.error(place)
+            raise self._faults[place]
+
+    def _hear(self, message: Message) -> None:
+        """What the client says between the records."""
+        error, topic = cast(Any, message.error()), message.topic()
+        place = TopicPartition(topic or "", -1 if message.partition() is None else int(message.partition() or 0))
+        reader = self._readers.get(place)
+        if error.name() == END:
+            if reader is not None:
+                reader.offset = max(reader.offset, message.offset())
+        elif error.name() == "_AUTO_OFFSET_RESET":
+            if reader is not None:
+                self._find_again(place, reader)
+        elif error.name() in ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"):
+            self._asked_at = 0.0  # to be looked at soon
+        elif error.name() == "_MAX_POLL_EXCEEDED":
+            logger.warning("%s: nothing was asked for within max_poll_interval, so others take over", self._where)
+        elif error.fatal() or error.name().endswith("AUTHORIZATION_FAILED"):
+            raise translated(error, self._where)
+        else:
+            logger.debug("%s: %s", self._where, error.str())
+
+    def _find_again(self, place: TopicPartition, reader: Place) -> None:
+        """The offset asked for is not there any more."""
+        start = offsets(self._clients, [place], "earliest")[place]
+        end = offsets(self._clients, [place], "latest")[place]
+        if start <= reader.offset <= end:  # it was asked of a broker that did not know yet
+            self._position_client(place, reader.offset)
+            return
+        if self._on_lost == "error":
+            self._faults[place] = OffsetLost(
+                f"offset {reader.offset} was deleted before it was read: the partition begins at {start}"
+                if reader.offset < start
+                else f"there is no offset {reader.offset}: the partition ends at {end}",
+                where=str(place),
+                next_step="begin elsewhere with on_lost='earliest' or 'latest', or seek",
+            )
+            raise self._faults[place]
+        target = start if self._on_lost == "earliest" else end
+        self.lost.append(Lost(place.topic, place.partition, reader.offset, target))
+        logger.warning("%s: offsets %d to %d were deleted before they were read", place, reader.offset, target - 1)
+        reader.offset = target
+        self._position_client(place, target)
+
+    def until_caught_up(self) -> Iterator[Record]:
+        """Every record up to where the partitions end now; then it stops."""
+        self._check_open()
+        self._refresh()
+        if self.group is not None and not self._ahead() and not self._handed:
+            self._fetch(0.0)
+        ends = self._ends()
+        while any(self.position(*place) < end for place, end in ends.items() if place in self._readers):
+            yield from self._one_by_one(timeout=SLICE_SECONDS)
+        self._finish()
+
+    def lag(self) -> int:
+        """How many offsets lie between this consumer and the end of its partitions."""
+        self._check_open()
+        if self.group is None or not self._handed:  # else partitions could go while their records are worked on
+            self._fetch(0.0)  # a marker behind the last record may have been reached
+        ends = self._ends()
+        behind: int = sum(max(0, end - self._readers[place].offset) for place, end in ends.items())
+        return behind + sum(map(len, self._ahead()))
+
+    # ------------------------------------------------------------ partitions come and go
+
+    def _refresh(self) -> None:
+        # Records that a transaction is to take along are waited for: left behind, they would be in neither version.
+        if not (self.delivery == "exactly_once" and self._handed) and self._followed.changed():
+            self._come_over()
+        if time.monotonic() - self._asked_at > LOOK_SECONDS:
+            self._asked_at = time.monotonic()
+            self._check_topics()
+        if self.group is None and (not self._looked_at or time.monotonic() - self._looked_at > LOOK_SECONDS):
+            self._assign(set(self._all_partitions()))
+            self._looked_at = time.monotonic()
+
+    def _come_over(self) -> None:
+        """Readers of a name were switched: lets go of the old topics, with the work on them committed."""
+        identities = {topic: self._log.topic(topic).identity for topic in self._followed.next_topics}
+        if self.group is None:
+            self._places.leave_at({place: self.position(*place) for place in self.assignment})
+        elif self.delivery == "at_least_once":
+            self._done |= self._handed
+            self._commit_owned()
+        self._followed.come_over()
+        self.topics, self._identities = self._followed.topics, identities
+        if self.group is not None:
+            self._forget([place for place in self._readers if place.topic not in self.topics])
+            self._subscribe()
+        self._looked_at = 0.0
+
+    def _assign(self, partitions: set[TopicPartition]) -> None:
+        """For a consumer without a group."""
+        gone = self._readers.keys() - partitions
+        if gone:
+            self._forget(gone)
+            self._tell(self._client.incremental_unassign, dict.fromkeys(gone, 0))
+        self._begin({place: self._first_offset(place) for place in sorted(partitions - self._readers.keys())})
+
+    def _begin(self, found: Mapping[TopicPartition, int]) -> None:
+        if found:
+            self._readers |= {place: Place(offset) for place, offset in found.items()}
+            self._tell(self._client.incremental_assign, found)
+
+    def _tell(self, act: Callable[[Any], None], found: Mapping[TopicPartition, int]) -> None:
+        with said_plainly(self._where):
+            act(list(as_kafka(found)))
+
+    def _assigned(self, client: Any, partitions: Sequence[Any]) -> None:
+        self._joined = True
+        places = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
+        committed = self._committed(places)
+        self._stored |= committed
+        starts = {place: committed[place] if place in committed else self._first_offset(place) for place in places}
+        if starts:
+            self._begin(starts)
+        else:
+            client.incremental_assign([])
+
+    def _taken(self, client: Any, partitions: Sequence[Any]) -> None:
+        places = {TopicPartition(partition.topic, partition.partition) for partition in partitions}
+        if not self._leaving:
+            self._release(places)
+        else:
+            self._forget(places)
+        client.incremental_unassign(partitions)
+
+    def _taken_unasked(self, client: Any, partitions: Sequence[Any]) -> None:
+        """This member was silent for too long: nothing can be committed for what it had."""
+        self._forget({TopicPartition(partition.topic, partition.partition) for partition in partitions})
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = set(partitions)
+        super()._forget(gone)
+        for place in gone:
+            self._faults.pop(place, None)
+
+    # ------------------------------------------------------------ where to begin
+
+    def _first_offset(self, place: TopicPartition) -> int:
+        """Where a partition is begun of which nothing is committed; one that came after the others is read whole."""
+        if (offset := self._followed.start(place)) is not None:
+            start = offsets(self._clients, [place], "earliest")[place]
+            return max(start, min(offset, offsets(self._clients, [place], "latest")[place]))
+        if self.group and self._start == "latest":
+            return self._begun.get(place, 0) or self._offset_of(place, "earliest")
+        late = bool(self._looked_at) and not self.group
+        return self._offset_of(place, "earliest" if late else self._start)
+
+    def _check_exists(self, start: Start, places: Sequence[TopicPartition]) -> None:
+        if isinstance(start, int | Mapping):
+            super()._check_exists(start, places)
+
+    def _offset_of(self, place: TopicPartition, start: Start) -> int:
+        if isinstance(start, str):
+            return offsets(self._clients, [place], start, committed=self._committed_only)[place]
+        if isinstance(start, datetime):
+            return offsets(self._clients, [place], -(-microseconds(start) // 1000))[place]
+        end = offsets(self._clients, [place], "latest")[place]
+        if isinstance(start, Mapping):
+            first = start.get(place.partition)
+            return self._offset_of(place, "earliest") if first is None else min(first, end)
+        return min(start, end)
+
+    def _go(self, place: TopicPartition, offset: int) -> None:
+        self._faults.pop(place, None)
+        self._position_client(place, offset)
+        self._readers[place].offset = offset
+        if self._loop is not None and self._loop.place == place:
+            self._loop = None
+        self._handed.pop(place, None)
+        self._done.pop(place, None)
+        self._waiting = deque(batch for batch in self._waiting if (batch.topic, batch.partition) != place)
+
+    def _position_client(self, place: TopicPartition, offset: int) -> None:
+        """The client goes there, and forgets what it had fetched of the partition."""
+        self._tell(self._client.incremental_unassign, {place: 0})
+        self._tell(self._client.incremental_assign, {place: offset})
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Commits what is done and leaves the group. The records handed out last are not done unless committed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop = None
+        with self._in_use:  # who waits sees soon that it is closed
+            try:
+                if self.delivery == "at_least_once" and self._membership is not None:
+                    self._commit_owned()
+            finally:
+                self._leaving = True
+                self._client.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer was closed", next_step="make a new one with log.consumer(…)")

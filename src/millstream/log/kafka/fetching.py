@@ -1,0 +1,127 @@
+"""From what Kafka's client hands over to batches of columns, as the embedded log has them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.errors import InvalidRecord
+from millstream.log.batches import Batch
+from millstream.log.groups import TopicPartition
+from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
+from millstream.log.kafka.failures import admin_module, client_module
+from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
+from millstream.records import Codec, Schema, codec
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+END = "_PARTITION_EOF"
+UNSAID = {"fetch.wait.max.ms": 100, "queued.min.messages": 20_000, "queued.max.messages.kbytes": 32_768}
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """How far a partition was read. Markers of transactions have offsets, too, and are read without being seen."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The first record that does not fit the schema of its topic."""
+
+    offset: int
+    reason: str
+
+    def error(self, place: TopicPartition) -> InvalidRecord:
+        return InvalidRecord(
+            f"a record does not fit the schema of its topic: {self.reason}",
+            where=f"{place}, offset {self.offset}",
+            next_step=f"it was not written through Millstream; go on behind it: seek({self.offset + 1})",
+        )
+
+
+@lru_cache(maxsize=64)
+def _json(schema: Schema) -> Codec:
+    return codec("json", schema)
+
+
+def to_batch(
+    place: TopicPartition, schema: Schema | None, messages: Sequence[Message]
+) -> tuple[Batch | None, Unreadable | None]:
+    """The records up to the first that cannot be read, and that."""
+    values = [message.value() for message in messages]
+    unreadable = None
+    if schema is None:
+        column = pa.array(values, pa.binary())
+    else:
+        there = [index for index, value in enumerate(values) if value is not None]
+        decoded = _json(schema).decode([values[index] for index in there])
+        if decoded.failures:
+            first = min(decoded.failures, key=lambda failure: failure.index)
+            cut = there[first.index]
+            unreadable = Unreadable(int(messages[cut].offset() or 0), first.reason)
+            batch, _ = to_batch(place, schema, messages[:cut]) if cut else (None, None)
+            return batch, unreadable
+        struct = stored_schema(schema).field("value").type
+        rows = pa.StructArray.from_arrays(decoded.rows.columns, fields=list(struct))
+        source: list[int | None] = [None] * len(values)
+        for position, index in enumerate(there):
+            source[index] = position
+        column = rows if len(there) == len(values) else rows.take(pa.array(source, pa.int64()))
+    times = pa.array([message.timestamp()[1] * 1000 for message in messages], pa.int64()).cast(TIMESTAMP)
+    columns = [
+        pa.array([message.key() for message in messages], pa.binary()),
+        column,
+        times,
+        pa.array([_pairs(message.headers()) for message in messages], HEADERS),
+    ]
+    found = np.array([message.offset() for message in messages], np.int64)
+    records = pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
+    return Batch(place.topic, place.partition, found, records), unreadable
+
+
+def _pairs(headers: Any) -> list[tuple[str, bytes]] | None:
+    return [(name, b"" if value is None else value) for name, value in headers] if headers else None
+
+
+# ---------------------------------------------------------------- times
+
+
+def first_record_time(clients: Clients, place: TopicPartition, offset: int) -> int | None:
+    """The time (ms) of the first committed record from an offset on; None if there is none yet."""
+    reader = clients.consumer(
+        unsaid=UNSAID,
+        group_id="millstream-times",
+        enable_auto_commit=False,
+        enable_partition_eof=True,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+    )
+    try:
+        reader.assign([client_module().TopicPartition(place.topic, place.partition, offset)])
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            message = reader.poll(0.5)
+            error = None if message is None else message.error()
+            if message is not None and error is None:
+                return int(message.timestamp()[1])
+            if error is not None and error.name() == END:
+                return None
+        return None
+    finally:
+        reader.close()
+
+
+def newest_time(clients: Clients, place: TopicPartition) -> int | None:
+    """The latest time (ms) of a record of a partition."""
+    request = {client_module().TopicPartition(*place): admin_module().OffsetSpec.max_timestamp()}
+    [found] = clients.answered(lambda: clients.admin.list_offsets(request), str(place)).values()
+    return int(found.timestamp) if found.timestamp >= 0 else None

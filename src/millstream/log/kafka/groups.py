@@ -1,0 +1,88 @@
+"""Consumer groups as Kafka's coordinator keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millstream.errors import InvalidInput, UnknownGroup, UnknownTopic
+from millstream.log.groups import GroupInfo, GroupPartition, TopicPartition
+from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
+from millstream.log.kafka.failures import client_module
+from millstream.log.kafka.topics import as_kafka, described, offsets
+
+
+def group_names(clients: Clients) -> list[str]:
+    """Groups of consumers; those of queues are others."""
+    types = client_module().ConsumerGroupType
+    wanted = {types.CLASSIC, types.CONSUMER}
+    found = clients.patiently(
+        lambda: clients.admin.list_consumer_groups(types=wanted).result(ANSWER_SECONDS), clients.where
+    )
+    return sorted(group.group_id for group in found.valid)
+
+
+def committed_offsets(clients: Clients, group: str) -> dict[TopicPartition, int]:
+    """How far a group has come; empty for one that is not there."""
+    request = client_module().ConsumerGroupTopicPartitions(group)
+    [found] = clients.answered(
+        lambda: clients.admin.list_consumer_group_offsets([request], require_stable=True), f"group '{group}'"
+    ).values()
+    return {
+        TopicPartition(place.topic, place.partition): place.offset
+        for place in found.topic_partitions
+        if place.offset >= 0
+    }
+
+
+def store_offsets(clients: Clients, group: str, found: Mapping[TopicPartition, int]) -> None:
+    """Only an idle group takes them."""
+    request = client_module().ConsumerGroupTopicPartitions(group, list(as_kafka(found)))
+    clients.answered(lambda: clients.admin.alter_consumer_group_offsets([request]), f"group '{group}'")
+
+
+def _found(clients: Clients, group: str) -> Any:
+    names = group_names(clients)
+    if group not in names:
+        raise UnknownGroup(f"there is no group '{group}'", next_step=f"groups that exist: {', '.join(names) or 'none'}")
+    [found] = clients.answered(lambda: clients.admin.describe_consumer_groups([group]), f"group '{group}'").values()
+    return found
+
+
+def describe_group(clients: Clients, group: str) -> GroupInfo:
+    """How often its partitions were shared out anew Kafka does not tell: the generation is 0."""
+    found = _found(clients, group)
+    owners: dict[TopicPartition, str] = {}
+    for member in found.members:
+        for place in member.assignment.topic_partitions:
+            owners[TopicPartition(place.topic, place.partition)] = member.member_id
+    committed = committed_offsets(clients, group)
+    partitions = []
+    for topic in sorted({place.topic for place in [*committed, *owners]}):
+        try:
+            _, count = described(clients, topic)
+        except UnknownTopic:
+            continue
+        places = [TopicPartition(topic, number) for number in range(count)]
+        starts = offsets(clients, places, "earliest")
+        ends = offsets(clients, places, "latest", committed=True)
+        for place in places:
+            next_offset = committed.get(place)
+            lag = ends[place] - max(starts[place], next_offset or 0)
+            partitions.append(
+                GroupPartition(topic, place.partition, next_offset, ends[place], max(0, lag), owners.get(place))
+            )
+    members = tuple(sorted(member.member_id for member in found.members))
+    return GroupInfo(group, 0, members, tuple(partitions))
+
+
+def check_idle(clients: Clients, group: str) -> None:
+    """Refuses when members are at work: what they read next would not be what was asked for."""
+    if members := _found(clients, group).members:
+        raise InvalidInput(
+            f"group '{group}' has {len(members)} members at work", next_step="stop its consumers first, then try again"
+        )
+
+
+def delete_group(clients: Clients, group: str) -> None:
+    clients.answered(lambda: clients.admin.delete_consumer_groups([group]), f"group '{group}'")

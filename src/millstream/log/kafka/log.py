@@ -1,0 +1,315 @@
+"""Apache Kafka as a log: the same calls as the embedded log's, on the brokers of an address."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+from millstream.errors import (
+    AlreadyExists,
+    ClosedError,
+    InvalidInput,
+    KafkaUnavailable,
+    MillstreamError,
+    UnknownTopic,
+)
+from millstream.log.buffer import microseconds
+from millstream.log.consumer import Consumer, Start
+from millstream.log.groups import GroupInfo, TopicPartition
+from millstream.log.kafka import groups, queue
+from millstream.log.kafka.address import KafkaAddress
+from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS, Clients
+from millstream.log.kafka.consumer import KafkaConsumer
+from millstream.log.kafka.descriptions import Descriptions
+from millstream.log.kafka.producer import KafkaProducer, Transactions
+from millstream.log.kafka.queue import KafkaQueue
+from millstream.log.kafka.switches import KafkaSwitching
+from millstream.log.kafka.topics import (
+    KafkaTopic,
+    add_partitions,
+    change_settings,
+    described,
+    from_kafka,
+    kept_settings,
+    make_topic,
+    offsets,
+    remove_topic,
+    to_kafka,
+)
+from millstream.log.producer import Producer
+from millstream.log.queues import Queue, QueueInfo, QueueSettings
+from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
+
+Part = TypeVar("Part", KafkaProducer, KafkaConsumer, KafkaQueue)
+LOOK_SECONDS = 2.0
+ABSENCE_SECONDS = 3.0
+TOPIC = "topic"  # the kind of its descriptions
+
+
+class KafkaLog(KafkaSwitching):
+    """Opens the Kafka at an address (`kafka://host:9092`); raises KafkaUnavailable if nobody answers there."""
+
+    def __init__(self, address: str | KafkaAddress) -> None:
+        self._address = address if isinstance(address, KafkaAddress) else KafkaAddress.of(address)
+        self._closed = False
+        self.clients = Clients(self._address)
+        self.clients.check()
+        self.descriptions = Descriptions(self.clients)
+        self._lock_here = threading.RLock()
+        self._topics: dict[str, tuple[float, KafkaTopic]] = {}
+        self._made: weakref.WeakSet[KafkaProducer | KafkaConsumer | KafkaQueue] = weakref.WeakSet()
+        self._set_up_switches()
+
+    @property
+    def address(self) -> str:
+        """As it was given, without secrets."""
+        return str(self._address)
+
+    def __repr__(self) -> str:
+        return f"KafkaLog({self.address!r})"
+
+    # ------------------------------------------------------------ topics
+
+    def create_topic(self, name: str, **settings: Any) -> TopicInfo:
+        """Makes a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
+        self._check_open()
+        checked_name(name, "topic")
+        made = TopicSettings.of(**settings)
+        self._check_name_free(name)
+        try:
+            make_topic(self.clients, name, made.partitions, to_kafka(made))
+        except AlreadyExists:
+            raise AlreadyExists(
+                f"there is a topic '{name}' already", next_step="choose another name, or change that one"
+            ) from None
+        self._topics.pop(name, None)
+        self._describe(name, described(self.clients, name)[0], made)
+        return self.describe_topic(name)
+
+    def _describe(self, name: str, identity: str, settings: TopicSettings) -> None:
+        """Notes what Kafka does not keep of a topic, under the id of that very topic."""
+        known = self.descriptions.of(TOPIC).get(name)
+        document = {
+            "id": identity,
+            "schema": settings.schema.ddl if settings.schema else None,
+            "codec": settings.codec,
+        }
+        empty = settings.schema is None and settings.codec is None
+        if (None if empty else document) != known:
+            self.descriptions.write(TOPIC, name, None if empty else document)
+
+    def topics(self) -> list[str]:
+        """Those of which the name does not begin with `_`: such are internal."""
+        self._check_open()
+        found = self.clients.patiently(
+            lambda: self.clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, self.address
+        )
+        return sorted(name for name in found if not name.startswith("_"))
+
+    def topic(self, name: str, *, fresh: bool = False) -> KafkaTopic:  # type: ignore[override]
+        """The topic as described now, or a moment ago; the same object as long as it has not changed."""
+        self._check_open()
+        checked_name(name, "topic")
+        with self._lock_here:
+            looked_at, known = self._topics.get(name, (0.0, None))
+            if known is not None and not fresh and time.monotonic() - looked_at < LOOK_SECONDS:
+                return known
+            try:
+                identity, settings = self._look_up(name, fresh=fresh or known is None)
+            except UnknownTopic:
+                self._topics.pop(name, None)
+                raise self._no_topic(name) from None
+            except KafkaUnavailable:
+                if known is None or fresh:
+                    raise
+                self._topics[name] = time.monotonic() + ABSENCE_SECONDS, known  # goes on with what is known
+                return known
+            if known is None or known.identity != identity or known.settings != settings:
+                known = KafkaTopic(name, identity, settings, self.clients)
+            self._topics[name] = time.monotonic(), known
+            return known
+
+    def _look_up(self, name: str, *, fresh: bool) -> tuple[str, TopicSettings]:
+        patience = ANSWER_SECONDS if fresh else GLANCE_SECONDS
+        identity, partitions = described(self.clients, name, patience)
+        description = self.descriptions.of(TOPIC, fresh=fresh).get(name, {})
+        if description.get("id") != identity:  # that of a topic of this name before
+            description = {}
+        return identity, from_kafka(partitions, kept_settings(self.clients, name, patience), description)
+
+    def _no_topic(self, name: str) -> UnknownTopic:
+        names, read = self.topics(), self.resolve(name)
+        return UnknownTopic(
+            f"there is no topic '{name}'" + (f": its readers read '{read}'" if read != name else ""),
+            where=self.address,
+            next_step=f"create it first; topics that exist: {', '.join(names) or 'none'}",
+        )
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        """Sizes and segments are unknown here and shown as 0: Kafka's brokers keep them to themselves."""
+        topic = self.topic(name, fresh=True)
+        places = topic.places()
+        starts = offsets(self.clients, places, "earliest")
+        stable = offsets(self.clients, places, "latest", committed=True)
+        ends = offsets(self.clients, places, "latest")
+        infos = [
+            PartitionInfo(
+                number=place.partition,
+                start_offset=starts[place],
+                end_offset=ends[place],
+                stable_offset=stable[place],
+                size_bytes=0,
+                segments=0,
+                open_transactions=int(stable[place] < ends[place]),
+            )
+            for place in places
+        ]
+        read, serves = self.resolve(name), self.switches.served_by(name)
+        return TopicInfo(name, topic.settings, tuple(infos), None, read if read != name else None, serves)
+
+    def change_topic(self, name: str, **settings: Any) -> TopicInfo:
+        topic = self.topic(name, fresh=True)
+        made = topic.settings.changed(**settings)
+        empty = not any(offsets(self.clients, topic.places(), "latest").values())
+        made.check_change_from(topic.settings, empty=empty)
+        before, after = to_kafka(topic.settings), to_kafka(made)
+        if before != after:
+            change_settings(self.clients, name, after)
+        self._describe(name, topic.identity, made)
+        if made.partitions > topic.settings.partitions:
+            add_partitions(self.clients, name, made.partitions)
+        self._topics.pop(name, None)
+        return self.describe_topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic with its records and what groups remember of it."""
+        self.topic(name, fresh=True)
+        queue.check_unused(self, name)
+        with self._lock():
+            self._forget_version(name)
+            remove_topic(self.clients, name)
+            if name in self.descriptions.of(TOPIC):
+                self.descriptions.write(TOPIC, name, None)
+        self._topics.pop(name, None)
+
+    def offset_at_time(self, topic: str, partition: int, moment: datetime) -> int:
+        """The offset of the first record at or after a time."""
+        self.topic(topic).partition(partition)
+        place = TopicPartition(topic, partition)
+        return offsets(self.clients, [place], -(-microseconds(moment) // 1000))[place]
+
+    # ------------------------------------------------------------ producers and consumers
+
+    def producer(self, **settings: Any) -> Producer:
+        self._check_open()
+        return self._noted(KafkaProducer(self, **settings))
+
+    def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
+        self._check_open()
+        if settings.get("group") is not None:
+            checked_name(settings["group"], "group")
+        return self._noted(KafkaConsumer(self, topics, **settings))
+
+    def named_producer(self, name: str) -> Transactions:
+        return Transactions(checked_name(name, "producer"), self.clients)
+
+    # ------------------------------------------------------------ groups
+
+    def groups(self) -> list[str]:
+        self._check_open()
+        return groups.group_names(self.clients)
+
+    def describe_group(self, name: str) -> GroupInfo:
+        self._check_open()
+        return groups.describe_group(self.clients, name)
+
+    def reset_group(self, name: str, topic: str, to: Start) -> GroupInfo:
+        """Sets how far an idle group has come in a topic: 'earliest', 'latest', an offset or a time."""
+        groups.check_idle(self.clients, name)
+        with KafkaConsumer(self, topic, start=to) as reader:
+            found = {place: reader.position(*place) for place in reader.assignment}
+        groups.store_offsets(self.clients, name, found)
+        return self.describe_group(name)
+
+    def delete_group(self, name: str) -> None:
+        groups.check_idle(self.clients, name)
+        groups.delete_group(self.clients, name)
+
+    # ------------------------------------------------------------ queues
+
+    def create_queue(self, name: str, topic: str, **settings: Any) -> QueueInfo:
+        """Settings: timeout, max_tries, dead_letters (a topic), max_in_flight, start ('earliest' or 'latest')."""
+        self._check_open()
+        checked_name(name, "queue")
+        queue.create(self, name, self.topic(self.resolve(topic), fresh=True), QueueSettings.of(**settings))
+        return self.describe_queue(name)
+
+    def queues(self) -> list[QueueInfo]:
+        self._check_open()
+        return [self.describe_queue(name) for name in queue.names(self)]
+
+    def describe_queue(self, name: str) -> QueueInfo:
+        self._check_open()
+        return queue.describe(self, name)
+
+    def delete_queue(self, name: str) -> None:
+        self._check_open()
+        queue.delete(self, name)
+
+    def queue(self, name: str) -> Queue:
+        self._check_open()
+        return self._noted(KafkaQueue(self, name))
+
+    # ------------------------------------------------------------ upkeep and the end
+
+    def clean(self, topic: str | None = None) -> None:
+        raise InvalidInput(
+            "Kafka's brokers apply retention and compaction themselves",
+            where=self.address,
+            next_step="set them on the topic: millstream topics change",
+        )
+
+    def repair_topic(self, name: str) -> NoReturn:
+        raise InvalidInput(
+            "Kafka's brokers repair a topic themselves, from its other replicas",
+            where=f"topic '{name}', {self.address}",
+            next_step="see the brokers' own logs",
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a log cannot be sent to another process", next_step="send its address and open it there")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
+
+    def _noted(self, part: Part) -> Part:
+        self._made.add(part)
+        return part
+
+    def close(self) -> None:
+        """Closes the producers, consumers and queues made here as well; raises what the first of them raises."""
+        if self._closed:
+            return
+        failures = []
+        for part in list(self._made):
+            try:
+                part.close()
+            except MillstreamError as error:
+                failures.append(error)
+        self._closed = True
+        with suppress(MillstreamError):
+            self.descriptions.close()
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> KafkaLog:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

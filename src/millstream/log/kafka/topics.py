@@ -1,0 +1,227 @@
+"""Topics of Kafka as ours: their settings are Kafka's under other names, their schema is kept in the descriptions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.errors import AlreadyExists, KafkaUnavailable, UnknownPartition
+from millstream.log.groups import TopicPartition
+from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
+from millstream.log.kafka.failures import admin_module, client_module
+from millstream.log.layout import stored_schema
+from millstream.log.topics import TopicSettings
+from millstream.records import Schema
+
+REPLICAS = 3
+MILLISECOND = timedelta(milliseconds=1)
+FOREVER = "-1"
+
+
+class KafkaPartition:
+    """One partition, asked for its ends."""
+
+    def __init__(self, clients: Clients, topic: str, number: int) -> None:
+        self._clients = clients
+        self.topic = topic
+        self.number = number
+
+    def start_offset(self) -> int:
+        return self._offset("earliest")
+
+    def end_offset(self) -> int:
+        return self._offset("latest")
+
+    def stable_offset(self) -> int:
+        """Where committed reading ends: nothing before it belongs to a transaction that is still open."""
+        return self._offset("latest", committed=True)
+
+    def _offset(self, spec: str, *, committed: bool = False) -> int:
+        place = TopicPartition(self.topic, self.number)
+        return offsets(self._clients, [place], spec, committed=committed)[place]
+
+
+class KafkaTopic:
+    """A topic as it was described a moment ago."""
+
+    def __init__(self, name: str, identity: str, settings: TopicSettings, clients: Clients) -> None:
+        self.name = name
+        self.identity = identity
+        self.settings = settings
+        self.stored_schema: pa.Schema = stored_schema(settings.schema)
+        self._clients = clients
+
+    def partition(self, number: int) -> KafkaPartition:
+        if not 0 <= number < self.settings.partitions:
+            raise UnknownPartition(
+                f"there is no partition {number}",
+                where=f"topic '{self.name}'",
+                next_step=f"choose 0 to {self.settings.partitions - 1}",
+            )
+        return KafkaPartition(self._clients, self.name, number)
+
+    def partitions(self) -> list[KafkaPartition]:
+        return [self.partition(number) for number in range(self.settings.partitions)]
+
+    def places(self) -> list[TopicPartition]:
+        return [TopicPartition(self.name, number) for number in range(self.settings.partitions)]
+
+
+# ---------------------------------------------------------------- settings, there and back
+
+
+def to_kafka(settings: TopicSettings) -> dict[str, str]:
+    limited = settings.retention is not None or settings.retention_bytes is not None
+    policy = "delete" if not settings.compaction else "compact,delete" if limited else "compact"
+    age = settings.retention
+    return {
+        "cleanup.policy": policy,
+        "retention.ms": FOREVER if age is None else str(age // MILLISECOND),
+        "retention.bytes": FOREVER if settings.retention_bytes is None else str(settings.retention_bytes),
+        "segment.bytes": str(settings.segment_bytes),
+        "delete.retention.ms": str(settings.tombstone_retention // MILLISECOND),
+    }
+
+
+def from_kafka(partitions: int, said: Mapping[str, str], description: Mapping[str, Any]) -> TopicSettings:
+    """Not checked as a user's would be: a topic that others made may have what ours do not."""
+    age, size = int(said["retention.ms"]), int(said["retention.bytes"])
+    schema = description.get("schema")
+    return TopicSettings(
+        partitions=partitions,
+        schema=Schema.of(schema) if schema else None,
+        codec=description.get("codec"),
+        retention=None if age < 0 or said["cleanup.policy"] == "compact" else _length(age),
+        retention_bytes=None if size < 0 or said["cleanup.policy"] == "compact" else size,
+        segment_bytes=int(said["segment.bytes"]),
+        compaction="compact" in said["cleanup.policy"],
+        tombstone_retention=_length(int(said["delete.retention.ms"])),
+    )
+
+
+def _length(milliseconds: int) -> timedelta:
+    return min(timedelta.max // MILLISECOND, milliseconds) * MILLISECOND
+
+
+def kept_settings(clients: Clients, topic: str, seconds: float = ANSWER_SECONDS) -> dict[str, str]:
+    """The settings of a topic as Kafka has them."""
+    admin = admin_module()
+    resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
+    [found] = clients.answered(lambda: clients.admin.describe_configs([resource]), f"topic '{topic}'", seconds).values()
+    return {name: entry.value for name, entry in found.items()}
+
+
+def change_settings(clients: Clients, topic: str, settings: Mapping[str, str]) -> None:
+    alter_configs(clients, "TOPIC", topic, settings, f"topic '{topic}'")
+
+
+def alter_configs(clients: Clients, kind: str, name: str, settings: Mapping[str, str], where: str) -> None:
+    """Sets settings of a topic or a group; the brokers refuse what they do not allow."""
+    admin = admin_module()
+    changes = [
+        admin.ConfigEntry(setting, value, incremental_operation=admin.AlterConfigOpType.SET)
+        for setting, value in settings.items()
+    ]
+    resource = admin.ConfigResource(getattr(admin.ResourceType, kind), name, incremental_configs=changes)
+    clients.answered(lambda: clients.admin.incremental_alter_configs([resource]), where)
+
+
+# ---------------------------------------------------------------- topics come and go
+
+
+def make_topic(
+    clients: Clients, name: str, partitions: int, settings: Mapping[str, str], *, missing_ok: bool = False
+) -> None:
+    """Returns when every partition has a leader. With three brokers or more, two must have a record."""
+    where = f"topic '{name}'"
+    brokers = clients.patiently(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).brokers, where)
+    replicas = min(REPLICAS, len(brokers))
+    safe = {"min.insync.replicas": "2"} if replicas == REPLICAS else {}
+    new = admin_module().NewTopic(name, partitions, replicas, config={**safe, **settings})
+    try:
+        clients.answered(lambda: clients.admin.create_topics([new]), where)
+    except AlreadyExists:
+        if not missing_ok:
+            raise
+    until_led(clients, name, partitions)
+
+
+def add_partitions(clients: Clients, name: str, partitions: int) -> None:
+    more = admin_module().NewPartitions(name, partitions)
+    clients.answered(lambda: clients.admin.create_partitions([more]), f"topic '{name}'")
+    until_led(clients, name, partitions)
+
+
+def until_led(clients: Clients, name: str, partitions: int) -> None:
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        found = clients.patiently(lambda: clients.admin.list_topics(name, timeout=ANSWER_SECONDS), f"topic '{name}'")
+        known = found.topics[name].partitions
+        if len(known) >= partitions and all(partition.leader >= 0 for partition in known.values()):
+            return
+        if time.monotonic() > deadline:
+            raise KafkaUnavailable(
+                f"not every partition of topic '{name}' has a leader", where=clients.where, next_step="see its brokers"
+            )
+        time.sleep(0.05)
+
+
+def remove_topic(clients: Clients, name: str) -> None:
+    clients.answered(lambda: clients.admin.delete_topics([name]), f"topic '{name}'")
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while name in clients.patiently(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, name):
+        if time.monotonic() > deadline:
+            raise KafkaUnavailable(f"topic '{name}' is still being deleted", where=clients.where)
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------- offsets
+
+
+def offsets(
+    clients: Clients,
+    places: Iterable[TopicPartition],
+    spec: str | int,
+    *,
+    committed: bool = False,
+    seconds: float = ANSWER_SECONDS,
+) -> dict[TopicPartition, int]:
+    """The first or next offset of partitions, or that of the first record at or after a time (ms).
+
+    Where no record is that late: the next offset.
+    """
+    confluent_kafka, specs = client_module(), admin_module().OffsetSpec
+    levels = confluent_kafka.IsolationLevel
+    asked = list(places)
+    if not asked:
+        return {}
+    if isinstance(spec, int):
+        wanted = specs.for_timestamp(spec)
+    else:
+        wanted = specs.earliest() if spec == "earliest" else specs.latest()
+    request = {confluent_kafka.TopicPartition(*place): wanted for place in asked}
+    level = levels.READ_COMMITTED if committed else levels.READ_UNCOMMITTED
+    answers = clients.answered(
+        lambda: clients.admin.list_offsets(request, isolation_level=level), ", ".join(map(str, asked[:3])), seconds
+    )
+    found = {TopicPartition(place.topic, place.partition): answer.offset for place, answer in answers.items()}
+    later = [place for place, offset in found.items() if offset < 0]
+    return found | offsets(clients, later, "latest", committed=committed)
+
+
+def described(clients: Clients, name: str, seconds: float = ANSWER_SECONDS) -> tuple[str, int]:
+    """The id of a topic and the number of its partitions; raises UnknownTopic."""
+    confluent_kafka = client_module()
+    [found] = clients.answered(
+        lambda: clients.admin.describe_topics(confluent_kafka.TopicCollection([name])), f"topic '{name}'", seconds
+    ).values()
+    return str(found.topic_id), len(found.partitions)
+
+
+def as_kafka(offsets_by_place: Mapping[TopicPartition, int]) -> Sequence[Any]:
+    kind = client_module().TopicPartition
+    return [kind(place.topic, place.partition, offset) for place, offset in sorted(offsets_by_place.items())]

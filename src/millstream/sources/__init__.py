@@ -6,28 +6,42 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import InvalidInput
-from millstream.plan.places import Files, Rate, Socket
+from millstream.log.kafka.address import KafkaAddress, address_of, as_kafka
+from millstream.plan.places import Files, Kafka, Rate, Socket
 from millstream.records import Schema
 from millstream.sources.base import Offsets, Slab, Slice, Source
 from millstream.sources.files import FilesSource
+from millstream.sources.kafka import KafkaSource
 from millstream.sources.rate import RateSource
 from millstream.sources.socket_lines import SocketSource
 from millstream.sources.topic import TopicSource
 
-__all__ = ["Offsets", "Slab", "Slice", "Source", "TopicSource", "open_source"]
+__all__ = ["KafkaSource", "Offsets", "Slab", "Slice", "Source", "TopicSource", "open_source"]
 
 
 def open_source(
-    place: Any, schema: Schema, *, broker: str | None, folder: Path, name: str, format: str = "json"
+    place: Any, schema: Schema, *, broker: str | KafkaAddress | None, folder: Path, name: str, format: str = "json"
 ) -> Source:
     """The source a flow reads from. `folder` is where it keeps what it needs to give the same rows again.
 
     Opening is cheap, looks for nothing and receives nothing: that begins with the first look at what there is, which
     only the planner of a job takes. `format` says how the values of a topic without a schema are decoded.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(place, Kafka):
+        return KafkaSource(
+            address_of(place.servers, place.settings, broker, topic=place.topic, step=name),
+            place.topic,
+            schema,
+            format=place.format,
+            registry=place.registry,
+            on_lost=place.on_lost,
+        )
     if isinstance(place, str):
-        return TopicSource(place, schema, broker=broker, format=format)
+        address = as_kafka(broker)
+        if address is not None:
+            return KafkaSource(address, place, schema, format=format)
+        return TopicSource(place, schema, broker=str(broker) if broker is not None else None, format=format)
+    folder.mkdir(parents=True, exist_ok=True)
     if isinstance(place, Files):
         return FilesSource(place, schema, folder=folder)
     if isinstance(place, Rate):
@@ -37,5 +51,5 @@ def open_source(
     raise InvalidInput(
         f"nothing can be read from {place!r}",
         where=name,
-        next_step="give the name of a topic, or files(…), rate(…) or socket(…)",
+        next_step="give the name of a topic, or kafka(…), files(…), rate(…) or socket(…)",
     )

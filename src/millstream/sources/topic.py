@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from millstream.errors import OffsetLost, UnknownTopic
-from millstream.log import EmbeddedLog, connect
+from millstream.log import EmbeddedLog, open_embedded
 from millstream.log.embedded import Topic
 from millstream.log.partition import Partition
 from millstream.log.reader import Fetch, PartitionReader
@@ -27,7 +27,7 @@ class TopicSource:
     def __init__(self, topic: str, schema: Schema, *, broker: str | None = None, format: str = "json") -> None:
         self.topic = topic
         self.schema = schema
-        self._log: EmbeddedLog = connect(broker)
+        self._log: EmbeddedLog = open_embedded(broker)
         try:
             found = find_topic(self._log, topic)
             self._identity = found.identity

@@ -6,7 +6,7 @@ that cannot be read become dead letters, and no row is ever lost without one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -200,9 +200,12 @@ def _check_metadata(topic: str, field: pa.Field) -> None:
 
 
 class DecodedColumns:
-    """The values are decoded; a field that a JSON object has goes before what the record knows under the same name."""
+    """The values are decoded; a field that a JSON object has goes before what the record knows under the same name.
 
-    def __init__(self, wanted: Schema, format: str) -> None:
+    `make` makes the codec for the columns that values have, if it is not just that of the format.
+    """
+
+    def __init__(self, wanted: Schema, format: str, make: Callable[[Schema], Codec] | None = None) -> None:
         self._schema = wanted.arrow
         self._nullable = nullable(wanted.arrow)
         by_name = format == "json"
@@ -211,7 +214,10 @@ class DecodedColumns:
         inside = [field for field in wanted.arrow if by_name or field.name not in self._metadata]
         # Whether a column that may come from either is missing can only be said after both were asked.
         inside = [field.with_nullable(field.nullable or field.name in self._metadata) for field in inside]
-        self._codec: Codec | None = codec(format, Schema.of(pa.schema(inside))) if inside else None
+        self._codec: Codec | None = None
+        if inside:
+            columns = Schema.of(pa.schema(inside))
+            self._codec = codec(format, columns) if make is None else make(columns)
         self._key = wanted.field("key") if "key" in self._metadata else None
 
     def slab(self, partition: str, chunk: Chunk) -> Slab:

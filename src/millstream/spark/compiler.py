@@ -23,6 +23,7 @@ from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node, Project, Read, Where
 from millstream.plan.watermarks import Bounded
 from millstream.records import Schema
+from millstream.secrets import delivery
 from millstream.spark.fabric import Shipment
 from millstream.spark.failures import told
 from millstream.spark.feed import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
@@ -36,6 +37,7 @@ HIDDEN = (TIME, WEIGHT, KEEP)
 
 def compiled(spark: SparkSession, shipment: Shipment, feed: Feed) -> DataFrame:
     """All rows of a flow, packed, on their way to its outputs."""
+    spark.sparkContext.environment.update(delivery())  # before Spark's own processes are started
     spark.dataSource.register(FeedSource)
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed)).load()
     for number, source in enumerate(shipment.layout.framed_sources):

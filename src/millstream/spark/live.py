@@ -17,13 +17,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.operators.stateful import DEAD, SENT
 from millstream.operators.watermarks import told
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Read
-from millstream.sources import Offsets, Slab, Slice, Source, TopicSource, open_source
+from millstream.plan.places import Kafka
+from millstream.secrets import Secret
+from millstream.sources import KafkaSource, Offsets, Slab, Slice, Source, TopicSource, open_source
 from millstream.spark.fabric import Plan, Shipment
 from millstream.spark.failures import told as failing
 from millstream.spark.inputs import CLOCK
@@ -66,6 +69,10 @@ class LiveFeed:
     """Whether time ends with what is there now: a bounded run whose windows all close."""
     _until: dict[str, Offsets] | None = field(default=None, repr=False)
     _ticked: bool = False
+    _kafka: KafkaAddress | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._kafka = as_kafka(self.broker)  # here, where the file is that its settings may stand in
 
     # ------------------------------------------------------------ in the driver
 
@@ -111,7 +118,7 @@ class LiveFeed:
     def _limit(self, node: Read) -> int | None:
         """How many rows of a source a batch has at most: as was asked for, and what fits into memory."""
         source = self._open(node)
-        if self.limit_rows is None or not isinstance(source, TopicSource):
+        if self.limit_rows is None or not isinstance(source, TopicSource | KafkaSource):
             return self.limit_rows
         return max(1, min(self.limit_rows, int(BATCH_BYTES_MAX / max(1.0, source.row_bytes()))))
 
@@ -175,7 +182,7 @@ class LiveFeed:
         return self.shipment.layout.fed_sources
 
     def _open(self, node: Read) -> Source:
-        return opened(node, self.broker, Path(self.folder), self.shipment.name)
+        return opened(node, self._kafka or self.broker, Path(self.folder), self.shipment.name)
 
     # ------------------------------------------------------------ in the workers
 
@@ -237,15 +244,25 @@ def dead_frame(slab: Slab) -> pl.DataFrame:
     return dead.with_columns(pl.lit(None, pl.Int64).alias(TIME), pl.lit(1, pl.Int32).alias(WEIGHT))
 
 
-_SOURCES: dict[tuple[str, ...], Source] = {}
+_SOURCES: dict[tuple[Any, ...], Source] = {}
 
 
-def opened(node: Read, broker: str | None, folder: Path, run: str) -> Source:
+def opened(node: Read, broker: str | KafkaAddress | None, folder: Path, run: str) -> Source:
     """A source is opened once in each process for a run of a job: the next may begin anew in the same folder."""
-    place = (str(node.source), repr(node.schema), str(broker), str(folder), node.name, run)
+    place = (*_named(node.source), repr(node.schema), str(broker), str(folder), node.name, run)
     if place not in _SOURCES:
         while len(_SOURCES) >= SOURCES_KEPT:
             _SOURCES.pop(next(iter(_SOURCES))).close()
         own = folder / "sources" / node.name
         _SOURCES[place] = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
     return _SOURCES[place]
+
+
+def _named(source: Any) -> tuple[str, ...]:
+    """Tells sources apart, also by their settings; a secret is named by its number."""
+    if not isinstance(source, Kafka):
+        return (str(source),)
+    settings = (
+        f"{name}={value.number if isinstance(value, Secret) else value}" for name, value in source.settings.items()
+    )
+    return (str(source), source.format, str(source.registry), source.on_lost, *sorted(settings))

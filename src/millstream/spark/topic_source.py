@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -26,10 +26,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from millstream.errors import InvalidInput, InvalidRecord, InvalidSetting, MillstreamError, UnknownTopic
-from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, connect
+from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, open_embedded
+from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.plan.place import what_exists
 from millstream.records import Schema
-from millstream.sources import Offsets, Slab, Slice, TopicSource
+from millstream.secrets import delivery
+from millstream.sources import KafkaSource, Offsets, Slab, Slice, TopicSource
 from millstream.sources.topic import find_topic
 from millstream.sources.topic_columns import is_metadata
 
@@ -52,6 +54,7 @@ OPTIONS = (
     "badRecords",
     "tasks",
 )
+AnySource: TypeAlias = TopicSource | KafkaSource
 EARLIEST, LATEST = -2, -1  # as Kafka writes them in JSON
 BATCH_ROWS = 100_000
 
@@ -60,9 +63,11 @@ def register(spark: SparkSession, *, broker: str | os.PathLike[str] | None = Non
     """Makes the format "millstream" known to a session. `broker` unsaid: MILLSTREAM_BROKER, else `.millstream` here."""
     given = os.fspath(broker) if broker is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
     address = given if "://" in given else str(Path(given).expanduser().absolute())
+    kafka = as_kafka(address)  # whose settings may stand in a file, which is read here
+    spark.sparkContext.environment.update(delivery())
     # A class of its own goes to Spark's processes by value, and with it the address that holds here and now.
-    bound = type("MillstreamTopics", (TopicDataSource,), {"default_broker": address, "__module__": "__main__"})
-    spark.dataSource.register(bound)
+    bound = {"default_broker": address, "default_kafka": kafka, "__module__": "__main__"}
+    spark.dataSource.register(type("MillstreamTopics", (TopicDataSource,), bound))
 
 
 @contextmanager
@@ -84,6 +89,8 @@ class Settings:
 
     topic: str
     broker: str
+    kafka: KafkaAddress | None = field(hash=False)
+    """The same, if it is one."""
     starting: str
     ending: str
     limit_rows: int | None
@@ -92,7 +99,7 @@ class Settings:
     tasks: int
 
     @classmethod
-    def of(cls, options: Mapping[str, str], default_broker: str) -> Settings:
+    def of(cls, options: Mapping[str, str], default_broker: str, default_kafka: KafkaAddress | None = None) -> Settings:
         given = {name.lower(): value for name, value in options.items()}
         known = {name.lower(): name for name in OPTIONS}
         topic = given.pop("path", None)  # what was given to load()
@@ -111,6 +118,7 @@ class Settings:
         return cls(
             topic=topic,
             broker=given.get("broker", default_broker),
+            kafka=as_kafka(given["broker"]) if "broker" in given else default_kafka,
             starting=given.get("startingoffsets", "earliest"),
             ending=given.get("endingoffsets", "latest"),
             limit_rows=None if limit is None else _number("maxRecordsPerBatch", limit),
@@ -126,7 +134,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def offsets_of(text: str, option: str, source: TopicSource) -> Offsets:
+def offsets_of(text: str, option: str, source: AnySource) -> Offsets:
     """'earliest', 'latest', or JSON with an offset per partition, of which those it does not name are earliest."""
     if text in ("earliest", "latest"):
         return source.earliest() if text == "earliest" else source.latest()
@@ -162,14 +170,13 @@ def offsets_of(text: str, option: str, source: TopicSource) -> Offsets:
 
 class TopicDataSource(DataSource):
     default_broker = DEFAULT_FOLDER
+    default_kafka: KafkaAddress | None = None
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         with plainly():  # here, so that it is told by load() and not when a query is under way
-            self._settings = Settings.of(options, self.default_broker)
-            with connect(self._settings.broker) as log:
-                found = find_topic(log, self._settings.topic)
-                self._stored, self._identity = found.settings.schema, found.identity
+            self._settings = Settings.of(options, self.default_broker, self.default_kafka)
+            self._stored, self._identity = _described(self._settings)
 
     @classmethod
     def name(cls) -> str:
@@ -188,11 +195,26 @@ class TopicDataSource(DataSource):
         return TopicStreamReader(self._settings, self._identity, schema)
 
 
+def _described(settings: Settings) -> tuple[Schema | None, str]:
+    """The schema that a topic stores its values by, and its identity; the values of Kafka are but bytes."""
+    if settings.kafka is not None:
+        return None, KafkaSource(settings.kafka, settings.topic, KEY_AND_VALUE, format="bytes").identity
+    with open_embedded(settings.broker) as log:
+        found = find_topic(log, settings.topic)
+        return found.settings.schema, found.identity
+
+
+def _source(settings: Settings, schema: Schema) -> AnySource:
+    format = settings.format or _format(schema)
+    if settings.kafka is not None:
+        return KafkaSource(settings.kafka, settings.topic, schema, format=format)
+    return TopicSource(settings.topic, schema, broker=settings.broker, format=format)
+
+
 @lru_cache(maxsize=16)
-def _opened(settings: Settings, identity: str, ddl: str, pid: int) -> TopicSource:
+def _opened(settings: Settings, identity: str, ddl: str, pid: int) -> AnySource:
     """Kept open, for Spark's processes live on; a topic made anew under the same name is another."""
-    schema = Schema.of(ddl)
-    source = TopicSource(settings.topic, schema, broker=settings.broker, format=settings.format or _format(schema))
+    source = _source(settings, Schema.of(ddl))
     if source.identity != identity:
         source.close()
         raise UnknownTopic(f"topic '{settings.topic}' was deleted and made anew", next_step="load it again")
@@ -223,7 +245,7 @@ class _Reader:
             self._ddl = Schema.of(self._arrow).ddl
             self._source()
 
-    def _source(self) -> TopicSource:
+    def _source(self) -> AnySource:
         return _opened(self._settings, self._identity, self._ddl, os.getpid())
 
     def _planned(self, start: Offsets, end: Offsets) -> list[InputPartition]:

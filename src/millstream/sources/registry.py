@@ -1,0 +1,170 @@
+"""Values in Confluent's wire format: a zero, the id of the writer's schema in four bytes, then the record itself.
+
+The schema is asked for once, at a schema registry, by its id. A value without that beginning is a dead letter; a
+registry that does not answer, or does not know an id, is an error: it would be one for every value that follows.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from millstream.errors import InvalidSetting, KafkaUnavailable, MillstreamError, NoAccess, NotFound
+from millstream.log.kafka.address import KafkaAddress
+from millstream.records import Codec, Schema, codec
+from millstream.records.codecs import AvroCodec
+from millstream.records.columns import Faults, Rules
+from millstream.secrets import Secret, revealed
+
+MAGIC = 0
+HEADER_BYTES = 5
+ANSWER_SECONDS = 10.0
+TRIES = 3
+USER = "basic.auth.user.info"
+
+
+@dataclass(eq=False)
+class Registry:
+    """A schema registry, asked over HTTP. What it once said holds for ever: an id is never given twice."""
+
+    url: str
+    user: Secret | None = None
+    """As `name:password`."""
+    _known: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, url: str, address: KafkaAddress) -> Registry:
+        """With the user that the settings of the Kafka name, if any."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidSetting(
+                "the address of a schema registry begins with http:// or https://", next_step="http://host:8081"
+            )
+        if "@" in parts.netloc:
+            raise InvalidSetting(
+                "a user and a password do not belong into an address: it is shown and stored",
+                where=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+                next_step=f"give them with settings={{'{USER}': 'name:password'}}",
+            )
+        user = revealed(address.settings).get(USER)
+        return cls(url.rstrip("/"), Secret(user) if user else None)
+
+    def avro(self, number: int) -> str:
+        """The text of the Avro schema with this id."""
+        said = self._known.get(number)
+        if said is None:
+            said = self._known[number] = self._ask(number)
+        kind = said.get("schemaType", "AVRO")
+        if kind != "AVRO" or said.get("references"):
+            why = f"is of {kind}, not of Avro" if kind != "AVRO" else "refers to other schemas, which is not supported"
+            raise InvalidSetting(
+                f"the schema {number} {why}", where=self.url, next_step="read such values with format='bytes'"
+            )
+        return str(said["schema"])
+
+    def _ask(self, number: int) -> dict[str, Any]:
+        asked = urllib.request.Request(f"{self.url}/schemas/ids/{number}")
+        asked.add_header("Accept", "application/vnd.schemaregistry.v1+json, application/json")
+        if self.user is not None:
+            asked.add_header("Authorization", "Basic " + base64.b64encode(self.user.reveal().encode()).decode())
+        for attempt in range(TRIES):
+            try:
+                with urllib.request.urlopen(asked, timeout=ANSWER_SECONDS) as answer:
+                    found = json.load(answer)
+                if isinstance(found, dict) and "schema" in found:
+                    return found
+                raise self._strange(number, "something else than a schema")
+            except urllib.error.HTTPError as refusal:
+                if refusal.code < 500:
+                    raise self._refused(number, refusal.code) from None
+                failure: Exception = refusal
+            except ValueError:
+                raise self._strange(number, "something that is not JSON") from None
+            except OSError as error:
+                failure = error
+            if attempt + 1 < TRIES:
+                time.sleep(0.5)
+        reason = getattr(failure, "reason", None) or failure
+        raise KafkaUnavailable(
+            f"the schema registry does not answer: {reason}",
+            where=self.url,
+            next_step="see whether it runs; the job goes on from its last complete batch",
+        )
+
+    def _strange(self, number: int, what: str) -> MillstreamError:
+        return InvalidSetting(
+            f"asked for schema {number}, the schema registry answers with {what}",
+            where=self.url,
+            next_step="see whether the address is right: registry='http://host:8081'",
+        )
+
+    def _refused(self, number: int, status: int) -> MillstreamError:
+        if status in (401, 403):
+            return NoAccess(
+                "the schema registry refused the user or the password",
+                where=self.url,
+                next_step=f"give them with settings={{'{USER}': 'name:password'}}",
+            )
+        return NotFound(
+            f"the schema registry has no schema {number}, which a value was written with (HTTP {status})",
+            where=self.url,
+            next_step="see whether it is the registry that the producers use",
+        )
+
+
+@dataclass(frozen=True)
+class RegistryCodec(Codec):
+    """Reads what is behind the header; what it writes has none, for nobody gave it an id."""
+
+    format: str
+    registry: Registry = field(compare=False, repr=False)
+    name: ClassVar[str] = "registry"
+
+    def _rules(self) -> Rules:
+        return codec(self.format, self.schema)._rules()
+
+    def _encoded(self, rows: Any) -> Any:
+        return codec(self.format, self.schema)._encoded(rows)
+
+    def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
+        places: dict[int, list[int]] = {}
+        for place, value in enumerate(values):
+            if len(value) < HEADER_BYTES or value[0] != MAGIC:
+                faults[place] = "the value does not begin with the id of a schema, as a registry's do"
+            else:
+                number = int.from_bytes(value[1:HEADER_BYTES], "big") if self.format == "avro" else 0
+                places.setdefault(number, []).append(place)
+        columns: list[list[Any]] = [[None] * len(values) for _ in self.schema.names]
+        for number, own in places.items():
+            found: Faults = {}
+            read = self._reader(number)._columns([values[place][HEADER_BYTES:] for place in own], found)
+            faults.update({own[index]: reason for index, reason in found.items()})
+            for column, parts in zip(columns, read, strict=True):
+                for place, part in zip(own, parts, strict=True):
+                    column[place] = part
+        return columns
+
+    def _reader(self, number: int) -> Codec:
+        """For values of the writer's schema; what a registry has no say in, such as JSON, is read as it is."""
+        if self.format != "avro":
+            return codec(self.format, self.schema)
+        text = self.registry.avro(number)
+        try:
+            return AvroCodec(self.schema, text)
+        except InvalidSetting as refusal:
+            raise InvalidSetting(
+                f"the schema {number} cannot be used: {refusal.what}",
+                where=self.registry.url,
+                next_step="read such values with format='bytes'",
+            ) from None
+
+
+def registry_codec(schema: Schema, format: str, registry: Registry) -> Codec:
+    return RegistryCodec(schema, format, registry)

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
-from millstream.log import Batch, Consumer, EmbeddedLog, TopicPartition, connect
+from millstream.log import Batch, Consumer, EmbeddedLog, TopicPartition, open_embedded
 
 Rows: TypeAlias = "str | Path | pl.DataFrame | pl.LazyFrame | pa.Table | pa.RecordBatch"
 PANE, WINDOW = "pane", "window"
@@ -43,9 +43,9 @@ def merged(
     these columns of both are put together by 'sum', 'min' or 'max'; without it the live row wins. `weight` names the
     column of weights: None if a column of that name is data. The log is that of `connect()` unless one is given.
     """
-    own = connect() if log is None else None
+    own = open_embedded() if log is None else None
     try:
-        return Merged(log or own or connect(), batch, live, key, combine or {}, weight, own)
+        return Merged(log or own or open_embedded(), batch, live, key, combine or {}, weight, own)
     except BaseException:
         if own is not None:
             own.close()

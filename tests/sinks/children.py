@@ -15,7 +15,7 @@ from .support import SCORES, Target, table, weights
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     ["pytest", "pandas", "psycopg", "millstream.sinks", "millstream.sinks.topic", "millstream.sinks.files",
-     "millstream.sinks.sqlite", "millstream.sinks.postgres", __name__]
+     "millstream.sinks.sqlite", "millstream.sinks.postgres", "confluent_kafka", __name__]
 )  # fmt: skip
 DEADLINE_SECONDS = 120
 BATCHES = 5
@@ -57,7 +57,7 @@ def write_batches(kind, folder, dsn, key, changing, first, die_at, told):
     fuse = Fuse(die_at)
     fuse.light()
     diary = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    sink = Target(kind, folder, dsn, key).open(keys=["team"] if kind == "topic" else ())
+    sink = Target(kind, folder, dsn, key).open(keys=["team"] if kind in ("topic", "kafka") else ())
     for number in range(first, BATCHES):
         rows, signs = batch_rows(number, changing)
         sink.write(number, table(SCORES, rows), None if signs is None else weights(*signs))

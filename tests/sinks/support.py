@@ -42,6 +42,7 @@ class Target:
             "csv": lambda: places.files(self.folder / "out", "csv"),
             "sqlite": lambda: places.sqlite(self.folder / "scores.db", "scores", key=self.key),
             "postgres": lambda: places.postgres(self.dsn, "scores", key=self.key),
+            "kafka": lambda: places.kafka(self.dsn, topic=f"scores-{self.folder.parent.name}-{self.folder.name}"),
         }
         return made[self.kind]()
 
@@ -68,6 +69,8 @@ class Target:
         if self.kind == "postgres":
             with psycopg.connect(self.dsn, row_factory=dict_row) as db:
                 return db.execute("SELECT * FROM scores").fetchall()
+        if self.kind == "kafka":
+            return [json.loads(value) for _, value in committed(self.dsn, self.place().topic)]
         return [row for file in sorted((self.folder / "out").glob("*")) for row in self._of_file(file)]
 
     def _of_file(self, file):
@@ -77,6 +80,22 @@ class Target:
         if self.kind == "json":
             return [json.loads(line) for line in lines]
         return [{**row, "score": int(row["score"])} for row in csv.DictReader(lines)]
+
+
+def committed(servers, topic):
+    """All records of a topic of Kafka that readers see, as (key, value), partition after partition."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"bootstrap.servers": servers, "group.id": "tests", "enable.partition.eof": True, "log_level": 0}
+    consumer = Consumer({**settings, "isolation.level": "read_committed", "auto.offset.reset": "earliest"})
+    found = []
+    for number in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
+        consumer.assign([TopicPartition(topic, number, 0)])
+        while (message := consumer.poll(60)).error() is None:
+            found.append((message.key(), message.value()))
+        assert message.error().name() == "_PARTITION_EOF", message.error()
+    consumer.close()
+    return found
 
 
 KINDS = ("topic", "parquet", "json", "csv", "sqlite", "postgres")

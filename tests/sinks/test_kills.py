@@ -73,8 +73,8 @@ def written(told):
     return max((int(word) for word in text.split("lines")[0].split()), default=-1)
 
 
-@pytest.mark.parametrize(("kind", "key", "changing"), KINDS)
-def test_no_kill_loses_or_doubles_a_row(kind, key, changing, new_folder):
+def killed_and_finished(kind, key, changing, new_folder):
+    """Where a process was killed again and again, each time at another line, and then came to its end."""
     lines = lines_of_all_work(kind, key, changing, new_folder)
     folder, dsn, told = new_folder(kind, "real")
     chance = random.Random(f"{kind} {key} {changing}")
@@ -85,7 +85,13 @@ def test_no_kill_loses_or_doubles_a_row(kind, key, changing, new_folder):
         killed += run(kind, folder, dsn, key, changing, first, die_at, told) == -9
     assert killed > KILLS // 4
     assert run(kind, folder, dsn, key, changing, max(0, written(told)), 0, told) == 0
-    assert found_rows(Target(kind, folder, dsn, key)) == expected_rows(changing, key)
+    return Target(kind, folder, dsn, key)
+
+
+@pytest.mark.parametrize(("kind", "key", "changing"), KINDS)
+def test_no_kill_loses_or_doubles_a_row(kind, key, changing, new_folder):
+    target = killed_and_finished(kind, key, changing, new_folder)
+    assert found_rows(target) == expected_rows(changing, key)
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ from millstream.log import EmbeddedLog
 from millstream.log.disk import Disk
 from millstream.records import Schema
 from millstream.sinks import open_sink
-from millstream.sinks.topic import producer_name
+from millstream.sinks.records import producer_name
 
 from .support import SCORES, table, weights
 

@@ -9,25 +9,27 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from millstream.log import EmbeddedLog
+from millstream.errors import SparkFailed
+from millstream.log import EmbeddedLog, connect
 
 from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, sqlite_rows, table, until, unweighted
 
 USERS = ("ann", "bob", "cid", "dee")
 START_S = 120
-FLOW = f'''
+FLOW = """
 from pathlib import Path
 import millstream as ms
 
 here = Path(__file__).parent
 flow = ms.Flow("killed")
-scores = flow.read("scores", "{SCHEMA}", event_time="at", watermark=ms.bounded("5 seconds"))
+scores = flow.read("{scores}", "{schema}", event_time="at", watermark=ms.bounded("5 seconds"))
 panes = (
     scores.key_by("user")
     .window(ms.fixed("10 seconds"), allowed_lateness="20 seconds")
@@ -35,23 +37,29 @@ panes = (
     .retracting()
     .agg(total=ms.sum("n"), k=ms.count())
 )
-panes.write("totals")
+panes.write("{totals}")
 panes.write(ms.sqlite(str(here / "totals.sqlite"), "totals"))
 panes.write(ms.files(str(here / "files")))
-panes.late.write("late")
-'''
+panes.late.write("{late}")
+"""
 
 
 class Killed:
-    """The job's process, the rows it is given, and what Spark has noted of its batches."""
+    """The job's process, the rows it is given, and what Spark has noted of its batches.
 
-    def __init__(self, folder: Path, seed: int, batch_rows: int = 40) -> None:
+    `broker` is the address of a Kafka, on which its topics have names of their own; unsaid, a log in the folder is.
+    """
+
+    def __init__(self, folder: Path, seed: int, batch_rows: int = 40, broker: str | None = None) -> None:
         self.folder = folder
         self.chance = random.Random(seed)
-        self.log = EmbeddedLog(folder / "log", upkeep=False)
-        self.log.create_topic("scores", schema=SCHEMA, partitions=2)
+        self.log = connect(broker) if broker else EmbeddedLog(folder / "log", upkeep=False)
+        self.broker = broker or str(folder / "log")
+        beginning = f"killed-{uuid.uuid4().hex[:12]}." if broker else ""
+        self.topics = {name: beginning + name for name in ("scores", "totals", "late")}
+        self.log.create_topic(self.topics["scores"], schema=SCHEMA, partitions=2)
         self.file = folder / "flow.py"
-        self.file.write_text(FLOW)
+        self.file.write_text(FLOW.format(**self.topics, schema=SCHEMA))
         self.job = folder / "log" / "jobs" / "killed"
         self.batches: dict[int, dict[str, Any]] = {}
         self._batch_rows = batch_rows
@@ -76,13 +84,13 @@ class Killed:
                 self._second += 0.1
                 behind = self.chance.choice([0, 0, 0, 1, 3, 8, 25, 60])
                 rows.append((self.chance.choice(USERS), self.chance.randrange(100), max(0.0, self._second - behind)))
-            put(self.log, "scores", rows, partition=partition)
+            put(self.log, self.topics["scores"], rows, partition=partition)
 
     # ------------------------------------------------------------ the process
 
     def start(self, *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "millstream.cli", "run", str(self.file), "--log", str(self.log.path)]
-        environ = {**os.environ, "MILLSTREAM_MASTER": "local[2]"}
+        command = [sys.executable, "-m", "millstream.cli", "run", str(self.file), "--log", self.broker]
+        environ = {**os.environ, "MILLSTREAM_MASTER": "local[2]", "MILLSTREAM_HOME": str(self.folder / "log")}
         with (self.folder / "err").open("ab") as err:
             self._process = subprocess.Popen(
                 [*command, "--batch-rows", str(self._batch_rows), *more], stderr=err, env=environ
@@ -158,20 +166,54 @@ class Killed:
         numbers = sorted(self.batches)
         assert numbers == list(range(len(numbers)))
         rows: dict[str, list[dict[str, Any]]] = {"0": [], "1": []}
-        with self.log.consumer("scores") as consumer:
+        with self.log.consumer(self.topics["scores"]) as consumer:
             for record in consumer.until_caught_up():
                 rows[str(record.partition)].append(record.value)
         sent = expected(flow_of(self.file), [self.batches[number] for number in numbers], rows)
-        panes = [pane for batch in sent for pane in batch["totals"]]
-        late = [each for batch in sent for each in batch["late"]]
+        panes = [pane for batch in sent for pane in batch[self.topics["totals"]]]
+        late = [each for batch in sent for each in batch[self.topics["late"]]]
         assert panes
         assert late
-        assert counted(read(self.log, "totals")) == counted(panes)
-        assert counted(unweighted(read(self.log, "late"))) == counted(late)
+        assert counted(read(self.log, self.topics["totals"])) == counted(panes)
+        assert counted(unweighted(read(self.log, self.topics["late"]))) == counted(late)
         files = [pane for path in (self.folder / "files").glob("*.parquet") for pane in pq.read_table(path).to_pylist()]
         assert counted(files) == counted(panes)
         stored = sqlite_rows(self.folder / "totals.sqlite", "user, total, k")
         assert sorted(stored) == sorted((user, *sums) for (user, _), sums in table(panes).items())
+
+
+# ---------------------------------------------------------------- what is done to it, whatever its broker is
+
+
+def kill_a_few_times(killed: Killed) -> None:
+    """Killed at any moment, then while a sink is being written, then one of its workers."""
+    killed.feed(200)
+    assert killed.run_and_kill() == -signal.SIGKILL
+    journal = killed.folder / "totals.sqlite-journal"
+    assert killed.run_and_kill(when=journal.exists) == -signal.SIGKILL
+    assert killed.run_and_kill(worker_first=True) in (-signal.SIGKILL, SparkFailed.exit_code)
+    killed.feed(30)
+    killed.catch_up()
+    killed.check()
+    said = (killed.folder / "err").read_text()
+    assert "Traceback" not in said
+    assert "\tat " not in said  # as lines of a JVM's stack begin
+
+
+def kill_often(killed: Killed, kills: int) -> None:
+    killed.feed(200)
+    drafts = killed.folder / "files"
+    moments: list[Any] = [
+        None,
+        None,
+        (killed.folder / "totals.sqlite-journal").exists,
+        lambda: any(drafts.glob(".*.tmp")) if drafts.exists() else False,
+    ]
+    for number in range(kills):
+        code = killed.run_and_kill(moments[number % len(moments)], worker_first=number % 5 == 4)
+        print(f"kill {number + 1} of {kills}: exit code {code}, {len(killed.batches)} batches", flush=True)
+    killed.catch_up()
+    killed.check()
 
 
 def flow_of(file: Path) -> Any:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -20,7 +19,7 @@ from millstream.errors import SparkFailed
 from millstream.log import EmbeddedLog
 from sinks.postgres import Server
 
-from .killing import Killed
+from .killing import Killed, kill_a_few_times, kill_often
 from .support import CAUGHT_UP, SCHEMA, put, until
 
 KILLS_OF_A_SOAK = 50
@@ -45,18 +44,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.timeout(600)
 def test_kills_lose_and_double_nothing(killed: Killed) -> None:
-    """Killed at any moment, then while a sink is being written, then one of its workers."""
-    killed.feed(200)
-    assert killed.run_and_kill() == -signal.SIGKILL
-    journal = killed.folder / "totals.sqlite-journal"
-    assert killed.run_and_kill(when=journal.exists) == -signal.SIGKILL
-    assert killed.run_and_kill(worker_first=True) in (-signal.SIGKILL, SparkFailed.exit_code)
-    killed.feed(30)
-    killed.catch_up()
-    killed.check()
-    said = (killed.folder / "err").read_text()
-    assert "Traceback" not in said
-    assert "\tat " not in said  # as lines of a JVM's stack begin
+    kill_a_few_times(killed)
 
 
 @pytest.mark.soak
@@ -77,19 +65,7 @@ def test_a_jvm_that_dies_is_told_in_plain_words(killed: Killed) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
 def test_fifty_kills(killed: Killed) -> None:
-    killed.feed(200)
-    drafts = killed.folder / "files"
-    moments: list[Any] = [
-        None,
-        None,
-        (killed.folder / "totals.sqlite-journal").exists,
-        lambda: any(drafts.glob(".*.tmp")) if drafts.exists() else False,
-    ]
-    for number in range(KILLS_OF_A_SOAK):
-        code = killed.run_and_kill(moments[number % len(moments)], worker_first=number % 5 == 4)
-        print(f"kill {number + 1} of {KILLS_OF_A_SOAK}: exit code {code}, {len(killed.batches)} batches", flush=True)
-    killed.catch_up()
-    killed.check()
+    kill_often(killed, KILLS_OF_A_SOAK)
 
 
 # ---------------------------------------------------------------- a sink that is down

@@ -1,8 +1,9 @@
-"""`millstream jobs`: which jobs a log's folder has, how far they are, and how to begin one anew."""
+"""`millstream jobs`: which jobs there are on a log, how far they are, and how to begin one anew."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -64,10 +65,18 @@ def forget(
 
 
 def _folders(session: Session) -> list[Path]:
-    if session.missing_folder():
+    from millstream.log import ADDRESS_VARIABLE
+    from millstream.log.kafka.address import SCHEME
+    from millstream.sinks.remembered import jobs_folder
+
+    address = session.address or os.environ.get(ADDRESS_VARIABLE) or ""
+    if address.startswith(SCHEME):  # whether it answers or not: a job's folder is on this machine
+        jobs = jobs_folder(address)
+    elif session.missing_folder():
         return []
-    with session.log() as log:
-        jobs = log.path / "jobs"
+    else:
+        with session.embedded() as log:
+            jobs = jobs_folder(log)
     return sorted(folder for folder in jobs.iterdir() if folder.is_dir()) if jobs.is_dir() else []
 
 
@@ -77,8 +86,8 @@ def _state(folder: Path) -> tuple[str, int, list[str]]:
 
     with FileLock(folder / "lock").attempt() as free:
         state = "stopped" if free else "running"
-    commits = folder / "checkpoint" / "commits"
-    numbers = [int(entry.name) for entry in commits.iterdir() if entry.name.isdigit()] if commits.is_dir() else []
+    commits = folder.glob("checkpoint*/commits/*")  # the second is of a job in real time
+    numbers = [int(entry.name) for entry in commits if entry.name.isdigit()]
     described = folder / DESCRIPTION
     steps = list(json.loads(described.read_text())["steps"]) if described.exists() else []
     return state, max(numbers, default=-1) + 1, steps

@@ -227,6 +227,15 @@ class Kafka(Place):
     can_read: ClassVar[bool] = True
     can_write: ClassVar[bool] = True
 
+    def check_written(self, schema: Schema) -> None:
+        if self.format != "json" or self.registry is not None:
+            what = f"as {self.format}" + (" by a registry" if self.registry else "")
+            raise InvalidPlan(
+                f"a topic of Kafka can be read {what}, not written: records are written as JSON",
+                where=users_line(),
+                next_step=f"leave it out: kafka(…, topic='{self.topic}')",
+            )
+
     @property
     def name(self) -> str:
         return f"kafka {self.topic}"

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
-from millstream.log import EmbeddedLog, connect
+from millstream.log import EmbeddedLog, open_embedded
 from millstream.plan.place import what_exists
 from millstream.serving.databases import PostgresTable, SqliteTable
 from millstream.serving.rows import Row
@@ -182,7 +182,7 @@ def open_table(name: str, broker: str | os.PathLike[str] | None = None, *, at: s
     `broker` is the log's folder, as in `connect`; `at` the whole address of a Postgres database, since of the one that
     a job noted the password is not kept.
     """
-    log = connect(broker)
+    log = open_embedded(broker)
     try:
         return OpenTable(name, Tables(log, at=at), log)
     except BaseException:

@@ -24,8 +24,8 @@ from millstream.log.partitioners import KeyHash
 from millstream.log.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import Schema, align
 from millstream.serving.rows import Key, PlainRow, Row, TypedRow
+from millstream.sinks.records import NULL_KEY, record_keys
 from millstream.sinks.remembered import KEY_TEXT, Remembered
-from millstream.sinks.topic import NULL_KEY, record_keys
 
 CHUNKS_MAX = 4096
 SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
-from millstream.log import EmbeddedLog, connect
+from millstream.log import Broker, EmbeddedLog, connect
+from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of
 from millstream.plan import places
 from millstream.records import Schema
 from millstream.sinks.file_ledger import FileLedger
@@ -38,7 +39,7 @@ def open_sink(
     *,
     job: str,
     step: str,
-    broker: EmbeddedLog | str | os.PathLike[str],
+    broker: Broker | str | os.PathLike[str],
     folder: Path,
     keys: Sequence[str] = (),
     table: bool = False,
@@ -52,14 +53,8 @@ def open_sink(
     if isinstance(place, places.Place):
         place.check_written(schema)
     ledger = FileLedger(folder, step)
-    if isinstance(place, str):
-        from millstream.sinks.topic import TopicSink
-
-        own = None if isinstance(broker, EmbeddedLog) else connect(broker)
-        log = broker if isinstance(broker, EmbeddedLog) else own
-        assert log is not None
-        named = {"job": job, "step": step, "run": ledger.run}
-        return TopicSink(log, place, schema, **named, keys=keys, table=table, owns_log=own is not None)
+    if isinstance(place, str | places.Kafka):
+        return _topic_sink(place, schema, broker, job=job, step=step, run=ledger.run, keys=keys, table=table)
     if isinstance(place, places.Files):
         from millstream.sinks.files import FilesSink
 
@@ -87,5 +82,23 @@ def open_sink(
     raise InvalidInput(
         f"rows cannot be written to {place!r}",
         where=f"step '{step}'",
-        next_step="write to a topic's name, or to files, sqlite, postgres, console, memory or foreach",
+        next_step="write to a topic's name, or to kafka, files, sqlite, postgres, console, memory or foreach",
     )
+
+
+def _topic_sink(place: str | places.Kafka, schema: Schema, broker: Any, **named: Any) -> Sink:
+    """Who is given an address alone opens the broker, and closes it in the end."""
+    address = os.fspath(broker) if isinstance(broker, str | os.PathLike) else None
+    if isinstance(place, str) and (address is None or not address.startswith(SCHEME)):
+        log = broker if address is None else connect(address)
+        if isinstance(log, EmbeddedLog):
+            from millstream.sinks.topic import TopicSink
+
+            return TopicSink(log, place, schema, owns_log=address is not None, **named)
+    from millstream.sinks.kafka import KafkaSink
+
+    if isinstance(place, str):
+        return KafkaSink(broker if address is None else KafkaAddress.of(address), place, schema, **named)
+    jobs = address if address is not None or isinstance(broker, EmbeddedLog) else broker.address
+    own = address_of(place.servers, place.settings, jobs, topic=place.topic, step=named["step"])
+    return KafkaSink(own, place.topic, schema, **named)

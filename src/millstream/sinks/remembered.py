@@ -1,22 +1,26 @@
-"""Which tables a job writes: noted in its folder when it starts, so that they are found by their names alone.
+"""Where jobs are, and which tables each writes: noted in its folder when it starts, so that they are found by name.
 
 A password is never part of the note.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from millstream.errors import DamagedLog
+from millstream.log import DEFAULT_FOLDER, Broker, EmbeddedLog
 from millstream.log.disk import read_document, write_document
+from millstream.log.kafka.address import SCHEME, with_ports
 from millstream.plan.nodes import Write
-from millstream.plan.places import Postgres, Sqlite, Table, without_password
+from millstream.plan.places import Kafka, Postgres, Sqlite, Table, without_password
 
 Kind = Literal["topic", "sqlite", "postgres"]
 NOTE = "tables.json"
+HOME_VARIABLE = "MILLSTREAM_HOME"
 KEY_TEXT = ("key",)
 """What a topic that no job remembers is looked up by: the key of a record, as text."""
 
@@ -28,7 +32,7 @@ class Remembered:
     name: str
     kind: Kind
     where: str
-    """The log's folder, the SQLite file, or the address of the database without its password."""
+    """The log's folder or Kafka's servers, the SQLite file, or the address of the database without its password."""
     key: tuple[str, ...]
     """Columns by which rows are found, as they are called where the table is."""
     schema: str | None
@@ -45,26 +49,37 @@ class Remembered:
         }
 
     @classmethod
-    def of(cls, document: dict[str, Any], job: str, log: Path) -> Remembered:
-        kind = document["kind"]
+    def of(cls, document: dict[str, Any], job: str, log: Path | str) -> Remembered:
+        kind, where = document["kind"], document["where"]
         if kind not in ("topic", "sqlite", "postgres"):
             raise ValueError(f"there is no kind of table {kind!r}")
         key = tuple(map(str, document["key"]))
-        where = str(log) if kind == "topic" else document["where"]  # the log's folder may have been moved
+        if kind == "topic" and not where.startswith(SCHEME) and isinstance(log, Path):
+            where = str(log)  # the log's folder may have been moved
         return cls(document["name"], cast(Kind, kind), where, key, document["schema"], job)
 
 
-def remember(folder: Path, outputs: Iterable[Write], log: Path) -> None:
-    """Notes in a job's folder which tables its outputs are."""
+def jobs_folder(log: Broker | Path | str) -> Path:
+    """Where jobs keep what is theirs: in the folder of an embedded log; those on Kafka in a folder of this machine."""
+    if isinstance(log, EmbeddedLog | Path):
+        return (log.path if isinstance(log, EmbeddedLog) else log) / "jobs"
+    return Path(os.environ.get(HOME_VARIABLE) or DEFAULT_FOLDER).expanduser().absolute() / "jobs"
+
+
+def remember(folder: Path, outputs: Iterable[Write], log: Path | str) -> None:
+    """Notes in a job's folder which tables its outputs are. The log is the folder of one, or the address of a Kafka."""
     found = [table.document() for output in outputs if (table := _table(output, log)) is not None]
     write_document(folder / NOTE, {"tables": found})
 
 
-def _table(output: Write, log: Path) -> Remembered | None:
+def _table(output: Write, log: Path | str) -> Remembered | None:
     sink, schema = output.sink, output.schema
-    if isinstance(sink, str):
-        held = output.net and bool(output.keys)
-        return Remembered(sink, "topic", str(log), output.keys, schema.ddl) if held else None
+    if isinstance(sink, str | Kafka):
+        if not output.net or not output.keys:
+            return None
+        servers = None if isinstance(sink, str) else sink.servers
+        where = _place(log if servers is None else servers)
+        return Remembered(sink if isinstance(sink, str) else sink.topic, "topic", where, output.keys, schema.ddl)
     if not isinstance(sink, Table) or sink.mode != "upsert":
         return None
     key = sink.key_columns(schema)
@@ -76,8 +91,20 @@ def _table(output: Write, log: Path) -> Remembered | None:
     return None
 
 
-def remembered(log: Path) -> list[Remembered]:
-    """What the jobs of a log have noted; of a table that several write, what was noted last."""
+def _place(log: Path | str) -> str:
+    """As it stands in a note: of the address of a Kafka its servers, since settings say nothing about where it is."""
+    return (
+        SCHEME + with_ports(log.removeprefix(SCHEME).partition("?")[0].rstrip("/"))
+        if isinstance(log, str)
+        else str(log)
+    )
+
+
+def remembered(log: Path | str) -> list[Remembered]:
+    """What the jobs of a log have noted; of a table that several write, what was noted last.
+
+    Jobs on several logs may lie in one folder: topics of others than this are left out.
+    """
     found: dict[tuple[str, str, str], Remembered] = {}
     for note in sorted(_notes(log), key=lambda path: path.stat().st_mtime_ns):
         try:
@@ -88,12 +115,16 @@ def remembered(log: Path) -> list[Remembered]:
                 where=str(note),
                 next_step="delete the file: the job writes it anew when it next starts",
             ) from error
-        found |= {(table.kind, table.where, table.name): table for table in tables}
+        found |= {
+            (table.kind, table.where, table.name): table
+            for table in tables
+            if table.kind != "topic" or table.where == _place(log)
+        }
     return sorted(found.values(), key=lambda table: (table.name, table.kind, table.where))
 
 
-def _notes(log: Path) -> Iterator[Path]:
-    jobs = log / "jobs"
+def _notes(log: Path | str) -> Iterator[Path]:
+    jobs = jobs_folder(log)
     for folder in jobs.iterdir() if jobs.is_dir() else ():
         if not folder.name.startswith(".") and (folder / NOTE).is_file():
             yield folder / NOTE

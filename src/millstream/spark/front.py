@@ -28,7 +28,7 @@ from millstream.spark.feed import FEED
 from millstream.spark.layout import Layout
 from millstream.spark.live import LiveFeed
 from millstream.spark.packing import from_bytes
-from millstream.spark.running import CAUGHT_UP, TICK_S, Job, Settings, run_job, start_job
+from millstream.spark.running import CAUGHT_UP, TICK_S, Job, Settings, address_of, run_job, start_job
 from millstream.spark.session import session
 
 
@@ -74,7 +74,7 @@ def dataframe(
     feed = LiveFeed(
         shipment,
         folder=folder,
-        broker=str(connect(None if broker is None else fspath(broker)).path),
+        broker=address_of(connect(None if broker is None else fspath(broker))),
         tasks_max=spark.sparkContext.defaultParallelism,
         limit_rows=None,
         tick_s=TICK_S,

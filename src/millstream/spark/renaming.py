@@ -9,27 +9,33 @@ from typing import Any
 from millstream.errors import InvalidInput
 from millstream.plan.nodes import Dead, Late, Node, Write
 from millstream.plan.place import users_line
-from millstream.plan.places import Files, Table
+from millstream.plan.places import Files, Kafka, Table
 
 
 def renamed(outputs: Sequence[Write], into: str) -> tuple[Write, ...]:
     """The one main output is called `into`; the others, such as late rows, get the same ending."""
     main = [output for output in outputs if not _is_side(output)]
-    if len(main) != 1 or not isinstance(main[0].sink, str):
+    if len(main) != 1 or not isinstance(main[0].sink, str | Kafka):
         raise InvalidInput(
             f"into='{into}' is for a flow with one main output that is a topic, and this has "
             f"{', '.join(str(output.sink) for output in main) or 'none'}",
             where=users_line(),
             next_step="give the flow another name and its outputs other topics, and run it",
         )
-    if into == main[0].sink:
+    before = main[0].sink if isinstance(main[0].sink, str) else main[0].sink.topic
+    if into == before:
         raise InvalidInput(
             f"'{into}' is where the flow writes already", where=users_line(), next_step="choose a new name"
         )
-    ending = into.removeprefix(main[0].sink) if into.startswith(main[0].sink) else f".{into}"
+    ending = into.removeprefix(before) if into.startswith(before) else f".{into}"
     return tuple(
-        replace(output, sink=into if output is main[0] else _with_ending(output.sink, ending)) for output in outputs
+        replace(output, sink=_called(output.sink, into) if output is main[0] else _with_ending(output.sink, ending))
+        for output in outputs
     )
+
+
+def _called(sink: str | Kafka, name: str) -> str | Kafka:
+    return name if isinstance(sink, str) else replace(sink, topic=name)
 
 
 def _is_side(node: Node) -> bool:
@@ -43,6 +49,8 @@ def _is_side(node: Node) -> bool:
 def _with_ending(sink: Any, ending: str) -> Any:
     if isinstance(sink, str):
         return sink + ending
+    if isinstance(sink, Kafka):
+        return replace(sink, topic=sink.topic + ending)
     if isinstance(sink, Files):
         return replace(sink, path=sink.path.rstrip("/") + ending)
     if isinstance(sink, Table):

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.errors import InvalidInput, MillstreamError, SparkFailed
-from millstream.log import connect
+from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
 from millstream.plan.place import users_line, what_exists
-from millstream.plan.places import Socket
+from millstream.plan.places import Kafka, Socket
 from millstream.plan.table_nodes import Join
 from millstream.records import Schema
 from millstream.sinks import Sink, open_sink
-from millstream.sinks.remembered import remember
-from millstream.sources import Offsets, TopicSource, open_source
+from millstream.sinks.remembered import jobs_folder, remember
+from millstream.sources import KafkaSource, Offsets, TopicSource, open_source
 from millstream.spark.bounded_frames import as_files
 from millstream.spark.compiler import compiled
 from millstream.spark.display import Display
@@ -43,8 +43,11 @@ from millstream.spark.live import STOP, LiveFeed, opened
 from millstream.spark.outputs import Outputs, Progress, Stopped
 from millstream.spark.renaming import renamed
 from millstream.spark.session import log_file, session
+from millstream.spark.shipping import check_workers, is_local, needs_of, ship_modules, until_workers
+from millstream.spark.users_code import modules
 
 CAUGHT_UP = "caught up"
+REAL_TIME = "real time"
 BATCH_ROWS = 1_000_000
 KEY_GROUPS_MAX = 512  # every key group of a step tells every one of the next how far it has come
 TICK_S = 1.0
@@ -69,6 +72,12 @@ class Settings:
     key_groups: int | None = None
     tick_s: float = TICK_S
     on_batch: OnBatch | None = None
+    mode: str | None = None
+    """"real time": each record by itself, from Kafka to Kafka; unsaid: in micro-batches."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Settings of Spark, for a session that is made for the job."""
+    archive: str | None = None
+    """The libraries of workers, made by `millstream pack`."""
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Settings:
@@ -90,8 +99,13 @@ class Settings:
             raise _refuse(f"key_groups is from 1 to {KEY_GROUPS_MAX}, not {self.key_groups!r}", "leave it out")
         if self.into is not None and (not isinstance(self.into, str) or not self.into):
             raise _refuse(f"into is the name of a topic, not {self.into!r}", "for example into='totals.v2'")
+        if self.mode not in (None, REAL_TIME):
+            raise _refuse(f"mode={self.mode!r} is unknown", f"mode is {REAL_TIME!r}, or unsaid: in micro-batches")
         if self.on_batch is not None and not callable(self.on_batch):
             raise _refuse(f"on_batch is a function, not {self.on_batch!r}", "on_batch=lambda number, tables: …")
+        for key in self.conf:
+            if not key.startswith("spark."):
+                raise _refuse(f"'{key}' is no setting of Spark", "name it in full, as in spark.executor.memory")
         return replace(self, since=_instant(self.since))
 
 
@@ -110,6 +124,11 @@ class Job:
         """Whether Ctrl-C ended it."""
 
     @property
+    def promise(self) -> str:
+        """What a user must know of how often rows are written; nothing where it is once."""
+        return ""
+
+    @property
     def is_running(self) -> bool:
         return self._query is not None and self._query.isActive
 
@@ -117,7 +136,7 @@ class Job:
         """How many rows the sources have that were not read yet."""
         behind = 0
         for node, feed in self._sources.items():
-            if not isinstance(node.source, str):
+            if not isinstance(node.source, str | Kafka):
                 continue  # only the planner may look at others: a look receives lines, or notes new files
             latest = feed._open(node).latest()
             done = self.progress.offsets.get(node.name, {})
@@ -170,6 +189,10 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
     """Starts a job and returns when its query runs."""
     asked = asked or Asked(deaf=True)
     settings = settings.checked()
+    from millstream.spark import real_time  # which is built on this module
+
+    if settings.mode == REAL_TIME:
+        return real_time.start(flow, settings, display, asked)
     outputs = flow.check()
     name = flow.name
     if settings.into is not None:
@@ -177,18 +200,22 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
     if settings.batch:
         name = f"{name}.batch"
     log = connect(settings.broker)
-    broker = str(log.path)
-    folder = JobFolder(settings.folder or log.path / "jobs" / name, name)
+    broker = address_of(log)
+    folder = JobFolder(settings.folder or jobs_folder(log) / name, name)
     _close_ended(folder.path)
     with ExitStack() as opening:
         opening.callback(log.close)
         opening.enter_context(folder.held())
+        real_time.refuse_other_mode(folder)
         display.phase("looking at the sources")
         identities = _check_sources(outputs, broker, folder.path)
         display.phase("starting Spark")
         _share_path()
         with asked.undisturbed():
-            spark = session(master=settings.master, name=name)
+            spark = session(master=settings.master, name=name, settings=settings.conf, environment=settings.archive)
+        if not is_local(spark.sparkContext.master):
+            display.phase("waiting for the workers")
+            until_workers(spark)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
         before = folder.kept()
@@ -199,6 +226,8 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
                 f"batch=True closes every window, and '{layout.framed_sources[0].name}' is a DataFrame that streams",
                 "give it a DataFrame that does not stream: spark.read instead of spark.readStream",
             )
+        ship_modules(spark, modules(layout.order))
+        check_workers(spark, needs_of(layout, broker, folder.path))
         kept = folder.settle(layout, before.partitions if before else min(cores, groups), identities)
         folder.begin_ledgers_anew()
         progress = Progress()
@@ -207,7 +236,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         for output in outputs:
             sinks[output] = _opened_sink(output, name, log, folder)
             opening.callback(sinks[output].close)
-        remember(folder.path, outputs, log.path)
+        remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
         asked.check()
         job = Job(name, folder, dict.fromkeys(layout.fed_sources, feed), progress)
@@ -218,6 +247,16 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         job._closing = opening.pop_all()
         _STARTED[folder.path] = job
     return job
+
+
+def address_of(log: Broker) -> str:
+    """By which other processes open the same broker."""
+    if isinstance(log, EmbeddedLog):
+        return str(log.path)
+    from millstream.log.kafka.log import KafkaLog
+
+    assert isinstance(log, KafkaLog)
+    return log.address
 
 
 _STARTED: dict[Path, Job] = {}
@@ -269,7 +308,8 @@ def _query(
 ) -> StreamingQuery:
     packed = compiled(spark, feed.shipment, feed)
     writer = packed.writeStream.queryName(folder.job).foreachBatch(outputs)
-    writer = writer.option("checkpointLocation", str(folder.checkpoint))
+    # Said in full: a cluster may take a bare path for one of its own file system.
+    writer = writer.option("checkpointLocation", f"file://{folder.checkpoint.absolute()}")
     if settings.batch or settings.until == CAUGHT_UP:
         writer = writer.trigger(availableNow=True)
     before = spark.conf.get(PARTITIONS)
@@ -356,7 +396,7 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dic
         own = folder / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
         source.latest()
-        if isinstance(source, TopicSource):
+        if isinstance(source, TopicSource | KafkaSource):
             found[node.name] = source.identity
         source.close()
     return found

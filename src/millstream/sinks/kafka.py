@@ -1,0 +1,199 @@
+"""A batch in a topic of Kafka: its records and the marker that it was written are one transaction.
+
+Values are JSON. A new producer of a step ends what an older one has left open, and shuts it out; then it looks for the
+marker. So a batch whose commit nobody heard of is either found, or was not written and never will be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import repeat
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess, ProducerFenced, SinkFailed
+from millstream.log.kafka.address import KafkaAddress
+from millstream.log.kafka.clients import OPEN_SECONDS
+from millstream.log.kafka.failures import client_module, translated
+from millstream.log.kafka.log import KafkaLog
+from millstream.records import Schema
+from millstream.sinks.kafka_markers import Marker, make_ready
+from millstream.sinks.records import RecordsSink, as_texts
+
+ROWS_AT_ONCE = 1 << 16  # encoded and handed over, so that sending begins while the rest is still rows
+PROGRESS_S = 30
+"""So long no record is taken, or a commit unanswered, until Kafka counts as down."""
+ROOM_S = 0.05
+ABORT_S = 5
+TIMEOUT = "transaction.timeout.ms"
+DEFAULTS = {
+    TIMEOUT: 300_000,  # of a job that died and is not started again, readers wait so long for the open batch
+    "partitioner": "murmur2_random",
+    "compression.type": "lz4",
+    "queue.buffering.max.messages": 500_000,
+    "queue.buffering.max.kbytes": 256 << 10,
+}
+LASTING_CODES = (
+    "MSG_SIZE_TOO_LARGE",
+    "RECORD_LIST_TOO_LARGE",
+    "INVALID_RECORD",
+    "INVALID_MSG",
+    "TOPIC_EXCEPTION",
+    "POLICY_VIOLATION",
+    "INVALID_TRANSACTION_TIMEOUT",
+    "UNSUPPORTED_VERSION",
+    "UNSUPPORTED_COMPRESSION_TYPE",
+    "_UNSUPPORTED_FEATURE",
+    "SECURITY_DISABLED",
+)
+"""What Kafka refuses today it refuses tomorrow. Everything else may pass."""
+
+
+class KafkaSink(RecordsSink):
+    LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (*RecordsSink.LASTING, NoAccess)
+
+    def __init__(self, log: KafkaLog | KafkaAddress, topic: str, schema: Schema, **named: Any) -> None:
+        """An address is connected to when it answers: a Kafka that is down is no reason not to begin."""
+        self._kafka = log
+        self._address = str(log) if isinstance(log, KafkaAddress) else log.address
+        self._producer: Any = None
+        self._newest: int | None = None
+        self._marker: Marker
+        self._begun_at = 0.0
+        self._timeout_ms = 0
+        super().__init__(topic, schema, owns_log=isinstance(log, KafkaAddress), **named)
+
+    def _log(self) -> KafkaLog:
+        if isinstance(self._kafka, KafkaAddress):
+            self._kafka = KafkaLog(self._kafka)
+        return self._kafka
+
+    def close(self) -> None:
+        self._drop_producer()
+        if self._owns_log and isinstance(self._kafka, KafkaLog):
+            self._kafka.close()
+
+    def _begin(self) -> None:
+        clients = self._log().clients
+        make_ready(clients)
+        said = {"job": self._job, "step": self._step, "run": self._run}
+        self._marker = Marker(clients, self._producer_name, self._run, said)
+        self._begun_at = time.time()
+        self._timeout_ms = int(clients.settings(unsaid=DEFAULTS)[TIMEOUT])
+        self._producer = clients.producer(unsaid=DEFAULTS, transactional_id=self._producer_name)
+        with self._plainly():
+            self._producer.init_transactions(OPEN_SECONDS)
+        self._newest = self._marker.newest()
+
+    def _has(self, batch: int) -> bool:
+        return self._newest is not None and batch <= self._newest
+
+    def _note(self, batch: int) -> None:
+        with self._transaction(batch):
+            pass
+
+    @contextmanager
+    def _transaction(self, batch: int) -> Iterator[None]:
+        self._begun_at = time.time()
+        try:
+            with self._plainly():
+                self._producer.begin_transaction()
+            with self._plainly(in_transaction=True):
+                yield
+                self._flush()
+                self._producer.produce(**self._marker.record(batch))
+                self._producer.commit_transaction(PROGRESS_S)
+        except KafkaUnavailable:
+            raise  # an abort would wait for it in vain; the next producer ends the transaction
+        except BaseException:
+            with suppress(client_module().KafkaException):  # so that readers need not wait for the next producer
+                self._producer.abort_transaction(ABORT_S)
+            raise
+        self._newest = batch
+
+    def _drop_producer(self) -> None:
+        self._is_open = False
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+
+    # ------------------------------------------------------------ records
+
+    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> None:
+        for start in range(0, rows.num_rows, ROWS_AT_ONCE):
+            values = as_texts(rows.slice(start, ROWS_AT_ONCE)).to_pylist()
+            own = repeat(None) if keys is None else keys.slice(start, ROWS_AT_ONCE).to_pylist()
+            self._produce(zip(values, own, strict=False))
+
+    def _put_tombstones(self, keys: list[bytes]) -> None:
+        self._produce((None, key) for key in keys)
+
+    def _produce(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        produce, topic = self._producer.produce, self._topic
+        for value, key in records:
+            try:
+                produce(topic, value, key)
+            except BufferError:
+                self._make_room()
+                produce(topic, value, key)
+
+    def _make_room(self) -> None:
+        """Waits until the client has sent some of what it holds."""
+        self._until_fewer(lambda: self._producer.poll(ROOM_S))
+
+    def _flush(self) -> None:
+        while len(self._producer):
+            self._until_fewer(lambda: self._producer.flush(1))
+
+    def _until_fewer(self, wait: Callable[[], Any]) -> None:
+        before, deadline = len(self._producer), time.monotonic() + PROGRESS_S
+        while before and len(self._producer) >= before:
+            if time.monotonic() > deadline:
+                raise KafkaUnavailable(
+                    f"Kafka has taken no record for {PROGRESS_S} seconds",
+                    where=self._where,
+                    next_step="see whether its brokers are up and reachable",
+                )
+            wait()
+
+    # ------------------------------------------------------------ failures
+
+    @property
+    def _where(self) -> str:
+        return f"{self._address}, topic {self._topic}"
+
+    @contextmanager
+    def _plainly(self, *, in_transaction: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except client_module().KafkaException as raised:
+            error = raised.args[0]
+            raise self._told(self._why(error) if in_transaction else error) from raised
+
+    def _why(self, error: Any) -> Any:
+        """A record that comes after the one that failed is only told that something did; a commit, which cannot
+        succeed any more, says what."""
+        if error.name() in ("_STATE", "_FATAL"):
+            try:
+                self._producer.commit_transaction(ABORT_S)
+            except client_module().KafkaException as first:
+                return first.args[0]
+        return error
+
+    def _told(self, error: Any) -> MillstreamError:
+        told = translated(error, self._where)
+        if isinstance(told, ProducerFenced):
+            lasted_s = time.time() - self._begun_at
+            if lasted_s >= self._timeout_ms / 1000:
+                return KafkaUnavailable(f"Kafka has ended a batch that took {lasted_s:.0f} s", where=self._where)
+            return ProducerFenced(
+                f"step '{self._step}' of job '{self._job}' is written by another process now",
+                where=self._where,
+                next_step="stop one of the two, or give this flow another name",
+            )
+        if error.name() in LASTING_CODES:
+            return SinkFailed(f"Kafka refuses the rows of step '{self._step}': {error.str()}", where=self._where)
+        return told

@@ -1,0 +1,212 @@
+"""Jobs whose broker is Kafka: the same flows, and the address alone is another."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+import millstream as ms
+from kafka_cluster import KafkaCluster
+from millstream.cli.app import app
+from millstream.errors import JobChanged
+from millstream.log import EmbeddedLog
+from millstream.log.kafka.log import KafkaLog
+from millstream.sinks.remembered import remembered
+from spark.conftest import spark  # noqa: F401
+from spark.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t, until, unweighted
+
+from .conftest import USERS
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+
+
+@pytest.fixture
+def log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
+    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def name(log: KafkaLog) -> str:
+    """Of a flow of its own, and the beginning of its topics' names; the topic of scores is there."""
+    name = f"f{uuid.uuid4().hex[:12]}"
+    log.create_topic(f"{name}.scores", schema=SCHEMA, partitions=2)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MILLSTREAM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def totals(name: str) -> ms.Flow:
+    flow = ms.Flow(name)
+    per_user(scores(flow, f"{name}.scores")).write(f"{name}.totals")
+    return flow
+
+
+def copied(name: str) -> ms.Flow:
+    flow = ms.Flow(name)
+    flow.read(f"{name}.scores", SCHEMA).write(f"{name}.copy")
+    return flow
+
+
+def numbers(log: KafkaLog | EmbeddedLog, topic: str) -> list[int]:
+    return sorted(row["n"] for row in read(log, topic))
+
+
+def test_a_job_reads_and_writes_topics_of_kafka_and_goes_on_where_it_was(
+    log: KafkaLog, name: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker is said once in the environment; what it keeps is in the folder for that."""
+    monkeypatch.setenv("MILLSTREAM_BROKER", log.address)
+    put(log, f"{name}.scores", [("a", 1, 1), ("a", 2, 3), ("b", 5, 12), ("b", 1, 40)])
+    put(log, f"{name}.scores", [("a", 3, 2), ("a", 1, 41)], partition=1)
+    first = totals(name).run(until=CAUGHT_UP)
+    assert first is not None
+    assert first.progress.rows_read == 6
+    assert seconds(unweighted(read(log, f"{name}.totals"))) == [("a", 0.0, 6), ("b", 10.0, 5)]
+    put(log, f"{name}.scores", [("b", 7, 60)])
+    put(log, f"{name}.scores", [("a", 7, 60)], partition=1)
+    second = totals(name).run(until=CAUGHT_UP)
+    assert second is not None
+    assert second.progress.rows_read == 2
+    assert second.lag() == 0
+    found = seconds(unweighted(read(log, f"{name}.totals")))
+    assert found == [("a", 0.0, 6), ("a", 40.0, 1), ("b", 10.0, 5), ("b", 40.0, 1)]
+    assert (home / "jobs" / name / "job.json").exists()
+
+
+def test_rows_are_seen_as_they_come(log: KafkaLog, name: str) -> None:
+    job = copied(name).start(broker=log.address)
+    for number in range(3):
+        put(log, f"{name}.scores", [("a", number, number)], partition=number % 2)
+        until(lambda number=number: numbers(log, f"{name}.copy") == list(range(number + 1)), "the row")
+    job.stop()
+
+
+def test_topics_of_a_kafka_beside_those_of_a_folder(
+    log: KafkaLog, kafka: KafkaCluster, name: str, tmp_path: Path
+) -> None:
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as own:
+        own.create_topic("here", schema=SCHEMA)
+        put(own, "here", [("a", 1, 1)])
+        put(log, f"{name}.scores", [("b", 2, 2)])
+        flow = ms.Flow(name)
+        flow.read(ms.kafka(kafka.bootstrap, topic=f"{name}.scores"), SCHEMA, name="there").write("brought")
+        flow.read("here", SCHEMA).write(ms.kafka(kafka.bootstrap, topic=f"{name}.sent"))
+        flow.run(broker=own.path, until=CAUGHT_UP)
+        assert numbers(own, "brought") == [2]
+        assert numbers(log, f"{name}.sent") == [1]
+        assert (own.path / "jobs" / name).is_dir()
+
+
+def test_results_are_made_anew_beside_those_that_are_there(log: KafkaLog, name: str) -> None:
+    put(log, f"{name}.scores", [("a", n, n) for n in range(4)])
+    copied(name).run(broker=log.address, until=CAUGHT_UP)
+    copied(name).replay(broker=log.address, into=f"{name}.copy.v2")
+    flow = ms.Flow(f"{name}-placed")
+    flow.read(f"{name}.scores", SCHEMA).write(ms.kafka(topic=f"{name}.placed"))
+    flow.replay(broker=log.address, into=f"{name}.placed.v2")
+    for topic in ("copy", "copy.v2", "placed.v2"):
+        assert numbers(log, f"{name}.{topic}") == [0, 1, 2, 3]
+    assert f"{name}.placed" not in log.topics()
+
+
+def test_a_run_begins_at_a_time(log: KafkaLog, name: str) -> None:
+    with log.producer() as producer:
+        for n in range(5):
+            producer.send(f"{name}.scores", {"user": "a", "n": n, "at": t(n)}, partition=0, timestamp=t(n))
+    copied(name).run(broker=log.address, until=CAUGHT_UP, since=t(3))
+    assert numbers(log, f"{name}.copy") == [3, 4]
+
+
+def test_a_batch_run_closes_every_window(log: KafkaLog, name: str) -> None:
+    put(log, f"{name}.scores", [("a", 1, 1), ("a", 2, 3), ("b", 5, 12)])
+    totals(name).run(broker=log.address, batch=True)
+    assert seconds(unweighted(read(log, f"{name}.totals"))) == [("a", 0.0, 3), ("b", 10.0, 5)]
+
+
+def test_a_table_is_remembered_with_its_kafka(log: KafkaLog, name: str) -> None:
+    put(log, f"{name}.scores", [("a", 1, 1), ("b", 2, 2), ("a", 3, 3)])
+    flow = ms.Flow(name)
+    scores(flow, f"{name}.scores").to_table(key="user").write(f"{name}.latest")
+    flow.run(broker=log.address, until=CAUGHT_UP)
+    (found,) = remembered(log.address)
+    assert (found.name, found.kind, found.where, found.key) == (f"{name}.latest", "topic", log.address, ("user",))
+    assert remembered("kafka://elsewhere:9092") == []
+    assert log.describe_topic(f"{name}.latest").settings.compaction
+
+
+def test_jobs_on_kafka_are_listed_and_forgotten(log: KafkaLog, name: str, home: Path) -> None:
+    put(log, f"{name}.scores", [("a", 1, 1)])
+    copied(name).run(broker=log.address, until=CAUGHT_UP)
+
+    def said(*command: str) -> str:
+        done = CliRunner().invoke(app, [*command, "--log", log.address, "--json"])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    (listed,) = json.loads(said("jobs", "list"))
+    assert (listed["name"], listed["state"]) == (name, "stopped")
+    said("jobs", "forget", name, "--yes")
+    assert json.loads(said("jobs", "list")) == []
+    assert not (home / "jobs" / name).exists()
+    copied(name).run(broker=log.address, until=CAUGHT_UP)
+    assert numbers(log, f"{name}.copy") == [1, 1]
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_one_before(log: KafkaLog, name: str) -> None:
+    put(log, f"{name}.scores", [("a", 1, 1)])
+    copied(name).run(broker=log.address, until=CAUGHT_UP)
+    log.delete_topic(f"{name}.scores")
+    log.create_topic(f"{name}.scores", schema=SCHEMA)
+    with pytest.raises(JobChanged, match="is another topic than before"):
+        copied(name).run(broker=log.address, until=CAUGHT_UP)
+
+
+def test_a_password_stands_in_no_file_of_a_job(log: KafkaLog, kafka: KafkaCluster, name: str, home: Path) -> None:
+    settings = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "ann",
+        "sasl.password": USERS["ann"],
+        "ssl.ca.location": str(kafka.certificate),
+    }
+    put(log, f"{name}.scores", [("a", n, n) for n in range(3)])
+    flow = ms.Flow(name)
+    place = ms.kafka(kafka.secure_bootstrap, topic=f"{name}.scores", settings=settings)
+    found = flow.read(place, SCHEMA, event_time="at", name="secret")
+    found.to_table(key="user").write(ms.kafka(kafka.secure_bootstrap, topic=f"{name}.latest", settings=settings))
+    flow.run(broker=log.address, until=CAUGHT_UP)
+    assert [row["n"] for row in read(log, f"{name}.latest")] == [2]
+    files = [path for path in (home / "jobs" / name).rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert [path for path in files if USERS["ann"].encode() in path.read_bytes()] == []
+
+
+def test_the_jobs_own_broker_may_have_a_password(
+    log: KafkaLog,
+    kafka: KafkaCluster,
+    name: str,
+    home: Path,
+    tmp_path: Path,
+    spark: SparkSession,  # noqa: F811
+) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(
+        "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\nsasl.username=ann\n"
+        f"sasl.password={USERS['ann']}\nssl.ca.location={kafka.certificate}\n"
+    )
+    put(log, f"{name}.scores", [("a", n, n) for n in range(3)])
+    copied(name).run(broker=f"kafka://{kafka.secure_bootstrap}?settings={file}", until=CAUGHT_UP)
+    assert numbers(log, f"{name}.copy") == [0, 1, 2]
+    for path in (home / "jobs" / name).rglob("*"):
+        assert path.is_dir() or USERS["ann"].encode() not in path.read_bytes()

@@ -1,0 +1,57 @@
+"""Nothing is lost and nothing is doubled on Kafka either: the same job, killed in the same ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafka_cluster import KafkaCluster
+from spark.killing import Killed, kill_a_few_times, kill_often
+
+KILLS_OF_A_SOAK = 20
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture
+def killed(tmp_path: Path, kafka: KafkaCluster) -> Iterator[Killed]:
+    made = Killed(tmp_path, seed=2027, broker=f"kafka://{kafka.bootstrap}")
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(600)
+def test_kills_lose_and_double_nothing(killed: Killed) -> None:
+    kill_a_few_times(killed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_broker_that_hangs_holds_a_job_up_and_nothing_else(killed: Killed, kafka: KafkaCluster) -> None:
+    """Three times, for a few seconds, while batches are read and written."""
+    killed.feed(100)
+
+    def hang() -> None:
+        for _ in range(3):
+            time.sleep(4)
+            os.killpg(kafka.pid(1), signal.SIGSTOP)
+            time.sleep(3)
+            os.killpg(kafka.pid(1), signal.SIGCONT)
+
+    assert killed.run_and_kill() == -signal.SIGKILL
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    killed.catch_up()
+    hanging.join()
+    killed.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14400)
+def test_many_kills(killed: Killed) -> None:
+    kill_often(killed, KILLS_OF_A_SOAK)

@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo kafka test soak bench clean
+.PHONY: help setup demo kafka cluster test soak bench clean
 
 help:
 	@echo "make demo    sets up and runs the demo"
 	@echo "make kafka   sets up and runs an Apache Kafka until Ctrl-C (NODES=3: three brokers); needs Maven once"
+	@echo "make cluster sets up and runs a Spark cluster on this machine until Ctrl-C (WORKERS=3: three workers)"
 	@echo "make test    sets up, checks types and style, runs the tests"
 	@echo "make soak    the long fault and property runs"
 	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: each within a minute)"
@@ -36,6 +37,9 @@ demo: $(READY)
 kafka: $(READY)
 	@$(BIN)/python tools/kafka_cluster.py --nodes $(or $(NODES),1)
 
+cluster: $(READY)
+	@$(BIN)/python tools/spark_cluster.py --workers $(or $(WORKERS),2)
+
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,7 +50,7 @@ soak: $(READY)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 14400
 
 bench: $(READY)
-	for name in log operators windows joins state latency start; do \
+	for name in log operators windows joins state latency start kafka; do \
 		$(BIN)/python benchmarks/$$name.py $(if $(QUICK),--quick) || exit 1; done
 
 clean:

@@ -42,6 +42,18 @@ def run(
         str | None, typer.Option(help="Another topic for the results, beside those that are there.")
     ] = None,
     batch_rows: Annotated[int | None, typer.Option(help="At most so many rows of a source in a batch.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the job keeps its checkpoint: all workers must reach it; unsaid: jobs/NAME in the log."
+        ),
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be said several times.")
+    ] = None,
+    archive: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The libraries of workers, made by millstream pack.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
 ) -> None:
     """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
@@ -50,12 +62,14 @@ def run(
     Example:
       millstream run flow.py
       millstream run flow.py --until "caught up" --master "local[4]"
+      millstream run flow.py --master spark://host:7077 --folder /shared/jobs/flow --conf spark.executor.memory=2g
     """
     chosen, said = _chosen(file, flow)
     if explain:
         typer.echo(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows}
+    given |= {"folder": folder and folder.absolute(), "archive": archive, "conf": _pairs(conf) or None}
     said |= {name: value for name, value in given.items() if value is not None}
     said |= {"batch": True} if batch else {}
     if session.address is not None:
@@ -71,6 +85,16 @@ def run(
     )
     if job.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _pairs(said: list[str] | None) -> dict[str, str]:
+    found = {}
+    for each in said or []:
+        key, sign, value = each.partition("=")
+        if not sign or not key.strip():
+            raise InvalidInput(f"--conf {each} says no value", next_step="--conf spark.executor.memory=2g")
+        found[key.strip()] = value.strip()
+    return found
 
 
 def _chosen(file: Path, name: str | None) -> tuple[Flow, dict[str, Any]]:

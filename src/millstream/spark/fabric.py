@@ -8,6 +8,7 @@ anew. Spark rolls head and deltas back together, so a batch that is tried again 
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ class Shipment:
 
     @property
     def folder(self) -> Path:
-        return Path(tempfile.gettempdir()) / self.runs_folder
+        return scratch_folder() / self.runs_folder
 
     @cached_property
     def plan(self) -> Plan:
@@ -132,6 +133,13 @@ class Shipment:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (self.name, self._packed_layout, self.partitions, self.runs_folder)
+
+
+def scratch_folder() -> Path:
+    """Where a worker keeps what it can make anew: where its cluster says (Spark standalone, YARN) and tidies up after
+    the job, else the folder for temporary files."""
+    given = os.environ.get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)[0] or os.environ.get("LOCAL_DIRS", "")
+    return Path(given.split(",")[0] or tempfile.gettempdir())
 
 
 def _arrived(name: str, packed_layout: bytes, partitions: int, runs_folder: str) -> Shipment:

@@ -15,7 +15,15 @@ from millstream.errors import MillstreamError, SparkFailed, StepFailed
 MARK = "MILLSTREAM-FAILURE:"
 _FOUND = re.compile(re.escape(MARK) + r"([A-Za-z0-9+/=]+)")
 _RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b(: |$)")
-OURS = str(Path(__file__).parent.parent)
+SHIPPED = "<millstream>"
+"""What stack traces of workers call the folder of this package, which came to them in a zip."""
+OURS = (str(Path(__file__).parent.parent), SHIPPED)
+# What Spark says when a task has failed for good: how often, where, and why.
+_TASK = re.compile(
+    r"failed (\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((.*?) executor (\w+)\): (.*)"
+)
+_LOST = re.compile(r"ExecutorLostFailure|Lost executor|executor (heartbeat|lost)", re.IGNORECASE)
+_CLASS = re.compile(r"^(?:[a-z_0-9]+\.)+(?=[A-Z])")
 
 
 class Failed(RuntimeError):
@@ -60,16 +68,23 @@ def of_query(error: BaseException, log: str | None = None) -> MillstreamError:
         inner = pickle.loads(base64.b64decode(found.group(1)))
         assert isinstance(inner, MillstreamError)
         return inner
-    return SparkFailed(
-        f"Spark stopped the job: {_reason(str(error)) or type(error).__name__}",
-        where=log,
-        next_step="run it again: it goes on from its last complete batch",
-    )
+    said = str(error)
+    again = "run it again: it goes on from its last complete batch"
+    if _LOST.search(reason_of(said) or ""):
+        again = (
+            "see whether workers die for want of memory (--conf spark.executor.memoryOverhead=1g gives their Python "
+            f"more), then {again}"
+        )
+    return SparkFailed(f"Spark stopped the job: {reason_of(said) or type(error).__name__}", where=log, next_step=again)
 
 
-def _reason(said: str) -> str | None:
+def reason_of(said: str) -> str | None:
     """The line that says what went wrong: where Python's own lines are told, the last of them."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
+    task = next((found for line in lines if (found := _TASK.search(line))), None)
+    if task and "Traceback (most recent call last)" not in said:
+        times, host, executor, why = task.groups()
+        return f"a task failed {times} times, last on {host} (executor {executor}): {_CLASS.sub('', why)}"
     if any(line.endswith("Traceback (most recent call last):") for line in lines):
         raised = [line for line in lines if _RAISED.match(line)]
         return raised[-1] if raised else lines[0]

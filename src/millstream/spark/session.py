@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import InvalidSetting, MillstreamError, SparkFailed
-from millstream.spark import archive, java, launch
+from millstream.errors import InvalidSetting, MillstreamError, NotFound, SparkFailed
+from millstream.spark import archive, java, launch, shipping
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[*]"
 LOG_NAME = "spark.log"
+REACH_S_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,7 @@ SETTINGS = (
     Setting(
         f"{STREAMING}.checkpointFileManagerClass",
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
-        "on a local disk the default starts about 60 more helper processes a batch: 160 ms",
-        local=True,
+        "on a disk the default starts about 60 more helper processes a batch: 160 ms",
     ),
     Setting("spark.sql.execution.arrow.maxRecordsPerBatch", "100000", "large Arrow batches: less work per row"),
     Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "toPandas and createDataFrame go by Arrow"),
@@ -118,35 +119,54 @@ def session(
     name: str = "millstream",
     partitions: int = 2,
     settings: Mapping[str, str] = {},
+    environment: str | None = None,
 ) -> SparkSession:
     """The session that runs, else a new one. `master` unsaid: MILLSTREAM_MASTER, else every core of this machine.
 
-    `partitions` is how many tasks a shuffle has; `settings` go on top of those of Millstream.
+    `partitions` is how many tasks a shuffle has; `settings` go on top of those of Millstream. `environment` is an
+    archive, made by `millstream pack`, with the libraries of workers.
     """
     if partitions < 1:
         raise InvalidSetting(f"a shuffle cannot have {partitions} partitions", next_step="give one or more")
     with _lock:
         running = _running()
         if running is not None:
-            return _adopted(running, master, settings)
-        return created(master or os.environ.get("MILLSTREAM_MASTER") or DEFAULT_MASTER, name, partitions, settings)
+            found = _adopted(running, master, settings)
+        else:
+            chosen = master or os.environ.get("MILLSTREAM_MASTER") or DEFAULT_MASTER
+            found = created(chosen, name, partitions, settings, environment=environment)
+        shipping.ship_package(found)
+        return found
 
 
 def created(
-    master: str, name: str, partitions: int, settings: Mapping[str, str], *, jvm_options: Sequence[str] | None = None
+    master: str,
+    name: str,
+    partitions: int,
+    settings: Mapping[str, str],
+    *,
+    jvm_options: Sequence[str] | None = None,
+    environment: str | None = None,
 ) -> SparkSession:
     """A new session. `jvm_options` stand in for those of the class archive."""
     from pyspark.sql import SparkSession
 
-    local = re.match(r"local(\[|$)", master) is not None
+    local = shipping.is_local(master)
+    shipped = None if environment is None or local else _archive(environment)
+    _check_reachable(master)
     folder = Path(tempfile.mkdtemp(prefix="millstream-spark-"))
     atexit.register(_tidy, folder)
     chosen = {each.key: each.value for each in SETTINGS if local or not each.local}
     chosen["spark.sql.shuffle.partitions"] = str(partitions)
     chosen["spark.sql.warehouse.dir"] = (folder / "warehouse").as_uri()
+    if re.match(r"spark://(127\.|localhost)", master):  # workers are on this machine, too
+        chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if shipped is not None:
+        chosen["spark.archives"] = f"{shipped}#{shipping.ENVIRONMENT}"
+        os.environ["PYSPARK_PYTHON"] = shipping.driver_python(folder)
     chosen |= _python(local)
     chosen |= settings
-    _start_jvm(local, chosen, folder, jvm_options)
+    _start_jvm(local, chosen, folder, jvm_options, moved=shipped is not None)
     try:
         return SparkSession.builder.master(master).appName(name).config(map=dict(chosen)).getOrCreate()
     except MillstreamError:
@@ -214,7 +234,40 @@ def _python(local: bool) -> dict[str, str]:
     return {"spark.pyspark.python": chosen}
 
 
-def _start_jvm(local: bool, chosen: Mapping[str, str], folder: Path, options: Sequence[str] | None) -> None:
+def _check_reachable(master: str) -> None:
+    """Says at once what Spark would find out in a minute: that no master of a standalone cluster answers."""
+    places = re.fullmatch(r"spark://([^,/]+:\d+(?:,[^,/]+:\d+)*)", master)
+    if not places:
+        return
+    why = ""
+    for place in places[1].split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S_MAX).close()
+            return
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+    raise SparkFailed(
+        f"no master of Spark answers at '{master}': {why}",
+        next_step="see whether the cluster is up, and its name right",
+    )
+
+
+def _archive(said: str) -> str:
+    """Where Spark finds an archive: a file of this machine, or an address that workers reach."""
+    if "://" in said:
+        return said
+    file = Path(said).expanduser().absolute()
+    if not file.is_file():
+        raise NotFound(f"there is no archive '{said}'", next_step="make it: millstream pack env.tar.gz")
+    return f"file://{file}"
+
+
+def _start_jvm(
+    local: bool, chosen: Mapping[str, str], folder: Path, options: Sequence[str] | None, *, moved: bool
+) -> None:
+    """`moved`: with `folder` as its working directory, where Python is called what workers call it; paths that users
+    write still begin where they are."""
     global _log
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -248,11 +301,13 @@ def _start_jvm(local: bool, chosen: Mapping[str, str], folder: Path, options: Se
     else:
         os.environ["JAVA_HOME"] = str(java.launcher_home(found))
         conf = SparkConf(loadDefaults=False).setAll(list(chosen.items()))
-        more = conf.get("spark.driver.extraJavaOptions", "")
-        conf.set("spark.driver.extraJavaOptions", f"{more} {log_option}".strip())
+        more = [conf.get("spark.driver.extraJavaOptions", "") or "", log_option]
+        more += [f'"-Duser.dir={Path.cwd()}"'] if moved else []
+        conf.set("spark.driver.extraJavaOptions", " ".join(filter(None, more)))
         with _log.open("ab") as complaints:
             try:
-                gateway = launch_gateway(conf, {"stderr": complaints})  # type: ignore[no-untyped-call]
+                how = {"stderr": complaints, "cwd": folder if moved else None}
+                gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
             except Exception:
                 raise launch.failed_to_start(_log, "Spark's launcher ended") from None
     SparkContext._ensure_initialized(gateway=gateway)
@@ -304,6 +359,11 @@ REASONS = (
         r"masters are unresponsive|Failed to connect to|UnknownHost|UnresolvedAddress",
         "nobody answers there",
         "see whether the cluster is up, and its name right",
+    ),
+    (
+        r"InvalidClassException|local class incompatible",
+        "the cluster runs another version of Spark",
+        "install the PySpark that the cluster has, or have it run this one's Spark",
     ),
 )
 

@@ -84,6 +84,7 @@ def said(job: Job) -> str:
     parts += [f"late {progress.rows_late:,}"] if progress.rows_late else []
     parts += [f"dead {progress.rows_dead:,}"] if progress.rows_dead else []
     parts += [f"waits for {progress.waits_for}"] if progress.waits_for else []
+    parts += [job.promise] if job.promise else []
     return " · ".join(parts)
 
 

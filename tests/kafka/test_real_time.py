@@ -1,0 +1,312 @@
+"""Real-time mode: what it refuses, without Spark; and a job from Kafka to Kafka by Spark's own connector.
+
+Spark's jars are chosen when a JVM starts, so the jobs run in one process of their own, which reports in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kafka_jars
+import millstream as ms
+from kafka_cluster import KafkaCluster
+from millstream.errors import InvalidInput, InvalidSetting, JobChanged
+from millstream.log.kafka.address import KafkaAddress
+from millstream.records import Schema, codec
+from millstream.spark.folder import JobFolder
+from millstream.spark.java_client import java_settings
+from millstream.spark.real_time import CHECKPOINT, refuse_other_mode, work_of
+from millstream.spark.running import Settings
+
+from .conftest import USERS
+
+ROOT = Path(__file__).parent.parent.parent
+SCHEMA = "user string, score int, at timestamp"
+
+
+def flow_of(build: Callable[[Any], Any], source: Any = None, sink: Any = None) -> ms.Flow:
+    flow = ms.Flow("quick")
+    rows = flow.read(source or ms.kafka("host:9092", topic="scores"), SCHEMA, event_time="at")
+    build(rows).write(sink or ms.kafka("host:9092", topic="good"))
+    return flow
+
+
+def unchanged(rows: Any) -> Any:
+    return rows
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("build", "step", "why"),
+    [
+        (lambda rows: rows.key_by("user").window(ms.fixed("1 minute")).agg(n=ms.count()), "agg", "keeps state"),
+        (lambda rows: rows.distinct("user", name="once"), "once", "keeps state"),
+        (lambda rows: rows.map(lambda row: row, name="mine"), "mine", "a Python function"),
+    ],
+)
+def test_a_step_that_cannot_run_so_is_named(build: Callable[[Any], Any], step: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=f"the step '{step}.*cannot run with mode='real time'.*{why}") as refused:
+        work_of(flow_of(build), Settings(mode="real time"))
+    assert str(refused.value.where).startswith(__file__)
+    assert refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "why"),
+    [
+        (ms.rate(5), None, "is not a topic of Kafka"),
+        (None, ms.memory("x"), "is not a topic of Kafka"),
+        ("scores", None, "'scores' is a topic of the broker, which is no Kafka"),
+        (ms.kafka("host", topic="scores", format="avro"), None, "not plain JSON"),
+        (ms.kafka("host", topic="scores", on_lost="latest"), None, "on_lost='latest'"),
+    ],
+)
+def test_a_place_that_is_no_kafka_is_named(source: Any, sink: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLSTREAM_BROKER", raising=False)
+    with pytest.raises(InvalidInput, match=why):
+        work_of(flow_of(unchanged, source, sink), Settings(mode="real time"))
+
+
+@pytest.mark.parametrize("said", [{"until": "caught up"}, {"batch": True}, {"on_batch": print}])
+def test_settings_of_micro_batches_are_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"{next(iter(said))} does not go with mode='real time'"):
+        work_of(flow_of(unchanged), Settings(mode="real time", **said))
+    with pytest.raises(InvalidInput, match="mode='fast' is unknown"):
+        Settings(mode="fast").checked()
+
+
+def test_all_outputs_go_to_one_kafka() -> None:
+    flow = flow_of(unchanged)
+    flow.read(ms.kafka("host", topic="more"), "n int").write(ms.kafka("other", topic="elsewhere"))
+    with pytest.raises(InvalidInput, match=r"it writes to another Kafka than kafka\(host:9092, good\)"):
+        work_of(flow, Settings(mode="real time"))
+
+
+def test_topics_of_a_broker_that_is_a_kafka_are_its_topics() -> None:
+    work = work_of(flow_of(unchanged, "scores", "good"), Settings(mode="real time", broker="kafka://one,two:9093"))
+    assert [str(topic) for topic in work.sources.values()] == ["kafka(one:9092,two:9093, scores)"]
+    assert "each record at least once" in work.explain()
+
+
+def test_a_job_that_ran_in_real_time_does_not_go_on_in_micro_batches(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "quick")
+    refuse_other_mode(folder)
+    (tmp_path / CHECKPOINT / "offsets").mkdir(parents=True)
+    (tmp_path / CHECKPOINT / "offsets" / "0").touch()
+    with pytest.raises(JobChanged, match="has run in real time"):
+        refuse_other_mode(folder)
+
+
+def test_settings_get_the_names_of_the_java_client(tmp_path: Path) -> None:
+    certificate = tmp_path / "ca.pem"
+    certificate.write_text("a certificate")
+    said = {"sasl.mechanisms": "PLAIN", "sasl.username": "ann", "sasl.password": 'a"b\\c', "log_level": "0"}
+    found = java_settings(KafkaAddress("h:9092", {**said, "ssl.ca.location": str(certificate)}))
+    assert found == {
+        "bootstrap.servers": "h:9092",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        'username="ann" password="a\\"b\\\\c";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": "a certificate",
+    }
+    with pytest.raises(InvalidSetting, match=r"'enable\.ssl\.certificate\.verification' has no equal"):
+        java_settings(KafkaAddress("h:9092", {"enable.ssl.certificate.verification": "false"}))
+
+
+# ---------------------------------------------------------------- what runs
+
+PROGRAM = """
+    import json, sys, time
+    from millstream.errors import MillstreamError
+    import millstream as ms
+    from millstream.spark.session import log_file
+
+    told = json.loads(sys.argv[1])
+    servers, secure, topic = told["servers"], told["secure"], told["topic"]
+    settings = {"mode": "real time", "master": "local[3]", "conf": {"spark.jars": told["jars"]}}
+    report = {}
+
+    def failing(act):
+        try:
+            act()
+        except MillstreamError as error:
+            return f"{type(error).__name__}: {error}"
+
+    def quick():
+        flow = ms.Flow("quick")
+        place = ms.kafka(secure, topic=topic, settings=told["login"])
+        rows = flow.read(place, told["schema"] + ", key string, offset long")
+        parts = rows.where("i is null or i > 0").split({"one": "i = 1"}, rest="others")
+        parts["one"].with_column("half", "i / 2").write(ms.kafka(servers, topic="one"))
+        parts["others"].union(parts["one"]).write(ms.kafka(servers, topic="all"))
+        rows.dead.write(ms.kafka(servers, topic="dead"))
+        return flow
+
+    def until_written(topic, count):
+        from confluent_kafka import Consumer, TopicPartition
+        consumer = Consumer({"bootstrap.servers": servers, "group.id": "looks", "log_level": 0})
+        deadline = time.monotonic() + 120
+        while consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1] < count:
+            assert time.monotonic() < deadline, topic
+            time.sleep(0.1)
+        consumer.close()
+
+    job = quick().start(**settings)
+    report["explain"] = job.explain()
+    for name, count in told["counts"].items():
+        until_written(name, count)
+    from pyspark.sql import SparkSession
+    spark = SparkSession.getActiveSession()
+    report["plan"] = spark.streams.active[0]._jsq.explainInternal(True)
+    deadline = time.monotonic() + 60
+    while job.lag() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    job.stop()
+    report["rows"], report["lag"] = job.progress.rows_read, job.lag()
+    report["log"] = log_file().read_text()
+
+    report["other mode"] = failing(lambda: quick().start())
+
+    def stopping():
+        flow = ms.Flow("stopping")
+        flow.read(ms.kafka(servers, topic=topic), told["schema"]).write(ms.kafka(servers, topic="unreached"))
+        flow.start(**settings).wait(60)
+
+    report["bad record"] = failing(stopping)
+
+    def wide():
+        flow = ms.Flow("wide")
+        flow.read(ms.kafka(servers, topic="wide"), "n int").write(ms.kafka(servers, topic="narrow"))
+        flow.start(**settings)
+
+    report["cores"] = failing(wide)
+    print(json.dumps(report))
+"""
+COLUMNS = "i int, s string, t timestamp, d date, x double, b binary, l array<string>, m struct<a: string, n: bigint>"
+GOOD = [
+    b'{"i": 1, "s": "\xc3\xa9\\n\\"/", "t": "2026-01-01T00:00:00.5+01:00", "x": 1}',
+    b'{"i": 2, "d": "2026-02-28", "x": "NaN", "b": "aGk=", "l": ["x", null], "m": {"a": "q"}}',
+    b'{"s": null, "unknown": [1], "x": 0.1, "m": null, "l": []}',
+]
+BAD = [b"no JSON", b'{"s": 5}', b'{"i": "1"}', b'{"i": 1} {"i": 2}', b'{"t": "2026"}', b'{"s": "\xff"}', b"", b"[]"]
+
+
+def values(kafka: KafkaCluster, topic: str, count: int) -> list[bytes]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": f"g-{topic}", "log_level": 0})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < deadline:
+        found += [message.value() or b"" for message in consumer.consume(count, 1) if not message.error()]
+    consumer.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    topic, folder = "real-time", tmp_path_factory.mktemp("real-time")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    for made in admin.create_topics([NewTopic(topic, 1), NewTopic("wide", 4)]).values():
+        made.result(60)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    for value in [*GOOD, *BAD, b'{"i": -1}']:
+        producer.produce(topic, value, b"k")
+    assert producer.flush(60) == 0
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "ssl.ca.location": str(kafka.certificate)}
+    told = {
+        "servers": kafka.bootstrap,
+        "secure": kafka.secure_bootstrap,
+        "topic": topic,
+        "login": login | {"sasl.username": "ann", "sasl.password": USERS["ann"]},
+        "schema": COLUMNS,
+        "jars": ",".join(map(str, kafka_jars.assemble(kafka_jars.CONNECTOR).glob("*.jar"))),
+        "counts": {"one": 1, "all": len(GOOD), "dead": len(BAD)},
+    }
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment.pop("MILLSTREAM_BROKER", None)
+    done = subprocess.run(
+        [sys.executable, str(program), json.dumps(told)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    stored = [path for path in folder.rglob("*") if path.is_file() and USERS["ann"].encode() in path.read_bytes()]
+    found["stored"] = [str(path) for path in stored]
+    return found
+
+
+@pytest.mark.usefixtures("report")
+def test_values_are_those_of_the_codec(kafka: KafkaCluster) -> None:
+    schema = Schema.of(f"{COLUMNS}, key string, offset long")
+    decoded = codec("json", schema).decode(pa.array(GOOD, pa.binary())).rows
+    rows = [row | {"key": "k", "offset": place} for place, row in enumerate(decoded.to_pylist())]
+    batch = pa.RecordBatch.from_pylist(rows, schema.arrow)
+    assert values(kafka, "all", len(GOOD)) == codec("json", schema).encode(batch).to_pylist()
+
+
+@pytest.mark.usefixtures("report")
+def test_a_row_goes_to_every_output_it_is_for(kafka: KafkaCluster) -> None:
+    [one] = values(kafka, "one", 1)
+    assert json.loads(one)["half"] == 0.5
+
+
+@pytest.mark.usefixtures("report")
+def test_a_record_that_cannot_be_read_is_a_dead_letter(kafka: KafkaCluster) -> None:
+    letters = [json.loads(value) for value in values(kafka, "dead", len(BAD))]
+    assert [letter["offset"] for letter in letters] == list(range(len(GOOD), len(GOOD) + len(BAD)))
+    reads = codec("json", Schema.of("value binary")).decode(
+        pa.array([json.dumps({"value": letter["value"]}).encode() for letter in letters], pa.binary())
+    )
+    assert reads.rows.column("value").to_pylist() == BAD
+    assert all(letter["reason"] for letter in letters)
+
+
+def test_it_is_told_how_far_a_job_has_come_and_what_it_promises(report: dict[str, Any]) -> None:
+    assert (report["rows"], report["lag"]) == (len(GOOD) + len(BAD) + 1, 0)
+    assert "each record at least once" in report["explain"]
+
+
+def test_a_password_is_neither_shown_nor_stored(report: dict[str, Any]) -> None:
+    assert USERS["ann"] not in report["plan"]
+    assert USERS["ann"] not in report["log"]
+    assert report["stored"] == []
+
+
+def test_a_record_that_nobody_takes_stops_the_job_and_is_named(report: dict[str, Any]) -> None:
+    assert report["bad record"].startswith("RecordFailed: the step 'read_kafka_real-time' cannot handle a record")
+    assert f"topic real-time, partition 0, offset {len(GOOD)}" in report["bad record"]
+
+
+def test_more_partitions_than_cores_are_refused(report: dict[str, Any]) -> None:
+    assert "there are 4 partitions, and Spark has 3 cores" in report["cores"]
+    assert "local[4]" in report["cores"]
+
+
+def test_the_other_mode_is_refused_for_a_job_that_has_begun(report: dict[str, Any]) -> None:
+    assert report["other mode"].startswith("JobChanged: the job 'quick' has run in real time")

@@ -14,7 +14,7 @@ from millstream.errors import PartitionsRevoked
 
 if TYPE_CHECKING:
     from millstream.cli.rendering import Rendering
-    from millstream.log import Consumer, EmbeddedLog
+    from millstream.log import Broker, Consumer
 
 POLL_SECONDS = 1.0
 RecordFormat = Annotated[
@@ -109,14 +109,14 @@ def consume(
         copy_out(session, log, consumer, rendering, ends, max_records)
 
 
-def end_offsets(log: EmbeddedLog, topic: str, *, committed: bool) -> dict[int, int]:
+def end_offsets(log: Broker, topic: str, *, committed: bool) -> dict[int, int]:
     infos = log.describe_topic(topic).partitions
     return {info.number: info.stable_offset if committed else info.end_offset for info in infos}
 
 
 def copy_out(
     session: Session,
-    log: EmbeddedLog,
+    log: Broker,
     consumer: Consumer,
     rendering: Rendering,
     ends: dict[int, int] | None,

@@ -22,7 +22,7 @@ from millstream.cli.lines import Chunk, join_quoted, read_chunks, size_of
 from millstream.cli.output import count_text
 from millstream.cli.progress import ImportProgress
 from millstream.errors import AlreadyExists, InvalidInput, InvalidRecord
-from millstream.log import BatchReceipt, EmbeddedLog, Producer, Receipt
+from millstream.log import BatchReceipt, Broker, Producer, Receipt
 from millstream.records import DEAD_LETTER_SCHEMA, Failure, dead_letters
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Summary:
 
 
 class Import:
-    def __init__(self, log: EmbeddedLog, topic: str, options: Options, stream: BinaryIO, path: Path | None) -> None:
+    def __init__(self, log: Broker, topic: str, options: Options, stream: BinaryIO, path: Path | None) -> None:
         self._log = log
         self._topic = topic
         self._options = options

@@ -17,7 +17,7 @@ from millstream.errors import AlreadyExists, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from millstream.cli.importing import Summary
-    from millstream.log import EmbeddedLog
+    from millstream.log import Broker
 
 Format = Literal["lines", "json", "csv", "parquet", "arrow"]
 FORMATS_BY_ENDING: dict[str, Format] = {
@@ -156,7 +156,7 @@ def _opened(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def _create(
-    log: EmbeddedLog, topic: str, format: Format, path: Path | None, partitions: int | None, schema: str | None
+    log: Broker, topic: str, format: Format, path: Path | None, partitions: int | None, schema: str | None
 ) -> None:
     from millstream.cli.columnar import schema_of
 

@@ -13,7 +13,7 @@ from millstream.cli.starts import read_start
 from millstream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from millstream.log import EmbeddedLog, Switch
+    from millstream.log import Broker, Switch
 
 AT_FORMS = "earliest, latest, corresponding, or a time as in 2025-06-01T12:00:00Z"
 
@@ -67,7 +67,7 @@ def _show(session: Session, made: Switch) -> None:
     show_done(session, f"readers of '{made.name}' read topic '{made.topic}'", document=document)
 
 
-def _list(session: Session, log: EmbeddedLog, name: str) -> None:
+def _list(session: Session, log: Broker, name: str) -> None:
     versions = log.topic_versions(name)
     rows = [(version.topic, "yes" if version.is_current else "no") for version in versions]
     document = [{"topic": version.topic, "read": version.is_current} for version in versions]

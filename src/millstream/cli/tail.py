@@ -22,7 +22,7 @@ from millstream.cli.session import Session, TopicName, command
 
 if TYPE_CHECKING:
     from millstream.cli.rendering import Rendering
-    from millstream.log import EmbeddedLog
+    from millstream.log import Broker
 
 Line = tuple[int, int, int, bytes]  # time in µs, partition, offset, text
 
@@ -67,7 +67,7 @@ def tail(
 
 
 def _last(
-    log: EmbeddedLog, topic: str, number: int, end: int, count: int, isolation: str, rendering: Rendering
+    log: Broker, topic: str, number: int, end: int, count: int, isolation: str, rendering: Rendering
 ) -> list[Line]:
     """The last records of a partition before `end`. Compaction leaves gaps, so it may have to look further back."""
     first = log.describe_topic(topic).partitions[number].start_offset
@@ -82,7 +82,7 @@ def _last(
 
 
 def _between(
-    log: EmbeddedLog, topic: str, number: int, begin: int, end: int, count: int, isolation: str, rendering: Rendering
+    log: Broker, topic: str, number: int, begin: int, end: int, count: int, isolation: str, rendering: Rendering
 ) -> list[Line]:
     lines: list[Line] = []
     settings: dict[str, Any] = {"isolation": isolation, "on_lost": "earliest", "pinned": True}

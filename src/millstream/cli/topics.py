@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.cli.moving import move
 from millstream.cli.output import ask, count_text, show_details, show_done, show_table, size_text
 from millstream.cli.session import Session, TopicName, Yes, command, complete_topics, subcommands
 from millstream.errors import AlreadyExists, InvalidInput, StorageError
@@ -29,7 +30,7 @@ CAN_BE_NONE = ("schema", "codec", "retention", "retention_bytes")
 
 
 def register(app: typer.Typer) -> None:
-    topics = subcommands(app, "topics", "List, create, describe, change, delete, clean and repair topics.")
+    topics = subcommands(app, "topics", "List, create, describe, change, delete, clean, repair and move topics.")
     command(topics, "list")(list_topics)
     command(topics, "create")(create)
     command(topics, "describe")(describe)
@@ -37,6 +38,7 @@ def register(app: typer.Typer) -> None:
     command(topics, "delete")(delete)
     command(topics, "clean")(clean)
     command(topics, "repair")(repair)
+    command(topics, "move")(move)
 
 
 def list_topics(session: Session) -> None:

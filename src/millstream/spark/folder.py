@@ -20,12 +20,13 @@ import polars as pl
 from millstream.errors import JobChanged, JobRunning
 from millstream.log.disk import write_document
 from millstream.operators.stateful import stateful
-from millstream.plan.nodes import Node
+from millstream.plan.nodes import Node, Write
 from millstream.plan.table_nodes import SideJoin
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
 
 DESCRIPTION = "job.json"
+BEFORE_MOVE = "before_move.json"
 LOOKING_S = 0.5
 RUNS = f"millstream-runs-{os.getuid()}"
 """In the folder for temporary files of every executor: the state of jobs that run there, made anew if it is lost."""
@@ -42,6 +43,8 @@ class Kept:
     """By the name of a step that keeps state: what it does, and the columns of each of its tables."""
     sources: dict[str, str] = field(default_factory=dict)
     """By the name of a source: which topic it is, and not only what that is called."""
+    written: dict[str, str] = field(default_factory=dict)
+    """By the name of an output: the topic it is written to, if it is one of the job's broker."""
 
 
 def described(layout: Layout) -> dict[str, dict[str, str]]:
@@ -118,6 +121,12 @@ class JobFolder:
 
     def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:
         """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""
+        if (self.path / BEFORE_MOVE).exists():
+            raise JobChanged(
+                f"the job '{self.job}' is on its way to Kafka: a move was cut short",
+                where=str(self.path),
+                next_step="call it again, and it goes on where it was: millstream topics move …",
+            )
         steps = described(layout)
         kept = self.kept()
         if kept is None:
@@ -140,7 +149,10 @@ class JobFolder:
                     where=str(self.path),
                     next_step=f"give the source another name=, or begin anew: millstream jobs forget {self.job}",
                 )
-        kept = replace(kept, sources=kept.sources | sources)
+        written = {
+            each.name: each.sink for each in layout.outputs if isinstance(each, Write) and isinstance(each.sink, str)
+        }
+        kept = replace(kept, sources=kept.sources | sources, written=written)
         write_document(self.path / DESCRIPTION, asdict(kept))
         return kept
 
@@ -153,6 +165,11 @@ class JobFolder:
         """Whether a batch has begun that is not complete."""
         begun, complete = (_newest(self.checkpoint / name) for name in ("offsets", "commits"))
         return begun > complete
+
+    def newest_offsets(self) -> Path | None:
+        """The file that says how far the job has read, if it has begun."""
+        newest = _newest(self.checkpoint / "offsets")
+        return None if newest < 0 else self.checkpoint / "offsets" / str(newest)
 
     def remove(self) -> None:
         """At once: a half of it, left by a process that died meanwhile, would not know what was written."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 from pyspark.sql import DataFrame
@@ -20,18 +22,23 @@ from millstream.spark.compiler import compiled
 from millstream.spark.fabric import Shipment
 from millstream.spark.layout import Layout
 from millstream.spark.packing import ROWS, from_bytes, to_bytes
-from millstream.spark.script_feed import Scene, ScriptFeed
+from millstream.spark.script_feed import Carried, Rows, Scene, ScriptFeed
 from millstream.spark.session import session
 
+if TYPE_CHECKING:
+    from millstream.spark.playing_kafka import Through
+
 PARTITIONS = "spark.sql.shuffle.partitions"
+VARIABLE = "MILLSTREAM_PLAY_BROKER"
 
 
 def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> list[dict[Node, Bundle]]:
     """What every observed node sends in each step."""
     outputs = list(dict.fromkeys(observed))
     layout = Layout(tuple(outputs), groups=1, stops=False)
-    scenes = tuple({node.name: _scene(node, bundle) for node, bundle in step.items()} for step in steps)
     folder = Path(tempfile.mkdtemp(prefix="millstream-play-"))
+    broker = os.environ.get(VARIABLE)
+    kafka = _through(broker, folder) if broker else None
     sent: list[list[pl.DataFrame]] = []
 
     def collect(batch: DataFrame, number: int) -> None:
@@ -47,7 +54,7 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
         before = spark.conf.get(PARTITIONS) or "2"
         spark.conf.set(PARTITIONS, "1")
         shipment = Shipment(uuid.uuid4().hex, layout, 1, str(folder / "runs"))
-        packed = compiled(spark, shipment, ScriptFeed(shipment, scenes))
+        packed = compiled(spark, shipment, ScriptFeed(shipment, _scenes(steps, kafka)))
         query = (
             packed.writeStream.foreachBatch(collect)
             .option("checkpointLocation", str(folder / "checkpoint"))
@@ -56,7 +63,14 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
         )
         spark.conf.set(PARTITIONS, before)
         query.awaitTermination()
+        if kafka is not None:
+            read = [
+                kafka.sent(f"out-{place}", node, [found[place] for found in sent]) for place, node in enumerate(outputs)
+            ]
+            sent = [[portion.frame() for portion in found] for found in zip(*read, strict=True)]
     finally:
+        if kafka is not None:
+            kafka.close()
         shutil.rmtree(folder, ignore_errors=True)
     still = Clock(0, 0, 0, 0)
     return [
@@ -65,6 +79,23 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
     ]
 
 
-def _scene(node: Node, bundle: Bundle) -> Scene:
-    flowing = flowing_of(node, bundle)
-    return Scene(to_bytes(flowing.rows), bundle.watermark_before, bundle.watermark, bundle.clock)
+def _through(broker: str, folder: Path) -> Through:
+    from millstream.spark.playing_kafka import Through
+
+    return Through(broker, folder)
+
+
+def _scenes(steps: Sequence[Mapping[Node, Bundle]], kafka: Through | None) -> tuple[dict[str, Scene], ...]:
+    """What each source sends in each step; its rows travel along, or lie in topics."""
+    scenes: list[dict[str, Scene]] = [{} for _ in steps]
+    for number, node in enumerate(dict.fromkeys(node for step in steps for node in step)):
+        frames = [flowing_of(node, step[node]).rows for step in steps]
+        rows: Sequence[Rows] = (
+            [Carried(to_bytes(frame)) for frame in frames]
+            if kafka is None
+            else kafka.sent(f"in-{number}", node, frames)
+        )
+        for scene, step, part in zip(scenes, steps, rows, strict=True):
+            bundle = step[node]
+            scene[node.name] = Scene(part, bundle.watermark_before, bundle.watermark, bundle.clock)
+    return tuple(scenes)

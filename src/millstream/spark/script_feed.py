@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import polars as pl
 import pyarrow as pa
 
 from millstream.operators.stateful import SENT
@@ -13,11 +14,25 @@ from millstream.spark.fabric import Shipment
 from millstream.spark.packing import from_bytes, to_batch
 
 
+class Rows(Protocol):
+    def frame(self) -> pl.DataFrame: ...
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Rows that travel with the script."""
+
+    packed: bytes
+
+    def frame(self) -> pl.DataFrame:
+        return from_bytes(self.packed)
+
+
 @dataclass(frozen=True)
 class Scene:
     """What a source sends in one step of a script."""
 
-    rows: bytes
+    rows: Rows
     watermark_before: int
     watermark: int
     now: int
@@ -48,5 +63,5 @@ class ScriptFeed:
         for number, source in enumerate(plan.layout.sources):
             scene = self.steps[task][source.name]
             packer = plan.packer(source, task=number, reached=reached)
-            packer.add({SENT: from_bytes(scene.rows)}, scene.now)
+            packer.add({SENT: scene.rows.frame()}, scene.now)
             yield to_batch(list(packer.pack({"watermark": scene.watermark, "now": scene.now})))

@@ -1,0 +1,71 @@
+"""`millstream topics move`: takes topics, and the jobs that read them, from the embedded log to Kafka."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millstream.cli.output import count_text, show_done
+from millstream.cli.progress import ImportProgress
+from millstream.cli.session import Session, complete_topics
+from millstream.errors import InvalidInput
+
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="TOPIC... kafka://HOST:PORT", autocompletion=complete_topics, help="And where they go."),
+]
+
+
+def move(session: Session, names: Names) -> None:
+    """Move topics to Kafka, with their groups, and with the jobs that read them.
+
+    Records keep their order, partitions, keys and headers, and their times to the millisecond. Groups and jobs go on
+    where they were; topics that those jobs write come along. The records here stay readable, and writers are told where
+    the topic has gone. A move that was cut short goes on when it is called again.
+
+    \b
+    Example:
+      millstream topics move scores kafka://broker:9092
+    """
+    from millstream.log import connect, open_embedded
+    from millstream.log.kafka.log import KafkaLog
+    from millstream.spark.moving import move as moved
+
+    *topics, address = names
+    if not topics or not address.startswith("kafka://"):
+        raise InvalidInput(
+            "where to is not said", next_step="for example: millstream topics move scores kafka://broker:9092"
+        )
+    with open_embedded(session.existing()) as log, connect(address) as target:
+        assert isinstance(target, KafkaLog)
+        progress = Counted(", ".join(topics))
+        try:
+            found = moved(log, target, topics, progress.count)
+        finally:
+            progress.close()
+        jobs = [(job.job, str(job.path)) for job in found.jobs]
+    records = sum(each.records for each in found.topics)
+    lines = [f"moved {count_text(records, 'record')} of {', '.join(each.topic for each in found.topics)}"]
+    for group in sorted({group for each in found.topics for group in each.groups}):
+        lines.append(f"group '{group}' goes on there")
+    for name, folder in jobs:
+        lines.append(f"job '{name}' goes on with: millstream run FLOW.py --log {address} --folder {folder}")
+    document = {
+        "topics": [{"name": each.topic, "records": each.records, "groups": list(each.groups)} for each in found.topics],
+        "jobs": [{"name": name, "folder": folder} for name, folder in jobs],
+        "to": address,
+    }
+    show_done(session, "\n".join(lines), document=document)
+
+
+class Counted(ImportProgress):
+    """Progress of a move, by records."""
+
+    def __init__(self, topics: str) -> None:
+        super().__init__(topics, None)
+        self._records = 0
+
+    def count(self, _: str, records: int) -> None:
+        self._records += records
+        self.show(0, self._records)

@@ -1,0 +1,188 @@
+"""Topics and jobs on their way from the embedded log to a real Kafka: offsets mapped, groups and jobs going on."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import millstream as ms
+from kafka_cluster import KafkaCluster
+from millstream.cli.app import app
+from millstream.errors import AlreadyExists, InvalidInput, TopicMoved
+from millstream.log import EmbeddedLog
+from millstream.log.kafka.log import KafkaLog
+from millstream.log.moving import move_topic
+from millstream.spark.moving import move
+
+SCHEMA = "user string, score int"
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with EmbeddedLog(tmp_path / "log") as opened:
+        yield opened
+
+
+@pytest.fixture
+def target(kafka: KafkaCluster) -> Iterator[KafkaLog]:
+    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"moved-{uuid.uuid4().hex[:8]}"
+
+
+def values(log: Any, topic: str) -> dict[int, list[Any]]:
+    """By partition, in order: key, value, headers, time."""
+    found: dict[int, list[Any]] = {}
+    with log.consumer(topic) as consumer:
+        for record in consumer.until_caught_up():
+            said = (record.key, record.value, record.headers, record.timestamp)
+            found.setdefault(record.partition, []).append(said)
+    return found
+
+
+def test_records_keep_partition_order_key_headers_and_time(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    """Goal: what a reader gets there is what it got here, gaps of aborted transactions aside."""
+    log.create_topic(topic, partitions=3)
+    at = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
+    with log.producer(name="writer") as producer:
+        with producer.transaction():
+            for number in range(20):
+                producer.send(topic, b"v%d" % number, key=b"k%d" % number, headers={"n": b"%d" % number}, timestamp=at)
+        with suppress(RuntimeError), producer.transaction():
+            producer.send(topic, b"never", key=b"k1")
+            raise RuntimeError("changed my mind")
+        with producer.transaction():
+            producer.send(topic, b"last", key=b"k1", timestamp=at)
+    before = values(log, topic)
+    moved = move_topic(log, target, topic)
+    assert values(target, topic) == before
+    assert moved.records == 21
+    with pytest.raises(TopicMoved), log.producer() as producer:
+        producer.send(topic, b"too late")
+
+
+def test_a_schema_goes_along_and_groups_go_on(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    """Goal: a group that read half here reads the other half there, whatever gaps lie before it."""
+    log.create_topic(topic, partitions=2, schema=SCHEMA)
+    with log.producer() as producer:
+        for number in range(100):
+            producer.send(topic, {"user": f"u{number % 7}", "score": number}, key=f"u{number % 7}")
+    with log.consumer(topic, group=f"g-{topic}") as consumer:
+        read = [record.value["score"] for record in consumer.poll(max_records=40)]
+        consumer.commit()
+    assert 0 < len(read) < 100
+    moved = move_topic(log, target, topic)
+    assert moved.groups == (f"g-{topic}",)
+    with target.consumer(topic, group=f"g-{topic}") as consumer:
+        rest = [record.value["score"] for record in consumer.until_caught_up()]
+    assert sorted(read + rest) == list(range(100))
+    assert str(target.describe_topic(topic).settings.schema) == SCHEMA
+
+
+def test_a_move_that_was_cut_short_goes_on(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    """Goal: called again after a failure in the middle, every record is there once. Method: fail after some frames."""
+    log.create_topic(topic)
+    for part in range(5):
+        with log.producer() as producer:
+            for number in range(100):
+                producer.send(topic, b"%d" % (part * 100 + number))
+    seen = 0
+
+    def fail(_: str, records: int) -> None:
+        nonlocal seen
+        seen += records
+        if seen >= 200:
+            raise RuntimeError("the power went out")
+
+    with pytest.raises(RuntimeError):
+        move_topic(log, target, topic, fail)
+    with log.producer() as producer:  # until the move is complete the topic is written here
+        producer.send(topic, b"500")
+    assert move_topic(log, target, topic).records == 501
+    assert [value for _, value, _, _ in values(target, topic)[0]] == [b"%d" % number for number in range(501)]
+    assert move_topic(log, target, topic).records == 501  # and again changes nothing
+    assert len(values(target, topic)[0]) == 501
+
+
+def test_what_cannot_be_moved_is_refused(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    log.create_topic(topic)
+    target.create_topic(topic)
+    with pytest.raises(AlreadyExists, match="already"):
+        move_topic(log, target, topic)
+    log.create_queue("work", topic)
+    with pytest.raises(InvalidInput, match="queue work"):
+        move_topic(log, target, topic)
+    log.create_topic("busy")
+    with log.consumer("busy", group="g") as consumer:
+        consumer.poll()
+        consumer.commit()
+        log.producer().send("busy", b"x").wait()
+        consumer.poll(timeout=5)
+        consumer.commit()
+        with pytest.raises(InvalidInput, match="at work"):
+            move_topic(log, target, "busy")
+
+
+def total_flow(topic: str, job: str) -> ms.Flow:
+    flow = ms.Flow(job)
+    totals = flow.read(topic, SCHEMA).group_by("user").agg(total=ms.sum("score"), n=ms.count())
+    totals.write(f"{topic}.totals")
+    return flow
+
+
+def newest(log: Any, topic: str) -> dict[bytes, Any]:
+    with log.consumer(topic) as consumer:
+        return {record.key: record.value for record in consumer.until_caught_up()}
+
+
+def test_a_job_goes_on_where_it_was(log: EmbeddedLog, target: KafkaLog, topic: str, tmp_path: Path) -> None:
+    """Goal: `millstream topics move` takes topic, results and job along; the job reads each record once in all."""
+    log.create_topic(topic, partitions=2, schema=SCHEMA)
+    rows = [{"user": f"u{number % 5}", "score": number} for number in range(200)]
+
+    def send(broker: Any, part: list[dict[str, Any]]) -> None:
+        with broker.producer() as producer:
+            for row in part:
+                producer.send(topic, row, key=row["user"])
+
+    send(log, rows[:80])
+    total_flow(topic, "totals").run(broker=log.path, until="caught up", show=False)
+    send(log, rows[80:120])  # waits for the job, which reads it there
+    result = CliRunner().invoke(app, ["topics", "move", topic, target.address, "--log", str(log.path), "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert {each["name"] for each in document["topics"]} == {topic, f"{topic}.totals"}
+    [job] = document["jobs"]
+    send(target, rows[120:])
+    ran = total_flow(topic, "totals").run(broker=target.address, folder=job["folder"], until="caught up", show=False)
+    assert ran.progress.rows_read == 120
+    expected = {
+        f"u{user}".encode(): {"user": f"u{user}", "total": sum(range(user, 200, 5)), "n": 40} for user in range(5)
+    }
+    assert newest(target, f"{topic}.totals") == expected
+
+
+def test_a_job_with_another_source_is_not_torn_apart(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    """Goal: a job has one broker: what it reads besides is named, and nothing is moved."""
+    for name in (topic, f"{topic}.more"):
+        log.create_topic(name, schema=SCHEMA)
+    flow = ms.Flow("two")
+    both = flow.read(topic, SCHEMA).union(flow.read(f"{topic}.more", SCHEMA))
+    both.write(f"{topic}.out")
+    flow.run(broker=log.path, until="caught up", show=False)
+    with pytest.raises(InvalidInput, match=r"also reads .*\.more"):
+        move(log, target, [topic])
+    assert topic not in target.topics()

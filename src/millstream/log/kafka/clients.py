@@ -49,6 +49,10 @@ PASSING = frozenset(
         "UNKNOWN_LEADER_EPOCH",
     )
 )
+# The client goes on asking with the epoch it knows, for as long as it lives: a new one looks who leads now.
+OUTDATED = frozenset(("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION"))
+UNKNOWN = frozenset(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"))
+NEWS_SECONDS = 10.0  # within which every broker has heard of a new topic
 Answer = TypeVar("Answer")
 heard = logging.getLogger("millstream.kafka")
 heard.addHandler(logging.NullHandler())  # who wants to read what the client says gives it a handler
@@ -61,6 +65,7 @@ class Clients:
         self.address = address
         self.where = str(address)
         self.refused: MillstreamError | None = None
+        self._made: dict[str, float] = {}
         with said_plainly(self.where):
             self.admin = self._admin()
 
@@ -133,9 +138,20 @@ class Clients:
                 self.admin.poll(0)
                 if self.refused is not None:
                     raise self.refused from None
-                if error.args[0].name() not in PASSING or time.monotonic() >= deadline:
+                name = error.args[0].name()
+                may_pass = name in PASSING or (name in UNKNOWN and self._is_new(where))
+                if not may_pass or time.monotonic() >= deadline:
                     raise translated(error.args[0], where) from error
+                if name in OUTDATED:
+                    self.admin = self._admin()
                 time.sleep(0.1)
+
+    def made(self, topic: str) -> None:
+        """A topic was made here; brokers that have not heard of it yet are asked again."""
+        self._made[topic] = time.monotonic()
+
+    def _is_new(self, where: str) -> bool:
+        return any(topic in where and time.monotonic() - at < NEWS_SECONDS for topic, at in self._made.items())
 
     def answered(
         self, ask: Callable[[], Mapping[Any, Future[Any]]], where: str, seconds: float = ANSWER_SECONDS

@@ -50,7 +50,7 @@ def _found(clients: Clients, group: str) -> Any:
 
 
 def describe_group(clients: Clients, group: str) -> GroupInfo:
-    """How often its partitions were shared out anew Kafka does not tell: the generation is 0."""
+    """How often its partitions were shared out anew Kafka does not tell: there is no generation."""
     found = _found(clients, group)
     owners: dict[TopicPartition, str] = {}
     for member in found.members:
@@ -73,7 +73,7 @@ def describe_group(clients: Clients, group: str) -> GroupInfo:
                 GroupPartition(topic, place.partition, next_offset, ends[place], max(0, lag), owners.get(place))
             )
     members = tuple(sorted(member.member_id for member in found.members))
-    return GroupInfo(group, 0, members, tuple(partitions))
+    return GroupInfo(group, None, members, tuple(partitions))
 
 
 def check_idle(clients: Clients, group: str) -> None:

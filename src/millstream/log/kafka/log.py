@@ -151,7 +151,7 @@ class KafkaLog(KafkaSwitching):
         )
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """Sizes and segments are unknown here and shown as 0: Kafka's brokers keep them to themselves."""
+        """Sizes and segments are None: Kafka's brokers keep them to themselves."""
         topic = self.topic(name, fresh=True)
         places = topic.places()
         starts = offsets(self.clients, places, "earliest")
@@ -163,8 +163,8 @@ class KafkaLog(KafkaSwitching):
                 start_offset=starts[place],
                 end_offset=ends[place],
                 stable_offset=stable[place],
-                size_bytes=0,
-                segments=0,
+                size_bytes=None,
+                segments=None,
                 open_transactions=int(stable[place] < ends[place]),
             )
             for place in places

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
 
 SLOW_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0  # another broker takes over within some seconds
 RECORD_BYTES_MAX = 1_000_000_000  # the broker's own limit is the one that counts
 FENCED = ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
 Work = Callable[[Any], None]
@@ -185,22 +186,25 @@ class KafkaProducer(Producer):
                     raise TransactionAborted("the transaction was given up", where=f"topic '{topic}'") from None
 
     def _until_answered(self, chunk: Chunk, open_records: list[int]) -> None:
-        since = told_at = time.monotonic()
+        since = warned_at = told_at = time.monotonic()
         while open_records[0]:
             self._client.flush(0.1)
-            slow = time.monotonic() - told_at > SLOW_SECONDS
-            if open_records[0] and (self._giving_up or (slow and self._closing)):
+            now = time.monotonic()
+            waited = now - told_at > PATIENCE_SECONDS or self._clients.refused is not None
+            if open_records[0] and (self._giving_up or (waited and self._closing)):
                 self._client.purge()  # reports come for all of them
                 continue
-            if open_records[0] and slow:
-                told_at = time.monotonic()  # who asks after this has some patience, too
+            if open_records[0] and (waited or now - warned_at > SLOW_SECONDS):
                 trouble = self._clients.refused or KafkaUnavailable(
-                    f"Kafka has not acknowledged {open_records[0]} records for {time.monotonic() - since:.0f} seconds",
+                    f"Kafka has not acknowledged {open_records[0]} records for {now - since:.0f} seconds",
                     where=f"topic '{chunk.topic}', {self._clients.where}",
                     next_step="see its brokers; the records are held and will be stored when they are back",
                 )
                 self._warn(chunk, trouble)  # type: ignore[arg-type]
-                self._buffer.tell(trouble)
+                warned_at = now
+                if waited:
+                    told_at = now  # who asks after this has some patience, too
+                    self._buffer.tell(trouble)
 
     def _refuse(self, chunk: Chunk, row: int, reason: str) -> None:
         chunk.refused[row] = reason

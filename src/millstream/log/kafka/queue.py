@@ -3,7 +3,7 @@
 What they do not do is done here: a message that had all its tries becomes a dead letter before they would forget it,
 and where a queue begins is noted when it is made. Kafka's client takes no more messages while one of the last is
 unanswered, so a queue that is asked for more meanwhile joins the group once more. Dead letters are written at least
-once. Kafka counts neither what waits nor what is out: those numbers are 0 here.
+once. Kafka counts neither what waits nor what is out: those numbers are None here.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ KIND = "queue"  # of its descriptions
 MEMBERS_MAX = 8
 POLLED_MAX = 20
 SLICE_SECONDS = 0.2
+JOIN_SECONDS, FETCH_SECONDS = 10.0, 2.0
 ANSWER_SECONDS = 15.0
 SPARE_TRIES = 3  # deliveries beyond max_tries, on which a message is buried: its burier may die, too
 GONE = ("INVALID_RECORD_STATE", "_STATE", "UNKNOWN_MEMBER_ID", "SHARE_SESSION_NOT_FOUND", "INVALID_SHARE_SESSION_EPOCH")
@@ -129,7 +130,8 @@ def load(log: KafkaLog, name: str) -> tuple[str, QueueSettings, dict[int, int]]:
 
 def describe(log: KafkaLog, name: str) -> QueueInfo:
     topic, settings, _ = load(log, name)
-    return QueueInfo(name, topic, settings, waiting=0, in_flight=0, acknowledged=0, dead=0, lost=0, consumers=0)
+    unknown = dict.fromkeys(("waiting", "in_flight", "acknowledged", "dead", "lost", "consumers"))
+    return QueueInfo(name, topic, settings, **unknown)
 
 
 def delete(log: KafkaLog, name: str) -> None:
@@ -194,7 +196,13 @@ class KafkaQueue(Queue):
         self._members: list[_Member] = []
         self._letters: Any = None
         self._lock = threading.RLock()
+        self._has_received = False
         self._closed = False
+
+    @property
+    def patience_seconds(self) -> float:
+        """A new member of a share group gets its share with its second heartbeat, after some five seconds."""
+        return FETCH_SECONDS if self._has_received else JOIN_SECONDS
 
     def receive_many(self, count: int, timeout: float = 0.0) -> list[Message]:
         """Up to `count` messages, waiting up to `timeout` seconds for the first."""
@@ -255,6 +263,7 @@ class KafkaQueue(Queue):
         with said_plainly(f"queue '{self.name}'"):
             messages = member.client.poll(timeout)
         schema = self._log.topic(self.topic).settings.schema
+        self._has_received |= bool(messages)
         for message in messages:
             if message.error() is not None:
                 continue

@@ -147,6 +147,7 @@ def make_topic(
     except AlreadyExists:
         if not missing_ok:
             raise
+    clients.made(name)
     until_led(clients, name, partitions)
 
 

@@ -4,11 +4,17 @@ And who runs what: with several workers, one has all tests of Spark, so that the
 transcripts says in `ON_SPARK` which of its tests are played there each time; on the other runners all of them are.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from brokers import running
+from kafka_cluster import KafkaCluster
 
 EXAMPLES = 100
 SOAK_FACTOR = 20
@@ -46,3 +52,14 @@ def every_runner(request: pytest.FixtureRequest) -> None:
     """Tells a module of transcripts on what to play."""
     if hasattr(request, "param"):
         request.module.runner["on"] = request.param
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaCluster]:
+    yield from running(1)
+
+
+@pytest.fixture(scope="session")
+def kafka3() -> Iterator[KafkaCluster]:
+    """Who kills one of them restarts it."""
+    yield from running(3)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
+from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import (
     AlreadyExists,
@@ -31,7 +32,6 @@ from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.log import KafkaLog
 
 from .broker_support import WAIT_S, all_of, filled, new, numbers, until
-from .conftest import USERS
 
 
 @pytest.fixture

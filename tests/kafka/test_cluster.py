@@ -29,9 +29,8 @@ from confluent_kafka.admin import (
 
 import kafka_cluster
 import kafka_jars
+from brokers import USERS
 from kafka_cluster import KafkaCluster, KafkaFailed, KafkaUnavailable
-
-from .conftest import USERS
 
 WAIT_S = 120
 

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import millstream as ms
+from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.cli.app import app
 from millstream.errors import JobChanged
@@ -20,8 +21,6 @@ from millstream.log.kafka.log import KafkaLog
 from millstream.sinks.remembered import remembered
 from spark.conftest import spark  # noqa: F401
 from spark.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t, until, unweighted
-
-from .conftest import USERS
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
 

@@ -20,6 +20,7 @@ import pytest
 
 import kafka_jars
 import millstream as ms
+from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, InvalidSetting, JobChanged
 from millstream.log.kafka.address import KafkaAddress
@@ -28,8 +29,6 @@ from millstream.spark.folder import JobFolder
 from millstream.spark.java_client import java_settings
 from millstream.spark.real_time import CHECKPOINT, refuse_other_mode, work_of
 from millstream.spark.running import Settings
-
-from .conftest import USERS
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = "user string, score int, at timestamp"

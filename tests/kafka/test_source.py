@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, KafkaUnavailable, NoAccess, OffsetLost, UnknownTopic
 from millstream.plan.places import kafka as kafka_place
 from millstream.records import Schema
 from millstream.sources import KafkaSource, Slice, open_source
 
-from .conftest import USERS
 from .source_support import (
     Transactions,
     cut_before,

@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from brokers import USERS
 from kafka_cluster import KafkaCluster
 from kafka_jars import CONNECTOR, assemble
 from millstream.errors import JobChanged, OffsetLost, UnknownTopic
@@ -25,7 +26,6 @@ from millstream.spark import session, stop
 from millstream.spark.session import log_file
 from millstream.spark.topic_source import register
 
-from .conftest import USERS
 from .source_support import Transactions, cut_before, grown, made, removed, send, until
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]

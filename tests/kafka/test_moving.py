@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,12 @@ from typer.testing import CliRunner
 import millstream as ms
 from kafka_cluster import KafkaCluster
 from millstream.cli.app import app
-from millstream.errors import AlreadyExists, InvalidInput, TopicMoved
+from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, TopicMoved
 from millstream.log import EmbeddedLog
+from millstream.log.disk import write_document
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.moving import move_topic
+from millstream.spark.folder import BEFORE_MOVE, JobFolder, Kept
 from millstream.spark.moving import move
 
 SCHEMA = "user string, score int"
@@ -92,7 +97,7 @@ def test_a_schema_goes_along_and_groups_go_on(log: EmbeddedLog, target: KafkaLog
     assert str(target.describe_topic(topic).settings.schema) == SCHEMA
 
 
-def test_a_move_that_was_cut_short_goes_on(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+def test_a_move_that_was_cut_short_can_be_called_again(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     """Goal: called again after a failure in the middle, every record is there once. Method: fail after some frames."""
     log.create_topic(topic)
     for part in range(5):
@@ -115,6 +120,114 @@ def test_a_move_that_was_cut_short_goes_on(log: EmbeddedLog, target: KafkaLog, t
     assert [value for _, value, _, _ in values(target, topic)[0]] == [b"%d" % number for number in range(501)]
     assert move_topic(log, target, topic).records == 501  # and again changes nothing
     assert len(values(target, topic)[0]) == 501
+
+
+def test_a_record_that_kafka_refuses_ends_the_move_and_loses_nothing(
+    log: EmbeddedLog, target: KafkaLog, topic: str
+) -> None:
+    """Goal: the user is told, however often it is tried, and the topic stays here."""
+    log.create_topic(topic)
+    with log.producer() as producer:
+        for number in range(2000):
+            producer.send(topic, b"%d" % number if number != 700 else os.urandom(3 << 20))
+    for _ in range(2):
+        with pytest.raises(MillstreamError, match="too large"):
+            move_topic(log, target, topic)
+    assert log.topic(topic).moved_to is None
+    assert log.describe_topic(topic).records_max == 2000
+
+
+def test_a_move_begins_anew_if_retention_has_passed_meanwhile(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    """Goal: what was copied before and what is there now are not mixed up."""
+    log.create_topic(topic, segment_bytes=4096)
+    for number in range(20):
+        with log.producer() as producer:
+            producer.send(topic, b"%d" % number + bytes(1000))
+    seen = 0
+
+    def fail(_: str, records: int) -> None:
+        nonlocal seen
+        seen += records
+        if seen >= 10:
+            raise RuntimeError("the power went out")
+
+    with pytest.raises(RuntimeError):
+        move_topic(log, target, topic, fail)
+    log.change_topic(topic, retention_bytes=8192)
+    log.clean(topic)
+    log.change_topic(topic, retention_bytes=None)
+    kept = values(log, topic)
+    assert 0 < len(kept[0]) < 20
+    move_topic(log, target, topic)
+    assert [value for _, value, _, _ in values(target, topic)[0]] == [value for _, value, _, _ in kept[0]]
+
+
+def test_a_second_move_does_not_send_groups_back(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    log.create_topic(topic)
+    group = f"g-{topic}"
+    with log.producer() as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number)
+    with log.consumer(topic, group=group) as consumer:
+        consumer.poll(max_records=4)
+        consumer.commit()
+    move_topic(log, target, topic)
+    with target.consumer(topic, group=group) as consumer:
+        assert [record.offset for record in consumer.until_caught_up()] == [4, 5, 6, 7, 8, 9]
+    log.clean(topic)  # and what happens here afterwards is of no account
+    move_topic(log, target, topic)
+    with target.consumer(topic, group=group) as consumer:
+        assert list(consumer.until_caught_up()) == []
+
+
+def test_two_moves_at_once_are_one(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    log.create_topic(topic)
+    with log.producer() as producer:
+        for number in range(3000):
+            producer.send(topic, b"%d" % number)
+
+    def again() -> int:
+        with EmbeddedLog(log.path) as own, KafkaLog(target.address) as there:
+            return move_topic(own, there, topic).records
+
+    with ThreadPoolExecutor(2) as both:
+        assert [each.result() for each in [both.submit(again), both.submit(again)]] == [3000, 3000]
+    assert [value for _, value, _, _ in values(target, topic)[0]] == [b"%d" % number for number in range(3000)]
+
+
+def test_rows_are_json_there_whatever_they_were_sent_as_here(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    log.create_topic(topic, schema=SCHEMA, codec="avro")
+    with log.producer() as producer:
+        producer.send(topic, {"user": "ann", "score": 7}, timestamp=datetime(1969, 12, 31, tzinfo=UTC))
+    assert move_topic(log, target, topic).before_1970 == 1
+    [(_, row, _, at)] = values(target, topic)[0]
+    assert row == {"user": "ann", "score": 7}
+    assert at.year == 1970
+
+
+def job_folder(log: EmbeddedLog, name: str, reads: str, writes: str) -> JobFolder:
+    """As a job leaves it that has not read anything yet."""
+    folder = JobFolder(log.path / "jobs" / name, name)
+    kept = Kept("x", 4, 2, {}, {"source": log.topic(reads).identity}, {"sink": writes})
+    write_document(folder.path / "job.json", asdict(kept))
+    return folder
+
+
+def test_jobs_that_follow_one_another_come_along(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+    """Goal: a job that reads what a moved job writes is not left behind; nor one whose move was cut short."""
+    for name in (topic, f"{topic}.a", f"{topic}.b"):
+        log.create_topic(name)
+    job_folder(log, "first", topic, f"{topic}.a")
+    second = job_folder(log, "second", f"{topic}.a", f"{topic}.b")
+    moved = move(log, target, [topic])
+    assert [job.job for job in moved.jobs] == ["first", "second"]
+    assert {each.topic for each in moved.topics} == {topic, f"{topic}.a", f"{topic}.b"}
+    (second.path / BEFORE_MOVE).write_text("{}")  # it died before it took the note away
+    move(log, target, [topic])
+    assert not (second.path / BEFORE_MOVE).exists()
+    kept = second.kept()
+    assert kept is not None
+    assert kept.sources == {"source": target.topic(f"{topic}.a").identity}
 
 
 def test_what_cannot_be_moved_is_refused(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:

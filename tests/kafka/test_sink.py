@@ -128,6 +128,26 @@ def test_a_batch_larger_than_what_the_client_holds(opened, rows, monkeypatch):
     assert [row["score"] for row in rows()] == scores
 
 
+def test_a_large_record_waits_for_the_room_of_many_small_ones(opened, rows, monkeypatch):
+    monkeypatch.setitem(kafka_sink.DEFAULTS, "queue.buffering.max.kbytes", 100)
+    monkeypatch.setitem(kafka_sink.DEFAULTS, "linger.ms", 20)
+    given = [{"team": "a", "score": n} for n in range(2000)]
+    for place in (500, 1000, 1500):
+        given[place] = {"team": "b" * 90_000, "score": place}
+    opened(keys=["team"]).write(0, table(SCORES, given), None)
+    assert sorted(row["score"] for row in rows()) == list(range(2000))
+
+
+def test_a_record_that_the_client_cannot_hold_is_refused(opened, rows, monkeypatch):
+    monkeypatch.setitem(kafka_sink.DEFAULTS, "queue.buffering.max.kbytes", 100)
+    sink = opened()
+    with pytest.raises(SinkFailed, match=r"a record of step 'out' has 200,\d+ bytes") as refused:
+        sink.write(0, table(SCORES, [A, {"team": "b" * 200_000, "score": 2}]), None)
+    assert "queue.buffering.max.kbytes" in refused.value.next_step
+    sink.write(0, table(SCORES, [B]), None)
+    assert rows() == [B]
+
+
 # ---------------------------------------------------------------- once
 
 
@@ -367,7 +387,7 @@ def test_other_formats_are_refused_by_name(said):
 
 def test_a_place_without_servers_needs_a_broker_that_is_kafka(tmp_path):
     place = ms.kafka(topic="scores")
-    with pytest.raises(InvalidInput, match="the job's broker is no Kafka"):
+    with pytest.raises(InvalidInput, match="the job's own broker is no Kafka"):
         open_sink(place, SCORES, job="j", step="s", broker=tmp_path / "log", folder=tmp_path)
     shutil.rmtree(tmp_path / "log", ignore_errors=True)
 

@@ -22,7 +22,7 @@ def move(session: Session, names: Names) -> None:
 
     Records keep their order, partitions, keys and headers, and their times to the millisecond. Groups and jobs go on
     where they were; topics that those jobs write come along. The records here stay readable, and writers are told where
-    the topic has gone. A move that was cut short goes on when it is called again.
+    the topic has gone. A move that was cut short begins anew when it is called again.
 
     \b
     Example:
@@ -47,6 +47,10 @@ def move(session: Session, names: Names) -> None:
         jobs = [(job.job, str(job.path)) for job in found.jobs]
     records = sum(each.records for each in found.topics)
     lines = [f"moved {count_text(records, 'record')} of {', '.join(each.topic for each in found.topics)}"]
+    if early := sum(each.before_1970 for each in found.topics):
+        lines.append(
+            f"{count_text(early, 'record')} had times before 1970, which Kafka does not keep: they are of 1970 now"
+        )
     for group in sorted({group for each in found.topics for group in each.groups}):
         lines.append(f"group '{group}' goes on there")
     for name, folder in jobs:

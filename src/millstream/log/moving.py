@@ -1,24 +1,28 @@
 """Moves a topic from the embedded log to Kafka: its records, in order and partition by partition, and its groups.
 
-The records of a partition get the offsets 0, 1, 2, … there, so how many have arrived says where a move that was cut
-short goes on. Whoever writes meanwhile is not held up until the very end: then nobody writes for the moment it takes to
-copy the rest, and afterwards writers are told where the topic has gone. What was moved stays in the log, to be read.
+The records of a partition get the offsets 0, 1, 2, … there; where each went is written down. Whoever writes is not held
+up until the very end: then nobody writes for the moment it takes to copy the rest, and afterwards writers are told
+where the topic has gone. A move that was cut short before that begins anew. What was moved stays here, to be read.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError
+from millstream.log.disk import FileLock, read_document, write_document
 from millstream.log.groups import committed_offsets
 from millstream.log.kafka.failures import said_plainly, translated
+from millstream.log.kafka.groups import committed_offsets as offsets_there
 from millstream.log.kafka.groups import store_offsets
+from millstream.log.partition import UPKEEP_LOCK
 from millstream.log.reader import PartitionReader
 from millstream.records import codec
 
@@ -28,7 +32,13 @@ if TYPE_CHECKING:
     from millstream.log.partition import Partition
 
 MOVE = "move"
+NOTE = "moved.json"
 QUEUE_KBYTES = 256 << 10
+SEGMENT_BYTES_MIN = 1 << 20
+RECORD_BYTES_MAX = 1_000_000_000
+FIRST_MS = 1  # Kafka's client takes 0 for now
+CLOSE_SECONDS = 30
+LOOK_SECONDS = 0.5
 OnProgress = Callable[[str, int], None]
 
 
@@ -69,6 +79,8 @@ class OffsetMap:
 class Moved:
     topic: str
     records: int
+    before_1970: int
+    """How many records had a time that Kafka does not keep; theirs is the beginning of 1970 now."""
     identity_before: str
     identity: str
     partitions: Mapping[int, OffsetMap]
@@ -102,79 +114,112 @@ def check_movable(log: EmbeddedLog, name: str) -> None:
 
 def move_topic(log: EmbeddedLog, target: KafkaLog, name: str, on_progress: OnProgress = lambda *_: None) -> Moved:
     """Copies what is missing there, closes the topic here, and takes the groups along. Can be called again."""
-    check_movable(log, name)
     topic = log.topic(name)
-    _prepare(target, topic)
-    copy = _Copy(target, topic, on_progress)
-    for partition in topic.partitions():
-        copy.partition(partition)
-    if topic.moved_to is None:
-        with log.moving(name, target.address):
-            check_movable(log, name)  # nobody can begin a transaction any more
-            for partition in topic.partitions():
-                copy.partition(partition)
-    groups = _move_groups(log, target, name, copy.maps)
-    identity = target.topic(name).identity
-    return Moved(name, sum(each.count for each in copy.maps.values()), topic.identity, identity, copy.maps, groups)
+    with ExitStack() as held:
+        for number in range(topic.settings.partitions):  # nobody else moves it or cleans it meanwhile
+            held.enter_context(FileLock(topic.folder / str(number) / UPKEEP_LOCK))
+        topic = log.topic(name)
+        check_movable(log, name)
+        note = topic.folder / NOTE
+        if topic.moved_to is None:
+            _prepare(target, topic)
+            with closing(_Copy(target, topic, on_progress)) as copy:
+                copy.all_partitions()
+                with log.moving(name, target.address):
+                    check_movable(log, name)  # nobody can begin a transaction any more
+                    copy.all_partitions()
+                    write_document(note, copy.noted())
+        elif topic.moved_to != target.address:
+            raise AlreadyExists(f"topic '{name}' was moved before, to {topic.moved_to}", next_step="read it there")
+        document = read_document(note)
+        maps = {int(number): OffsetMap(**part) for number, part in document["partitions"].items()}
+        groups = _move_groups(log, target, name, maps)
+        identity, records = document["identity"], sum(each.count for each in maps.values())
+        return Moved(name, records, document["before_1970"], topic.identity, identity, maps, groups)
 
 
 def _prepare(target: KafkaLog, topic: Topic) -> None:
     """Makes the topic there, marked as one that is being moved; one that was there before is not touched."""
-    mark = target.descriptions.of(MOVE).get(topic.name)
-    if topic.name not in target.topics():
-        target.descriptions.write(MOVE, topic.name, {"from": topic.identity})
-        target.create_topic(topic.name, **topic.settings.to_document())
-    elif mark is None or mark.get("from") != topic.identity:
-        raise AlreadyExists(
-            f"there is a topic '{topic.name}' already",
-            where=target.address,
-            next_step="delete it there, or move to another Kafka",
-        )
+    mark = {"from": topic.identity}
+    if topic.name in target.topics():
+        if target.descriptions.of(MOVE).get(topic.name) != mark:
+            raise AlreadyExists(
+                f"there is a topic '{topic.name}' already",
+                where=target.address,
+                next_step="delete it there, or move to another Kafka",
+            )
+        target.delete_topic(topic.name)  # half of it, and nobody knows which half
+    target.descriptions.write(MOVE, topic.name, mark)
+    target.create_topic(topic.name, **_settings(topic))
+
+
+def _settings(topic: Topic) -> dict[str, Any]:
+    """As far as Kafka goes along: values are JSON there, and files are not smaller than a megabyte."""
+    settings = topic.settings
+    segment_bytes = max(settings.segment_bytes, SEGMENT_BYTES_MIN)
+    kept = None if settings.retention_bytes is None else max(settings.retention_bytes, segment_bytes)
+    return {**settings.to_document(), "codec": None, "segment_bytes": segment_bytes, "retention_bytes": kept}
 
 
 class _Copy:
-    """Goes through the partitions of a topic as often as it is asked to, and sends on what has not arrived yet."""
+    """Goes through the partitions of a topic as often as it is asked to, and sends what has come since."""
 
     def __init__(self, target: KafkaLog, topic: Topic, on_progress: OnProgress) -> None:
         self._topic = topic
         self._on_progress = on_progress
         schema = topic.settings.schema
-        self._codec = codec(topic.settings.codec or "json", schema) if schema else None
+        self._codec = codec("json", schema) if schema else None
         self._where = f"topic '{topic.name}' at {target.address}"
-        self._arrived = {part.number: part.end_offset for part in target.describe_topic(topic.name).partitions}
-        self.maps = {number: OffsetMap() for number in range(topic.settings.partitions)}
-        self._read = dict.fromkeys(self.maps, 0)
+        self._identity = target.topic(topic.name).identity
+        self._maps = {number: OffsetMap() for number in range(topic.settings.partitions)}
+        self._read = dict.fromkeys(self._maps, 0)
+        self._before_1970 = 0
         self._failure: Any = None
         self._producer = target.clients.producer(
             unsaid={"linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.kbytes": QUEUE_KBYTES},
             enable_idempotence=True,
+            message_max_bytes=RECORD_BYTES_MAX,  # the broker's own limit is the one that counts
         )
 
-    def partition(self, partition: Partition) -> None:
+    def all_partitions(self) -> None:
+        for partition in self._topic.partitions():
+            self._partition(partition)
+
+    def noted(self) -> dict[str, Any]:
+        """Where everything went, to be kept."""
+        partitions = {str(number): asdict(each) for number, each in self._maps.items()}
+        return {"identity": self._identity, "before_1970": self._before_1970, "partitions": partitions}
+
+    def _partition(self, partition: Partition) -> None:
         number = partition.number
         start = max(self._read[number], partition.start_offset())
         reader = PartitionReader(partition, start, committed=True)
         for fetch in reader.stream():
-            before = self.maps[number].count
-            self.maps[number].add(fetch.offsets.tolist())
-            skipped = min(max(self._arrived[number] - before, 0), fetch.stored.num_rows)
-            self._send(number, fetch.records.slice(skipped))
+            self._maps[number].add(fetch.offsets.tolist())
+            self._send(number, fetch.records)
             self._on_progress(self._topic.name, fetch.stored.num_rows)
         self._read[number] = max(start, reader.offset)
         self._flush()
-        self._arrived[number] = max(self._arrived[number], self.maps[number].count)
+
+    def close(self) -> None:
+        """What is on its way arrives before anybody else can begin."""
+        if self._failure is not None or self._producer.flush(CLOSE_SECONDS):
+            self._producer.purge()
+            self._producer.flush(CLOSE_SECONDS)
 
     def _send(self, number: int, records: pa.RecordBatch) -> None:
-        times = pc.divide(records.column("timestamp").cast(pa.int64()), 1000).to_pylist()
+        times = pc.divide(records.column("timestamp").cast(pa.int64()), 1000)
+        self._before_1970 += pc.sum(pc.less(times, FIRST_MS)).as_py() or 0
+        times = pc.max_element_wise(times, FIRST_MS).to_pylist()
         keys, headers = records.column("key").to_pylist(), records.column("headers").to_pylist()
         values = self._values(records.column("value")).to_pylist()
-        for key, value, time, pairs in zip(keys, values, times, headers, strict=True):
+        for key, value, time_ms, pairs in zip(keys, values, times, headers, strict=True):
             self._produce(
                 self._topic.name,
                 partition=number,
                 key=key,
                 value=value,
-                timestamp=time,
+                timestamp=time_ms,
                 headers=pairs or None,
                 on_delivery=self._delivered,
             )
@@ -187,20 +232,23 @@ class _Copy:
 
     def _produce(self, *record: Any, **parts: Any) -> None:
         while True:
+            self._check()
             try:
-                self._producer.produce(*record, **parts)
-                self._producer.poll(0)
+                with said_plainly(self._where):
+                    self._producer.produce(*record, **parts)
+                    self._producer.poll(0)
                 return
             except BufferError:  # it takes no more until some have arrived
                 self._producer.poll(0.1)
-                self._check()
 
     def _delivered(self, error: Any, _: Any) -> None:
-        self._failure = self._failure or error
+        if self._failure is None:
+            self._failure = error
 
     def _flush(self) -> None:
         with said_plainly(self._where):
-            self._producer.flush()
+            while self._producer.flush(LOOK_SECONDS):
+                self._check()
         self._check()
 
     def _check(self) -> None:
@@ -209,7 +257,7 @@ class _Copy:
 
 
 def _again(error: MillstreamError) -> MillstreamError:
-    return type(error)(error.what, where=error.where, next_step="move it again: it goes on where it was")
+    return type(error)(error.what, where=error.where, next_step="move it again when that is mended: it begins anew")
 
 
 def _has_open_transaction(log: EmbeddedLog, partition: Partition) -> bool:
@@ -224,9 +272,11 @@ def _groups(log: EmbeddedLog, topic: str) -> list[str]:
 
 
 def _move_groups(log: EmbeddedLog, target: KafkaLog, topic: str, maps: Mapping[int, OffsetMap]) -> tuple[str, ...]:
-    """How far each group has come, said of the records there."""
+    """How far each group has come, said of the records there; one that has begun there is left alone."""
     found = _groups(log, topic)
     for group in found:
+        if any(place.topic == topic for place in offsets_there(target.clients, group)):
+            continue
         offsets = {
             place: maps[place.partition].moved(offset)
             for place, offset in committed_offsets(log.coordinator, group).items()

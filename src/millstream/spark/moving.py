@@ -33,11 +33,10 @@ class Move:
 def move(log: EmbeddedLog, target: KafkaLog, names: Sequence[str], on_progress: OnProgress = lambda *_: None) -> Move:
     """Moves these topics, the jobs that read them, and what those jobs write."""
     with ExitStack() as held:
-        jobs = _jobs_reading(log, names)
+        wanted, jobs = _all_of_it(log, names)
         for job in jobs:
             held.enter_context(job.held())
-            _check(log, job, names)
-        wanted = list(dict.fromkeys([*names, *_written(log, jobs)]))
+            _check(log, job, wanted)
         for name in wanted:
             check_movable(log, name)
         moved = tuple(move_topic(log, target, name, on_progress) for name in wanted)
@@ -46,13 +45,30 @@ def move(log: EmbeddedLog, target: KafkaLog, names: Sequence[str], on_progress: 
         return Move(moved, tuple(jobs))
 
 
+def _all_of_it(log: EmbeddedLog, names: Iterable[str]) -> tuple[list[str], list[JobFolder]]:
+    """These topics, the jobs that read them, what those write, the jobs that read that, and so on."""
+    wanted = list(dict.fromkeys(names))
+    while True:
+        jobs = _jobs_reading(log, wanted)
+        more = [topic for topic in _written(log, jobs) if topic not in wanted]
+        if not more:
+            return wanted, jobs
+        wanted = list(dict.fromkeys([*wanted, *more]))
+
+
 def _jobs_reading(log: EmbeddedLog, names: Iterable[str]) -> list[JobFolder]:
+    """Those whose move was cut short among them."""
     identities = {log.topic(name).identity for name in names}
     folder = log.path / "jobs"
     found = (
         [JobFolder(path, path.name) for path in sorted(folder.iterdir()) if _is_job(path)] if folder.is_dir() else []
     )
-    return [job for job in found if (kept := job.kept()) is not None and identities & set(kept.sources.values())]
+    return [
+        job
+        for job in found
+        if (kept := job.kept()) is not None
+        and (identities & set(kept.sources.values()) or (job.path / BEFORE_MOVE).exists())
+    ]
 
 
 def _is_job(path: Path) -> bool:
@@ -94,7 +110,7 @@ def _go_on(job: JobFolder, moved: Sequence[Moved]) -> None:
     maps = {each.identity_before: each for each in moved}
     of_source = {name: maps[identity] for name, identity in kept.sources.items() if identity in maps}
     file = job.newest_offsets()
-    if file is not None:
+    if file is not None and of_source:  # else it was said already
         note = job.path / BEFORE_MOVE
         if not note.exists():
             write_document(note, {"file": file.name, "lines": file.read_text().splitlines()})

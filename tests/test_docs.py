@@ -1,7 +1,7 @@
 """Every code block of the README and of docs/ runs: Python and shell in order, page by page, in an empty folder.
 
-A block of `text` right behind one that was run is what it must print. Where a page says `localhost:9092`, the blocks talk
-to a real Kafka.
+A block of `text` right behind one that was run is what it must print. Where a page says `localhost:9092`, its blocks
+talk to a real Kafka.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ROOT = Path(millstream.__file__).parent
 EVERYTHING = "everything"
 MAY_IMPORT: dict[str, list[str]] = {
     "errors": [],
-    "secrets": [],
+    "secrets": ["errors"],
     "records": ["errors"],
     "log": ["records", "secrets"],
     "plan": ["records", "secrets"],

@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from millstream.errors import InvalidSetting
+
 VARIABLE = "MILLSTREAM_SECRETS"
 SHOWN = "…"
 NAMES = re.compile(
@@ -50,8 +52,17 @@ _KNOWN: dict[str, str] = {}
 
 
 def _received(number: str) -> Secret:
-    known = _KNOWN.get(number)
-    return Secret(json.loads(os.environ.get(VARIABLE, "{}"))[number] if known is None else known, number)
+    value = _KNOWN.get(number)
+    if value is None:
+        value = json.loads(os.environ.get(VARIABLE, "{}")).get(number)
+    if value is None:
+        raise InvalidSetting(
+            "a password or key was sent by its number, and this process was not given what the number stands for",
+            where=f"process {os.getpid()}, variable {VARIABLE}",
+            next_step="make the source where the session was made: ms.kafka(…, settings=…) in a flow, or "
+            "kafka://host:9092?settings=FILE with a file that every machine has",
+        )
+    return Secret(value, number)
 
 
 def delivery() -> dict[str, str]:

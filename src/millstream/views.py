@@ -7,6 +7,7 @@ A tombstone deletes from both parts. The batch part is read once, the live one f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from millstream.errors import InvalidInput
-from millstream.log import Batch, Consumer, EmbeddedLog, TopicPartition, open_embedded
+from millstream.errors import InvalidInput, KafkaUnavailable
+from millstream.log import Batch, Broker, Consumer, TopicPartition, connect
 
 Rows: TypeAlias = "str | Path | pl.DataFrame | pl.LazyFrame | pa.Table | pa.RecordBatch"
 PANE, WINDOW = "pane", "window"
@@ -25,6 +26,7 @@ RECORD, DEAD, AT = "__record", "__dead", "__at"
 OWN = (RECORD, DEAD, AT)
 HELD_AT = -1  # what is held was there before all that is new
 COMBINES = ("sum", "min", "max")
+STANDSTILL_SECONDS = 30.0
 
 
 def merged(
@@ -34,7 +36,7 @@ def merged(
     key: str | Sequence[str] | None = None,
     combine: Mapping[str, str] | None = None,
     weight: str | None = "weight",
-    log: EmbeddedLog | None = None,
+    log: Broker | None = None,
 ) -> Merged:
     """One table of a batch result and a live topic.
 
@@ -43,9 +45,9 @@ def merged(
     these columns of both are put together by 'sum', 'min' or 'max'; without it the live row wins. `weight` names the
     column of weights: None if a column of that name is data. The log is that of `connect()` unless one is given.
     """
-    own = open_embedded() if log is None else None
+    own = connect() if log is None else None
     try:
-        return Merged(log or own or open_embedded(), batch, live, key, combine or {}, weight, own)
+        return Merged(log or own or connect(), batch, live, key, combine or {}, weight, own)
     except BaseException:
         if own is not None:
             own.close()
@@ -57,13 +59,13 @@ class Merged:
 
     def __init__(
         self,
-        log: EmbeddedLog,
+        log: Broker,
         batch: Rows,
         live: str,
         key: str | Sequence[str] | None,
         combine: Mapping[str, str],
         weight: str | None,
-        own_log: EmbeddedLog | None,
+        own_log: Broker | None,
     ) -> None:
         self._own_log = own_log
         self.live = log.resolve(live)  # a view stays with the version of its topic that it began with
@@ -261,7 +263,7 @@ def _own_columns() -> list[pl.Expr]:
     return [pl.lit(None, pl.Binary).alias(RECORD), pl.lit(False).alias(DEAD)]
 
 
-def _kind(log: EmbeddedLog, topic: str) -> pl.DataFrame:
+def _kind(log: Broker, topic: str) -> pl.DataFrame:
     """The columns of a topic, without rows."""
     schema = log.topic(topic).settings.schema
     if schema is None:
@@ -281,10 +283,20 @@ def _polars(table: pa.Table) -> pl.DataFrame:
 def _new_rows(consumer: Consumer) -> pl.DataFrame | None:
     """What is there and was not read, up to where the partitions end now; what comes meanwhile is for the next time."""
     batches = consumer.poll_batches(0.0)
-    left = consumer.lag()
-    while left > 0 and (more := consumer.poll_batches(0.0)):
+    left, moved = consumer.lag(), time.monotonic()
+    while left > 0:
+        more = consumer.poll_batches(0.0)
         batches += more
-        left -= sum(map(len, more))
+        if more:
+            left, moved = left - sum(map(len, more)), time.monotonic()
+            continue
+        left = min(left, consumer.lag())  # a broker may have said that it has more, and not have sent it yet
+        if left > 0 and time.monotonic() - moved > STANDSTILL_SECONDS:
+            raise KafkaUnavailable(
+                f"nothing has come for {STANDSTILL_SECONDS:.0f} seconds, and there is more",
+                where=", ".join(consumer.topics),
+                next_step="see whether the brokers are up and reachable",
+            )
     if not batches:
         return None
     tables: list[list[pa.RecordBatch]] = []
@@ -301,7 +313,7 @@ def _rows(batch: Batch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*values.columns, keys, batch.columns.column("value").is_null()], names=names)
 
 
-def _batch_rows(log: EmbeddedLog, batch: Rows) -> pl.DataFrame:
+def _batch_rows(log: Broker, batch: Rows) -> pl.DataFrame:
     if isinstance(batch, str) and "/" not in batch:
         topic = log.resolve(batch)
         kind = _kind(log, topic)

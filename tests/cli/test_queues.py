@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 
 from .conftest import Run, start
@@ -114,3 +116,27 @@ def test_ctrl_c_gives_the_message_back(queue: EmbeddedLog, tmp_path: Path) -> No
     assert worker.returncode == 130
     with queue.queue("work") as other:
         assert len(other.receive_many(5)) == 3
+
+
+def test_a_queue_that_cannot_wait_longer_says_so_once(
+    ms: Run, queue: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one on Kafka: the command goes on, and what it has done in time counts. Method: waits that end at once."""
+    waits: list[float | None] = []
+    ended = subprocess.Popen.communicate
+
+    def communicate(process: subprocess.Popen[bytes], content: bytes | None, timeout: float | None) -> object:
+        waits.append(timeout)
+        if len(waits) < 3:
+            raise subprocess.TimeoutExpired("", timeout or 0)
+        return ended(process)
+
+    def refused(*_: object) -> None:
+        raise InvalidInput("the time of a message cannot be extended", next_step="make it longer")
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    monkeypatch.setattr("millstream.log.queues.Queue.extend", refused)
+    done = ms("queues", "receive", "work", "--exec", "true")
+    assert (done.code, waits) == (0, [10.0] * 3)
+    assert done.err.count("warning: the time of a message cannot be extended") == 1
+    assert "acknowledged 1, refused 0" in done.err

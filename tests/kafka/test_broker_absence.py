@@ -10,6 +10,8 @@ from millstream.log import Producer, connect
 
 from .broker_support import filled, new, numbers, polled, until
 
+pytestmark = pytest.mark.soak  # brokers are killed, for a minute in all
+
 
 def flushed(producer: Producer) -> bool:
     try:

@@ -32,6 +32,8 @@ import kafka_jars
 from brokers import USERS
 from kafka_cluster import KafkaCluster, KafkaFailed, KafkaUnavailable
 
+pytestmark = pytest.mark.soak  # brokers are killed, for a minute in all
+
 WAIT_S = 120
 
 

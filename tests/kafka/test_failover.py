@@ -16,7 +16,7 @@ from kafka_cluster import KafkaCluster
 from millstream.log.kafka.log import KafkaLog
 
 SCHEMA = "user string, score int"
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.soak]
 
 
 @contextmanager

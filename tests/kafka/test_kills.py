@@ -15,7 +15,7 @@ from kafka_cluster import KafkaCluster
 from spark.killing import Killed, kill_a_few_times, kill_often
 
 KILLS_OF_A_SOAK = 20
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.xdist_group("kafka")
 
 
 @pytest.fixture

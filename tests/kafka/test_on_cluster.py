@@ -17,7 +17,7 @@ from spark.on_cluster import ClusterJob, bare_python
 from spark.support import START, read
 from spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(600), pytest.mark.soak]
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SECONDS = 60

@@ -22,12 +22,14 @@ import kafka_jars
 import millstream as ms
 from brokers import USERS
 from kafka_cluster import KafkaCluster
-from millstream.errors import InvalidInput, InvalidSetting, JobChanged
+from millstream.errors import InvalidInput, InvalidSetting, JobChanged, RecordFailed, SparkFailed
 from millstream.log.kafka.address import KafkaAddress
 from millstream.records import Schema, codec
+from millstream.spark import real_time, workers
 from millstream.spark.folder import JobFolder
 from millstream.spark.java_client import java_settings
-from millstream.spark.real_time import CHECKPOINT, refuse_other_mode, work_of
+from millstream.spark.real_time import CHECKPOINT, _translated, refuse_other_mode, work_of
+from millstream.spark.real_time_steps import MARK
 from millstream.spark.running import Settings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -124,6 +126,53 @@ def test_settings_get_the_names_of_the_java_client(tmp_path: Path) -> None:
     }
     with pytest.raises(InvalidSetting, match=r"'enable\.ssl\.certificate\.verification' has no equal"):
         java_settings(KafkaAddress("h:9092", {"enable.ssl.certificate.verification": "false"}))
+
+
+@pytest.mark.parametrize("said", ["{}", "{} and again {}", "MILLSTREAM-RECORD:cut off {}", "before\n{}\nafter {"])
+def test_a_record_is_named_however_often_spark_repeats_it(said: str) -> None:
+    letter = {"step": "read", "topic": "scores", "partition": 0, "offset": 7, "reason": "it is no JSON: {"}
+    error = _translated(RuntimeError(said.replace("{}", f"{MARK}{json.dumps(letter)}{MARK}")))
+    assert isinstance(error, RecordFailed)
+    assert (error.what, error.where) == (
+        "the step 'read' cannot handle a record: it is no JSON: {",
+        "topic scores, partition 0, offset 7",
+    )
+
+
+def test_a_record_of_which_too_little_is_left_is_no_crash() -> None:
+    assert isinstance(_translated(RuntimeError(f'{MARK}{{"step": "re{MARK} {MARK}{{"step": "x"}}{MARK}')), SparkFailed)
+
+
+def test_a_cluster_is_given_its_archive_and_waited_for(
+    kafka: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many cores there are is asked when the workers have come."""
+    happened: list[Any] = []
+
+    class Cluster:
+        master = "spark://host:7077"
+        sparkContext = property(lambda self: self)  # noqa: N815 - Spark's name
+
+    def session(**said: Any) -> Cluster:
+        happened.append(said)
+        return Cluster()
+
+    def check(*_: Any) -> None:
+        happened.append("looked at cores")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "session", session)
+    monkeypatch.setattr(workers, "until_workers", lambda _: happened.append("waited"))
+    monkeypatch.setattr(real_time, "_check_spark", check)
+    with ms.connect(f"kafka://{kafka.bootstrap}") as broker:
+        broker.create_topic("of-a-cluster")
+    flow = flow_of(unchanged, ms.kafka(kafka.bootstrap, topic="of-a-cluster"), ms.kafka(kafka.bootstrap, topic="out"))
+    asked = {"master": Cluster.master, "conf": {"spark.cores.max": "4"}, "archive": "env.tar.gz"}
+    with pytest.raises(KeyboardInterrupt):
+        flow.start(mode="real time", broker=tmp_path / "log", folder=tmp_path / "job", **asked)
+    [said, *rest] = happened
+    assert (said["master"], said["settings"], said["environment"]) == tuple(asked.values())
+    assert rest == ["waited", "looked at cores"]
 
 
 # ---------------------------------------------------------------- what runs

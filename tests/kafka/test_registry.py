@@ -9,8 +9,11 @@ import base64
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, BaseServer, ThreadingTCPServer
 from typing import Any
 
 import fastavro
@@ -18,6 +21,8 @@ import pytest
 
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidSetting, KafkaUnavailable, NoAccess, NotFound
+from millstream.secrets import Secret
+from millstream.sources.registry import Registry as SchemaRegistry
 
 from .source_support import made, numbers, opened, row, send, slabs
 
@@ -47,6 +52,8 @@ class Registry:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.user: str | None = None
+        self.elsewhere: str | None = None
+        """Where it sends on to."""
         registry = self
 
         class Answers(BaseHTTPRequestHandler):
@@ -54,7 +61,11 @@ class Registry:
                 registry.asked.append(self.path)
                 said = self.headers.get("Authorization")
                 known = SCHEMAS.get(int(self.path.rpartition("/")[2]))
-                if registry.user and said != "Basic " + base64.b64encode(registry.user.encode()).decode():
+                if registry.elsewhere:
+                    self.send_response(302)
+                    self.send_header("Location", registry.elsewhere)
+                    self.end_headers()
+                elif registry.user and said != "Basic " + base64.b64encode(registry.user.encode()).decode():
                     self._answer(401, {"error_code": 401, "message": "Unauthorized"})
                 elif not self.path.startswith("/schemas/ids/") or known is None:
                     self._answer(404, {"error_code": 40403, "message": "Schema not found"})
@@ -75,15 +86,28 @@ class Registry:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
 
+@contextmanager
+def running(server: BaseServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@contextmanager
+def serving(handler: type[BaseRequestHandler]) -> Iterator[str]:
+    server = ThreadingTCPServer(("127.0.0.1", 0), handler)
+    with running(server):
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+
+
 @pytest.fixture
 def registry() -> Iterator[Registry]:
     made_here = Registry()
-    thread = threading.Thread(target=made_here.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield made_here
-    made_here.server.shutdown()
-    thread.join()
-    made_here.server.server_close()
+    with running(made_here.server):
+        yield made_here
 
 
 def framed(number: int, body: bytes) -> bytes:
@@ -157,6 +181,36 @@ def test_a_registry_may_want_a_user(kafka: KafkaCluster, registry: Registry) -> 
         pytest.raises(NoAccess, match=r"basic\.auth\.user\.info"),
     ):
         slabs(source)
+
+
+def test_a_password_does_not_follow_to_another_host(registry: Registry) -> None:
+    """A registry that sends on to another: that one is not even asked."""
+    seen: list[str | None] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Authorization"))
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with serving(Other) as other:
+        registry.elsewhere = f"{other}/schemas/ids/1"
+        asked = SchemaRegistry(registry.url, Secret(USER))
+        with pytest.raises(InvalidSetting, match=f"sends on to {other}"):
+            asked.avro(1)
+    assert seen == []
+
+
+def test_something_that_is_no_registry_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
+    class Babbles(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1000)
+            self.request.sendall(b"220 mail.example.com ESMTP\r\n")
+
+    with serving(Babbles) as url, pytest.raises(KafkaUnavailable, match=r"does not answer: 220 mail.*ESMTP"):
+        SchemaRegistry(url).avro(1)
 
 
 def test_a_registry_that_is_away(kafka: KafkaCluster) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,7 @@ from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, KafkaUnavailable, NoAccess, OffsetLost, UnknownTopic
 from millstream.plan.places import kafka as kafka_place
 from millstream.records import Schema
-from millstream.sources import KafkaSource, Slice, open_source
+from millstream.sources import KafkaSource, Slice, kafka_reader, open_source
 
 from .source_support import (
     Transactions,
@@ -234,11 +235,83 @@ def test_going_on_without_what_was_lost(
         assert source.lost_records == count
         assert "offsets 2 to 5 were deleted by retention" in caplog.text
         assert numbers(slabs(source, {"0": 2}, end)) == expected
+        assert source.lost_records == count  # once, though it was met when the batch was cut, too
+        assert caplog.text.count("offsets 2 to 5 were deleted") == 1
         send(kafka.bootstrap, topic, rows(2, 10))
         assert numbers(slabs(source, end, source.limited(end, None))) == [10, 11]
     with opened(kafka.bootstrap, topic, on_lost=on_lost) as source:
         assert numbers(source.read(Slice("0", 2, 8))) == ([6, 7] if on_lost == "earliest" else [])
         assert list(source.read(Slice("0", 1, 4))) == []
+
+
+def test_a_batch_whose_end_is_gone_is_told(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an election that lost records: a batch was planned, and the partition ends before it does."""
+    monkeypatch.setattr(kafka_reader, "STALL_SECONDS_MAX", 1.0)
+    topic = made(kafka.bootstrap)
+    send(kafka.bootstrap, topic, rows(10))
+    lost = r"(?s)offset 20 was read before, but the partition now ends at 10.*partition 0"
+    with opened(kafka.bootstrap, topic) as source:
+        for start in (5, 15):
+            with pytest.raises(OffsetLost, match=lost):
+                source.slices({"0": start}, {"0": 20}, 1)
+        with pytest.raises(OffsetLost, match=lost):
+            list(source.read(Slice("0", 5, 20)))  # lost after the batch was cut
+
+
+@pytest.mark.parametrize(("on_lost", "goes_on_at"), [("earliest", 0), ("latest", 10)])
+def test_going_on_when_the_end_of_a_batch_is_gone(
+    kafka: KafkaCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    on_lost: str,
+    goes_on_at: int,
+) -> None:
+    monkeypatch.setattr(kafka_reader, "STALL_SECONDS_MAX", 1.0)
+    topic = made(kafka.bootstrap)
+    send(kafka.bootstrap, topic, rows(10))
+    with opened(kafka.bootstrap, topic, on_lost=on_lost) as source, caplog.at_level(logging.WARNING):
+        assert numbers(slabs(source, {"0": 5}, {"0": 20})) == [5, 6, 7, 8, 9]
+        assert slabs(source, {"0": 15}, {"0": 20}) == []
+        assert source.limited({"0": 20}, None) == {"0": 10}
+        assert numbers(slabs(source, {"0": 20}, {"0": 10})) == list(range(goes_on_at, 10))
+        assert caplog.text.count("the partition now ends at 10") == 1
+    with opened(kafka.bootstrap, topic, on_lost=on_lost) as source:
+        assert numbers(source.read(Slice("0", 5, 20))) == [5, 6, 7, 8, 9]
+
+
+def test_a_reader_behind_the_end_does_not_crawl(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = made(kafka.bootstrap)
+    send(kafka.bootstrap, topic, rows(10))
+    asked: list[int] = []
+    whole = KafkaSource._past_lost
+
+    def past_lost(self: KafkaSource, slice: Slice, offset: int) -> int:
+        asked.append(offset)
+        return whole(self, slice, offset)
+
+    monkeypatch.setattr(KafkaSource, "_past_lost", past_lost)
+    with opened(kafka.bootstrap, topic, on_lost="earliest") as source:
+        assert list(source.read(Slice("0", 50, 70))) == []
+    assert asked == [50]
+
+
+def test_an_offset_that_was_away_for_a_moment_is_read(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = made(kafka.bootstrap)
+    send(kafka.bootstrap, topic, rows(10))
+    whole, away = kafka_reader.PartitionReader.read, [3]
+
+    def read(self: Any, start: int, end: int) -> Any:
+        yield from whole(self, start, away[0] if away else end)
+        if away:
+            self.lost_at = away.pop()
+
+    monkeypatch.setattr(kafka_reader.PartitionReader, "read", read)
+    with opened(kafka.bootstrap, topic) as source:
+        assert numbers(source.read(Slice("0", 0, 10))) == list(range(10))
+    away.append(3)
+    with opened(kafka.bootstrap, topic, on_lost="earliest") as source:
+        assert numbers(source.read(Slice("0", 0, 10))) == list(range(10))
+        assert source.lost_records == 0
 
 
 # ---------------------------------------------------------------- columns

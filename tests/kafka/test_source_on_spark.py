@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import subprocess
@@ -22,7 +23,7 @@ from kafka_cluster import KafkaCluster
 from kafka_jars import CONNECTOR, assemble
 from millstream.errors import JobChanged, OffsetLost, UnknownTopic
 from millstream.log import EmbeddedLog
-from millstream.spark import session, stop
+from millstream.spark import front, session, stop
 from millstream.spark.session import log_file
 from millstream.spark.topic_source import register
 
@@ -217,7 +218,75 @@ def test_a_password_is_nowhere_but_in_use(kafka: KafkaCluster, log: EmbeddedLog,
     assert [path for path in [*files, written] if password.encode() in path.read_bytes()] == []
 
 
+@pytest.fixture
+def guarded(kafka: KafkaCluster, tmp_path: Path) -> str:
+    """The address of a Kafka that wants a password, which stands in a file."""
+    said = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "ann",
+        "sasl.password": USERS["ann"],
+        "ssl.ca.location": kafka.certificate,
+    }
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in said.items()))
+    return f"kafka://{kafka.secure_bootstrap}?settings={file}"
+
+
+def test_the_broker_of_a_job_may_want_a_password(kafka: KafkaCluster, guarded: str, tmp_path: Path) -> None:
+    """Goal: planner, workers and sinks get what stands in the file. Method: the file is gone once the job has begun, so
+    that only the driver can have read it; windows, so that there are workers of both kinds."""
+    topic, totals = made(kafka.bootstrap, 2), f"totals-{uuid.uuid4().hex}"
+    for partition in (0, 1):
+        send(kafka.bootstrap, topic, [score("ann", n, n) for n in range(3)], partition)
+    flow = ms.Flow("guarded")
+    rows = flow.read(topic, SCHEMA, event_time="at", watermark=ms.ascending())
+    rows.key_by("user").window(ms.fixed("2 seconds")).agg(total=ms.sum("n")).write(totals)
+    job = flow.start(broker=guarded, folder=tmp_path / "job", until=CAUGHT_UP)
+    (tmp_path / "client.properties").unlink()
+    assert job.wait(120)
+    with ms.connect(f"kafka://{kafka.bootstrap}") as broker, broker.consumer(totals) as consumer:
+        assert [record.value["total"] for record in consumer.until_caught_up()] == [2]
+    files = [path for path in (tmp_path / "job").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if USERS["ann"].encode() in path.read_bytes()] == []
+
+
 # ---------------------------------------------------------------- without a flow
+
+
+@pytest.mark.parametrize("by", ["option", "register"])
+def test_our_format_reads_a_kafka_that_wants_a_password(
+    kafka: KafkaCluster, guarded: str, spark: SparkSession, tmp_path: Path, by: str
+) -> None:
+    """Whether each process of Spark looks into the file, or is told what this one found there."""
+    topic = made(kafka.bootstrap)
+    send(kafka.bootstrap, topic, [score("ann", n, n) for n in range(3)])
+    register(spark, broker=guarded if by == "register" else tmp_path / "log")
+    said = {"topic": topic} | ({"broker": guarded} if by == "option" else {})
+    assert spark.read.format("millstream").options(**said).load().count() == 3
+    stream = spark.readStream.format("millstream").options(**said).load()
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 3
+
+
+def test_a_dataframe_of_a_flow_brings_the_users_modules(
+    log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "twice_as_much.py").write_text("def double(row):\n    return {**row, 'n': 2 * row['n']}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    double = importlib.import_module("twice_as_much").double
+    sent: list[str] = []
+    looked: list[Any] = []
+    monkeypatch.setattr(front, "ship_modules", lambda _, files: sent.extend(files))
+    monkeypatch.setattr(front, "check_workers", lambda _, needs: looked.append(needs))
+    log.create_topic("scores", schema="n int")
+    ms.Flow("frame").read("scores", "n int").map(double).to_dataframe(broker=log.path)
+    assert sent == ["twice_as_much.py"]
+    [needs] = looked
+    assert "polars" in needs.libraries
+    assert (list(needs.written), list(needs.read)) == ([], [log.path])
 
 
 def test_spark_reads_kafka_by_our_format(kafka: KafkaCluster, spark: SparkSession, tmp_path: Path) -> None:

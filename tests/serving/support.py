@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import millstream as ms
-from millstream.log import EmbeddedLog
+from millstream.log import Broker, EmbeddedLog
+from millstream.log.kafka.log import KafkaLog
 from millstream.plan.nodes import Write
 from millstream.sinks import Sink, open_sink
-from millstream.sinks.remembered import remember
+from millstream.sinks.remembered import jobs_folder, remember
 from sinks.support import table, weights
 
 SCORES = "team string, score int"
@@ -17,10 +18,10 @@ SCORES = "team string, score int"
 class Job:
     """A flow that was started; `write` gives all its outputs one batch of (row, weight)."""
 
-    def __init__(self, log: EmbeddedLog, flow: ms.Flow) -> None:
+    def __init__(self, log: EmbeddedLog | KafkaLog, flow: ms.Flow) -> None:
         self.log, self.name = log, flow.name
         self.outputs = flow.check()
-        self.folder = log.path / "jobs" / flow.name
+        self.folder = jobs_folder(log) / flow.name
         self._batch = -1
         self._sinks: dict[Write, Sink] = {}
         for output in self.outputs:
@@ -28,7 +29,7 @@ class Job:
             own.mkdir(parents=True, exist_ok=True)
             named: dict[str, Any] = {"job": flow.name, "step": output.name, "broker": log, "folder": own}
             self._sinks[output] = open_sink(output.sink, output.schema, **named, keys=output.keys, table=output.net)
-        remember(self.folder, self.outputs, log.path)
+        remember(self.folder, self.outputs, log.path if isinstance(log, EmbeddedLog) else log.address)
 
     def write(self, *changes: tuple[dict[str, Any], int]) -> None:
         self._batch += 1
@@ -54,7 +55,7 @@ def total(team: str | None, points: int) -> dict[str, Any]:
     return {"team": team, "total": points}
 
 
-def put(log: EmbeddedLog, topic: str, *records: tuple[str, Any], **more: Any) -> None:
+def put(log: Broker, topic: str, *records: tuple[str, Any], **more: Any) -> None:
     """Sends (key, value), a value of None as a tombstone."""
     with log.producer() as producer:
         for key, value in records:

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 import millstream as ms
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, KafkaUnavailable
 from millstream.log import EmbeddedLog
 from millstream.serving import Tables, http
 
@@ -126,6 +126,15 @@ def test_a_table_that_is_not_there(log: EmbeddedLog, ask: Ask) -> None:
         status, error = ask(path)
         assert (status, error["what"]) == (404, "there is no table 'total'")
         assert error["next"] == "did you mean 'totals'? tables that exist: totals"
+
+
+def test_a_kafka_that_is_away_is_unavailable(running: Running, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise KafkaUnavailable("no broker answers", next_step="see whether it runs")
+
+    monkeypatch.setattr(Tables, "row", away)
+    status, error = ask("/tables/totals/red")
+    assert (status, error["kind"], error["next"]) == (503, "KafkaUnavailable", "see whether it runs")
 
 
 def test_tables_that_come_later_are_served(log: EmbeddedLog, ask: Ask) -> None:

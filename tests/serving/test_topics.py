@@ -7,15 +7,17 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import NotFound
 from millstream.log import EmbeddedLog
-from millstream.log.reader import Fetch
-from millstream.serving import topics
-from millstream.serving.topics import TopicTable, home_of, text_table
+from millstream.serving import newest
+from millstream.serving.newest import home_of
+from millstream.serving.topics import TopicTable, text_table
 
 from .conftest import MEMORY
 from .support import put
@@ -58,8 +60,8 @@ def test_any_history_of_records(steps: list[tuple[str, Any]], partitions: int, s
         pytest.MonkeyPatch.context() as patched,
     ):
         if small:  # so that rows which were replaced are let go of all the time
-            patched.setattr(topics, "CHUNKS_MAX", 1)
-            patched.setattr(topics, "SPARE_ROWS", 0)
+            patched.setattr(newest, "CHUNKS_MAX", 1)
+            patched.setattr(newest, "SPARE_ROWS", 0)
         log.create_topic("t", schema="n int", compaction=True, partitions=partitions)
         expected: dict[str, int] = {}
         follower, looker = both(log)
@@ -104,13 +106,13 @@ def test_a_request_reads_only_what_is_new(log: EmbeddedLog, monkeypatch: pytest.
     follower, _ = both(log)
     assert values(follower, "k7") == {"n": 7}
     read: list[int] = []
-    take = topics.Held.take
+    take = newest.Held.take
 
-    def noted(held: topics.Held, fetch: Fetch) -> list[bytes]:
-        read.append(fetch.stored.num_rows)
-        return take(held, fetch)
+    def noted(held: newest.Held, stored: pa.RecordBatch, offsets: np.ndarray) -> list[bytes]:
+        read.append(stored.num_rows)
+        return take(held, stored, offsets)
 
-    monkeypatch.setattr(topics.Held, "take", noted)
+    monkeypatch.setattr(newest.Held, "take", noted)
     assert values(follower, "k8") == {"n": 8}
     put(log, "t", ("k7", {"n": 0}), ("new", {"n": 1}))
     assert (values(follower, "k7"), values(follower, "new")) == ({"n": 0}, {"n": 1})
@@ -199,7 +201,7 @@ def test_tombstones_that_came_and_went_unseen(log: EmbeddedLog) -> None:
 
 
 def test_deleted_keys_cost_no_memory(log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "SPARE_ROWS", 0)
+    monkeypatch.setattr(newest, "SPARE_ROWS", 0)
     log.create_topic("t", schema="n int", compaction=True, partitions=2)
     follower, _ = both(log)
     for number in range(50):

@@ -17,13 +17,14 @@ from millstream.errors import MillstreamError
 
 OTHER_FAILURE, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
 NOT_FOR_ALL = 6
+KAFKA_CLIENT = "millstream.kafka"  # what Kafka's client says to itself: what does not pass is raised as well
 EXIT_CODES = {
     0: "fine",
     1: "another failure, or the question was answered with no",
     2: "usage or invalid input",
     3: "not found: topic, partition, group, queue, table, key, file or log",
     4: "exists already",
-    5: "storage: no room, no rights, damaged, not a log; or the database of a table is away",
+    5: "storage: no room, no rights, damaged, not a log; Kafka or the database of a table is away",
     6: "done, but not for all: dead letters were written, or a queue's command failed",
     130: "interrupted with Ctrl-C",
     141: "the reader of the output went away",
@@ -116,6 +117,8 @@ class _Warnings(logging.Handler):
         self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == KAFKA_CLIENT:
+            return
         message = record.getMessage()
         if message not in self._said:
             self._said.add(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -65,17 +64,14 @@ def forget(
 
 
 def _folders(session: Session) -> list[Path]:
-    from millstream.log import ADDRESS_VARIABLE
-    from millstream.log.kafka.address import SCHEME
     from millstream.sinks.remembered import jobs_folder
 
-    address = session.address or os.environ.get(ADDRESS_VARIABLE) or ""
-    if address.startswith(SCHEME):  # whether it answers or not: a job's folder is on this machine
+    if address := session.kafka():  # whether it answers or not: a job's folder is on this machine
         jobs = jobs_folder(address)
     elif session.missing_folder():
         return []
     else:
-        with session.embedded() as log:
+        with session.log() as log:
             jobs = jobs_folder(log)
     return sorted(folder for folder in jobs.iterdir() if folder.is_dir()) if jobs.is_dir() else []
 

@@ -63,10 +63,10 @@ def ask(question: str, *, yes: bool) -> None:
         raise typer.Abort
 
 
-def size_text(size_bytes: int) -> str:
+def size_text(size_bytes: int | None) -> str | None:
     from rich.filesize import decimal
 
-    return decimal(size_bytes)
+    return None if size_bytes is None else decimal(size_bytes)
 
 
 def count_text(count: int, noun: str) -> str:

@@ -107,7 +107,9 @@ def receive(
     max_messages: Annotated[
         int, typer.Option("--max", min=0, help="Stop after so many messages; 0: when none is left.")
     ] = 1,
-    wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a message.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a message; a few on Kafka.")
+    ] = 0.0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on for ever.")] = False,
     acknowledge: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed and flushed.")] = False,
     run: Annotated[
@@ -118,7 +120,8 @@ def receive(
 
     With --exec, the command gets the value on stdin; exit code 0 acknowledges the message, any other refuses it, and
     it is tried again until the queue's tries are used up. The command sees MILLSTREAM_TOPIC, MILLSTREAM_PARTITION,
-    MILLSTREAM_OFFSET, MILLSTREAM_KEY and MILLSTREAM_TRIES, and keeps the message as long as it runs.
+    MILLSTREAM_OFFSET, MILLSTREAM_KEY and MILLSTREAM_TRIES, and keeps the message as long as it runs; on Kafka, no
+    longer than the queue's timeout.
 
     With --ack, messages are printed and acknowledged. With neither, they are only shown: they are refused and go back
     to the queue. Such a look counts as a try, and after its last try a message goes to the dead letters.

@@ -8,7 +8,7 @@ import subprocess
 from millstream.cli.failures import warn
 from millstream.cli.rendering import Rendering, write_lines
 from millstream.cli.session import Session
-from millstream.errors import DeliveryExpired
+from millstream.errors import DeliveryExpired, InvalidInput
 from millstream.log import Message, Queue
 from millstream.records import Schema
 
@@ -22,6 +22,7 @@ class Receiver:
         self._queue = queue
         self._rendering = Rendering(schema, "json" if session.json else "value")
         self._wait_seconds = wait_seconds
+        self._extends = True
 
     def print(self, limit: int | None, *, follow: bool, acknowledge: bool) -> None:
         """Prints messages. Those only looked at go back at the end, or the same ones would come again meanwhile."""
@@ -64,7 +65,8 @@ class Receiver:
         return done, refused
 
     def _next(self, count: int, follow: bool) -> list[Message]:
-        return self._queue.receive_many(count, max(self._wait_seconds, FOLLOW_SECONDS if follow else 0.0))
+        least = FOLLOW_SECONDS if follow else self._queue.patience_seconds
+        return self._queue.receive_many(count, max(self._wait_seconds, least))
 
     def _run(self, command: str, message: Message) -> int:
         """The exit code of the command. As long as it runs, the message is kept from others."""
@@ -78,11 +80,21 @@ class Receiver:
                     return process.returncode
                 except subprocess.TimeoutExpired:
                     content = None  # it goes on with what it was given
-                    message.extend(timeout)
+                    self._keep(message)
         except BaseException:  # the message goes to another consumer: the work on it must have ended by then
             process.terminate()
             process.wait()
             raise
+
+    def _keep(self, message: Message) -> None:
+        """Extends the time of a message. Where that cannot be done, another may get it while it is worked on."""
+        if not self._extends:
+            return
+        try:
+            message.extend(self._queue.settings.timeout)
+        except InvalidInput as error:
+            self._extends = False
+            warn(str(error), as_json=self._session.json)
 
 
 def _environment(message: Message) -> dict[str, str]:

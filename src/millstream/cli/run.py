@@ -54,6 +54,9 @@ def run(
     archive: Annotated[
         str | None, typer.Option(metavar="FILE", help="The libraries of workers, made by millstream pack.")
     ] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="'real time'", help="Each record by itself, from Kafka to Kafka.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
 ) -> None:
     """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
@@ -68,7 +71,7 @@ def run(
     if explain:
         typer.echo(chosen.explain(physical=True))
         return
-    given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows}
+    given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
     given |= {"folder": folder and folder.absolute(), "archive": archive, "conf": _pairs(conf) or None}
     said |= {name: value for name, value in given.items() if value is not None}
     said |= {"batch": True} if batch else {}

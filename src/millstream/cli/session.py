@@ -6,10 +6,11 @@ import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
@@ -17,13 +18,16 @@ import typer
 from millstream.errors import NotFound
 
 if TYPE_CHECKING:
-    from millstream.log import Broker, EmbeddedLog
+    from millstream.log import Broker
 
 Given = ParamSpec("Given")
+COMPLETE_SECONDS = 4.0
 LogAddress = Annotated[
     str | None,
     typer.Option(
-        "--log", metavar="FOLDER", help="The log's folder; unsaid: $MILLSTREAM_BROKER, else .millstream here."
+        "--log",
+        metavar="ADDRESS",
+        help="The log's folder, or kafka://HOST:PORT; unsaid: $MILLSTREAM_BROKER, else .millstream here.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; errors and warnings on stderr are JSON, too.")]
@@ -44,15 +48,6 @@ class Session:
         with connect(self.address if create else self.existing()) as log:
             yield log
 
-    @contextmanager
-    def embedded(self) -> Iterator[EmbeddedLog]:
-        """The log, open, for what works on one in a folder alone."""
-        from millstream.log import open_embedded
-
-        signal.siginterrupt(signal.SIGINT, True)
-        with open_embedded(self.existing()) as log:
-            yield log
-
     def existing(self) -> str | None:
         """The address of a log that is there."""
         if missing := self.missing_folder():
@@ -67,10 +62,18 @@ class Session:
         missing = self.missing_folder()
         return f"there is no log in '{missing}' yet" if missing else f"there are no {what}"
 
-    def missing_folder(self) -> Path | None:
+    def kafka(self) -> str | None:
+        """The address, if it is that of a Kafka."""
+        address = self._given()
+        return address if address.startswith("kafka://") else None
+
+    def _given(self) -> str:
         from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER
 
-        address = self.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+        return self.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+
+    def missing_folder(self) -> Path | None:
+        address = self._given()
         scheme, separator, rest = address.partition("://")
         if separator and scheme != "file":
             return None
@@ -118,12 +121,21 @@ def subcommands(app: typer.Typer, name: str, help: str) -> typer.Typer:
 
 def _completion(names: Callable[[Broker], list[str]]) -> Callable[[typer.Context, str], list[str]]:
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        session = Session(ctx.find_root().params.get("log"), json=False)
-        try:
-            with session.log() as log:
-                return [name for name in names(log) if name.startswith(incomplete)]
-        except Exception:  # a shell that completes must not be disturbed
-            return []
+        address = ctx.params.get("log") or ctx.find_root().params.get("log")
+        found: list[str] = []
+
+        def look() -> None:
+            # A shell that completes must not be disturbed.
+            with suppress(Exception), connect(Session(address, json=False).existing()) as log:
+                found.extend(name for name in names(log) if name.startswith(incomplete))
+
+        from millstream.log import connect
+
+        # Nor kept waiting for a broker that is away.
+        looking = Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(COMPLETE_SECONDS)
+        return list(found)
 
     return complete
 

@@ -37,7 +37,7 @@ def list_tables(session: Session) -> None:
 
     known = {}
     if not session.missing_folder():
-        with session.embedded() as log:
+        with session.log() as log:
             known = Tables(log).known()
     show_table(
         session,
@@ -72,7 +72,7 @@ def get(
     from millstream.cli.rendering import write_lines
     from millstream.serving import Tables
 
-    with session.embedded() as log:
+    with session.log() as log:
         tables = Tables(log, at=at, follows=False)
         try:
             asked = as_key(key, tables.open(name).key)
@@ -113,7 +113,7 @@ def serve(
     """
     from millstream.serving import Tables, http
 
-    with session.embedded() as log, http.listening(host, port) as taken:
+    with session.log() as log, http.listening(host, port) as taken:
         tables = Tables(log, at=at)
         number = taken.getsockname()[1]
         if host not in http.LOOPBACK:

@@ -185,14 +185,14 @@ def clean(
 ) -> None:
     """Apply retention and compaction now, to one topic or to all.
 
-    Whoever has the log open does this in the background, so it is seldom needed.
+    Whoever has the log open does this in the background, so it is seldom needed. Kafka's brokers do it themselves.
 
     \b
     Example:
       millstream topics clean scores
     """
     with session.log() as log:
-        names = [topic] if topic else log.topics()
+        names = [topic] if topic else log.topics() if not session.kafka() else []  # which refuses, below
         before = {name: log.describe_topic(name).size_bytes for name in names}
         log.clean(topic)
         after = {name: log.describe_topic(name).size_bytes for name in names}
@@ -207,7 +207,7 @@ def repair(session: Session, topic: TopicName, yes: Yes = False) -> None:
     """Keep what still checks out of a damaged topic, and tell what is lost.
 
     Nobody else may use the topic meanwhile. The damaged files are kept beside the repaired ones, with .damaged at
-    the end of their names. Asks on a terminal; elsewhere it wants --yes.
+    the end of their names. Asks on a terminal; elsewhere it wants --yes. Kafka's brokers repair theirs themselves.
 
     \b
     Example:
@@ -215,7 +215,8 @@ def repair(session: Session, topic: TopicName, yes: Yes = False) -> None:
     """
     with session.log() as log:
         log.topic(topic)
-        ask(f"Repair topic '{topic}'? What is damaged is left out from then on.", yes=yes)
+        if not session.kafka():  # which refuses: nobody need be asked
+            ask(f"Repair topic '{topic}'? What is damaged is left out from then on.", yes=yes)
         found = log.repair_topic(topic)
     rows = [
         (

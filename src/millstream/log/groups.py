@@ -43,7 +43,7 @@ class GroupPartition:
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
     name: str
-    generation: int
+    generation: int | None  # Kafka does not tell
     members: tuple[str, ...]
     partitions: tuple[GroupPartition, ...]
 

@@ -80,15 +80,17 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
+    """What is not known is None: Kafka does not count the messages of a queue."""
+
     name: str
     topic: str
     settings: QueueSettings
-    waiting: int
-    in_flight: int
-    acknowledged: int
-    dead: int
-    lost: int
-    consumers: int
+    waiting: int | None
+    in_flight: int | None
+    acknowledged: int | None
+    dead: int | None
+    lost: int | None
+    consumers: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,11 @@ class Queue:
         self._closed = False
 
     # ------------------------------------------------------------ receiving
+
+    @property
+    def patience_seconds(self) -> float:
+        """So long a wait in vain says that nothing is there to be received."""
+        return 0.0
 
     def receive(self, timeout: float = 0.0) -> Message | None:
         """The next message, waiting up to `timeout` seconds for one."""

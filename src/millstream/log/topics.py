@@ -130,8 +130,8 @@ class PartitionInfo:
     start_offset: int
     end_offset: int
     stable_offset: int
-    size_bytes: int
-    segments: int
+    size_bytes: int | None  # as is `segments`, unknown on Kafka: its brokers keep it to themselves
+    segments: int | None
     open_transactions: int
 
     @property
@@ -158,8 +158,10 @@ class TopicInfo:
     serves: tuple[str, ...] = ()  # the other names whose readers read this topic
 
     @property
-    def size_bytes(self) -> int:
-        return sum(partition.size_bytes for partition in self.partitions)
+    def size_bytes(self) -> int | None:
+        """None where the broker does not tell."""
+        sizes = [partition.size_bytes for partition in self.partitions]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def records_max(self) -> int:

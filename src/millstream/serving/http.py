@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from millstream.errors import InvalidInput, MillstreamError, NotFound
+from millstream.errors import InvalidInput, KafkaUnavailable, MillstreamError, NotFound
 from millstream.serving.rows import TableUnavailable
 from millstream.serving.tables import Tables
 from millstream.sinks.remembered import Remembered
@@ -98,7 +98,7 @@ def _status(error: MillstreamError) -> int:
         return 404
     if isinstance(error, InvalidInput):
         return 400
-    return 503 if isinstance(error, TableUnavailable) else 500
+    return 503 if isinstance(error, TableUnavailable | KafkaUnavailable) else 500
 
 
 # ---------------------------------------------------------------- the server

@@ -9,18 +9,22 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
-from millstream.log import EmbeddedLog, open_embedded
+from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.place import what_exists
 from millstream.serving.databases import PostgresTable, SqliteTable
 from millstream.serving.rows import Row
 from millstream.serving.topics import TopicTable, text_table
 from millstream.sinks.remembered import Remembered, remembered
+
+if TYPE_CHECKING:
+    from millstream.log.kafka.log import KafkaLog
 
 EXAMPLES = 3
 
@@ -44,20 +48,25 @@ class Lookup(Protocol):
 class Tables:
     """The tables of a log. With `follows`, topics are held as an index in memory: for who looks up more than once."""
 
-    def __init__(self, log: EmbeddedLog, *, at: str | None = None, follows: bool = True) -> None:
+    def __init__(self, log: Broker, *, at: str | None = None, follows: bool = True) -> None:
         self._log = log
+        self._topics = EmbeddedTopics(log) if isinstance(log, EmbeddedLog) else kafka_topics(cast("KafkaLog", log))
         self._at = at
         self._follows = follows
         self._open: dict[Remembered, Lookup] = {}
         self._lock = threading.Lock()
 
-    def known(self) -> dict[str, Remembered]:
-        """By the shortest name that stands for it alone: what jobs have noted, and compacted topics besides."""
-        tables = remembered(self._log.path)
-        topics = self._log.topics()
+    def known(self, *, fresh: bool = True) -> dict[str, Remembered]:
+        """By the shortest name that stands for it alone: what jobs have noted, and compacted topics besides.
+
+        Not fresh: topics may be those of some seconds ago.
+        """
+        log = self._log
+        tables = remembered(log.path if isinstance(log, EmbeddedLog) else cast("KafkaLog", log).address)
+        topics = self._topics(fresh=fresh)
         tables = [table for table in tables if table.kind != "topic" or table.name in topics]
         noted = {table.name for table in tables if table.kind == "topic"}
-        compacted = [name for name in topics if name not in noted and self._is_compacted(name)]
+        compacted = [name for name, is_compacted in topics.items() if is_compacted and name not in noted]
         tables += [text_table(name, self._log) for name in compacted]
         counts = Counter(name for table in tables for name in set(_names(table)))
         chosen = {next(name for name in _names(table) if counts[name] == 1): table for table in tables}
@@ -65,6 +74,9 @@ class Tables:
 
     def find(self, name: str) -> Remembered:
         """The table of a name; a topic's name always stands for something."""
+        known = self.known(fresh=False)
+        if name in known:
+            return known[name]
         known = self.known()
         if name in known:
             return known[name]
@@ -106,7 +118,11 @@ class Tables:
             return SqliteTable(table)
         if table.kind == "postgres":
             return PostgresTable(table, self._at)
-        return TopicTable(self._log, table, follows=self._follows)
+        if isinstance(self._log, EmbeddedLog):
+            return TopicTable(self._log, table, follows=self._follows)
+        from millstream.serving.kafka_topics import KafkaTopicTable
+
+        return KafkaTopicTable(cast("KafkaLog", self._log), table, follows=self._follows)
 
     def _topic(self, name: str, known: dict[str, Remembered]) -> Remembered:
         """Of a name that is switched, the key is that of what it stands for."""
@@ -122,11 +138,29 @@ class Tables:
         read = [table for table in known.values() if (table.kind, table.name) == ("topic", topic)]
         return replace(read[0], name=name) if read else text_table(name, self._log)
 
-    def _is_compacted(self, topic: str) -> bool:
-        try:
-            return self._log.topic(topic).settings.compaction
-        except UnknownTopic:  # deleted meanwhile
-            return False
+
+class Topics(Protocol):
+    """Which topics there are, and whether each is compacted."""
+
+    def __call__(self, *, fresh: bool = True) -> Mapping[str, bool]: ...
+
+
+class EmbeddedTopics:
+    def __init__(self, log: EmbeddedLog) -> None:
+        self._log = log
+
+    def __call__(self, *, fresh: bool = True) -> Mapping[str, bool]:
+        found = {}
+        for name in self._log.topics():
+            with suppress(UnknownTopic):  # deleted meanwhile
+                found[name] = self._log.topic(name).settings.compaction
+        return found
+
+
+def kafka_topics(log: KafkaLog) -> Topics:
+    from millstream.serving.kafka_topics import KafkaTopics
+
+    return KafkaTopics(log)
 
 
 def _names(table: Remembered) -> list[str]:
@@ -149,7 +183,7 @@ def _listed(keys: Sequence[str]) -> str:
 class OpenTable:
     """Made by `open_table(…)`. Any thread may ask."""
 
-    def __init__(self, name: str, tables: Tables, log: EmbeddedLog) -> None:
+    def __init__(self, name: str, tables: Tables, log: Broker) -> None:
         self.name = name
         self._tables = tables
         self._log = log
@@ -179,10 +213,10 @@ class OpenTable:
 def open_table(name: str, broker: str | os.PathLike[str] | None = None, *, at: str | None = None) -> OpenTable:
     """Opens a table that a job keeps up to date, or any topic by the keys of its records.
 
-    `broker` is the log's folder, as in `connect`; `at` the whole address of a Postgres database, since of the one that
-    a job noted the password is not kept.
+    `broker` is the log's folder or the address of a Kafka, as in `connect`; `at` the whole address of a Postgres
+    database, since of the one that a job noted the password is not kept.
     """
-    log = open_embedded(broker)
+    log = connect(broker)
     try:
         return OpenTable(name, Tables(log, at=at), log)
     except BaseException:

@@ -137,12 +137,24 @@ class KafkaSink(RecordsSink):
             try:
                 produce(topic, value, key)
             except BufferError:
-                self._make_room()
-                produce(topic, value, key)
+                self._produce_when_there_is_room(value, key)
 
-    def _make_room(self) -> None:
-        """Waits until the client has sent some of what it holds."""
-        self._until_fewer(lambda: self._producer.poll(ROOM_S))
+    def _produce_when_there_is_room(self, value: bytes | None, key: bytes | None) -> None:
+        """A large record may need the room of many that the client still holds."""
+        while True:
+            is_empty = not len(self._producer)
+            self._until_fewer(lambda: self._producer.poll(ROOM_S))
+            try:
+                self._producer.produce(self._topic, value, key)
+                return
+            except BufferError:
+                if is_empty:
+                    size_bytes = len(value or b"") + len(key or b"")
+                    raise SinkFailed(
+                        f"a record of step '{self._step}' has {size_bytes:,} bytes, more than the client may hold",
+                        where=self._where,
+                        next_step="raise queue.buffering.max.kbytes in the settings of this Kafka",
+                    ) from None
 
     def _flush(self) -> None:
         while len(self._producer):

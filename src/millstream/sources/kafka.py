@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from millstream.errors import OffsetLost, UnknownTopic
+from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import Clients
@@ -24,7 +24,7 @@ from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
 from millstream.log.reader import Fetch
 from millstream.records import Schema
 from millstream.sources.base import SLAB_ROWS, Offsets, Slab, Slice, cut, fair_shares
-from millstream.sources.kafka_reader import FETCHING, PartitionReader
+from millstream.sources.kafka_reader import FETCHING, STALL_SECONDS_MAX, PartitionReader
 from millstream.sources.registry import Registry, registry_codec
 from millstream.sources.topic_columns import Chunk, Columns, DecodedColumns, is_metadata
 
@@ -68,6 +68,8 @@ class KafkaSource:
         self._partitions = 0
         self._looked_at = float("-inf")
         self._readers: dict[int, PartitionReader] = {}
+        self._noticed: dict[str, int] = {}
+        """By partition, the offset that was last found lost: it is met when a batch is planned, and when it is cut."""
         self._row_bytes = 0.0
         self._weighed_at = float("-inf")
 
@@ -158,8 +160,17 @@ class KafkaSource:
 
     def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
         begun = self._begun({name: start[name] for name in end if name in start}, self.partitions, end)
+        there = self._still_there(end)
         ordered = sorted(end, key=int)
-        return cut([Slice(name, min(begun[name], end[name]), end[name]) for name in ordered], tasks)
+        return cut([Slice(name, min(begun[name], there[name]), there[name]) for name in ordered], tasks)
+
+    def _still_there(self, end: Offsets) -> Offsets:
+        """As much of a batch as the partitions have: one that was planned before may end behind what is left."""
+        last = self._offsets(list(end), "latest")
+        for name, offset in end.items():
+            if offset > last[name]:
+                self._notice(self._lost(name, offset, 0, last[name]), name, offset, last[name])
+        return {name: min(offset, last[name]) for name, offset in end.items()}
 
     def _begun(self, start: Offsets, exist: list[str], end: Offsets) -> Offsets:
         """Where each partition begins that has an end; what is asked for must still be there."""
@@ -182,13 +193,18 @@ class KafkaSource:
 
     def _instead(self, name: str, offset: int, first: int, end: int) -> int:
         """Where to go on when records are lost; raises if that was not allowed."""
-        error = self._lost(name, offset, first, end)
+        instead = first if self._on_lost == "earliest" else max(first, end)
+        self._notice(self._lost(name, offset, first, end), name, offset, instead)
+        return instead
+
+    def _notice(self, error: OffsetLost, name: str, offset: int, instead: int) -> None:
+        """Raises, or tells and counts the same loss once."""
         if self._on_lost == "error":
             raise error
-        instead = first if self._on_lost == "earliest" else max(first, end)
-        self.lost_records += max(0, instead - offset)
-        logger.warning("%s; going on at offset %d, as on_lost='%s' says", error, instead, self._on_lost)
-        return instead
+        if self._noticed.get(name) != offset:
+            self._noticed[name] = offset
+            self.lost_records += max(0, instead - offset)
+            logger.warning("%s; going on at offset %d, as on_lost='%s' says", error, instead, self._on_lost)
 
     def _lost(self, name: str, offset: int, first: int, end: int) -> OffsetLost:
         where = f"{self._where}, partition {name}"
@@ -243,22 +259,36 @@ class KafkaSource:
 
     def _fetches(self, slice: Slice) -> Iterator[Fetch]:
         number, start = int(slice.partition), slice.start
+        deadline = time.monotonic() + STALL_SECONDS_MAX
         while start < slice.end:
             reader = self._reader(number)
-            for messages, numbers in reader.read(start, slice.end):
-                if messages:
-                    yield self._fetched(messages, numbers)
+            try:
+                for messages, numbers in reader.read(start, slice.end):
+                    if messages:
+                        yield self._fetched(messages, numbers)
+            except KafkaUnavailable:
+                if self._still_there({slice.partition: slice.end})[slice.partition] == slice.end:
+                    raise
+                return  # there is no more to come
             if reader.lost_at is None:
                 return
-            start = self._past_lost(slice, reader.lost_at)
+            again = self._past_lost(slice, reader.lost_at)
+            if again > start:
+                deadline = time.monotonic() + STALL_SECONDS_MAX
+            elif time.monotonic() > deadline:
+                raise reader.stalled(slice.end)
+            start = again
 
     def _past_lost(self, slice: Slice, offset: int) -> int:
         """The broker no longer has what the batch was to read."""
         self._look()
         first = self._offsets([slice.partition], "earliest")[slice.partition]
         end = self._offsets([slice.partition], "latest")[slice.partition]
+        if first <= offset <= end:
+            time.sleep(POLL_SECONDS_MAX)
+            return offset  # it was away for a moment, as while leaders change
         instead = self._instead(slice.partition, offset, first, end)
-        return slice.end if self._on_lost == "latest" else max(offset + 1, instead)
+        return slice.end if self._on_lost == "latest" or offset > end else instead
 
     def _reader(self, number: int) -> PartitionReader:
         """That of the partition, kept open between batches; the one unused for longest gives way."""

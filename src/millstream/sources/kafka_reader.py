@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import KafkaUnavailable
-from millstream.log.kafka.clients import PASSING, Clients
+from millstream.log.kafka.clients import PASSING, REFUSED_SECONDS, Clients
 from millstream.log.kafka.failures import client_module, said_plainly, translated
 
 if TYPE_CHECKING:
@@ -67,18 +67,19 @@ class PartitionReader:
                 self._consumer.assign([client_module().TopicPartition(*self._place, start)])
             self._scanned, self._waiting = start, []
         self._at = None  # whoever breaks off a range begins the next anew
-        deadline = time.monotonic() + STALL_SECONDS_MAX
+        heard_at = time.monotonic()
         while self._scanned < end or self._waits_before(end):
             taken = self._take(end)
             if taken:
-                deadline = time.monotonic() + STALL_SECONDS_MAX
+                self._clients.refused = None
                 yield from self._records(taken, end)
                 if self.lost_at is not None:
                     return
-            elif self._clients.refused is not None:
+                heard_at = time.monotonic()
+            elif self._clients.refused is not None and time.monotonic() > heard_at + REFUSED_SECONDS:
                 raise self._clients.refused
-            elif time.monotonic() > deadline:
-                raise self._stalled(end)
+            elif time.monotonic() > heard_at + STALL_SECONDS_MAX:
+                raise self.stalled(end)
         self._at = end
 
     def _waits_before(self, end: int) -> bool:
@@ -123,7 +124,7 @@ class PartitionReader:
         elif name not in PASSING and name not in IGNORED and not error.retriable():
             raise translated(error, self._where)
 
-    def _stalled(self, end: int) -> KafkaUnavailable:
+    def stalled(self, end: int) -> KafkaUnavailable:
         return KafkaUnavailable(
             f"offsets {self._scanned} to {end - 1} were not sent within {STALL_SECONDS_MAX:.0f} seconds",
             where=self._where,

@@ -7,6 +7,7 @@ registry that does not answer, or does not know an id, is an error: it would be 
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import time
 import urllib.error
@@ -28,6 +29,16 @@ HEADER_BYTES = 5
 ANSWER_SECONDS = 10.0
 TRIES = 3
 USER = "basic.auth.user.info"
+
+
+class _Refusing(urllib.request.HTTPRedirectHandler):
+    """Whoever is sent on takes the password along, to whatever host that is."""
+
+    def redirect_request(self, req: urllib.request.Request, *_: Any) -> None:
+        return None  # which makes the answer an error
+
+
+_OPENER = urllib.request.build_opener(_Refusing)
 
 
 @dataclass(eq=False)
@@ -76,18 +87,20 @@ class Registry:
             asked.add_header("Authorization", "Basic " + base64.b64encode(self.user.reveal().encode()).decode())
         for attempt in range(TRIES):
             try:
-                with urllib.request.urlopen(asked, timeout=ANSWER_SECONDS) as answer:
+                with _OPENER.open(asked, timeout=ANSWER_SECONDS) as answer:
                     found = json.load(answer)
                 if isinstance(found, dict) and "schema" in found:
                     return found
                 raise self._strange(number, "something else than a schema")
             except urllib.error.HTTPError as refusal:
+                if refusal.code < 400:
+                    raise self._elsewhere(refusal.headers.get("Location")) from None
                 if refusal.code < 500:
                     raise self._refused(number, refusal.code) from None
                 failure: Exception = refusal
             except ValueError:
                 raise self._strange(number, "something that is not JSON") from None
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:
                 failure = error
             if attempt + 1 < TRIES:
                 time.sleep(0.5)
@@ -96,6 +109,13 @@ class Registry:
             f"the schema registry does not answer: {reason}",
             where=self.url,
             next_step="see whether it runs; the job goes on from its last complete batch",
+        )
+
+    def _elsewhere(self, place: str | None) -> MillstreamError:
+        return InvalidSetting(
+            f"the schema registry sends on to {place or 'another place'}, where the password does not follow",
+            where=self.url,
+            next_step="if that is right, name that place: registry='https://host'",
         )
 
     def _strange(self, number: int, what: str) -> MillstreamError:

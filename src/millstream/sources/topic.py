@@ -80,7 +80,7 @@ class TopicSource:
             self._weighed_at = time.monotonic()
             found = self._log.describe_topic(self.topic).partitions
             records = sum(partition.records_max for partition in found)
-            self._row_bytes = sum(partition.size_bytes for partition in found) / max(1, records)
+            self._row_bytes = sum(partition.size_bytes or 0 for partition in found) / max(1, records)
         return self._row_bytes
 
     def limited(self, start: Offsets, limit_rows: int | None, *, until: Offsets | None = None) -> Offsets:

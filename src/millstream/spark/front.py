@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from millstream.spark.live import LiveFeed
 from millstream.spark.packing import from_bytes
 from millstream.spark.running import CAUGHT_UP, TICK_S, Job, Settings, address_of, run_job, start_job
 from millstream.spark.session import session
+from millstream.spark.shipping import check_workers, needs_of, ship_modules
+from millstream.spark.users_code import modules
 
 
 def _settings(broker: str | PathLike[str] | None, folder: str | PathLike[str] | None, said: dict[str, Any]) -> Settings:
@@ -71,10 +74,15 @@ def dataframe(
     folder = tempfile.mkdtemp(prefix="millstream-dataframe-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shipment = Shipment(uuid.uuid4().hex, layout, partitions, f"{folder}/runs")
+    with connect(None if broker is None else fspath(broker)) as log:
+        address = address_of(log)
+    ship_modules(spark, modules(layout.order))
+    needs = needs_of(layout, address, Path(folder))
+    check_workers(spark, replace(needs, written=()))  # state is beside the workers, and in the query's own checkpoint
     feed = LiveFeed(
         shipment,
         folder=folder,
-        broker=address_of(connect(None if broker is None else fspath(broker))),
+        broker=address,
         tasks_max=spark.sparkContext.defaultParallelism,
         limit_rows=None,
         tick_s=TICK_S,

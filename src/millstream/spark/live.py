@@ -7,16 +7,19 @@ planner waits at the log, so rows are seen as soon as they are there.
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from millstream.errors import KafkaUnavailable
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, frame_of
@@ -34,8 +37,11 @@ from millstream.spark.layout import Place, event_times
 from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to_bytes, to_batch
 
 STOP = "stop"
+Answer = TypeVar("Answer")
+logger = logging.getLogger(__name__)
 REACHED = "reached.json"
 SEVERAL_WAIT_S = 0.02
+AWAY_S_MAX, AWAY_LOOK_S = 600.0, 1.0
 BATCH_BYTES_MAX = 256 << 20
 SOURCES_KEPT = 32
 
@@ -86,10 +92,10 @@ class LiveFeed:
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
         if start["ended"] or (Path(self.folder) / STOP).exists():
             return start
-        sources = self._reachable(start["sources"])
+        sources = self._patiently(lambda: self._reachable(start["sources"]))
         if sources == start["sources"] and self._until is None:
-            self._wait(start["sources"])
-            sources = self._reachable(start["sources"])
+            self._patiently(lambda: self._wait(start["sources"]))
+            sources = self._patiently(lambda: self._reachable(start["sources"]))
         ended = self.ends and self._is_all(sources)
         moves = sources != start["sources"] or ended != start["ended"]
         waited_s = time.time() - start["clock"] / 1e6
@@ -114,6 +120,18 @@ class LiveFeed:
                 end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
             found[node.name] = end
         return found
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """An answer of the sources; brokers that are away are waited for, unless the job is to end."""
+        deadline = time.monotonic() + AWAY_S_MAX
+        while True:
+            try:
+                return ask()
+            except KafkaUnavailable as away:
+                if self._until is not None or time.monotonic() > deadline or (Path(self.folder) / STOP).exists():
+                    raise
+                logger.warning("the job waits for Kafka: %s", away.what)
+                time.sleep(AWAY_LOOK_S)
 
     def _limit(self, node: Read) -> int | None:
         """How many rows of a source a batch has at most: as was asked for, and what fits into memory."""
@@ -149,7 +167,7 @@ class LiveFeed:
             if node.name not in end["sources"]:
                 continue  # added to the flow since the batch was first begun
             begin, until = start["sources"].get(node.name, {}), end["sources"][node.name]
-            found = source.slices(begin, until, self.tasks_max)
+            found = self._patiently(partial(source.slices, begin, until, self.tasks_max))
             for task, part in enumerate(found):
                 slices.setdefault(task, {})[number] = part
             spoke = {each.partition for part in found for each in part}

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from millstream.spark.outputs import Progress
 from millstream.spark.real_time_steps import MARK, compiled
 from millstream.spark.renaming import renamed
 from millstream.spark.running import LOOK_S, Asked, Job, Settings, _log, _share_path
-from millstream.spark.session import session
+from millstream.spark.workers import session_of
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
@@ -271,8 +271,7 @@ def start(flow: Flow, settings: Settings, display: Display, asked: Asked | None 
             work.schemas[output] = _prepared(sink, output, topic)
         display.phase("starting Spark")
         _share_path()
-        with asked.undisturbed():
-            spark = session(master=settings.master, name=work.name, settings=settings.conf)
+        spark = session_of(settings, work.name, display, asked)
         _check_spark(spark, partitions)
         display.phase(f"starting the query, in real time: {PROMISE}")
         asked.check()
@@ -402,15 +401,23 @@ def _query(spark: SparkSession, work: Work, folder: JobFolder, settings: Setting
         raise of_query(error, _log()) from error
 
 
-_RECORD = re.compile(re.escape(MARK) + r"(\{.*\})" + re.escape(MARK), re.DOTALL)
 _FAILED = re.compile(r"\[([A-Z_]+)(?:\.[A-Z_]+)?\] ([^\n]*)")
 OF_A_ROW = ("DIVIDE_BY_ZERO", "CAST_INVALID_INPUT", "CAST_OVERFLOW", "ARITHMETIC_OVERFLOW", "INVALID_ARRAY_INDEX")
 
 
+def _letter(said: str) -> dict[str, Any] | None:
+    """What a record that failed says of itself, between two marks; Spark may repeat it, or cut it off."""
+    for part in said.split(MARK):
+        with suppress(ValueError):
+            found = json.loads(part)
+            if isinstance(found, dict) and {"step", "reason", "topic", "partition", "offset"} <= found.keys():
+                return found
+    return None
+
+
 def _translated(error: BaseException) -> MillstreamError:
-    found = _RECORD.search(str(error))
-    if found:
-        letter = json.loads(found.group(1))
+    letter = _letter(str(error))
+    if letter is not None:
         return RecordFailed(
             f"the step '{letter['step']}' cannot handle a record: {letter['reason']}",
             where=", ".join(f"{name} {letter[name]}" for name in ("topic", "partition", "offset")),

@@ -42,9 +42,10 @@ from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
 from millstream.spark.outputs import Outputs, Progress, Stopped
 from millstream.spark.renaming import renamed
-from millstream.spark.session import log_file, session
-from millstream.spark.shipping import check_workers, is_local, needs_of, ship_modules, until_workers
+from millstream.spark.session import log_file
+from millstream.spark.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.users_code import modules
+from millstream.spark.workers import session_of
 
 CAUGHT_UP = "caught up"
 REAL_TIME = "real time"
@@ -211,11 +212,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         identities = _check_sources(outputs, broker, folder.path)
         display.phase("starting Spark")
         _share_path()
-        with asked.undisturbed():
-            spark = session(master=settings.master, name=name, settings=settings.conf, environment=settings.archive)
-        if not is_local(spark.sparkContext.master):
-            display.phase("waiting for the workers")
-            until_workers(spark)
+        spark = session_of(settings, name, display, asked)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
         before = folder.kept()

@@ -89,8 +89,8 @@ class Settings:
 
     topic: str
     broker: str
-    kafka: KafkaAddress | None = field(hash=False)
-    """The same, if it is one."""
+    registered: KafkaAddress | None = field(hash=False)
+    """The same, if it is a Kafka and was named when the format was registered: its secrets are known everywhere."""
     starting: str
     ending: str
     limit_rows: int | None
@@ -118,7 +118,7 @@ class Settings:
         return cls(
             topic=topic,
             broker=given.get("broker", default_broker),
-            kafka=as_kafka(given["broker"]) if "broker" in given else default_kafka,
+            registered=None if "broker" in given else default_kafka,
             starting=given.get("startingoffsets", "earliest"),
             ending=given.get("endingoffsets", "latest"),
             limit_rows=None if limit is None else _number("maxRecordsPerBatch", limit),
@@ -126,6 +126,11 @@ class Settings:
             fails_on_bad=bad == "fail",
             tasks=_number("tasks", given["tasks"]) if "tasks" in given else os.cpu_count() or 1,
         )
+
+    @property
+    def kafka(self) -> KafkaAddress | None:
+        """The broker, if it is a Kafka. What an option names is looked up in each process: its secrets are not sent."""
+        return self.registered or as_kafka(self.broker)
 
 
 def _number(name: str, text: str) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OPEN_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
+REFUSED_SECONDS = 5.0  # one broker may refuse for a moment what the others have
 GLANCE_SECONDS = 2.0  # for what can do without the answer
 # What may pass: another broker takes over, or the same one comes back.
 PASSING = frozenset(
@@ -130,17 +131,27 @@ class Clients:
     def patiently(self, ask: Callable[[], Answer], where: str, seconds: float = ANSWER_SECONDS) -> Answer:
         """An answer, asked for again while brokers go away and come back."""
         kafka_exception = client_module().KafkaException
-        deadline = time.monotonic() + seconds
+        begun = time.monotonic()
         while True:
             try:
-                return ask()
+                answer = ask()
+                self.refused = None  # it was a passing trouble, or another broker's
+                return answer
+            except TimeoutError as error:
+                raise KafkaUnavailable(
+                    f"Kafka has not answered within {seconds:.0f} seconds",
+                    where=f"{where}, {self.where}",
+                    next_step="see whether its brokers are up and reachable",
+                ) from error
             except kafka_exception as error:
                 self.admin.poll(0)
-                if self.refused is not None:
+                name, waited = error.args[0].name(), time.monotonic() - begun
+                if not name.startswith("_"):  # a broker has said so, and lets us in
+                    self.refused = None
+                elif self.refused is not None and (name not in PASSING or waited > REFUSED_SECONDS):
                     raise self.refused from None
-                name = error.args[0].name()
                 may_pass = name in PASSING or (name in UNKNOWN and self._is_new(where))
-                if not may_pass or time.monotonic() >= deadline:
+                if not may_pass or waited >= seconds:
                     raise translated(error.args[0], where) from error
                 if name in OUTDATED:
                     self.admin = self._admin()
@@ -161,11 +172,4 @@ class Clients:
         def wait() -> dict[Any, Any]:
             return {what: future.result(seconds) for what, future in ask().items()}
 
-        try:
-            return self.patiently(wait, where, seconds)
-        except TimeoutError as error:
-            raise KafkaUnavailable(
-                f"Kafka has not answered within {seconds:.0f} seconds",
-                where=f"{where}, {self.where}",
-                next_step="see whether its brokers are up and reachable",
-            ) from error
+        return self.patiently(wait, where, seconds)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from millstream.errors import InvalidInput, PartitionsRevoked, TransactionAborted
-from millstream.log.consumer import Consumer
+from millstream.log.consumer import Consumer, Start
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import client_module, said_plainly
+from millstream.log.kafka.groups import without_errors
 from millstream.log.kafka.producer import Transactions
 from millstream.log.kafka.topics import as_kafka
 
@@ -26,6 +27,7 @@ class Committing(Consumer):
 
     _client: Any
     _clients: Clients
+    _must_rewind: bool
 
     @property
     def _where(self) -> str:
@@ -49,6 +51,12 @@ class Committing(Consumer):
                 where=f"group '{self.group}'",
                 next_step="poll again: what this transaction read will be read again",
             )
+        if self._must_rewind:
+            raise TransactionAborted(
+                "what was handed out belongs to a transaction that was given up",
+                where=f"group '{self.group}'",
+                next_step="poll again: it will be handed out again",
+            )
         news = self._done | self._handed
         if news:
             with said_plainly(self._where):
@@ -61,22 +69,36 @@ class Committing(Consumer):
                 raise
 
     def rewind(self) -> None:
-        """Goes back to what was committed last: what was handed out since will be handed out again."""
+        """Goes back to what was committed last: what was handed out since will be handed out again.
+
+        If nobody tells now what that is, it is asked again at the next poll, and nothing is committed before.
+        """
         self._revoked.clear()
         if self._closed:
             return
+        self._must_rewind, self._loop = True, None
         places = self.assignment
         committed = self._committed(places) if self.group else {}
         for place in places:
             offset = committed.get(place)
             self._go(place, self._first_offset(place) if offset is None else offset)
+        self._must_rewind = False
 
-    def _committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
+        if self._must_rewind:
+            self.rewind()
+        super().seek(start, topic=topic, partition=partition)
+
+    def _committed(
+        self, places: Iterable[TopicPartition], seconds: float = 3 * ANSWER_SECONDS
+    ) -> dict[TopicPartition, int]:
         asked = list(as_kafka(dict.fromkeys(places, 0)))
         if not asked:
             return {}
         found = self._clients.patiently(
-            lambda: self._client.committed(asked, timeout=ANSWER_SECONDS), self._where, 3 * ANSWER_SECONDS
+            lambda: without_errors(self._client.committed(asked, timeout=min(seconds, ANSWER_SECONDS))),
+            self._where,
+            seconds,
         )
         return {TopicPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 

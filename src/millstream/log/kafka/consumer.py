@@ -21,6 +21,7 @@ from millstream.errors import (
     KafkaUnavailable,
     MillstreamError,
     OffsetLost,
+    UnknownTopic,
 )
 from millstream.log.batches import Batch, Lost, Record
 from millstream.log.buffer import microseconds
@@ -38,7 +39,7 @@ from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
 from millstream.log.kafka.committing import Committing
 from millstream.log.kafka.failures import said_plainly, translated
-from millstream.log.kafka.fetching import END, UNSAID, Place, Unreadable, to_batch
+from millstream.log.kafka.fetching import END, UNSAID, Place, to_batch
 from millstream.log.kafka.switches import KafkaFollowed
 from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.reader import READ_BYTES
@@ -120,6 +121,8 @@ class KafkaConsumer(Committing):
         self.lost: list[Lost] = []
         self._faults: dict[TopicPartition, MillstreamError] = {}  # told at every poll until sought elsewhere
         self._begun: dict[TopicPartition, int] = {}
+        self._given: set[TopicPartition] = set()  # by the group, and not begun yet
+        self._must_rewind = False
         self._joined = False
         self._leaving = False
         self._looked_at = self._polled_at = 0.0
@@ -215,11 +218,9 @@ class KafkaConsumer(Committing):
         return offsets(self._clients, self.assignment, "latest", committed=self._committed_only, seconds=seconds)
 
     def _fetch(self, timeout: float, more: int = FETCHED_MAX) -> None:
-        """Takes what the client has, waiting for the first of it."""
+        """Takes what the client has, waiting for the first of it. All of it is taken before anything is told."""
         self._polled_at = time.monotonic()
-        for place, fault in self._faults.items():
-            if place in self._readers:
-                raise fault
+        self._tell_fault()
         with said_plainly(self._where):
             first = self._client.poll(timeout)
             messages = [] if first is None else [first, *(self._client.consume(more, 0) if more else ())]
@@ -227,42 +228,49 @@ class KafkaConsumer(Committing):
         for message in messages:
             if message.error() is None:
                 together.setdefault(TopicPartition(message.topic(), message.partition()), []).append(message)
-        for place, of_place in together.items():
-            self._take(place, of_place)
-        for message in messages:
-            if message.error() is not None:
-                self._hear(message)
+        troubles = [self._take(place, of_place) for place, of_place in together.items()]
+        troubles += [self._hear(message) for message in messages if message.error() is not None]
+        for trouble in troubles:
+            if trouble is not None:
+                raise trouble
+        self._tell_fault()
 
-    def _take(self, place: TopicPartition, messages: list[Message]) -> None:
-        reader = self._readers.get(place)
-        if reader is None:
-            return
-        wanted = [message for message in messages if message.offset() >= reader.offset]
-        if not wanted:
-            return
-        batch, unreadable = to_batch(place, self._log.topic(place.topic).settings.schema, wanted)
+    def _tell_fault(self) -> None:
+        """What was read before is handed out first; then it is told, until the user goes elsewhere."""
+        for fault in self._faults.values() if not self._waiting else ():
+            raise fault
+
+    def _listening(self, place: TopicPartition) -> Place | None:
+        """Of a partition that stands still nothing counts that the client had fetched further on."""
+        return None if place in self._faults else self._readers.get(place)
+
+    def _take(self, place: TopicPartition, messages: list[Message]) -> MillstreamError | None:
+        reader = self._listening(place)
+        wanted = [message for message in messages if reader and (message.offset() or 0) >= reader.offset]
+        if reader is None or not wanted:
+            return None
+        try:
+            schema = self._log.topic(place.topic).settings.schema
+        except MillstreamError as error:
+            self._position_client(place, reader.offset)  # they come again
+            return error
+        batch, unreadable = to_batch(place, schema, wanted)
         if batch is not None:
             self._waiting.append(batch)
             reader.offset = batch.next_offset
         if unreadable is not None:
-            self._stop_at(place, unreadable, told=batch is None)
-
-    def _stop_at(self, place: TopicPartition, unreadable: Unreadable, *, told: bool) -> None:
-        """Records before it are handed out first; then it is told, until the user goes elsewhere."""
-        self._position_client(place, unreadable.offset)
-        self._readers[place].offset = unreadable.offset
-        if told:
+            reader.offset = unreadable.offset
             self._faults[place] = unreadable.error(place)
-            raise self._faults[place]
+        return None
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message) -> MillstreamError | None:
         """What the client says between the records."""
         error, topic = cast(Any, message.error()), message.topic()
         place = TopicPartition(topic or "", -1 if message.partition() is None else int(message.partition() or 0))
-        reader = self._readers.get(place)
+        reader = self._listening(place)
         if error.name() == END:
             if reader is not None:
-                reader.offset = max(reader.offset, message.offset())
+                reader.offset = max(reader.offset, message.offset() or 0)
         elif error.name() == "_AUTO_OFFSET_RESET":
             if reader is not None:
                 self._find_again(place, reader)
@@ -271,15 +279,19 @@ class KafkaConsumer(Committing):
         elif error.name() == "_MAX_POLL_EXCEEDED":
             logger.warning("%s: nothing was asked for within max_poll_interval, so others take over", self._where)
         elif error.fatal() or error.name().endswith("AUTHORIZATION_FAILED"):
-            raise translated(error, self._where)
+            return translated(error, self._where)
         else:
             logger.debug("%s: %s", self._where, error.str())
+        return None
 
     def _find_again(self, place: TopicPartition, reader: Place) -> None:
         """The offset asked for is not there any more."""
-        start = offsets(self._clients, [place], "earliest")[place]
-        end = offsets(self._clients, [place], "latest")[place]
-        if start <= reader.offset <= end:  # it was asked of a broker that did not know yet
+        try:
+            start = offsets(self._clients, [place], "earliest")[place]
+            end = offsets(self._clients, [place], "latest")[place]
+        except (KafkaUnavailable, UnknownTopic):
+            start, end = 0, reader.offset
+        if start <= reader.offset <= end:  # it was asked of a broker that did not know yet, or does not answer now
             self._position_client(place, reader.offset)
             return
         if self._on_lost == "error":
@@ -290,7 +302,7 @@ class KafkaConsumer(Committing):
                 where=str(place),
                 next_step="begin elsewhere with on_lost='earliest' or 'latest', or seek",
             )
-            raise self._faults[place]
+            return
         target = start if self._on_lost == "earliest" else end
         self.lost.append(Lost(place.topic, place.partition, reader.offset, target))
         logger.warning("%s: offsets %d to %d were deleted before they were read", place, reader.offset, target - 1)
@@ -320,6 +332,10 @@ class KafkaConsumer(Committing):
     # ------------------------------------------------------------ partitions come and go
 
     def _refresh(self) -> None:
+        if self._must_rewind:
+            self.rewind()
+        if self._given:
+            self._begin_given(GLANCE_SECONDS)
         # Records that a transaction is to take along are waited for: left behind, they would be in neither version.
         if not (self.delivery == "exactly_once" and self._handed) and self._followed.changed():
             self._come_over()
@@ -364,16 +380,27 @@ class KafkaConsumer(Committing):
 
     def _assigned(self, client: Any, partitions: Sequence[Any]) -> None:
         self._joined = True
-        places = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
-        committed = self._committed(places)
+        client.incremental_assign([])  # else the client begins all of them, wherever that is
+        self._given |= {TopicPartition(partition.topic, partition.partition) for partition in partitions}
+        self._begin_given(3 * ANSWER_SECONDS)
+        if self._given:
+            logger.warning("%s: %s cannot be begun yet", self._where, ", ".join(map(str, sorted(self._given))))
+
+    def _begin_given(self, seconds: float) -> None:
+        """Where the group was; while nobody can tell, they are kept for later."""
+        places = sorted(self._given)
+        try:
+            committed = self._committed(places, seconds)
+            starts = {place: committed[place] if place in committed else self._first_offset(place) for place in places}
+        except (KafkaUnavailable, UnknownTopic) as error:
+            logger.debug("%s", error)
+            return
+        self._given.clear()
         self._stored |= committed
-        starts = {place: committed[place] if place in committed else self._first_offset(place) for place in places}
-        if starts:
-            self._begin(starts)
-        else:
-            client.incremental_assign([])
+        self._begin(starts)
 
     def _taken(self, client: Any, partitions: Sequence[Any]) -> None:
+        partitions = self._begun_of(partitions)
         places = {TopicPartition(partition.topic, partition.partition) for partition in partitions}
         if not self._leaving:
             self._release(places)
@@ -383,7 +410,15 @@ class KafkaConsumer(Committing):
 
     def _taken_unasked(self, client: Any, partitions: Sequence[Any]) -> None:
         """This member was silent for too long: nothing can be committed for what it had."""
+        partitions = self._begun_of(partitions)
         self._forget({TopicPartition(partition.topic, partition.partition) for partition in partitions})
+        client.incremental_unassign(partitions)
+
+    def _begun_of(self, partitions: Sequence[Any]) -> list[Any]:
+        """Of those that go; the client never had the others."""
+        never = {TopicPartition(partition.topic, partition.partition) for partition in partitions} & self._given
+        self._given -= never
+        return [found for found in partitions if TopicPartition(found.topic, found.partition) not in never]
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)

@@ -7,12 +7,13 @@ have it and until this process has read it. Two that change the same document at
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import DamagedLog, KafkaUnavailable, UnknownTopic
+from millstream.errors import KafkaUnavailable, UnknownTopic
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS, Clients
 from millstream.log.kafka.failures import client_module, translated
 
@@ -24,6 +25,7 @@ SETTINGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
 LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 3.0
 Documents = Mapping[str, Mapping[str, Any]]
+logger = logging.getLogger(__name__)
 
 
 class Descriptions:
@@ -150,10 +152,15 @@ class Descriptions:
             return
         try:
             document = json.loads(message.value())
-        except ValueError as error:
-            raise DamagedLog(
-                f"the description of {kind} '{name}' cannot be read: {error}",
-                where=f"{self._where}, offset {message.offset()}",
-                next_step="somebody else writes into this topic: leave it to Millstream",
-            ) from error
-        documents[name] = document
+        except ValueError:
+            document = None
+        if isinstance(document, dict):
+            documents[name] = document
+            return
+        logger.warning(
+            "%s, offset %d: what is said of %s '%s' cannot be read and is passed over: leave this topic to Millstream",
+            self._where,
+            message.offset(),
+            kind,
+            name,
+        )

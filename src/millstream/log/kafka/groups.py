@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from millstream.errors import InvalidInput, UnknownGroup, UnknownTopic
+from millstream.errors import InvalidInput, KafkaUnavailable, UnknownGroup, UnknownTopic
 from millstream.log.groups import GroupInfo, GroupPartition, TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import client_module
 from millstream.log.kafka.topics import as_kafka, described, offsets
+
+AT_WORK = frozenset(("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"))
 
 
 def group_names(clients: Clients) -> list[str]:
@@ -25,20 +28,38 @@ def group_names(clients: Clients) -> list[str]:
 def committed_offsets(clients: Clients, group: str) -> dict[TopicPartition, int]:
     """How far a group has come; empty for one that is not there."""
     request = client_module().ConsumerGroupTopicPartitions(group)
-    [found] = clients.answered(
-        lambda: clients.admin.list_consumer_group_offsets([request], require_stable=True), f"group '{group}'"
-    ).values()
-    return {
-        TopicPartition(place.topic, place.partition): place.offset
-        for place in found.topic_partitions
-        if place.offset >= 0
-    }
+    found = _answers(clients, group, lambda: clients.admin.list_consumer_group_offsets([request], require_stable=True))
+    return {TopicPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
 
 def store_offsets(clients: Clients, group: str, found: Mapping[TopicPartition, int]) -> None:
     """Only an idle group takes them."""
     request = client_module().ConsumerGroupTopicPartitions(group, list(as_kafka(found)))
-    clients.answered(lambda: clients.admin.alter_consumer_group_offsets([request]), f"group '{group}'")
+    try:
+        _answers(clients, group, lambda: clients.admin.alter_consumer_group_offsets([request]))
+    except KafkaUnavailable as error:
+        cause = error.__cause__
+        if isinstance(cause, client_module().KafkaException) and cause.args[0].name() in AT_WORK:
+            raise _not_idle(group) from error
+        raise
+
+
+def _answers(clients: Clients, group: str, ask: Callable[[], Mapping[Any, Future[Any]]]) -> list[Any]:
+    """The partitions of a request about a group, none of them refused."""
+
+    def wait() -> list[Any]:
+        [found] = ask().values()
+        return without_errors(found.result(ANSWER_SECONDS).topic_partitions)
+
+    return clients.patiently(wait, f"group '{group}'")
+
+
+def without_errors(found: Sequence[Any]) -> list[Any]:
+    """What a coordinator says partition by partition: a request can be answered and a partition refused."""
+    for place in found:
+        if place.error is not None:
+            raise client_module().KafkaException(place.error)
+    return list(found)
 
 
 def _found(clients: Clients, group: str) -> Any:
@@ -79,9 +100,13 @@ def describe_group(clients: Clients, group: str) -> GroupInfo:
 def check_idle(clients: Clients, group: str) -> None:
     """Refuses when members are at work: what they read next would not be what was asked for."""
     if members := _found(clients, group).members:
-        raise InvalidInput(
-            f"group '{group}' has {len(members)} members at work", next_step="stop its consumers first, then try again"
-        )
+        raise _not_idle(group, f"{len(members)} ")
+
+
+def _not_idle(group: str, count: str = "") -> InvalidInput:
+    return InvalidInput(
+        f"group '{group}' has {count}members at work", next_step="stop its consumers first, then try again"
+    )
 
 
 def delete_group(clients: Clients, group: str) -> None:

@@ -6,8 +6,9 @@ Kafka's client tries on; with acks='all', the default here, each record is store
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -23,6 +24,7 @@ from millstream.errors import (
     InvalidRecord,
     KafkaUnavailable,
     MillstreamError,
+    NoAccess,
     ProducerFenced,
     TransactionAborted,
 )
@@ -43,7 +45,17 @@ SLOW_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0  # another broker takes over within some seconds
 RECORD_BYTES_MAX = 1_000_000_000  # the broker's own limit is the one that counts
 FENCED = ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
+REFUSED = (
+    "MSG_SIZE_TOO_LARGE",
+    "_MSG_SIZE_TOO_LARGE",
+    "INVALID_TIMESTAMP",
+    "INVALID_RECORD",
+    "_INVALID_DIFFERENT_RECORD",
+)
+COMMIT, ABORT = "commit_transaction", "abort_transaction"
 Work = Callable[[Any], None]
+Refused = tuple[tuple[Any, ...], str]  # a record, its row first, and why
+logger = logging.getLogger(__name__)
 
 
 class KafkaProducer(Producer):
@@ -118,43 +130,61 @@ class KafkaProducer(Producer):
         if transactions is not None and alone:
             transactions.begin()
         try:
-            self._send_all(chunk, channel, laid.batch, rows, np.broadcast_to(chosen, (laid.batch.num_rows,)), places)
+            wide = np.broadcast_to(chosen, (laid.batch.num_rows,))
+            records = zip(rows.tolist(), wide.tolist(), *_columns(laid.batch, channel), strict=True)
+            refused = self._send_some(chunk, records, places)
+            if transactions is None:  # of a transaction one refused record is the end
+                refused = self._send_singly(chunk, refused, places)
+            for record, reason in refused:
+                self._refuse(chunk, record[0], reason)
             if transactions is not None and alone:
-                transactions.commit(lambda client: None)
-        except BaseException:
+                self._commit(chunk, transactions)
+        except BaseException as error:
             if transactions is not None and alone:
                 transactions.abort()
                 places[:] = -1
-            raise
+            if not isinstance(error, NoAccess):
+                raise
+            chunk.error = error  # asked again, it would be refused again, and what was stored be stored twice
 
-    def _send_all(
-        self,
-        chunk: Chunk,
-        channel: Channel,
-        batch: pa.RecordBatch,
-        rows: npt.NDArray[np.int64],
-        chosen: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
-    ) -> None:
-        """Hands the records to the client, and returns when each was acknowledged or refused."""
+    def _send_singly(self, chunk: Chunk, refused: list[Refused], places: npt.NDArray[np.int64]) -> list[Refused]:
+        """Brokers refuse a whole batch for one record: the halves are sent again until that one is alone."""
+        found: list[Refused] = []
+        waiting = [refused] if refused else []
+        while waiting:
+            some = waiting.pop()
+            again = self._send_some(chunk, [record for record, _ in some], places)
+            if len(some) == 1:
+                found += again
+            elif again:
+                half = (len(again) + 1) // 2
+                waiting += [part for part in (again[half:], again[:half]) if part]
+        return found
+
+    def _send_some(
+        self, chunk: Chunk, records: Iterable[tuple[Any, ...]], places: npt.NDArray[np.int64]
+    ) -> list[Refused]:
+        """Hands records to the client, and returns those that were refused when each was acknowledged or refused."""
         client, failures, open_records = self._client, cast("list[KafkaError]", []), [0]
+        refused: list[Refused] = []
 
-        def answered(row: int, error: KafkaError | None, sent: Any) -> None:
+        def answered(record: tuple[Any, ...], error: KafkaError | None, sent: Any) -> None:
             open_records[0] -= 1
             if error is None:
-                places[0, row] = sent.partition()
-                places[1, row] = -1 if sent.offset() is None else sent.offset()
-            elif error.name() in ("MSG_SIZE_TOO_LARGE", "_MSG_SIZE_TOO_LARGE", "INVALID_TIMESTAMP", "INVALID_RECORD"):
-                self._refuse(chunk, row, error.str())
+                self._clients.refused = None
+                places[0, record[0]] = sent.partition()
+                places[1, record[0]] = -1 if sent.offset() is None else sent.offset()
+            elif error.name() in REFUSED:
+                refused.append((record, error.str()))
             else:
                 failures.append(error)
 
-        records = zip(rows.tolist(), chosen.tolist(), *_columns(batch, channel), strict=True)
-        for row, partition, key, value, time_ms, headers in records:
+        for record in records:
+            row, partition, key, value, time_ms, headers = record
             if time_ms < 1:
                 self._refuse(chunk, row, "Kafka keeps no times before 1970")
                 continue
-            report = partial(answered, row)
+            report = partial(answered, record)
             send = partial(
                 client.produce,
                 chunk.topic,
@@ -175,6 +205,18 @@ class KafkaProducer(Producer):
         self._until_answered(chunk, open_records)
         if failures:
             raise self._said(failures[0], chunk.topic)
+        return refused
+
+    def _commit(self, chunk: Chunk, transactions: Transactions) -> None:
+        """Until it is answered: sent again, the records of a commit on its way would be stored twice."""
+        while True:
+            try:
+                return transactions.commit(lambda client: None)
+            except KafkaUnavailable as trouble:
+                if not transactions.is_unanswered or self._closing or self._giving_up:
+                    raise
+                self._warn(chunk, trouble)
+                self._buffer.tell(trouble)
 
     def _patiently(self, send: Callable[[], None], topic: str) -> None:
         while True:
@@ -190,7 +232,7 @@ class KafkaProducer(Producer):
         while open_records[0]:
             self._client.flush(0.1)
             now = time.monotonic()
-            waited = now - told_at > PATIENCE_SECONDS or self._clients.refused is not None
+            waited = now - told_at > (PATIENCE_SECONDS if self._clients.refused is None else SLOW_SECONDS)
             if open_records[0] and (self._giving_up or (waited and self._closing)):
                 self._client.purge()  # reports come for all of them
                 continue
@@ -270,6 +312,7 @@ class Transactions:
         self.name = name
         self._clients = clients
         self._fenced = False
+        self._unanswered: str | None = None  # the client takes no other call until it is
         self.client: Any = clients.producer(
             unsaid={**_UNSAID, "transaction.timeout.ms": 60_000},
             transactional_id=name,
@@ -279,15 +322,47 @@ class Transactions:
         self._tried(lambda: self.client.init_transactions(ANSWER_SECONDS))
 
     def begin(self) -> None:
+        if self._unanswered is not None:
+            try:
+                self._end(self._unanswered)
+            except TransactionAborted as error:
+                logger.warning("a transaction of which the outcome was unknown was not stored: %s", error)
+                self._end(ABORT)
         self._tried(self.client.begin_transaction)
 
     def commit(self, work: Work) -> None:
-        work(self)
-        self._tried(lambda: self.client.commit_transaction(ANSWER_SECONDS))
+        if self._unanswered is None:
+            work(self)
+        self._end(COMMIT)
 
     def abort(self) -> None:
-        if not self._fenced:
-            self._tried(lambda: self.client.abort_transaction(ANSWER_SECONDS))
+        """A commit that was not answered cannot be taken back: the next transaction begins when it was."""
+        if not self._fenced and not self.is_unanswered:
+            self._end(ABORT)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a commit is on its way."""
+        return self._unanswered == COMMIT
+
+    def _end(self, call: str) -> None:
+        try:
+            self._tried(lambda: getattr(self.client, call)(ANSWER_SECONDS))
+            self._unanswered = None
+        except KafkaUnavailable as error:
+            cause = error.__cause__
+            goes_on = isinstance(cause, client_module().KafkaException) and cause.args[0].retriable()
+            self._unanswered = call if goes_on else None
+            if call == ABORT or not goes_on:
+                raise
+            raise KafkaUnavailable(
+                f"Kafka has not answered whether the transaction is stored: {error.what}",
+                where=error.where,
+                next_step="it may be; the next transaction waits for the answer",
+            ) from error
+        except MillstreamError:
+            self._unanswered = None
+            raise
 
     def send_offsets(self, offsets: Any, group: Any) -> None:
         self._tried(lambda: self.client.send_offsets_to_transaction(offsets, group, ANSWER_SECONDS))

@@ -20,6 +20,7 @@ from millstream.records import Schema
 REPLICAS = 3
 MILLISECOND = timedelta(milliseconds=1)
 FOREVER = "-1"
+ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1)}  # as the embedded log, which takes those to come
 
 
 class KafkaPartition:
@@ -141,7 +142,7 @@ def make_topic(
     brokers = clients.patiently(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).brokers, where)
     replicas = min(REPLICAS, len(brokers))
     safe = {"min.insync.replicas": "2"} if replicas == REPLICAS else {}
-    new = admin_module().NewTopic(name, partitions, replicas, config={**safe, **settings})
+    new = admin_module().NewTopic(name, partitions, replicas, config={**ANY_TIME, **safe, **settings})
     try:
         clients.answered(lambda: clients.admin.create_topics([new]), where)
     except AlreadyExists:

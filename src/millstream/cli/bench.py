@@ -1,0 +1,61 @@
+"""`millstream bench`: the benchmarks of the project, which lie beside the package in its repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millstream.cli.session import Session, command, subcommands
+from millstream.errors import NotFound
+
+NEXMARK = Path("benchmarks", "nexmark", "run.py")
+
+
+def register(app: typer.Typer) -> None:
+    group = subcommands(app, "bench", "Measure Millstream beside others, on this machine.")
+    command(group, "nexmark")(nexmark)
+
+
+def nexmark(
+    session: Session,
+    query: Annotated[str | None, typer.Option(metavar="q4,q7", help="Only these queries.")] = None,
+    events: Annotated[str | None, typer.Option(metavar="10m", help="How many events; unsaid: 10m.")] = None,
+    peer: Annotated[
+        str | None, typer.Option(metavar="spark,flink", help="Beside whom: spark, flink or none; unsaid: both.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few queries and events, within a minute.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where chart and figures go.")] = None,
+) -> None:
+    """Run the queries of Nexmark here, on plain Spark and on Flink SQL, and compare rows, speed and memory.
+
+    The rows of every engine are compared with those of DuckDB. The last line is one JSON document.
+
+    \b
+    Example:
+      millstream bench nexmark --quick
+      millstream bench nexmark --query q4 --events 10m --peer spark,flink
+    """
+    said = {"--query": query, "--events": events, "--peer": peer, "--out": None if out is None else str(out)}
+    options = [word for name, value in said.items() if value is not None for word in (name, value)]
+    options += [name for name, wanted in (("--quick", quick), ("--json", session.json)) if wanted]
+    done = subprocess.run([sys.executable, str(script(NEXMARK)), *options], check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+
+
+def script(place: Path) -> Path:
+    """A benchmark: of the working directory or a folder above it, else of the checkout that the package lies in."""
+    here = Path.cwd()
+    checkout = Path(__file__).resolve().parents[3]
+    for root in (here, *here.parents, checkout):
+        if (root / place).is_file():
+            return root / place
+    raise NotFound(
+        "the benchmarks are not part of the installed package, and there is no checkout of it here",
+        where=f"no {place} in '{here}' or above it",
+        next_step="clone the repository of Millstream, and run the command in its folder",
+    )

@@ -1,0 +1,221 @@
+"""Topics of Kafka, looked up by key: an answer holds all that was committed when it was asked for.
+
+Values are held as they came, and become a row when they are asked for: by the schema that the topic has then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
+from millstream.log import TopicPartition
+from millstream.log.kafka.clients import OPEN_SECONDS, Clients
+from millstream.log.kafka.failures import admin_module, said_plainly, translated
+from millstream.log.kafka.fetching import END, UNSAID
+from millstream.log.kafka.log import KafkaLog
+from millstream.log.kafka.topics import KafkaTopic, as_kafka, described, offsets
+from millstream.log.layout import TIMESTAMP
+from millstream.records import codec
+from millstream.serving.newest import Found, Index, KeyedTopic, News, home_of, newer
+from millstream.serving.rows import PlainRow, Row, TableUnavailable, TypedRow
+from millstream.sinks.remembered import Remembered
+
+READ_AT_ONCE = 10_000
+READ_SECONDS = 0.1
+STANDSTILL_SECONDS = 15.0
+LOOK_SECONDS = 2.0  # a topic that was made or deleted meanwhile may be missed for so long
+
+Messages: TypeAlias = Sequence[Any]
+
+
+class KafkaTopicTable(KeyedTopic[KafkaTopic]):
+    """A topic of Kafka."""
+
+    def __init__(
+        self, log: KafkaLog, table: Remembered, *, follows: bool, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(table, follows=follows, clock=clock)
+        self._log = log
+
+    def _topic(self) -> KafkaTopic:
+        """Asked whether it is still the same: what the log knows of it may be some seconds old."""
+        topic = self._log.topic(self._log.resolve(self.name))
+        with suppress(UnknownTopic):
+            if described(self._log.clients, topic.name, OPEN_SECONDS) == (topic.identity, topic.settings.partitions):
+                return topic
+        return self._log.topic(topic.name, fresh=True)
+
+    def _index_of(self, topic: KafkaTopic) -> KafkaIndex:
+        return KafkaIndex(self._log.clients, topic, self._clock)
+
+    def _scanned(self, topic: KafkaTopic, key: bytes) -> Found | None:
+        clients, places = self._log.clients, topic.places()
+        home = places.pop(home_of(key, len(places)))
+        with Reading(clients) as reading:
+            reading.add(offsets(clients, [home], "earliest", seconds=OPEN_SECONDS))
+            found = self._newest(reading, key)
+            since: str | int = "earliest" if found is None else found[0] // 1000
+            reading.add(offsets(clients, places, since, seconds=OPEN_SECONDS))
+            return newer(found, self._newest(reading, key))
+
+    def _newest(self, reading: Reading, key: bytes) -> Found | None:
+        """The last record of a key among those that were not read yet."""
+        of_place: dict[TopicPartition, Any] = {}
+        for place, messages in reading.up_to_now():
+            for message in messages:
+                if message.key() == key:
+                    of_place[place] = message
+        found = None
+        for _, message in sorted(of_place.items()):
+            found = newer(found, (message.timestamp()[1] * 1000, pa.scalar(message.value(), pa.binary())))
+        return found
+
+    def _row(self, value: pa.Scalar, topic: KafkaTopic) -> Row:
+        schema = topic.settings.schema
+        if schema is None:
+            return PlainRow(value.as_py())
+        decoded = codec("json", schema).decode([value.as_py()])
+        if decoded.failures:
+            raise TableUnavailable(
+                f"the newest record of this key does not fit the schema of its topic: {decoded.failures[0].reason}",
+                where=f"topic '{topic.name}', {self._log.address}",
+                next_step="it was not written through Millstream; write the row anew",
+            )
+        return TypedRow(decoded.rows)
+
+
+class KafkaIndex(Index[KafkaTopic]):
+    def __init__(self, clients: Clients, topic: KafkaTopic, clock: Callable[[], float]) -> None:
+        super().__init__(topic, clock)
+        self._clients = clients
+        self._reading = Reading(clients)
+        self._known = 0
+
+    def _news(self) -> Iterator[News]:
+        fresh = self._topic.places()[self._known :]
+        self._reading.add(offsets(self._clients, fresh, "earliest", seconds=OPEN_SECONDS))
+        self._known += len(fresh)
+        for place, messages in self._reading.up_to_now():
+            times = [message.timestamp()[1] * 1000 for message in messages]
+            columns = {
+                "key": pa.array([message.key() for message in messages], pa.binary()),
+                "value": pa.array([message.value() for message in messages], pa.binary()),
+                "timestamp": pa.array(times, pa.int64()).cast(TIMESTAMP),
+            }
+            found = np.array([message.offset() for message in messages], np.int64)
+            yield place.partition, pa.RecordBatch.from_pydict(columns), found
+
+    def _first_offsets(self) -> list[int]:
+        firsts = offsets(self._clients, self._topic.places(), "earliest", seconds=OPEN_SECONDS)
+        return [firsts[place] for place in self._topic.places()]
+
+    def close(self) -> None:
+        self._reading.close()
+
+
+class Reading:
+    """A client of certain partitions, of no group. It fetches on its own; what came is taken when it is asked for."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._reached: dict[TopicPartition, int] = {}
+        self._client = clients.consumer(
+            unsaid=UNSAID,
+            group_id="millstream-tables",
+            enable_auto_commit=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+            isolation_level="read_committed",
+            allow_auto_create_topics=False,
+        )
+
+    def add(self, starts: Mapping[TopicPartition, int]) -> None:
+        if starts:
+            self._reached |= starts
+            with said_plainly(self._clients.where):
+                self._client.incremental_assign(list(as_kafka(starts)))
+
+    def up_to_now(self) -> Iterator[tuple[TopicPartition, Messages]]:
+        """All that is committed now and was not read yet."""
+        ends = offsets(self._clients, self._reached, "latest", committed=True, seconds=OPEN_SECONDS)
+        if any(end < self._reached[place] for place, end in ends.items()):
+            raise OffsetLost("a partition ends before what was read of it", where=self._clients.where)
+        moved, refusal = time.monotonic(), None
+        while any(self._reached[place] < end for place, end in ends.items()):
+            with said_plainly(self._clients.where):
+                first: Any = self._client.poll(READ_SECONDS)  # `consume` would wait for as many as are asked for
+                messages = [] if first is None else [first, *self._client.consume(READ_AT_ONCE, 0)]
+            together: dict[TopicPartition, list[Any]] = {}
+            for message in messages:
+                error, place = message.error(), TopicPartition(message.topic() or "", message.partition() or 0)
+                if error is None:
+                    together.setdefault(place, []).append(message)
+                elif error.name() == END:  # behind markers of transactions, which are not seen
+                    self._reached[place] = max(self._reached[place], message.offset())
+                elif error.name() == "_AUTO_OFFSET_RESET":
+                    raise OffsetLost("records were deleted before they were read", where=str(place))
+                else:
+                    refusal = error
+            for place, of_place in together.items():
+                self._reached[place] = max(self._reached[place], of_place[-1].offset() + 1)
+                yield place, of_place
+            if any(message.error() is None or message.error().name() == END for message in messages):
+                moved, refusal = time.monotonic(), None
+            elif time.monotonic() - moved > STANDSTILL_SECONDS:
+                raise self._stands_still(refusal)
+
+    def _stands_still(self, refusal: Any) -> Exception:
+        if refusal is not None:
+            return translated(refusal, self._clients.where)
+        return KafkaUnavailable(
+            f"Kafka has handed nothing over for {STANDSTILL_SECONDS:.0f} seconds, and there is more",
+            where=self._clients.where,
+            next_step="see whether its brokers are up and reachable",
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+# ---------------------------------------------------------------- which topics there are
+
+
+class KafkaTopics:
+    """The topics of a Kafka and whether each is compacted, asked for all at once and at most every few seconds."""
+
+    def __init__(self, log: KafkaLog) -> None:
+        self._log = log
+        self._looked_at = float("-inf")
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, *, fresh: bool = True) -> dict[str, bool]:
+        if fresh or time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._known = self._look()
+            self._looked_at = time.monotonic()
+        return self._known
+
+    def _look(self) -> dict[str, bool]:
+        admin, clients = admin_module(), self._log.clients
+        names = self._log.topics()
+        asked = [admin.ConfigResource(admin.ResourceType.TOPIC, name) for name in names]
+        if not asked:
+            return {}
+        try:
+            found = clients.answered(lambda: clients.admin.describe_configs(asked), self._log.address)
+        except UnknownTopic:
+            if names == self._log.topics():
+                raise
+            return self._look()  # one was deleted meanwhile
+        return {resource.name: "compact" in said["cleanup.policy"].value for resource, said in found.items()}

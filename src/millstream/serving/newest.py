@@ -1,0 +1,252 @@
+"""The newest committed record of a key is its row, and a tombstone there means that it has none.
+
+A key is sought where its hash says first. A topic that has got more partitions still holds old keys where they were: of
+a key in several partitions the record with the newest timestamp counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import OffsetLost, UnknownTopic
+from millstream.log.broker import BrokerTopic
+from millstream.log.partitioners import KeyHash
+from millstream.records import Schema
+from millstream.serving.rows import Key, Row
+from millstream.sinks.records import NULL_KEY, record_keys
+from millstream.sinks.remembered import Remembered
+
+CHUNKS_MAX = 4096
+SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost
+NO_TIME = -1
+
+AnyTopic = TypeVar("AnyTopic", bound=BrokerTopic)
+Found: TypeAlias = "tuple[int, pa.Scalar]"
+"""The timestamp of a record in microseconds, and its value, which is null in a tombstone."""
+News: TypeAlias = "tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]"
+"""The number of a partition, and records of it: key, value and timestamp, and their offsets."""
+
+
+class KeyedTopic(ABC, Generic[AnyTopic]):
+    """A topic, looked up by the keys of its records. `follows` keeps an index of all keys in memory."""
+
+    def __init__(self, table: Remembered, *, follows: bool, clock: Callable[[], float] = time.time) -> None:
+        self.name, self.kind = table.name, table.kind
+        self._is_text = table.schema is None
+        columns = pa.schema([(table.key[0], pa.string())]) if table.schema is None else _columns(table)
+        self._key = Key(table.name, columns)
+        self.key = self._key.names
+        self._follows = follows
+        self._clock = clock
+        self._index: Index[AnyTopic] | None = None
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def _topic(self) -> AnyTopic:
+        """The topic that the name stands for now."""
+
+    @abstractmethod
+    def _index_of(self, topic: AnyTopic) -> Index[AnyTopic]: ...
+
+    @abstractmethod
+    def _scanned(self, topic: AnyTopic, key: bytes) -> Found | None:
+        """The newest record of a key, by a look at all keys."""
+
+    @abstractmethod
+    def _row(self, value: pa.Scalar, topic: AnyTopic) -> Row: ...
+
+    def row(self, key: Any) -> Row | None:
+        wanted = self._bytes(key)
+        with self._lock:
+            topic = self._topic()
+            found = self._fresh(topic).found(wanted) if self._follows else self._scanned(topic, wanted)
+        return self._row(found[1], topic) if found is not None and found[1].is_valid else None
+
+    def _bytes(self, key: Any) -> bytes:
+        if self._is_text and isinstance(key, bytes):
+            return key
+        found = record_keys(self._key.batch(key), self.key)
+        assert found is not None
+        made: bytes = found[0].as_py()
+        return made
+
+    def text(self, key: Any) -> str:
+        return self._key.text(self._key.batch(key))
+
+    def some_keys(self, count: int) -> list[str]:
+        """The first keys that have a row."""
+        with self._lock:
+            some = islice(self._fresh(self._topic()).keys(), count)
+            return ["null" if key == NULL_KEY else key.decode(errors="replace") for key in some]
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop_index()
+
+    def _drop_index(self) -> None:
+        index, self._index = self._index, None
+        if index is not None:
+            index.close()
+
+    def _fresh(self, topic: AnyTopic) -> Index[AnyTopic]:
+        """The index with all that is committed by now."""
+        index = self._index
+        if index is None or not index.still_good(topic):
+            self._drop_index()
+            index = self._index = self._index_of(topic)
+        try:
+            index.refresh()
+        except (OffsetLost, UnknownTopic):  # cut, or made anew meanwhile: what was read says nothing about it
+            self._drop_index()
+            index = self._index = self._index_of(self._topic())
+            index.refresh()
+        return index
+
+
+def _columns(table: Remembered) -> pa.Schema:
+    schema = Schema.of(table.schema or "")
+    return pa.schema([schema.field(name) for name in table.key])
+
+
+def newer(found: Found | None, other: Found | None) -> Found | None:
+    return other if found is None or (other is not None and other[0] > found[0]) else found
+
+
+def home_of(key: bytes, partitions: int) -> int:
+    """The partition that producers send a key to."""
+    return int(KeyHash()(pa.array([key], pa.binary()), partitions)[0])
+
+
+# ---------------------------------------------------------------- followed
+
+
+@dataclass(slots=True)
+class Held:
+    """What was read of a partition, and where in it the newest record of each key lies: in which chunk and row."""
+
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    chunks: list[pa.RecordBatch] = field(default_factory=list)
+    rows: int = 0
+
+    def take(self, stored: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> list[bytes]:
+        """Notes records; gives the keys of the tombstones among them."""
+        number, values = len(self.chunks), stored.column("value")
+        keys = stored.column("key").to_pylist()
+        times = stored.column("timestamp").cast(pa.int64())
+        self.chunks.append(pa.RecordBatch.from_pydict({"value": values, "time": times, "offset": pa.array(offsets)}))
+        self.rows += len(keys)
+        self.places.update({key: (number, row) for row, key in enumerate(keys) if key is not None})
+        dead = pc.indices_nonzero(values.is_null()).to_pylist() if values.null_count else []
+        return [keys[row] for row in dead if keys[row] is not None]
+
+    def found(self, key: bytes, first_offset: int) -> Found | None:
+        place = self.places.get(key)
+        if place is None:
+            return None
+        chunk, row = self.chunks[place[0]], place[1]
+        if chunk.column("offset")[row].as_py() < first_offset:
+            return None
+        return chunk.column("time")[row].as_py() or NO_TIME, chunk.column("value")[row]
+
+    def forget_replaced(self) -> None:
+        """Brings the rows that are current together, and lets go of all others and of the files they lie in."""
+        if self.rows <= 2 * len(self.places) + SPARE_ROWS and len(self.chunks) <= CHUNKS_MAX:
+            return
+        rows: list[list[int]] = [[] for _ in self.chunks]
+        keys: list[list[bytes]] = [[] for _ in self.chunks]
+        for key, (chunk, row) in self.places.items():
+            rows[chunk].append(row)
+            keys[chunk].append(key)
+        alike: dict[pa.Schema, list[int]] = {}  # the topic may have got another schema on the way
+        for chunk, batch in enumerate(self.chunks):
+            if rows[chunk]:
+                alike.setdefault(batch.schema, []).append(chunk)
+        parts = list(alike.values())
+        self.chunks = [
+            pa.concat_batches([self.chunks[each].take(pa.array(rows[each], pa.int64())) for each in part])
+            for part in parts
+        ]
+        for number, part in enumerate(parts):
+            current = (key for each in part for key in keys[each])
+            self.places |= {key: (number, row) for row, key in enumerate(current)}
+        self.rows = len(self.places)
+
+
+class Index(ABC, Generic[AnyTopic]):
+    """Every key of a topic and its newest record. `refresh` reads only what is new. Not for several threads at once."""
+
+    def __init__(self, topic: AnyTopic, clock: Callable[[], float]) -> None:
+        self._name, self._identity = topic.name, topic.identity
+        self._clock = clock
+        self._read_at = clock()
+        self._held: list[Held] = []
+        self._firsts: list[int] = []
+        self._topic = topic
+
+    @abstractmethod
+    def _news(self) -> Iterator[News]:
+        """What was committed since the last time."""
+
+    @abstractmethod
+    def _first_offsets(self) -> list[int]:
+        """Where the partitions begin now."""
+
+    def close(self) -> None:
+        """Lets go of what reads the topic."""
+
+    def still_good(self, topic: AnyTopic) -> bool:
+        """Not of a topic made anew, nor if tombstones may have come and gone since the last look."""
+        same = (topic.name, topic.identity) == (self._name, self._identity)
+        self._topic = topic
+        rest_s = self._clock() - self._read_at
+        return same and 0 <= rest_s < topic.settings.tombstone_retention.total_seconds() / 2
+
+    def refresh(self) -> None:
+        self._read_at = self._clock()
+        settings = self._topic.settings
+        self._held += [Held() for _ in range(len(self._held), settings.partitions)]
+        gone: list[tuple[Held, bytes]] = []
+        for number, stored, offsets in self._news():
+            held = self._held[number]
+            gone += [(held, key) for key in held.take(stored, offsets)]
+            held.forget_replaced()
+        # A tombstone matters only where another partition has an older record of its key.
+        for held, key in gone:
+            found = held.found(key, 0)
+            tombstone = found is not None and not found[1].is_valid
+            if tombstone and not any(key in other.places for other in self._held if other is not held):
+                del held.places[key]
+        loses_rows = settings.retention is not None or settings.retention_bytes is not None
+        self._firsts = self._first_offsets() if loses_rows else [0] * len(self._held)
+
+    def found(self, key: bytes) -> Found | None:
+        """The newest record of a key; of records of the same time, that of the partition where its hash says."""
+        there = {
+            number: found
+            for number, (held, first) in enumerate(zip(self._held, self._firsts, strict=True))
+            if (found := held.found(key, first)) is not None
+        }
+        if len(there) < 2:
+            return next(iter(there.values()), None)
+        home = home_of(key, len(self._held))
+        return there[max(there, key=lambda number: (there[number][0], number == home))]
+
+    def keys(self) -> Iterator[bytes]:
+        """Those that have a row."""
+        seen: set[bytes] = set()
+        for held in self._held:
+            for key in held.places:
+                if key not in seen and (found := self.found(key)) is not None and found[1].is_valid:
+                    yield key
+                seen.add(key)

@@ -1,0 +1,24 @@
+"""The session that a job runs in, once its workers are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from millstream.spark.display import Display
+from millstream.spark.session import session
+from millstream.spark.shipping import is_local, until_workers
+
+if TYPE_CHECKING:
+    from millstream.spark.running import Asked, Settings
+
+
+def session_of(settings: Settings, name: str, display: Display, asked: Asked) -> SparkSession:
+    """How many cores a cluster has is known when its workers have come."""
+    with asked.undisturbed():
+        spark = session(master=settings.master, name=name, settings=settings.conf, environment=settings.archive)
+    if not is_local(spark.sparkContext.master):
+        display.phase("waiting for the workers")
+        until_workers(spark)
+    return spark

@@ -236,6 +236,8 @@ class Producer:
             self.flush()
         except StorageError as error:
             lost = self.waiting
+            if not lost:  # it was said of records that are settled already
+                raise
             raise type(error)(
                 f"{lost} records could not be stored and are lost: {error.what}",
                 where=error.where,

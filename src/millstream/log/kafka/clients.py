@@ -6,6 +6,7 @@ Nothing of Kafka is loaded before the first of them is made.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -161,8 +162,12 @@ class Clients:
         """A topic was made here; brokers that have not heard of it yet are asked again."""
         self._made[topic] = time.monotonic()
 
+    def removed(self, topic: str) -> None:
+        self._made.pop(topic, None)
+
     def _is_new(self, where: str) -> bool:
-        return any(topic in where and time.monotonic() - at < NEWS_SECONDS for topic, at in self._made.items())
+        new = [topic for topic, at in self._made.items() if time.monotonic() - at < NEWS_SECONDS]
+        return any(re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w.-])", where) for topic in new)
 
     def answered(
         self, ask: Callable[[], Mapping[Any, Future[Any]]], where: str, seconds: float = ANSWER_SECONDS

@@ -191,7 +191,7 @@ class KafkaConsumer(Committing):
                 "another thread is waiting on this consumer", next_step="give each thread its own consumer"
             )
         try:
-            patience = timeout
+            patience, ends = timeout, None
             if self._waiting and begun - self._polled_at > SERVE_SECONDS:
                 self._refresh()
                 self._fetch(0.0, 0)  # the group must hear of this member, and this member of the group
@@ -200,19 +200,21 @@ class KafkaConsumer(Committing):
                 self._refresh()
                 left = begun + patience - time.monotonic()
                 self._fetch(max(0.0, min(left, SLICE_SECONDS)))
-                if self._waiting or time.monotonic() < begun + patience:
+                if self._waiting or time.monotonic() < begun + timeout:
                     continue
-                if patience >= max(timeout, GRACE_SECONDS) or not self._is_behind():
+                if ends is None:
+                    ends, patience = self._known_ends(), max(timeout, GRACE_SECONDS)
+                behind = any(end > self._readers[place].offset for place, end in ends.items() if place in self._readers)
+                if not behind or time.monotonic() >= begun + patience:
                     return
-                patience = GRACE_SECONDS
         finally:
             self._in_use.release()
 
-    def _is_behind(self) -> bool:
+    def _known_ends(self) -> dict[TopicPartition, int]:
         try:
-            return any(end > self._readers[place].offset for place, end in self._ends(GLANCE_SECONDS).items())
+            return self._ends(GLANCE_SECONDS)
         except KafkaUnavailable:  # what the brokers have is read when they are back
-            return False
+            return {}
 
     def _ends(self, seconds: float = ANSWER_SECONDS) -> dict[TopicPartition, int]:
         return offsets(self._clients, self.assignment, "latest", committed=self._committed_only, seconds=seconds)

@@ -173,6 +173,7 @@ def until_led(clients: Clients, name: str, partitions: int) -> None:
 
 
 def remove_topic(clients: Clients, name: str) -> None:
+    clients.removed(name)
     clients.answered(lambda: clients.admin.delete_topics([name]), f"topic '{name}'")
     deadline = time.monotonic() + ANSWER_SECONDS
     while name in clients.patiently(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, name):

@@ -54,5 +54,5 @@ bench: $(READY)
 		$(BIN)/python benchmarks/$$name.py $(if $(QUICK),--quick) || exit 1; done
 
 clean:
-	rm -rf $(VENV) .kafka build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .kafka .flink build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

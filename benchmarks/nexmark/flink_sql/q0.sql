@@ -1,0 +1,1 @@
+select auction, bidder, price, `dateTime`, extra from bids

@@ -1,0 +1,1 @@
+select auction, price from bids where mod(auction, 123) = 0

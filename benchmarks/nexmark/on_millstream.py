@@ -1,0 +1,69 @@
+"""The queries as flows of Millstream on a local Spark, from the files of events into a Python function."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import engine
+import event_files
+import pyarrow as pa
+import queries
+from engine import CORES, Row, Task, Timed
+from generator import SCHEMAS
+
+import millstream as ms
+from millstream.plan.flow import Stream
+from millstream.spark.session import session
+
+MEMORY = "4g"
+
+
+def built(task: Task, name: str) -> Stream:
+    flow = ms.Flow(name)
+    streams = {
+        topic: flow.read(
+            ms.files(task.folder / topic, files_per_batch=1), schema, queries.EVENT_TIME, queries.WATERMARK
+        )
+        for topic, schema in SCHEMAS.items()
+    }
+    settings = {"side": task.folder / event_files.SIDE} if name == "q13" else {}
+    return queries.QUERIES[name](**streams, **settings)
+
+
+def timed(task: Task, name: str) -> Timed:
+    query = built(task, name)
+    query.write(ms.foreach(nothing))
+    times: list[float] = query.flow.run(broker=_log(task), until="caught up", show=False).batch_times()
+    return task.steady, sum(times[1:])
+
+
+def rows(task: Task, name: str) -> list[Row]:
+    query = built(task, name)
+    kept = ms.memory(f"{name}-{time.time_ns()}")
+    query.write(kept)
+    # Windows of processing time end with the batch run; all others end with the last events.
+    how: dict[str, Any] = {"batch": True} if name == "q12" else {"until": "caught up"}
+    query.flow.run(broker=_log(task), show=False, **how)
+    try:
+        return list(kept.rows())
+    finally:
+        kept.clear()
+
+
+def nothing(rows: pa.Table, batch: int) -> None:
+    """Where the rows go."""
+
+
+def _log(task: Task) -> Path:
+    return task.scratch / f"log-{time.time_ns()}"
+
+
+def run(task: Task) -> None:
+    session(master=f"local[{CORES}]", partitions=CORES, settings={"spark.driver.memory": MEMORY})
+    engine.serve(task, timed, rows)
+
+
+if __name__ == "__main__":
+    engine.main(run)

@@ -1,0 +1,6 @@
+"""The modules of the benchmark, which are scripts and no package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "nexmark"))

@@ -147,7 +147,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="fewer records, within a minute")
     quick = options.parse_args().quick
-    rows, records, rounds = (200_000, 100_000, 1) if quick else (1_000_000, 500_000, ROUNDS)
+    rows, records, rounds = (100_000, 50_000, 1) if quick else (1_000_000, 500_000, ROUNDS)
     scratch = Path(tempfile.mkdtemp(prefix="millstream-kafka-"))
     figures: dict[str, float] = {}
     ratios: dict[str, float] = {}

@@ -29,9 +29,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
 
+from foreground import run
 from kafka_jars import BROKER, CONNECTOR, HERE, KEPT, KafkaFailed, KafkaUnavailable, assemble, find_java
 from kafka_node import CERTIFICATE, HOST, Node, free_ports, make_certificate, settings_of
-from millstream.errors import MillstreamError
 
 __all__ = ["BROKER", "CONNECTOR", "KafkaCluster", "KafkaFailed", "KafkaUnavailable", "assemble"]
 
@@ -311,23 +311,15 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="how many brokers")
     parser.add_argument("--folder", type=Path, help="where they store their data (.kafka/nodes-1 or .kafka/nodes-3)")
     said = parser.parse_args()
-    for end in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(end, signal.default_int_handler)
-    cluster = KafkaCluster(said.nodes, said.folder or KEPT / f"nodes-{said.nodes}")
-    try:
-        print("Starting Kafka (the first time its jars are brought, which takes a minute)", flush=True)
-        with cluster:
-            print(f"MILLSTREAM_BROKER=kafka://{cluster.bootstrap}", flush=True)
-            print(f"Data and logs: {cluster.folder}. Ctrl-C stops it; the data stay.", flush=True)
-            while not (failed := cluster.ended()):
-                time.sleep(1)
-            raise failed
-    except KeyboardInterrupt:
-        print("\nKafka has stopped", flush=True)
-        return 0
-    except MillstreamError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    return run(
+        lambda: KafkaCluster(said.nodes, said.folder or KEPT / f"nodes-{said.nodes}"),
+        "Starting Kafka (the first time its jars are brought, which takes a minute)",
+        lambda cluster: (
+            f"MILLSTREAM_BROKER=kafka://{cluster.bootstrap}",
+            f"Data and logs: {cluster.folder}. Ctrl-C stops it; the data stay.",
+        ),
+        "Kafka has stopped",
+    )
 
 
 if __name__ == "__main__":

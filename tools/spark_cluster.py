@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from foreground import run
 from millstream.errors import MillstreamError
 from millstream.spark import java, launch
 
@@ -313,23 +314,12 @@ def main() -> int:
     parser.add_argument("--memory", default="1g", help="how much memory each has to give (1g)")
     parser.add_argument("--folder", type=Path, help="where they keep what they write (a temporary one)")
     said = parser.parse_args()
-    for end in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(end, signal.default_int_handler)
-    try:
-        cluster = SparkCluster(said.workers, said.cores, said.memory, said.folder)
-        print("Starting a master and its workers", flush=True)
-        with cluster:
-            print(f"MILLSTREAM_MASTER={cluster.master}", flush=True)
-            print(f"Logs: {cluster.folder}. Ctrl-C stops it.", flush=True)
-            while not (failed := cluster.ended()):
-                time.sleep(1)
-            raise failed
-    except KeyboardInterrupt:
-        print("\nThe cluster has stopped", flush=True)
-        return 0
-    except MillstreamError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    return run(
+        lambda: SparkCluster(said.workers, said.cores, said.memory, said.folder),
+        "Starting a master and its workers",
+        lambda cluster: (f"MILLSTREAM_MASTER={cluster.master}", f"Logs: {cluster.folder}. Ctrl-C stops it."),
+        "The cluster has stopped",
+    )
 
 
 if __name__ == "__main__":

@@ -82,6 +82,39 @@ class Consumer:
         self._log = log
         self._followed = Followed(log, [topics] if isinstance(topics, str) else list(topics), group, pinned=pinned)
         self.topics = self._followed.topics
+        self._settle(group, delivery, start, isolation, on_lost, partitions)
+        interval = checked_interval(max_poll_interval, POLL_SECONDS_MIN)
+        self._readers: dict[TopicPartition, PartitionReader] = {}
+        self._turn: deque[TopicPartition] = deque()
+        self._wakeup = Wakeup()
+        self._looked_at = 0.0
+        self._freed_at = 0.0
+        self._closed = False
+        self._identities = {topic: log.topic(topic).identity for topic in self.topics}
+        self._check_exists(start, list(self._all_partitions()))
+        if group is not None and start == "latest":
+            # Noted at once, so that all that comes from now on is read, whoever of the group reads it.
+            comes_over = self._followed.comes_over
+            places = [place for place in self._all_partitions() if comes_over(place.topic) is None]
+            ends = {place: self._offset_of(place, start) for place in places}
+            begin_group(log.coordinator, group, ends)
+        self._membership = log.membership(group, self.topics, interval) if group is not None else None
+        try:
+            self._refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def _settle(
+        self,
+        group: str | None,
+        delivery: str,
+        start: Start,
+        isolation: str,
+        on_lost: str,
+        partitions: Sequence[int] | None,
+    ) -> None:
+        """Checks what a user asked for, and begins with nothing handed out; the same on every broker."""
         if not self.topics:
             raise InvalidInput("a consumer needs at least one topic")
         _check_choice("delivery", delivery, DELIVERIES)
@@ -101,8 +134,6 @@ class Consumer:
         self._on_lost = on_lost
         self._committed_only = isolation == "read_committed"
         self._explicit = None if partitions is None else list(partitions)
-        self._readers: dict[TopicPartition, PartitionReader] = {}
-        self._turn: deque[TopicPartition] = deque()
         self._waiting: deque[Batch] = deque()
         self._done: dict[TopicPartition, int] = {}
         self._handed: dict[TopicPartition, int] = {}
@@ -110,30 +141,9 @@ class Consumer:
         self._revoked: set[TopicPartition] = set()
         self._loop: _Looped | None = None
         self.lost: list[Lost] = []
-        self._wakeup = Wakeup()
-        self._looked_at = 0.0
-        self._freed_at = 0.0
-        self._closed = False
-        self._identities = {topic: log.topic(topic).identity for topic in self.topics}
         self._asked_at = time.monotonic()
         self._in_use = threading.Lock()
-        interval = duration(max_poll_interval, what="max_poll_interval").total_seconds()
-        if interval < POLL_SECONDS_MIN:
-            raise InvalidSetting(f"max_poll_interval is {POLL_SECONDS_MIN} second or more, not {max_poll_interval!r}")
         _check_start(start)
-        self._check_exists(start, list(self._all_partitions()))
-        if group is not None and start == "latest":
-            # Noted at once, so that all that comes from now on is read, whoever of the group reads it.
-            comes_over = self._followed.comes_over
-            places = [place for place in self._all_partitions() if comes_over(place.topic) is None]
-            ends = {place: self._offset_of(place, start) for place in places}
-            begin_group(log.coordinator, group, ends)
-        self._membership = log.membership(group, self.topics, interval) if group is not None else None
-        try:
-            self._refresh()
-        except BaseException:
-            self.close()
-            raise
 
     # ------------------------------------------------------------ reading
 
@@ -560,6 +570,13 @@ def _check_start(start: Start) -> None:
     for offset in start.values() if isinstance(start, Mapping) else [start] if isinstance(start, int) else []:
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
             raise InvalidSetting(f"an offset is a whole number from 0 on, not {offset!r}")
+
+
+def checked_interval(said: str | timedelta, seconds_min: float, where: str = "") -> float:
+    interval = duration(said, what="max_poll_interval").total_seconds()
+    if interval < seconds_min:
+        raise InvalidSetting(f"max_poll_interval is not shorter than {seconds_min:g} s{where}, and {said!r} is")
+    return interval
 
 
 def _check_choice(what: str, choice: str, choices: Sequence[str]) -> None:

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from millstream.errors import (
     AlreadyExists,
     ClosedError,
     DamagedLog,
     InvalidInput,
-    MillstreamError,
     NotALog,
     NotFound,
     StorageError,
@@ -38,6 +37,7 @@ from millstream.log.disk import Disk, FileLock, read_document, storage_errors, s
 from millstream.log.groups import GroupInfo, Membership
 from millstream.log.layout import stored_schema
 from millstream.log.partition import LOCK, UPKEEP_LOCK, Partition
+from millstream.log.parts import Parts
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.reader import offset_at_time
@@ -48,7 +48,6 @@ from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
 
-Part = TypeVar("Part", Producer, Consumer, Queue)
 FORMAT = 1
 DESCRIPTION = "millstream.json"
 TOPIC = "topic.json"
@@ -190,7 +189,7 @@ class EmbeddedLog(Switching):
         _raise_file_limit()
         self._open_folder()
         self._topics: dict[str, tuple[tuple[int, ...], Topic]] = {}
-        self._made: weakref.WeakSet[Producer | Consumer | Queue] = weakref.WeakSet()
+        self._parts = Parts()
         self._topics_lock = threading.Lock()
         self._people = self.path / "people"
         self.switches = Switches(self.path / SWITCHES)
@@ -446,14 +445,14 @@ class EmbeddedLog(Switching):
     def producer(self, **settings: Any) -> Producer:
         self._check_open()
         self._keep_up()
-        return self._noted(Producer(self, **settings))
+        return self._parts.noted(Producer(self, **settings))
 
     def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
         self._check_open()
         if settings.get("group") is not None:
             checked_name(settings["group"], "group")
         self._keep_up()
-        return self._noted(Consumer(self, topics, **settings))
+        return self._parts.noted(Consumer(self, topics, **settings))
 
     def named_producer(self, name: str) -> NamedProducer:
         return NamedProducer(checked_name(name, "producer"), self.coordinator, self._people, self.find_partition)
@@ -529,7 +528,7 @@ class EmbeddedLog(Switching):
     def queue(self, name: str) -> Queue:
         self._check_open()
         self._keep_up()
-        return self._noted(Queue(self, name, self._people))
+        return self._parts.noted(Queue(self, name, self._people))
 
     # ------------------------------------------------------------ upkeep and the end
 
@@ -566,28 +565,19 @@ class EmbeddedLog(Switching):
         if getattr(self, "_closed", False):
             raise ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
 
-    def _noted(self, part: Part) -> Part:
-        self._made.add(part)
-        return part
-
     def close(self) -> None:
         """Closes the producers, consumers and queues made here as well; raises what the first of them raises."""
         if self._closed:
             return
         if self._upkeep is not None:
             self._upkeep.stop()
-        failures = []
-        for part in list(self._made):
-            try:
-                part.close()
-            except MillstreamError as error:
-                failures.append(error)
+        failure = self._parts.close()
         self._closed = True
         for name in list(self._topics):
             self._forget(name)
         self.coordinator.close()
-        if failures:
-            raise failures[0]
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> EmbeddedLog:
         return self

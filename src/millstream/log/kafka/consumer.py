@@ -7,7 +7,6 @@ only after what was handed out before counts as done.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,23 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 from millstream.errors import (
     ClosedError,
     InvalidInput,
-    InvalidSetting,
     KafkaUnavailable,
     MillstreamError,
     OffsetLost,
     UnknownTopic,
 )
-from millstream.log.batches import Batch, Lost, Record
+from millstream.log.batches import Lost, Record
 from millstream.log.buffer import microseconds
-from millstream.log.consumer import (
-    DELIVERIES,
-    ISOLATIONS,
-    LOST_CHOICES,
-    Start,
-    _check_choice,
-    _check_start,
-    _Looped,
-)
+from millstream.log.consumer import Start, checked_interval
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
@@ -43,7 +33,6 @@ from millstream.log.kafka.fetching import END, UNSAID, Place, to_batch
 from millstream.log.kafka.switches import KafkaFollowed
 from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.reader import READ_BYTES
-from millstream.records import duration
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -86,39 +75,9 @@ class KafkaConsumer(Committing):
         names = [topics] if isinstance(topics, str) else list(topics)
         self._followed = self._places = KafkaFollowed(log, names, group, pinned=pinned)
         self.topics = self._followed.topics
-        if not self.topics:
-            raise InvalidInput("a consumer needs at least one topic")
-        _check_choice("delivery", delivery, DELIVERIES)
-        _check_choice("isolation", isolation, ISOLATIONS)
-        _check_choice("on_lost", on_lost, LOST_CHOICES)
-        if group is None and delivery != "at_least_once":
-            raise InvalidInput(
-                f"delivery '{delivery}' is about committed offsets", next_step="give the consumer a group"
-            )
-        if group is not None and partitions is not None:
-            raise InvalidInput(
-                "a group shares the partitions out itself", next_step="leave out either group or partitions"
-            )
-        interval = duration(max_poll_interval, what="max_poll_interval").total_seconds()
-        if interval < POLL_SECONDS_MIN:
-            raise InvalidSetting(
-                f"max_poll_interval is {POLL_SECONDS_MIN:.0f} seconds or more on Kafka, not {max_poll_interval!r}"
-            )
-        _check_start(start)
-        self.group = group
-        self.delivery = delivery
-        self._start = start
-        self._on_lost = on_lost
-        self._committed_only = isolation == "read_committed"
-        self._explicit = None if partitions is None else list(partitions)
+        self._settle(group, delivery, start, isolation, on_lost, partitions)
+        interval = checked_interval(max_poll_interval, POLL_SECONDS_MIN, " on Kafka")
         self._readers = {}
-        self._waiting: deque[Batch] = deque()
-        self._done: dict[TopicPartition, int] = {}
-        self._handed: dict[TopicPartition, int] = {}
-        self._stored: dict[TopicPartition, int] = {}
-        self._revoked: set[TopicPartition] = set()
-        self._loop: _Looped | None = None
-        self.lost: list[Lost] = []
         self._faults: dict[TopicPartition, MillstreamError] = {}  # told at every poll until sought elsewhere
         self._begun: dict[TopicPartition, int] = {}
         self._given: set[TopicPartition] = set()  # by the group, and not begun yet
@@ -126,8 +85,6 @@ class KafkaConsumer(Committing):
         self._joined = False
         self._leaving = False
         self._looked_at = self._polled_at = 0.0
-        self._asked_at = time.monotonic()
-        self._in_use = threading.Lock()
         self._identities = {topic: log.topic(topic, fresh=True).identity for topic in self.topics}
         self._check_exists(start, list(self._all_partitions()))
         if group is not None and start == "latest":

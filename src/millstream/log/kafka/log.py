@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from millstream.errors import (
     AlreadyExists,
@@ -41,11 +40,11 @@ from millstream.log.kafka.topics import (
     remove_topic,
     to_kafka,
 )
+from millstream.log.parts import Parts
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
 
-Part = TypeVar("Part", KafkaProducer, KafkaConsumer, KafkaQueue)
 LOOK_SECONDS = 2.0
 ABSENCE_SECONDS = 3.0
 TOPIC = "topic"  # the kind of its descriptions
@@ -62,7 +61,7 @@ class KafkaLog(KafkaSwitching):
         self.descriptions = Descriptions(self.clients)
         self._lock_here = threading.RLock()
         self._topics: dict[str, tuple[float, KafkaTopic]] = {}
-        self._made: weakref.WeakSet[KafkaProducer | KafkaConsumer | KafkaQueue] = weakref.WeakSet()
+        self._parts = Parts()
         self._set_up_switches()
 
     @property
@@ -207,13 +206,13 @@ class KafkaLog(KafkaSwitching):
 
     def producer(self, **settings: Any) -> Producer:
         self._check_open()
-        return self._noted(KafkaProducer(self, **settings))
+        return self._parts.noted(KafkaProducer(self, **settings))
 
     def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
         self._check_open()
         if settings.get("group") is not None:
             checked_name(settings["group"], "group")
-        return self._noted(KafkaConsumer(self, topics, **settings))
+        return self._parts.noted(KafkaConsumer(self, topics, **settings))
 
     def named_producer(self, name: str) -> Transactions:
         return Transactions(checked_name(name, "producer"), self.clients)
@@ -263,7 +262,7 @@ class KafkaLog(KafkaSwitching):
 
     def queue(self, name: str) -> Queue:
         self._check_open()
-        return self._noted(KafkaQueue(self, name))
+        return self._parts.noted(KafkaQueue(self, name))
 
     # ------------------------------------------------------------ upkeep and the end
 
@@ -288,25 +287,16 @@ class KafkaLog(KafkaSwitching):
         if self._closed:
             raise ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
 
-    def _noted(self, part: Part) -> Part:
-        self._made.add(part)
-        return part
-
     def close(self) -> None:
         """Closes the producers, consumers and queues made here as well; raises what the first of them raises."""
         if self._closed:
             return
-        failures = []
-        for part in list(self._made):
-            try:
-                part.close()
-            except MillstreamError as error:
-                failures.append(error)
+        failure = self._parts.close()
         self._closed = True
         with suppress(MillstreamError):
             self.descriptions.close()
-        if failures:
-            raise failures[0]
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> KafkaLog:
         return self

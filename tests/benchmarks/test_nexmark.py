@@ -68,8 +68,8 @@ def test_there_is_an_answer_to_every_query() -> None:
     assert set(EVERY) == set(STATEMENTS) == {f"q{number}" for number in (*range(23), *range(101, 107))}
 
 
-@pytest.mark.parametrize("shuffled", [1, SHUFFLED], ids=["in_order", "shuffled"])
-@pytest.mark.parametrize("bundles", [1, 12], ids=["one_bundle", "many_bundles"])
+@pytest.mark.parametrize("shuffled", [pytest.param(1, marks=pytest.mark.soak), SHUFFLED], ids=["in_order", "shuffled"])
+@pytest.mark.parametrize("bundles", [pytest.param(1, marks=pytest.mark.soak), 12], ids=["one_bundle", "many_bundles"])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_query_equals_duckdb(name: str, bundles: int, shuffled: int, tmp_path: Path) -> None:
     check(name, made_input(EVENTS, bundles, SLOW, shuffled), tmp_path)

@@ -218,6 +218,7 @@ def small_run(tmp_path: Path, *said: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.soak
 def test_a_small_run_without_peers(tmp_path: Path) -> None:
     figures = small_run(tmp_path, "--quick", "--query", "q4,q8", "--events", "4k", "--peer", "none")
     assert (figures["queries"], figures["queries_right"]) == (2, 2)

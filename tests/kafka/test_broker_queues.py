@@ -62,6 +62,7 @@ def test_messages_are_acknowledged_come_again_and_are_buried(log: Broker) -> Non
         log.queue(name)
 
 
+@pytest.mark.soak
 def test_consumers_share_the_messages_and_what_one_held_others_get(log: Broker) -> None:
     topic, name = filled(log, 10), new("q")
     log.create_queue(name, topic, max_tries=4)
@@ -74,6 +75,7 @@ def test_consumers_share_the_messages_and_what_one_held_others_get(log: Broker) 
     assert sorted(values) == sorted(message.value for message in held[1:])
 
 
+@pytest.mark.soak
 def test_more_is_received_while_something_is_unanswered(log: Broker) -> None:
     topic, name = filled(log, 1), new("q")
     log.create_queue(name, topic)

@@ -25,6 +25,7 @@ def killed(tmp_path: Path, kafka: KafkaCluster) -> Iterator[Killed]:
     made.close()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_kills_lose_and_double_nothing(killed: Killed) -> None:
     kill_a_few_times(killed)

@@ -309,6 +309,7 @@ def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("report")
 def test_values_are_those_of_the_codec(kafka: KafkaCluster) -> None:
     schema = Schema.of(f"{COLUMNS}, key string, offset long")
@@ -318,12 +319,14 @@ def test_values_are_those_of_the_codec(kafka: KafkaCluster) -> None:
     assert values(kafka, "all", len(GOOD)) == codec("json", schema).encode(batch).to_pylist()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("report")
 def test_a_row_goes_to_every_output_it_is_for(kafka: KafkaCluster) -> None:
     [one] = values(kafka, "one", 1)
     assert json.loads(one)["half"] == 0.5
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("report")
 def test_a_record_that_cannot_be_read_is_a_dead_letter(kafka: KafkaCluster) -> None:
     letters = [json.loads(value) for value in values(kafka, "dead", len(BAD))]
@@ -335,26 +338,31 @@ def test_a_record_that_cannot_be_read_is_a_dead_letter(kafka: KafkaCluster) -> N
     assert all(letter["reason"] for letter in letters)
 
 
+@pytest.mark.soak
 def test_it_is_told_how_far_a_job_has_come_and_what_it_promises(report: dict[str, Any]) -> None:
     assert (report["rows"], report["lag"]) == (len(GOOD) + len(BAD) + 1, 0)
     assert "each record at least once" in report["explain"]
 
 
+@pytest.mark.soak
 def test_a_password_is_neither_shown_nor_stored(report: dict[str, Any]) -> None:
     assert USERS["ann"] not in report["plan"]
     assert USERS["ann"] not in report["log"]
     assert report["stored"] == []
 
 
+@pytest.mark.soak
 def test_a_record_that_nobody_takes_stops_the_job_and_is_named(report: dict[str, Any]) -> None:
     assert report["bad record"].startswith("RecordFailed: the step 'read_kafka_real-time' cannot handle a record")
     assert f"topic real-time, partition 0, offset {len(GOOD)}" in report["bad record"]
 
 
+@pytest.mark.soak
 def test_more_partitions_than_cores_are_refused(report: dict[str, Any]) -> None:
     assert "there are 4 partitions, and Spark has 3 cores" in report["cores"]
     assert "local[4]" in report["cores"]
 
 
+@pytest.mark.soak
 def test_the_other_mode_is_refused_for_a_job_that_has_begun(report: dict[str, Any]) -> None:
     assert report["other mode"].startswith("JobChanged: the job 'quick' has run in real time")

@@ -204,6 +204,7 @@ def test_a_process_killed_around_a_commit(kafka, tmp_path, moment):
     assert target.rows() == [A, B, *batches[1], A]
 
 
+@pytest.mark.soak
 def test_a_process_killed_at_every_batch(kafka, tmp_path):
     """Each finds the last one's batch undecided, or decided and not known."""
     target = Target("kafka", tmp_path, kafka.bootstrap)
@@ -215,6 +216,7 @@ def test_a_process_killed_at_every_batch(kafka, tmp_path):
     assert target.rows() == [row for number in batches for row in batches[number]]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("changing", [False, True])
 def test_no_kill_loses_or_doubles_a_row(kafka, tmp_path, changing):
     """Killed at lines spread over all that a sink does."""

@@ -109,6 +109,7 @@ def test_a_packed_environment_is_all_that_workers_need(
     assert found(lambda topic: read(log, topic)) == answer()
 
 
+@pytest.mark.soak
 def test_what_workers_lack_is_told_at_once(start: Start, tmp_path: Path) -> None:
     job = start(python=bare_python(tmp_path / "poor", without=("polars", "crc32c")))
     assert job.process.wait(120) == SparkFailed.exit_code
@@ -120,6 +121,7 @@ def test_what_workers_lack_is_told_at_once(start: Start, tmp_path: Path) -> None
     assert "\tat " not in said
 
 
+@pytest.mark.soak
 def test_a_python_that_workers_do_not_have_is_named(start: Start) -> None:
     job = start(python=Path("/nowhere/python"))
     assert job.process.wait(120) == SparkFailed.exit_code

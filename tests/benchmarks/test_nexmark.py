@@ -80,6 +80,7 @@ def test_bids_right_when_an_auction_begins_or_ends_count(name: str, tmp_path: Pa
     check(name, made_input(EVENTS, 12, FAST, SHUFFLED), tmp_path)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", EVERY)
 def test_the_reference_agrees(name: str, tmp_path: Path) -> None:
     check(name, made_input(FEW, 4, SLOW, SHUFFLED), tmp_path, Reference)

@@ -88,6 +88,7 @@ def test_more_is_received_while_something_is_unanswered(log: Broker) -> None:
         queue.acknowledge([first, second])
 
 
+@pytest.mark.soak
 def test_messages_of_a_topic_with_a_schema_are_rows(log: Broker) -> None:
     topic, name = new(), new("q")
     log.create_topic(topic, schema="n int")

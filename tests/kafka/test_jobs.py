@@ -83,6 +83,7 @@ def test_a_job_reads_and_writes_topics_of_kafka_and_goes_on_where_it_was(
     assert (home / "jobs" / name / "job.json").exists()
 
 
+@pytest.mark.soak
 def test_rows_are_seen_as_they_come(log: KafkaLog, name: str) -> None:
     job = copied(name).start(broker=log.address)
     for number in range(3):
@@ -107,6 +108,7 @@ def test_topics_of_a_kafka_beside_those_of_a_folder(
         assert (own.path / "jobs" / name).is_dir()
 
 
+@pytest.mark.soak
 def test_results_are_made_anew_beside_those_that_are_there(log: KafkaLog, name: str) -> None:
     put(log, f"{name}.scores", [("a", n, n) for n in range(4)])
     copied(name).run(broker=log.address, until=CAUGHT_UP)
@@ -119,6 +121,7 @@ def test_results_are_made_anew_beside_those_that_are_there(log: KafkaLog, name: 
     assert f"{name}.placed" not in log.topics()
 
 
+@pytest.mark.soak
 def test_a_run_begins_at_a_time(log: KafkaLog, name: str) -> None:
     with log.producer() as producer:
         for n in range(5):
@@ -127,12 +130,14 @@ def test_a_run_begins_at_a_time(log: KafkaLog, name: str) -> None:
     assert numbers(log, f"{name}.copy") == [3, 4]
 
 
+@pytest.mark.soak
 def test_a_batch_run_closes_every_window(log: KafkaLog, name: str) -> None:
     put(log, f"{name}.scores", [("a", 1, 1), ("a", 2, 3), ("b", 5, 12)])
     totals(name).run(broker=log.address, batch=True)
     assert seconds(unweighted(read(log, f"{name}.totals"))) == [("a", 0.0, 3), ("b", 10.0, 5)]
 
 
+@pytest.mark.soak
 def test_a_table_is_remembered_with_its_kafka(log: KafkaLog, name: str) -> None:
     put(log, f"{name}.scores", [("a", 1, 1), ("b", 2, 2), ("a", 3, 3)])
     flow = ms.Flow(name)
@@ -144,6 +149,7 @@ def test_a_table_is_remembered_with_its_kafka(log: KafkaLog, name: str) -> None:
     assert log.describe_topic(f"{name}.latest").settings.compaction
 
 
+@pytest.mark.soak
 def test_jobs_on_kafka_are_listed_and_forgotten(log: KafkaLog, name: str, home: Path) -> None:
     put(log, f"{name}.scores", [("a", 1, 1)])
     copied(name).run(broker=log.address, until=CAUGHT_UP)
@@ -162,6 +168,7 @@ def test_jobs_on_kafka_are_listed_and_forgotten(log: KafkaLog, name: str, home: 
     assert numbers(log, f"{name}.copy") == [1, 1]
 
 
+@pytest.mark.soak
 def test_a_topic_made_anew_is_not_taken_for_the_one_before(log: KafkaLog, name: str) -> None:
     put(log, f"{name}.scores", [("a", 1, 1)])
     copied(name).run(broker=log.address, until=CAUGHT_UP)

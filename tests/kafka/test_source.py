@@ -91,6 +91,7 @@ def test_a_topic_made_anew_is_another(kafka: KafkaCluster) -> None:
         assert later.identity != first
 
 
+@pytest.mark.soak
 def test_nobody_answers() -> None:
     with opened("127.0.0.1:1", "scores") as source, pytest.raises(KafkaUnavailable, match=r"127\.0\.0\.1:1"):
         source.latest()

@@ -112,6 +112,7 @@ def test_windows_over_transactions(kafka: KafkaCluster, log: EmbeddedLog) -> Non
     assert found == [("ann", START, 1), ("ann", START + timedelta(seconds=10), 4), ("bob", START, 2)]
 
 
+@pytest.mark.soak
 def test_an_idle_partition_does_not_hold_windows_back(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     """The window of partition 0 waits for partition 1, which never says anything, until that is idle."""
     topic = made(kafka.bootstrap, 2)
@@ -147,6 +148,7 @@ def test_bad_records_are_dead_letters(kafka: KafkaCluster, log: EmbeddedLog) -> 
     assert (letter["topic"], letter["partition"], letter["offset"]) == (topic, 0, 1)
 
 
+@pytest.mark.soak
 def test_a_running_job_sees_new_partitions(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, [score("ann", 1, 0)])
@@ -170,6 +172,7 @@ def test_lost_offsets_end_a_job_or_do_not(kafka: KafkaCluster, log: EmbeddedLog)
     assert values(log, "out") == [0, 1, 2, 6, 7, 8, 9]
 
 
+@pytest.mark.soak
 def test_a_topic_made_anew_is_not_gone_on_with(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, [score("ann", 1, 0)])
@@ -233,6 +236,7 @@ def guarded(kafka: KafkaCluster, tmp_path: Path) -> str:
     return f"kafka://{kafka.secure_bootstrap}?settings={file}"
 
 
+@pytest.mark.soak
 def test_the_broker_of_a_job_may_want_a_password(kafka: KafkaCluster, guarded: str, tmp_path: Path) -> None:
     """Goal: planner, workers and sinks get what stands in the file. Method: the file is gone once the job has begun, so
     that only the driver can have read it; windows, so that there are workers of both kinds."""
@@ -255,6 +259,7 @@ def test_the_broker_of_a_job_may_want_a_password(kafka: KafkaCluster, guarded: s
 # ---------------------------------------------------------------- without a flow
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("by", ["option", "register"])
 def test_our_format_reads_a_kafka_that_wants_a_password(
     kafka: KafkaCluster, guarded: str, spark: SparkSession, tmp_path: Path, by: str
@@ -271,6 +276,7 @@ def test_our_format_reads_a_kafka_that_wants_a_password(
     assert spark.read.parquet(str(tmp_path / "out")).count() == 3
 
 
+@pytest.mark.soak
 def test_a_dataframe_of_a_flow_brings_the_users_modules(
     log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +332,7 @@ flow.run(broker=folder, until="caught up", show=False)
 """
 
 
+@pytest.mark.soak
 def test_the_connector_of_spark_feeds_a_flow(kafka: KafkaCluster, log: EmbeddedLog, tmp_path: Path) -> None:
     """In a session of its own, since jars are named when one is started."""
     topic = made(kafka.bootstrap)

@@ -65,6 +65,7 @@ def start(cluster: SparkCluster, log: EmbeddedLog, tmp_path: Path, python: Path)
         job.close()
 
 
+@pytest.mark.soak
 def test_a_lost_worker_changes_no_result(start: Start, cluster: SparkCluster, log: EmbeddedLog) -> None:
     """Windows and a join; in the middle one of two workers dies, and its part of the state with it."""
     job = start()

@@ -38,6 +38,7 @@ class Descriptions:
         self._writer: Producer | None = None
         self._next_offset = 0
         self._looked_at = float("-inf")
+        self._unreadable: dict[tuple[str, str], int] = {}
         self._known: dict[str, dict[str, dict[str, Any]]] = {}
         self._views: dict[str, Documents] = {}
 
@@ -136,6 +137,16 @@ class Descriptions:
             for message in reader.consume(500, 0.2):
                 self._take(message)
         self._looked_at = time.monotonic()
+        for (kind, name), offset in self._unreadable.items():  # and nothing newer took its place
+            logger.warning(
+                "%s, offset %d: what is said of %s '%s' cannot be read and is passed over: "
+                "leave this topic to Millstream",
+                self._where,
+                offset,
+                kind,
+                name,
+            )
+        self._unreadable.clear()
 
     def _take(self, message: Any) -> None:
         error = message.error()
@@ -147,6 +158,7 @@ class Descriptions:
         kind, _, name = (message.key() or b"").decode(errors="replace").partition("/")
         documents = self._known.setdefault(kind, {})
         self._views.pop(kind, None)
+        self._unreadable.pop((kind, name), None)
         if message.value() is None:
             documents.pop(name, None)
             return
@@ -156,11 +168,5 @@ class Descriptions:
             document = None
         if isinstance(document, dict):
             documents[name] = document
-            return
-        logger.warning(
-            "%s, offset %d: what is said of %s '%s' cannot be read and is passed over: leave this topic to Millstream",
-            self._where,
-            message.offset(),
-            kind,
-            name,
-        )
+        else:
+            self._unreadable[kind, name] = message.offset()

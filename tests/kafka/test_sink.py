@@ -375,6 +375,7 @@ def test_a_row_that_is_too_large_ends_the_batch_and_leaves_nothing_of_it(opened,
     assert rows() == [B]
 
 
+@pytest.mark.soak
 def test_a_transaction_that_kafka_ended_for_its_length_is_tried_again(kafka, opened, topic, rows, monkeypatch):
     """Readers would wait for it: Kafka looks every ten seconds for those that are over their time."""
     place = ms.kafka(kafka.bootstrap, topic=topic, settings={"transaction.timeout.ms": "1000"})

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import confluent_kafka
@@ -224,6 +225,13 @@ class Stopped:
 
     def stop(self) -> None:
         os.killpg(self._pid, signal.SIGSTOP)
+        until(self._stands_still, "every thread of the broker stands still")  # until then some may still answer
+
+    def _stands_still(self) -> bool:
+        states = [
+            task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{self._pid}/task").glob("*/stat")
+        ]
+        return set(states) == {"T"}
 
     def go_on(self) -> None:
         os.killpg(self._pid, signal.SIGCONT)

@@ -1,6 +1,7 @@
 """How many examples the property tests look at: HYPOTHESIS_PROFILE=soak looks at twenty times as many.
 
-And who runs what: with several workers, one has all tests of Spark, so that there is one session. A module of
+And who runs what: with several workers, one has all tests of Spark, so that there is one session, but for those that
+only start processes of their own. A module of
 transcripts says in `ON_SPARK` which of its tests are played there each time; on the other runners all of them are.
 """
 
@@ -33,6 +34,8 @@ WITH_SPARK = [HERE / "spark", HERE / "test_docs.py"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if item.get_closest_marker("own_processes"):
+            continue
         if "spark" in [value for value in given if isinstance(value, str)] or any(
             place in (item.path, *item.path.parents) for place in WITH_SPARK
         ):

@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"python", "sh"}
 KAFKA = "localhost:9092"
+SPARK = re.compile(r"\.(run|start|replay|to_dataframe|explain)\(|\bspark\b")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,14 @@ def run_shell(source: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def of_its_kind(page: Path) -> object:
+    """Only pages whose Python runs Spark share a session; what a shell starts has its own."""
+    python = "".join(block.source for block in blocks(page.read_text()) if block.language == "python")
+    marks = () if SPARK.search(python) else (pytest.mark.own_processes,)
+    return pytest.param(page, id=page.name, marks=marks)
+
+
+@pytest.mark.parametrize("page", map(of_its_kind, PAGES))
 def test_every_block_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -78,7 +86,14 @@ def test_every_block_of_a_page_runs(
             assert block.language == "text", f"{page.name}, line {block.line}: a block in {block.language!r} is not run"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def of_its_kind(page: Path) -> object:
+    """Only pages whose Python runs Spark share a session; what a shell starts has its own."""
+    python = "".join(block.source for block in blocks(page.read_text()) if block.language == "python")
+    marks = () if SPARK.search(python) else (pytest.mark.own_processes,)
+    return pytest.param(page, id=page.name, marks=marks)
+
+
+@pytest.mark.parametrize("page", map(of_its_kind, PAGES))
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -42,6 +42,7 @@ def server() -> Iterator[Server]:
 # ---------------------------------------------------------------- the process, and its workers
 
 
+@pytest.mark.own_processes
 @pytest.mark.timeout(600)
 def test_kills_lose_and_double_nothing(killed: Killed) -> None:
     kill_a_few_times(killed)
@@ -126,6 +127,7 @@ def test_a_job_that_waits_can_be_stopped(spark: SparkSession, tmp_path: Path, se
             assert sorted(record.value["n"] for record in consumer.until_caught_up()) == list(range(21))
 
 
+@pytest.mark.own_processes
 @pytest.mark.timeout(600)
 def test_ctrl_c_while_a_sink_is_down(tmp_path: Path) -> None:
     """A sink that can never be written: a file stands where a folder of the path should be."""

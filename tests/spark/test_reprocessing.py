@@ -102,6 +102,7 @@ def test_a_batch_run_of_files_can_be_made_again(log: EmbeddedLog, tmp_path: Path
     assert run() == [1, 2]
 
 
+@pytest.mark.own_processes
 @pytest.mark.timeout(600)
 def test_a_batch_run_that_was_killed_goes_on(log: EmbeddedLog, tmp_path: Path) -> None:
     """It is killed between two of its outputs: the first has its rows then, and does not get them again."""

@@ -103,6 +103,7 @@ def test_the_names_of_the_package_are_functions() -> None:
     assert all(callable(getattr(package, name)) for name in package.__all__)
 
 
+@pytest.mark.own_processes
 def test_nothing_is_printed_and_nothing_left_behind(tmp_path: Path) -> None:
     """Goal: a terminal and a folder as they were. Method: a process that makes a table, stops, and starts again."""
     done = run(
@@ -120,6 +121,7 @@ def test_nothing_is_printed_and_nothing_left_behind(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "tmp").iterdir() if "hsperf" not in path.name] == []
 
 
+@pytest.mark.own_processes
 def test_a_spark_that_cannot_start_says_why(tmp_path: Path) -> None:
     """Goal: no stack trace of Java. Method: three mistakes in one process, then a start that works."""
     done = run(
@@ -151,6 +153,7 @@ def test_a_spark_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert "\tat " not in done.stdout + done.stderr
 
 
+@pytest.mark.own_processes
 def test_a_damaged_archive_is_thrown_away(tmp_path: Path) -> None:
     """Goal: a start never depends on the archive. Method: put noise in its place; Java 17 crashes on it."""
     done = run(

@@ -8,13 +8,14 @@ from typing import Any
 
 import engine
 import event_files
-import pyarrow as pa
+import filed
 import queries
 from engine import CORES, Row, Task, Timed
 from generator import SCHEMAS
 
 import millstream as ms
 from millstream.plan.flow import Stream
+from millstream.plan.places import Files
 from millstream.spark.session import session
 
 MEMORY = "4g"
@@ -34,13 +35,18 @@ def built(task: Task, name: str) -> Stream:
 
 def timed(task: Task, name: str) -> Timed:
     query = built(task, name)
-    query.write(ms.foreach(nothing))
+    query.write(_files(filed.new_folder(task)) if name == filed.FILED else ms.discard())
     times: list[float] = query.flow.run(broker=_log(task), until="caught up", show=False).batch_times()
     return task.steady, sum(times[1:])
 
 
 def rows(task: Task, name: str) -> list[Row]:
     query = built(task, name)
+    if name == filed.FILED:
+        folder = filed.new_folder(task)
+        query.write(_files(folder))
+        query.flow.run(broker=_log(task), until="caught up", show=False)
+        return filed.read(folder)
     kept = ms.memory(f"{name}-{time.time_ns()}")
     query.write(kept)
     # Windows of processing time end with the batch run; all others end with the last events.
@@ -52,8 +58,8 @@ def rows(task: Task, name: str) -> list[Row]:
         kept.clear()
 
 
-def nothing(rows: pa.Table, batch: int) -> None:
-    """Where the rows go."""
+def _files(folder: Path) -> Files:
+    return ms.files(folder, partition_by=filed.PARTITIONS)
 
 
 def _log(task: Task) -> Path:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import engine
 import event_files
+import filed
 import queries
 from engine import CORES, Refused, Row, Task, Timed
 from generator import SCHEMAS
@@ -74,6 +76,10 @@ def finished(task: Task, asked: Asked, writer: DataStreamWriter) -> StreamingQue
     return query
 
 
+def as_files(rows: DataFrame, folder: Path) -> DataStreamWriter:
+    return rows.writeStream.partitionBy(*filed.PARTITIONS).format("parquet").option("path", str(folder))
+
+
 def in_own_words(error: AnalysisException) -> Refused:
     return Refused(str(error).strip().splitlines()[0])
 
@@ -89,7 +95,10 @@ class OnSpark:
         for store in STORES if _keeps_state(name) else ["default"]:
             self._spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES[store])
             try:
-                writer = framed(self._spark, task, asked).writeStream.format("noop")
+                rows = framed(self._spark, task, asked)
+                writer = (
+                    as_files(rows, filed.new_folder(task)) if name == filed.FILED else rows.writeStream.format("noop")
+                )
                 query = finished(task, asked, writer)
             except AnalysisException as error:
                 raise in_own_words(error) from None
@@ -107,6 +116,10 @@ class OnSpark:
                 kept[tuple(values[column] for column in asked.key) if asked.key else (number, place)] = values
 
         try:
+            if name == filed.FILED:
+                folder = filed.new_folder(task)
+                finished(task, asked, as_files(framed(self._spark, task, asked), folder))
+                return filed.read(folder)
             finished(task, asked, framed(self._spark, task, asked).writeStream.foreachBatch(keep))
         except AnalysisException as error:
             raise in_own_words(error) from None

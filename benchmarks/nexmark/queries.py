@@ -296,16 +296,11 @@ def q19(persons: Stream, auctions: Stream, bids: Stream) -> Stream:
     return bids.top(10, by=["price desc", "bidder", "dateTime", "extra"], per="auction", rank="rank_number")
 
 
-def as_table(stream: Stream) -> Table:
-    """All rows of a stream, each there from its own time on."""
-    return stream.to_table(key=stream.schema.names, deleted="false")
-
-
 @query
 def q20(persons: Stream, auctions: Stream, bids: Stream) -> Stream:
     """The bids on auctions of one category, also those that came before the auction."""
     offered = auctions.where("category = 10").to_table(key="id")
-    return as_table(bids).join(offered, on={"auction": "id"}, suffix="_auction")
+    return bids.to_table().join(offered, on={"auction": "id"}, suffix="_auction")
 
 
 # ---------------------------------------------------------------- more, by RisingWave

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         top,
     )
     from millstream.plan.flow import Flow
-    from millstream.plan.places import console, files, foreach, kafka, memory, postgres, rate, socket, sqlite
+    from millstream.plan.places import console, discard, files, foreach, kafka, memory, postgres, rate, socket, sqlite
     from millstream.plan.triggers import (
         after,
         after_count,
@@ -46,7 +46,7 @@ _NAMES = {
     "millstream.log": "Batch Broker Message Record connect",
     "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
     "millstream.plan.flow": "Flow",
-    "millstream.plan.places": "console files foreach kafka memory postgres rate socket sqlite",
+    "millstream.plan.places": "console discard files foreach kafka memory postgres rate socket sqlite",
     "millstream.plan.triggers": (
         "after after_count after_watermark all_of each every first_of in_order never repeatedly"
     ),
@@ -78,6 +78,7 @@ __all__ = [
     "count",
     "custom",
     "delta",
+    "discard",
     "distinct_count",
     "each",
     "every",

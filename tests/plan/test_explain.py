@@ -51,6 +51,13 @@ def test_text_tells_every_step() -> None:
     assert steps.index("read_scores") < steps.index("clean") < steps.index("union") < steps.index("agg")
 
 
+def test_a_table_without_a_key_is_all_rows_and_keeps_no_state() -> None:
+    table = ms.Flow("f").read("a", "x int").to_table(name="bag")
+    assert "bag\n    all rows\n    from     read_a\n    columns  x int\n" in table.explain()
+    assert '["<b>bag</b><br/>all rows"]:::step' in table.explain("mermaid")
+    assert "all rows" in table.explain("svg")
+
+
 def test_a_stream_explains_what_leads_to_it() -> None:
     rows = ms.Flow("f").read("a", "x int")
     rows.where("x > 1")

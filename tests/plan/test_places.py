@@ -20,6 +20,8 @@ PANES = Schema.of(
     [
         (ms.files("data/in"), "files in", "files(data/in, parquet)"),
         (ms.files(Path("out/"), "csv"), "files out", "files(out, csv)"),
+        (ms.files("out", partition_by="dt"), "files out", "files(out, parquet, by dt)"),
+        (ms.files("out", partition_by=["dt", "hm"]), "files out", "files(out, parquet, by dt, hm)"),
         (ms.sqlite("s.db", "totals"), "sqlite totals", "sqlite(s.db, totals, append)"),
         (
             ms.sqlite("s.db", "totals", key=["team", "window"]),
@@ -75,6 +77,11 @@ def test_a_password_that_must_be_escaped_is_refused_and_not_shown(dsn):
         (lambda: ms.files(""), "a path is text or a Path"),
         (lambda: ms.files(7), "a path is text or a Path"),
         (lambda: ms.files("x", files_per_batch=0), "files_per_batch is a whole number from 1 on"),
+        (lambda: ms.files("x", partition_by=["dt", "hm", "dt"]), "a column stands twice in partition_by: dt, hm, dt"),
+        (lambda: ms.files("x", partition_by=""), "partition_by takes the names of columns, not ''"),
+        (lambda: ms.files("x", partition_by=7), "partition_by takes the names of columns, not 7"),
+        (lambda: ms.files("x", partition_by={"dt": 1}), "partition_by takes the names of columns"),
+        (lambda: ms.files("x", partition_by=["dt", None]), "partition_by takes the names of columns"),
         (lambda: ms.sqlite("s.db", ""), "a table has a name"),
         (lambda: ms.sqlite("s.db", "_millstream_batches"), "is reserved"),
         (lambda: ms.sqlite("s.db", "t", mode="replace"), "there is no mode 'replace'"),

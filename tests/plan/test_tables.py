@@ -11,7 +11,7 @@ import millstream as ms
 from millstream.errors import InvalidInput
 from millstream.plan.flow import Stream
 from millstream.plan.nodes import Dead, Late, Project, Read
-from millstream.plan.table_nodes import Latest, Top
+from millstream.plan.table_nodes import AllRows, Latest, Top
 from millstream.plan.tables import Table
 from millstream.testing import Add, play
 
@@ -26,6 +26,10 @@ def stream(event_time: str | None = "at") -> Stream:
 
 def table() -> Table:
     return stream().to_table(key="user")
+
+
+def bag() -> Table:
+    return stream().to_table()
 
 
 def teams() -> Table:
@@ -64,6 +68,24 @@ def given(row: Any, key: Any) -> None:
 REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     # to_table
     (lambda: stream().to_table(key=()), "a table needs a key", "columns that exist: user, team"),
+    (lambda: stream().to_table(key=()), "a table needs a key", "or leave out key=: then every row is in the table"),
+    (
+        lambda: stream().to_table(deleted="score = 0"),
+        "deleted= says which rows delete their key, and no key is named",
+        "to_table(key='user', deleted=…)",
+    ),
+    (lambda: table().to_table(name="b"), "'to_table' is a table as it is", "leave out name="),
+    (lambda: bag().to_table(key="user", deleted="score = 0"), "taken back by their weight", "leave out deleted="),
+    (lambda: bag().take(1), "take is for the rows of a stream, and 'to_table' is a table", "top(10, by='score desc')"),
+    (
+        lambda: bag().distinct("user", within="1 day"),
+        "is for the rows of a stream, and 'to_table'",
+        "leave out within=",
+    ),
+    (lambda: bag().window(ms.fixed("1 m")), "'to_table' is a table", ".changes() gives its changes"),
+    (lambda: bag().distinct("user").window(ms.fixed("1 m")), "'distinct' is a table", ".changes() gives its changes"),
+    (lambda: bag().late, "the step 'to_table' (allrows) has no late rows", "to_table(key=…)"),
+    (lambda: stream(None).to_table().as_of(NOON), "the rows of 'read_scores' have no event time", "event_time='…'"),
     (lambda: stream().to_table(key=3), "key takes the name of a column, or several, not 3", "key='user'"),  # type: ignore[arg-type]
     (lambda: stream().to_table(key=["user", 3]), "key takes the name of a column", "key=('team', 'user')"),  # type: ignore[list-item]
     (lambda: stream().to_table(key="usr"), "there is no column 'usr'", "did you mean 'user'?"),
@@ -152,6 +174,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().top(1, by="score", rank="user"), "rank is the name of a new column, not 'user'", "rank='place'"),
     (lambda: stream().top(1, by="score", rank=1), "rank is the name of a new column, not 1", "rank='place'"),  # type: ignore[arg-type]
     (lambda: stream().top(1, by="score", rank="USER"), "USER", ""),
+    (lambda: stream().top(1, by="score", ties=3), "ties is True or False, not 3", "equal to the last one that is in"),  # type: ignore[arg-type]
     # a table is no stream
     (
         lambda: table().window(ms.fixed("1 m")),
@@ -229,6 +252,7 @@ def test_which_steps_are_tables() -> None:
     tables = [homes, teams(), rows.top(1, by="score"), homes.distinct("team"), homes.as_of(NOON), both()]
     tables += [homes.join(homes.select("user", n="score"), on="user"), homes.where("score > 1"), homes.map(dict)]
     tables += [homes.join(flow.table([{"team": "a"}], "team string"), on="team")]
+    tables += [bag(), bag().distinct("team"), bag().where("score > 1"), retracting().to_table(), changed().to_table()]
     assert all(isinstance(each, Table) and each.node.is_table for each in tables)
     streams = [rows, rows.distinct("user"), rows.take(1), homes.changes(), homes.late, homes.map(dict).dead]
     streams += [retracting(), changed(), both().map(dict).dead, homes.changes().where("weight > 0")]
@@ -254,6 +278,45 @@ def test_a_key_stays_as_long_as_it_names_the_rows() -> None:
     assert stream().top(1, by="score", per="team").key == ("team",)
     assert stream().top(3, by="score", per="team", rank="place").key == ("team", "place")
     assert stream().top(3, by="score", per="team").key == ()
+    assert stream().top(1, by="score", per="team", ties=True).key == ()
+    assert stream().top(3, by="score", per="team", rank="place", ties=True).key == ()
+
+
+def test_top_says_whether_it_has_ties() -> None:
+    assert stream().top(3, by="score desc", per="team").node.label == "top 3 per team by score desc"
+    tied = stream().top(3, by="score desc", per="team", rank="place", ties=True)
+    assert tied.node.label == "top 3 with ties per team by score desc, place in place"
+
+
+def test_all_rows_have_no_key_unless_it_is_said() -> None:
+    assert bag().key == ()
+    assert bag().where("score > 1").key == ()  # type: ignore[attr-defined]
+    assert bag().distinct("team").key == ("team",)  # type: ignore[attr-defined]
+    told = bag().to_table(key="user")
+    assert told.key == ("user",)
+    assert isinstance(told.node, AllRows)
+
+
+def test_a_table_is_a_table_of_all_its_rows_as_it_is() -> None:
+    named = teams()
+    assert named.to_table() is named
+    assert bag().to_table().explain().count("all rows") == 1
+
+
+def test_all_rows_are_taken_back_only_if_those_of_the_stream_are() -> None:
+    assert not bag().node.is_changing
+    assert changed().to_table().node.is_changing
+    assert retracting().to_table().node.is_changing
+    assert "weight" not in retracting().to_table().schema.names
+
+
+def test_what_is_written_of_all_rows_has_weights() -> None:
+    table = bag()
+    table.write("out")
+    (written,) = table.flow.outputs
+    assert written.net
+    assert written.is_changing
+    assert written.keys == ()
 
 
 @pytest.mark.parametrize(

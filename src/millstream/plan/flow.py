@@ -382,8 +382,10 @@ class Stream:
 
     # ------------------------------------------------------------ tables and joins
 
-    def to_table(self, key: str | Sequence[str], *, deleted: str | None = None, name: str | None = None) -> Table:
-        """The newest row of each key, by event time, or the last to come where rows have none.
+    def to_table(
+        self, key: str | Sequence[str] | None = None, *, deleted: str | None = None, name: str | None = None
+    ) -> Table:
+        """The newest row of each key, by event time, or the last to come where rows have none; without a key all rows.
 
         A row deletes its key if `deleted`, a condition, holds; without it, if all other columns are null (a tombstone).
         """
@@ -419,15 +421,17 @@ class Stream:
         by: str | Sequence[str],
         per: str | Sequence[str] = (),
         rank: str | None = None,
+        ties: bool = False,
         name: str | None = None,
     ) -> Table:
         """The first rows in an order such as "score desc", of each group if `per` names one, kept up to date.
 
         Nulls stand last, and equal rows in the order of all their columns. `rank` names a column for the place, from 1.
+        With `ties`, rows equal in the order stand in one place, so those equal to the last one that is in are in too.
         """
         from millstream.plan.tables import top
 
-        return top(self, count, by, per, rank, name)
+        return top(self, count, by, per, rank, ties, name)
 
     def join(
         self,
@@ -463,7 +467,7 @@ class Stream:
                 return self._side(self.node, Late, "late", Schema.from_arrow(columns))
         raise refusal(
             f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no late rows",
-            "rows are late for windows, for joins of streams, for to_table and for distinct(…, within=…): "
+            "rows are late for windows, for joins of streams, for to_table(key=…) and for distinct(…, within=…): "
             "take .late right behind those",
         )
 

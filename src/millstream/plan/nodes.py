@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.expressions import Expression
+from millstream.plan.places import Discard
 from millstream.plan.spark_types import INSTANT as INSTANT
 from millstream.plan.triggers import Trigger
 from millstream.plan.watermarks import Watermark
@@ -227,6 +228,16 @@ class Write(Node):
     """Whether a batch of it is what changed in a table all in all: each row once, what is taken back first."""
     keys: tuple[str, ...] = ()
     """The key of that table, if it has one."""
+
+    @property
+    def is_changing(self) -> bool:
+        """What is written of a table has weights, even where none of its rows goes: equal rows are one, of weight n."""
+        return self.net or super().is_changing
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether its rows need only be counted."""
+        return isinstance(self.sink, Discard)
 
     @property
     def label(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 
 from millstream.errors import InvalidInput, InvalidPlan
+from millstream.plan.folders import check_partitions, partition_names
 from millstream.plan.place import users_line, what_exists
 from millstream.records import Schema
 from millstream.secrets import Secret, hidden
@@ -46,7 +47,7 @@ class Place:
             raise InvalidPlan(
                 f"{self} can be read, not written",
                 where=users_line(),
-                next_step="write to a topic, or to kafka, files, sqlite, postgres, console, memory or foreach",
+                next_step="write to a topic, or to kafka, files, sqlite, postgres, console, memory, foreach or discard",
             )
 
     def check_read(self) -> None:
@@ -63,6 +64,7 @@ class Files(Place):
     path: str
     format: str
     files_per_batch: int | None = None
+    partition_by: tuple[str, ...] = ()
     can_read: ClassVar[bool] = True
     can_write: ClassVar[bool] = True
 
@@ -79,9 +81,19 @@ class Files(Place):
             )
         if self.format == "csv":
             flat_columns(schema)
+        check_partitions(self.partition_by, schema, self)
+
+    def check_read(self) -> None:
+        if self.partition_by:
+            raise InvalidPlan(
+                f"partition_by says how files are written, and {self} is read",
+                where=users_line(),
+                next_step="leave it out: folders such as dt=2024-03-01 are found, and fill the columns of their names",
+            )
 
     def __str__(self) -> str:
-        return f"files({self.path}, {self.format})"
+        folders = f", by {', '.join(self.partition_by)}" if self.partition_by else ""
+        return f"files({self.path}, {self.format}{folders})"
 
 
 @dataclass(frozen=True)
@@ -214,6 +226,18 @@ class Foreach(Place):
 
 
 @dataclass(frozen=True)
+class Discard(Place):
+    can_write: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return "discard"
+
+    def __str__(self) -> str:
+        return "discard()"
+
+
+@dataclass(frozen=True)
 class Kafka(Place):
     """A topic of a Kafka, wherever the other topics of the flow are."""
 
@@ -274,14 +298,21 @@ class Socket(Place):
 # ---------------------------------------------------------------- what a user writes
 
 
-def files(path: str | PathLike[str], format: str = "parquet", *, files_per_batch: int | None = None) -> Files:
+def files(
+    path: str | PathLike[str],
+    format: str = "parquet",
+    *,
+    files_per_batch: int | None = None,
+    partition_by: str | Sequence[str] | None = None,
+) -> Files:
     """A folder of files. Read: parquet, json (lines), csv, avro, at most `files_per_batch` new ones at a time.
-    Written: one file per batch, as parquet, json (lines) or csv."""
+    Written: one file per batch, as parquet, json (lines) or csv; with `partition_by`, the names of columns, one for
+    each of their values, in folders such as `dt=2024-03-01`. Such folders are read back without saying so."""
     if format not in FORMATS:
         raise _refuse(f"there is no file format {format!r}", what_exists(format, FORMATS, kind="formats"))
     if files_per_batch is not None:
         _whole_number(files_per_batch, "files_per_batch", "leave it out to read all that are new")
-    return Files(_path(path, "files('data/in')"), format, files_per_batch)
+    return Files(_path(path, "files('data/in')"), format, files_per_batch, partition_names(partition_by))
 
 
 def sqlite(
@@ -336,6 +367,11 @@ def foreach(function: Callable[[pa.Table, int], Any]) -> Foreach:
             f"foreach takes a function, not {function!r}", "for example foreach(lambda rows, batch: print(rows))"
         )
     return Foreach(function)
+
+
+def discard() -> Discard:
+    """Counts the rows and lets them go, where they are made: to measure what comes before."""
+    return Discard()
 
 
 def kafka(

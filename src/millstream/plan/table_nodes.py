@@ -49,6 +49,19 @@ class Latest(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class AllRows(Node):
+    """A stream as a table without a key: each row is there as often as it came, less those that were taken back."""
+
+    @property
+    def is_table(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return "all rows"
+
+
+@dataclass(frozen=True, eq=False)
 class Grouped(Node):
     """Aggregates per key over all rows that are not taken back; a key without rows has no row."""
 
@@ -116,7 +129,7 @@ class Distinct(Node):
 
     @property
     def is_table(self) -> bool:
-        return self.is_changing
+        return self.is_changing or super().is_table
 
     @property
     def label(self) -> str:
@@ -150,13 +163,17 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Top(Node):
-    """The first rows of each group in an order; rows equal in it stand in the order of all their columns."""
+    """The first rows of each group in an order; rows equal in it stand in the order of all their columns.
+
+    With ties they stand in the same place, one behind all rows before them: all of them are in, or none.
+    """
 
     count: int
     keys: tuple[str, ...]
     order: tuple[Order, ...]
     rank: str | None
     """The name of the column that holds a row's place, from 1."""
+    ties: bool
     keeps_state: ClassVar[bool] = True
 
     @property
@@ -171,7 +188,8 @@ class Top(Node):
     def label(self) -> str:
         per = f" per {', '.join(self.keys)}" if self.keys else ""
         rank = f", place in {self.rank}" if self.rank else ""
-        return f"top {self.count}{per} by {', '.join(map(str, self.order))}{rank}"
+        ties = " with ties" if self.ties else ""
+        return f"top {self.count}{ties}{per} by {', '.join(map(str, self.order))}{rank}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from millstream.plan.lowered import type_name
 from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Union, Where, WindowedAggregate
 from millstream.plan.place import AtUsersLine, users_line
 from millstream.plan.places import Table as DatabaseTable
-from millstream.plan.table_nodes import AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
+from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
 from millstream.records import Schema, duration
 
 CHANGE_COLUMNS = ("weight", "event_time")
@@ -133,18 +133,39 @@ class Grouping:
         return Table(stream.flow, node, keys)
 
 
-def to_table(stream: Stream, key: str | Sequence[str], deleted: str | None, name: str | None) -> Table:
+def to_table(stream: Stream, key: str | Sequence[str] | None, deleted: str | None, name: str | None) -> Table:
+    stream = unweighted(stream)
+    return all_rows(stream, deleted, name) if key is None else latest(stream, key, deleted, name)
+
+
+def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
+    """Every row of a stream. A table is one already."""
+    if deleted is not None:
+        raise refusal(
+            "deleted= says which rows delete their key, and no key is named",
+            "name it: to_table(key='user', deleted=…); or leave out deleted=: rows of weight -1 take equal ones away",
+        )
+    if isinstance(stream, Table):
+        _check_unnamed(stream, name)
+        return stream
+    step = stream.flow.step(name, "to_table")
+    return Table(stream.flow, AllRows(step, stream.schema, (stream.node,), users_line()))
+
+
+def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: str | None) -> Table:
     """Per key the newest row. Without `deleted`, a row whose values are all null deletes its key.
 
     A value is a column that is no key, not the event time, and nothing that a topic knows of each record: a tombstone
     has these too. What `select` calls by another name stays what it is.
     """
     keys = columns_of(key, "key")
-    stream = unweighted(stream)
     if not keys:
-        raise refusal("a table needs a key", f"columns that exist: {', '.join(stream.schema.names)}")
+        raise refusal(
+            "a table needs a key",
+            f"columns that exist: {', '.join(stream.schema.names)}; or leave out key=: then every row is in the table",
+        )
     check_keys(stream.schema, keys, "key")
-    if stream.node.is_changing:
+    if stream.node.is_changing or stream.is_table:
         if deleted is not None:
             raise refusal(
                 f"rows of '{stream.node.name}' are taken back by their weight", "leave out deleted=: it is a table"
@@ -162,17 +183,21 @@ def to_table(stream: Stream, key: str | Sequence[str], deleted: str | None, name
 
 def _check_relabelled(stream: Stream, keys: tuple[str, ...], name: str | None) -> None:
     """A table may be told its key; that finds each of its rows only if the key it has is within."""
-    if name is not None:
-        raise refusal(
-            f"'{stream.node.name}' is a table as it is, so there is no step that could be named '{name}'",
-            "leave out name=",
-        )
+    _check_unnamed(stream, name)
     known = stream.key if isinstance(stream, Table) else ()
     if not set(known) <= set(keys):
         raise refusal(
             f"the key of '{stream.node.name}' is {', '.join(known)}, and several of its rows may be alike in "
             f"{', '.join(keys)}",
             f"say which of them is kept: top(1, by=…, per={(keys[0] if len(keys) == 1 else keys)!r})",
+        )
+
+
+def _check_unnamed(stream: Stream, name: str | None) -> None:
+    if name is not None:
+        raise refusal(
+            f"'{stream.node.name}' is a table as it is, so there is no step that could be named '{name}'",
+            "leave out name=",
         )
 
 
@@ -213,7 +238,7 @@ def distinct(stream: Stream, columns: Sequence[str], within: str | timedelta | N
             )
     step = stream.flow.step(name, "distinct")
     node = Distinct(step, stream.schema, (stream.node,), users_line(), keys, apart)
-    return Table(stream.flow, node, keys) if stream.node.is_changing else Stream(stream.flow, node)
+    return Table(stream.flow, node, keys) if node.is_table or stream.is_table else Stream(stream.flow, node)
 
 
 def take(stream: Stream, count: int, per: str | Sequence[str], name: str | None) -> Stream:
@@ -231,6 +256,7 @@ def top(
     by: str | Sequence[str],
     per: str | Sequence[str],
     rank: str | None,
+    ties: bool,
     name: str | None,
 ) -> Table:
     stream = unweighted(stream)
@@ -240,13 +266,17 @@ def top(
     order = tuple(_order(stream.schema, each) for each in columns_of(by, "by"))
     if not order:
         raise refusal("top needs an order", "for example by='score desc'")
+    if not isinstance(ties, bool):
+        raise refusal(f"ties is True or False, not {ties!r}", "True: rows equal to the last one that is in are in too")
     columns = stream.schema
     if rank is not None:
         if not isinstance(rank, str) or not rank or rank in columns.names:
             raise refusal(f"rank is the name of a new column, not {rank!r}", "for example rank='place'")
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema([*columns.arrow, pa.field(rank, pa.int64())]))
-    node = Top(stream.flow.step(name, "top"), columns, (stream.node,), users_line(), count, keys, order, rank)
+    node = Top(stream.flow.step(name, "top"), columns, (stream.node,), users_line(), count, keys, order, rank, ties)
+    if ties:  # any number of rows may stand in one place
+        return Table(stream.flow, node)
     return Table(stream.flow, node, (*keys, rank) if rank else keys if keys and count == 1 else ())
 
 
@@ -314,6 +344,8 @@ def _check_count(count: object, verb: str) -> None:
 def _check_not_changing(stream: Stream, verb: str, next_step: str) -> None:
     if stream.node.is_changing:
         raise refusal(f"{verb} is for rows that stay, and those of '{stream.node.name}' may be taken back", next_step)
+    if stream.is_table:
+        raise refusal(f"{verb} is for the rows of a stream, and '{stream.node.name}' is a table", next_step)
 
 
 def _moment(time: datetime | str) -> datetime:

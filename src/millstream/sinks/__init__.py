@@ -79,10 +79,14 @@ def open_sink(
         from millstream.sinks.foreach import ForeachSink
 
         return ForeachSink(place, step=step, ledger=ledger)
+    if isinstance(place, places.Discard):
+        from millstream.sinks.discard import DiscardSink
+
+        return DiscardSink()
     raise InvalidInput(
         f"rows cannot be written to {place!r}",
         where=f"step '{step}'",
-        next_step="write to a topic's name, or to kafka, files, sqlite, postgres, console, memory or foreach",
+        next_step="write to a topic's name, or to kafka, files, sqlite, postgres, console, memory, foreach or discard",
     )
 
 

@@ -1,6 +1,7 @@
-"""One file per batch: it appears under its name when it is complete, and never again.
+"""One file per batch and folder: it appears under its name when it is complete, and never again.
 
-    write a hidden draft; sync; rename; sync the folder; note that the batch is written
+    of each file that is not there: write a hidden draft; sync; rename
+    sync the folders; note that the batch is written
 
 The name holds the run of the job: a file of that name is this run's own, and complete.
 """
@@ -15,12 +16,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, SinkFailed
 from millstream.log.disk import sync_folder
 from millstream.plan.places import Files
 from millstream.records import Schema, align, codec
 from millstream.sinks.file_ledger import FileLedger, unavailable_if_refused
 from millstream.sinks.flat import check_json, flat_rows
+from millstream.sinks.partitioned import by_folder
 from millstream.sinks.weights import aligned, one_batch, with_weights
 
 
@@ -30,6 +32,7 @@ class FilesSink:
         self._schema = schema
         self._step = step
         self._folder = Path(place.path).expanduser()
+        self._partition_by = place.partition_by
         self._ledger = ledger
         if self._format != "parquet":
             check_json(schema)
@@ -44,15 +47,33 @@ class FilesSink:
         if self._ledger.has(batch):
             return
         if rows.num_rows:
-            path = self._folder / f"{self._step}-{self._ledger.run}-{batch:010d}.{self._format}"
             with unavailable_if_refused(str(self._folder), self._step):
-                self._folder.mkdir(parents=True, exist_ok=True)
-                if not path.exists():
-                    self._write_file(path, with_weights(aligned(rows, self._schema), weights))
+                self._write_files(batch, with_weights(aligned(rows, self._schema), weights))
         self._ledger.record(batch)
 
     def close(self) -> None:
         """Nothing is held open between batches."""
+
+    def _write_files(self, batch: int, rows: pa.Table) -> None:
+        name = f"{self._step}-{self._ledger.run}-{batch:010d}.{self._format}"
+        written: set[tuple[int, int]] = set()
+        folders = {self._folder}
+        for below, part in by_folder(rows, self._partition_by):
+            path = self._folder / below / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                self._write_file(path, part)
+            about = path.stat()
+            if (about.st_dev, about.st_ino) in written:
+                raise SinkFailed(
+                    f"the folder '{below}' is the same as another one here, and rows would be lost",
+                    where=str(path.parent),
+                    next_step="write to a disk that tells small letters from capitals, or make the values one spelling",
+                )
+            written.add((about.st_dev, about.st_ino))
+            folders.update(self._folder / above for above in (below, *below.parents))
+        for folder in folders:  # also of files that were there: who renamed them may have died before this
+            sync_folder(folder)
 
     def _write_file(self, path: Path, rows: pa.Table) -> None:
         draft = path.with_name(f".{path.name}.tmp")
@@ -64,7 +85,6 @@ class FilesSink:
             file.flush()
             os.fsync(file.fileno())
         draft.rename(path)
-        sync_folder(path.parent)
 
 
 def json_lines(rows: pa.Table) -> bytes:

@@ -20,12 +20,20 @@ __all__ = ["KafkaSource", "Offsets", "Slab", "Slice", "Source", "TopicSource", "
 
 
 def open_source(
-    place: Any, schema: Schema, *, broker: str | KafkaAddress | None, folder: Path, name: str, format: str = "json"
+    place: Any,
+    schema: Schema,
+    *,
+    broker: str | KafkaAddress | None,
+    folder: Path,
+    name: str,
+    format: str = "json",
+    columns: Schema | None = None,
 ) -> Source:
     """The source a flow reads from. `folder` is where it keeps what it needs to give the same rows again.
 
     Opening is cheap, looks for nothing and receives nothing: that begins with the first look at what there is, which
-    only the planner of a job takes. `format` says how the values of a topic without a schema are decoded.
+    only the planner of a job takes. `format` says how the values of a topic without a schema are decoded. Nobody looks
+    at other columns than `columns`: they may be left out where rows are stored by column.
     """
     if isinstance(place, Kafka):
         return KafkaSource(
@@ -40,10 +48,12 @@ def open_source(
         address = as_kafka(broker)
         if address is not None:
             return KafkaSource(address, place, schema, format=format)
-        return TopicSource(place, schema, broker=str(broker) if broker is not None else None, format=format)
+        return TopicSource(
+            place, schema, broker=str(broker) if broker is not None else None, format=format, columns=columns
+        )
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(place, Files):
-        return FilesSource(place, schema, folder=folder)
+        return FilesSource(place, schema, folder=folder, columns=columns)
     if isinstance(place, Rate):
         return RateSource(place, schema, folder=folder)
     if isinstance(place, Socket):

@@ -1,7 +1,7 @@
 """Files as a source: each new file gets the next number, and a journal remembers which file that was.
 
 Files are taken whole, once, in order of (modification time, name) among those found together. Offsets count files;
-inside a slice, `file << 40 | row` names a row.
+inside a slice, `file << 40 | row` names a row. Folders such as `dt=2024-03-01` are looked into, and fill columns.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput, NotFound
 from millstream.log.disk import storage_errors
+from millstream.plan.folders import folder_values, is_folder_name
 from millstream.plan.places import Files
 from millstream.records import Failure, Schema
 from millstream.sources.base import Offsets, Slab, Slice
@@ -34,9 +35,11 @@ SPLIT_BYTES = 1 << 20  # a smaller Parquet file is not worth a look into its foo
 
 
 class FilesSource:
-    def __init__(self, place: Files, schema: Schema, *, folder: Path) -> None:
+    def __init__(self, place: Files, schema: Schema, *, folder: Path, columns: Schema | None = None) -> None:
+        """Of Parquet only `columns` are read; a line of text is read whole, and is right or wrong as a whole."""
+        place.check_read()
         self.place = place
-        self.schema = schema
+        self.schema = columns if columns is not None and place.format == "parquet" else schema
         self._pattern = os.path.abspath(os.path.expanduser(place.path))  # noqa: PTH100, PTH111 - it may be a glob
         self._journal = Journal(folder / "files.journal")
 
@@ -74,13 +77,12 @@ class FilesSource:
 
     def _listed(self) -> Iterator[str]:
         if os.path.isdir(self._pattern):  # noqa: PTH112
-            with os.scandir(self._pattern) as entries:
-                yield from (entry.path for entry in entries if entry.is_file() and not _is_hidden(entry.name))
+            yield from _in_folder(self._pattern)
             return
         if glob.has_magic(self._pattern):
-            spelled_out = self._pattern[: _first_magic(self._pattern)].rfind(os.sep) + 1
+            spelled_out = _spelled_out(self._pattern)
             for path in glob.iglob(self._pattern, recursive=True):  # noqa: PTH207
-                if os.path.isfile(path) and not any(map(_is_hidden, Path(path[spelled_out:]).parts)):  # noqa: PTH113
+                if os.path.isfile(path) and not _is_below_hidden(Path(path[spelled_out:])):  # noqa: PTH113
                     yield path
             return
         if not os.path.isfile(self._pattern):  # noqa: PTH113
@@ -160,11 +162,21 @@ class FilesSource:
         self._check_unchanged(entry)
         path = Path(entry.path)
         whole = until == 1 << ROW_BITS
-        name = os.fsencode(path.name).decode(errors="replace")
+        below = self._below(entry.path)
+        said = folder_values(below)
+        name = os.fsencode(below if said else path.name).decode(errors="replace")
         with storage_errors(path):
-            for part in parts_of(path, self.place.format, self.schema, first, None if whole else until):
+            for part in parts_of(path, self.place.format, self.schema, first, None if whole else until, said):
                 yield self._slab(part, number, name)
         self._check_unchanged(entry)  # as well afterwards: it may have been written to meanwhile
+
+    def _below(self, path: str) -> str:
+        """The path of a file below the place's own folder, or below that in which its glob begins."""
+        if path.startswith(self._pattern.rstrip(os.sep) + os.sep):
+            return path[len(self._pattern.rstrip(os.sep)) + 1 :]
+        if path == self._pattern or not glob.has_magic(self._pattern):
+            return os.path.basename(path)  # noqa: PTH119
+        return path[_spelled_out(self._pattern) :]
 
     def _slab(self, part: Part, number: int, name: str) -> Slab:
         origin = Origin(name, 0)
@@ -197,9 +209,28 @@ class FilesSource:
         return None
 
 
+def _in_folder(folder: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The files of a folder and of the folders in it that are named by a column and a value, each column once: where a
+    link leads back to a folder above, that is not looked into for ever."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_file():
+                if not _is_hidden(entry.name):
+                    yield entry.path
+            elif is_folder_name(entry.name) and (column := entry.name.partition("=")[0]) not in above:
+                with suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or no folder
+                    yield from _in_folder(entry.path, above | {column})
+
+
 def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_")) or name.endswith(".tmp")
 
 
-def _first_magic(pattern: str) -> int:
-    return min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
+def _is_below_hidden(path: Path) -> bool:
+    return _is_hidden(path.name) or any(_is_hidden(part) and not is_folder_name(part) for part in path.parent.parts)
+
+
+def _spelled_out(pattern: str) -> int:
+    """How much of a glob names one folder alone."""
+    magic = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
+    return pattern[:magic].rfind(os.sep) + 1

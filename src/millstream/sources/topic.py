@@ -24,14 +24,22 @@ LOOK_SECONDS = 1.0  # for new partitions, and for transactions whose producer di
 class TopicSource:
     """Partitions are named by their numbers."""
 
-    def __init__(self, topic: str, schema: Schema, *, broker: str | None = None, format: str = "json") -> None:
+    def __init__(
+        self,
+        topic: str,
+        schema: Schema,
+        *,
+        broker: str | None = None,
+        format: str = "json",
+        columns: Schema | None = None,
+    ) -> None:
         self.topic = topic
         self.schema = schema
         self._log: EmbeddedLog = open_embedded(broker)
         try:
             found = find_topic(self._log, topic)
             self._identity = found.identity
-            self._columns = columns_of(topic, found.settings.schema, schema, format)
+            self._columns = columns_of(topic, found.settings.schema, schema, format, columns)
         except BaseException:
             self._log.close()
             raise

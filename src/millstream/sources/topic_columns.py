@@ -108,10 +108,13 @@ class Columns(Protocol):
     def slab(self, partition: str, chunk: Chunk) -> Slab: ...
 
 
-def columns_of(topic: str, stored: Schema | None, wanted: Schema, format: str) -> Columns:
+def columns_of(
+    topic: str, stored: Schema | None, wanted: Schema, format: str, columns: Schema | None = None
+) -> Columns:
+    """`columns` are those that somebody looks at: of what is stored by column no other is read."""
     if stored is None:
         return DecodedColumns(wanted, format)
-    return StoredColumns(topic, stored, wanted)
+    return StoredColumns(topic, stored, wanted, columns or wanted)
 
 
 # ---------------------------------------------------------------- topics with a schema
@@ -120,9 +123,9 @@ def columns_of(topic: str, stored: Schema | None, wanted: Schema, format: str) -
 class StoredColumns:
     """Straight from the mapped file; only columns whose type was widened are copied."""
 
-    def __init__(self, topic: str, stored: Schema, wanted: Schema) -> None:
-        self._schema = wanted.arrow
-        self._nullable = nullable(wanted.arrow)
+    def __init__(self, topic: str, stored: Schema, wanted: Schema, columns: Schema) -> None:
+        self._schema = columns.arrow
+        self._nullable = nullable(columns.arrow)
         self._own = frozenset(stored.names) & frozenset(wanted.names)
         self._key = wanted.field("key") if "key" in wanted and "key" not in stored else None
         for field in wanted.arrow:

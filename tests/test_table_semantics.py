@@ -15,9 +15,12 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 # On Spark a transcript takes seconds: these are played there each time, the others in a soak.
 ON_SPARK = (
+    "test_without_a_key_every_row_is_in_the_table",
+    "test_all_rows_are_joined_by_a_foreign_key",
     "test_a_row_between_two_versions_puts_history_right",
     "test_distinct_within_a_time",
     "test_top_of_a_table_moves_up_when_a_row_is_taken_back",
+    "test_top_with_ties_of_a_table_moves_up_when_a_row_is_taken_back",
     "test_take_per_key_in_order_of_arrival",
 )
 
@@ -188,6 +191,101 @@ def test_without_event_time_the_last_row_to_come_counts() -> None:
     assert [[said(row) for row in step] for step in out] == [["+a2"], ["-a2", "+a1"], ["-a1"]]
 
 
+# ---------------------------------------------------------------- all rows
+
+
+def test_without_a_key_every_row_is_in_the_table() -> None:
+    def build(rows: Any) -> Any:
+        table = rows.select("key", "n").to_table()
+        return {"table": table, "changes": table.changes(), "counts": table.group_by("key").agg(n=ms.count())}
+
+    steps = [add(("a", 1, 5), ("a", 1, 2), ("b", None, 3)), Watermark(t(60)), add(("a", 1, 2), ("a", 2, None))]
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    assert [sorted((row["key"], row["n"], row.get("weight", 1)) for row in step["table"]) for step in out] == [
+        [("a", 1, 2), ("b", None, 1)],
+        [],
+        [("a", 1, 1), ("a", 2, 1)],
+    ]
+    since = [[(row["key"], row["n"], row["weight"], row["event_time"]) for row in step["changes"]] for step in out]
+    assert [sorted(step, key=str) for step in since] == [
+        [("a", 1, 1, t(2)), ("a", 1, 1, t(5)), ("b", None, 1, t(3))],
+        [],
+        [("a", 1, 1, t(2)), ("a", 2, 1, None)],
+    ]
+    assert [sorted(said(row) for row in step["counts"]) for step in out] == [["+a2", "+b1"], [], ["+a4", "-a2"]]
+
+
+def test_a_row_of_weight_minus_one_takes_one_of_the_equal_rows_away() -> None:
+    def build(rows: Any) -> Any:
+        table = rows.select("key", "n").to_table()
+        return {"table": table, "distinct": table.distinct(), "top": table.top(1, by="n desc")}
+
+    steps = [
+        add(("a", 1, 0), ("a", 1, 0), ("a", 2, 0), weights=[1, 1, 1]),
+        add(("a", 1, 1), ("a", 2, 1), weights=[-1, -1]),
+        add(("a", 1, 2), weights=[-1]),
+    ]
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    assert [sorted((row["n"], row.get("weight", 1)) for row in step["table"]) for step in out] == [
+        [(1, 2), (2, 1)],
+        [(1, -1), (2, -1)],
+        [(1, -1)],
+    ]
+    assert [sorted(said(row) for row in step["distinct"]) for step in out] == [["+a1", "+a2"], ["-a2"], ["-a1"]]
+    assert [sorted(said(row) for row in step["top"]) for step in out] == [["+a2"], ["+a1", "-a2"], ["-a1"]]
+
+
+def test_all_rows_as_they_were() -> None:
+    out = run(
+        lambda rows: rows.select("key", "n").to_table().as_of(t(9)), add(("a", 1, 9), ("b", 2, 10)), add(("c", 3, None))
+    )
+    assert out == [["+a1"], ["+c3"]]
+
+
+def test_all_rows_are_joined_by_a_foreign_key() -> None:
+    """Rows of either side may come first, and a name that changes takes back each row that had it."""
+
+    def build(orders: Any, names: Any) -> Any:
+        return orders.select("key", "n").to_table().join(names.to_table("id").select("id", "name"), on={"n": "id"})
+
+    def ordered(*rows: tuple[str, int]) -> Add:
+        return Add([{"key": key, "n": n, "at": t(0)} for key, n in rows], to="orders")
+
+    def named(identity: int, name: str, second: float) -> Add:
+        return Add([{"id": identity, "name": name, "at": t(second)}], to="names")
+
+    out = play(
+        build,
+        [ordered(("a", 1), ("a", 1)), named(1, "tea", 1), ordered(("b", 1), ("b", 2)), named(1, "coffee", 2)],
+        schema={"orders": SCHEMA, "names": "id int, name string, at timestamp"},
+        event_time={"orders": "at", "names": "at"},
+        on=runner["on"],
+    )
+    assert [sorted((row["key"], row["name"], row.get("weight", 1)) for row in step) for step in out] == [
+        [],
+        [("a", "tea", 2)],
+        [("b", "tea", 1)],
+        [("a", "coffee", 2), ("a", "tea", -2), ("b", "coffee", 1), ("b", "tea", -1)],
+    ]
+
+
+def test_a_stream_looks_a_row_up_among_all_rows() -> None:
+    def build(rows: Any) -> Any:
+        table = rows.where("n > 10").select("key", m="n").to_table()
+        return rows.where("n < 10").join(table, on="key", as_of="event_time").select("key", n="n * m")
+
+    out = run(build, add(("a", 11, 1), ("a", 12, 5)), add(("a", 1, 3), ("a", 2, 6)), Watermark(t(60)))
+    assert out == [[], [], ["+a11", "+a22", "+a24"]]
+
+
+def test_panes_that_take_others_back_are_all_rows_without_a_key() -> None:
+    def build(rows: Any) -> Any:
+        panes = rows.key_by("key").window(ms.fixed("10 seconds")).trigger(ms.each()).retracting().agg(n=ms.count())
+        return panes.select("key", "n", "weight").to_table()
+
+    assert run(build, add(("a", 1, 1)), add(("a", 5, 2))) == [["+a1"], ["+a2", "-a1"]]
+
+
 # ---------------------------------------------------------------- distinct
 
 
@@ -268,6 +366,42 @@ def test_top_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
         add(("b", 2, 0), ("a", 1, 0), weights=[1, -1]),
     )
     assert out == [["+b2", "+c3"], ["+a1", "-c3"], ["+b2", "-a1"]]
+
+
+def test_top_with_ties_has_all_rows_equal_to_the_last() -> None:
+    out = run(
+        lambda rows: rows.top(2, by="n desc", rank="place", ties=True),
+        add(("a", 1, 0), ("b", 1, 0), ("c", 2, 0)),
+        add(("d", 2, 0), ("e", None, 0)),
+        add(("f", 1, 0), ("g", 2, 0)),
+    )
+    assert out == [["+a1 2", "+b1 2", "+c2 1"], ["+d2 1", "-a1 2", "-b1 2"], ["+g2 1"]]
+
+
+def test_top_with_ties_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
+    out = run(
+        lambda rows: rows.top(2, by="n desc", per="key", rank="place", ties=True),
+        add(("a", 3, 0), ("a", 2, 0), ("a", 1, 0), ("a", 1, 1), ("b", 1, 0), weights=[1] * 5),
+        add(("a", 3, 0), ("b", 1, 1), weights=[-1, 1]),
+        add(("a", 2, 0), ("a", 1, 1), weights=[-1, -1]),
+    )
+    assert out == [
+        ["+a2 2", "+a3 1", "+b1 1"],
+        ["+a1 2", "+a1 2", "+a2 1", "+b1 1", "-a2 2", "-a3 1"],
+        ["+a1 1", "-a1 2", "-a1 2", "-a2 1"],
+    ]
+
+
+def test_equal_rows_among_ties_are_there_as_often_as_they_came() -> None:
+    def build(rows: Any) -> Any:
+        return rows.select("key", "n").top(1, by="n", ties=True)
+
+    steps = [add(("a", 1, 0), ("a", 1, 0), ("b", 1, 0), weights=[1, 1, 1]), add(("a", 1, 0), weights=[-1])]
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    assert [sorted((row["key"], row.get("weight", 1)) for row in step) for step in out] == [
+        [("a", 2), ("b", 1)],
+        [("a", -1)],
+    ]
 
 
 def test_a_change_of_the_top_holds_from_the_newest_time_seen() -> None:

@@ -94,7 +94,7 @@ class LocalState:
         self._step = step
         self._passes_on = passes_on
         self._count = 0
-        self._stores = {name: Store(step.keys, empty) for name, empty in step.tables().items()}
+        self._stores = {name: Store(step.sets.get(name, step.keys), empty) for name, empty in step.tables().items()}
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
 
@@ -115,7 +115,8 @@ class LocalState:
         for name, marks in step.marks(clock).items():
             store = self._stores[name]
             if name in changes:  # what is not named stays as it is
-                store.replace(found[name][1], changes[name], marks.event, marks.clock)
+                places = [] if name in step.sets else found[name][1]
+                store.replace(places, changes[name], marks.event, marks.clock)
             if self._passes_on and marks.hold is not None:
                 hold = min(hold, store.smallest(marks.hold))
         before, self._passed_on = self._passed_on, max(self._passed_on, min(clock.watermark, hold))

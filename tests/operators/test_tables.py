@@ -352,13 +352,13 @@ def test_take_sends_the_first_rows(taken: tuple[int, str], script: list[Any]) ->
 
 # ---------------------------------------------------------------- top
 
-TOPS = [(2, "k", ("v desc",)), (3, "", ("v % 2", "v desc")), (1, "k", ("k desc", "v"))]
+TOPS = [(2, "k", ("v desc",)), (3, "", ("v % 2", "v desc")), (1, "k", ("k desc", "v")), (2, "", ("v / 2 - v / 2",))]
 
 
-def top(number: int, *, changes: bool, rank: bool) -> Plan:
+def top(number: int, *, changes: bool, rank: bool, ties: bool = False) -> Plan:
     count, key, by = TOPS[number]
     place = "place" if rank else None
-    return Plan(lambda stream: stream.top(count, by=by, per=key or (), rank=place), changes=changes)
+    return Plan(lambda stream: stream.top(count, by=by, per=key or (), rank=place, ties=ties), changes=changes)
 
 
 TOP = {
@@ -367,6 +367,7 @@ TOP = {
     for number in range(len(TOPS))
     for rank in (False, True)
 }
+TIES = {which: top(which[1], changes=which[0], rank=which[2], ties=True) for which in TOP}
 
 
 @CHECKED
@@ -390,6 +391,27 @@ def test_top_is_the_first_rows_of_each_group(which: tuple[bool, int, bool], scri
     assert all(abs(row.weight) == 1 for rows in seen.sent for row in rows)
 
 
+@CHECKED
+@given(st.sampled_from(sorted(TIES)), with_rows_back)
+def test_top_with_ties_is_the_rows_of_the_first_ranks(which: tuple[bool, int, bool], script: list[Any]) -> None:
+    changes, number, rank = which
+    count, key, by = TOPS[number]
+    order = ", ".join(f"{part} nulls last" for part in by)
+    per = f"step, {key}" if key else "step"
+    place = ["place"] if rank else []
+    if not changes:
+        script = [([event for event in events if not isinstance(event, int)], move) for events, move in script]
+    sql = f"""
+        , there as (select step, k, v, tags, sum(w)::bigint as w from came group by all having sum(w) > 0),
+        singly as (select step, k, v, tags, unnest(range(w)) from there)
+        select {", ".join(["step", "k", "v", "tags", *place])} from (
+            select *, rank() over (partition by {per} order by {order}) as place from singly
+        ) where place <= {count}"""
+    seen = TIES[which].played(script)
+    seen.expect(sql, "k", "v", "tags", *place)
+    assert all(abs(row.weight) == 1 for rows in seen.sent for row in rows)
+
+
 # ---------------------------------------------------------------- values of every kind
 
 KINDS: dict[str, tuple[str, list[Any]]] = {
@@ -408,6 +430,7 @@ OVER_KINDS: dict[str, Callable[[Any], Any]] = {
     "latest": lambda s: s.to_table(key="k"),
     "distinct": lambda s: s.distinct("k"),
     "top": lambda s: s.top(2, by="k", rank="place"),
+    "ties": lambda s: s.top(2, by="k", rank="place", ties=True),
 }
 
 
@@ -525,6 +548,15 @@ def test_top_holds_no_more_rows_than_it_shows_unless_they_may_be_taken_back() ->
         local = Local([plan.node])
         local.step({plan.read: Bundle(rows, 0, 0, 0, 0)})
         assert held(local, plan.node) == {"rows": kept, "groups": 1}
+
+
+def test_top_with_ties_holds_the_rows_of_its_ranks() -> None:
+    rows = rows_of(*(("a", time // 3) for time in range(9)))
+    plan = TIES[False, 0, False]
+    local = Local([plan.node])
+    ids = [Row({**row.values, "id": number}, row.time) for number, row in enumerate(rows)]
+    local.step({plan.read: Bundle(ids, 0, 0, 0, 0)})
+    assert held(local, plan.node) == {"rows": 3, "groups": 1}
 
 
 def test_a_group_without_rows_is_forgotten_when_its_time_has_passed() -> None:

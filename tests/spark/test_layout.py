@@ -56,6 +56,10 @@ def of_a_union(one: Any, two: Any) -> Any:
     return one.distinct("user").union(two.distinct("user")).group_by("user").agg(k=ms.count())
 
 
+def of_all_rows(one: Any, two: Any) -> Any:
+    return one.distinct("user").to_table().group_by("user").agg(k=ms.count())
+
+
 def windows_of_windows(one: Any, two: Any) -> Any:
     panes = one.key_by("user").window(ms.fixed("1 second")).agg(k=ms.count())
     return panes.key_by("user").window(ms.fixed("1 minute")).agg(most=ms.max("k"))
@@ -70,9 +74,10 @@ def windows_of_windows(one: Any, two: Any) -> Any:
         (made_anew, [["to_table"], ["join"]]),
         (of_narrow_keys, [["to_table"], ["join"]]),
         (on_a_foreign_key, [["to_table", "to_table_2"], ["join"]]),
-        (of_both_keys, [["to_table", "group_by", "join"], ["top"]]),
+        (of_both_keys, [["to_table", "group_by", "join", "top"]]),
         (behind_a_function, [["process"], ["group_by"]]),
         (of_a_union, [["distinct", "distinct_2"], ["group_by"]]),
+        (of_all_rows, [["distinct", "group_by"]]),
         (windows_of_windows, [["agg", "agg_2"]]),
     ],
 )
@@ -82,3 +87,11 @@ def test_steps_share_a_stage(build: Callable[[Any, Any], Any], stages: list[list
     build(one, two).write("out")
     layout = Layout(tuple(flow.outputs), 4)
     assert [[layout.chain[number].name for number in stage] for stage in layout.stages] == stages
+
+
+def test_of_all_rows_only_the_columns_are_read_that_somebody_looks_at() -> None:
+    flow = ms.Flow("narrow")
+    table = flow.read("one", ROWS, "at").to_table()
+    table.where("n > 0").group_by("user").agg(k=ms.count()).write("out")
+    layout = Layout(tuple(flow.outputs), 4)
+    assert {name for schema in layout.reading.values() for name in schema.names} == {"user", "n", "at"}

@@ -208,3 +208,39 @@ def test_a_row_without_a_weight_comes(log: EmbeddedLog, tmp_path: Path) -> None:
     flow.run(broker=log.path, until=CAUGHT_UP)
     assert sorted(row["user"] for row in ms.memory("unweighted").rows()) == ["ann", "bob"]
     assert {row.get("weight", 1) for row in ms.memory("unweighted").rows()} == {1}
+
+
+def test_copies_of_all_rows_follow_them_over_restarts(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Equal rows are there as often as they came, in a database and in a topic, and go one at a time."""
+    database = tmp_path / "copies.db"
+    log.create_topic("changes", schema="user string, n int, weight int")
+
+    def built() -> ms.Flow:
+        flow = ms.Flow("bags")
+        came = flow.read("scores", "user string, n int").to_table()
+        came.write(ms.sqlite(database, "came"))
+        came.write("came")
+        came.write(ms.memory("came"))
+        left = flow.read("changes", "user string, n int, weight int", changes=True).to_table()
+        left.write(ms.sqlite(database, "left"))
+        came.union(left).group_by("user").agg(k=ms.count()).write(ms.sqlite(database, "both"))
+        return flow
+
+    def change(*rows: tuple[str, int, int]) -> None:
+        with log.producer() as producer:
+            for user, n, weight in rows:
+                producer.send("changes", {"user": user, "n": n, "weight": weight})
+
+    put(log, "scores", [("ann", 1, 0), ("ann", 1, 1), ("bob", 2, 2)])
+    change(("ann", 1, 1), ("ann", 1, 1), ("cid", 3, 1))
+    built().run(broker=log.path, until=CAUGHT_UP)
+    assert sorted(sqlite_rows(database, "*", "came")) == [("ann", 1), ("ann", 1), ("bob", 2)]
+    put(log, "scores", [("ann", 1, 0)])
+    change(("ann", 1, -1), ("cid", 3, -1))
+    job = built().run(broker=log.path, until=CAUGHT_UP)
+    assert sorted(sqlite_rows(database, "*", "came")) == [("ann", 1), ("ann", 1), ("ann", 1), ("bob", 2)]
+    assert sorted(sqlite_rows(database, "*", "left")) == [("ann", 1)]
+    assert sorted(sqlite_rows(database, "*", "both")) == [("ann", 4), ("bob", 1)]
+    assert sum(change["weight"] for change in read(log, "came") if change["user"] == "ann") == 3
+    assert sum(change["weight"] for change in ms.memory("came").rows()) == 4
+    assert set(job.progress.rows_held) == {"group_by"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 
@@ -10,6 +9,7 @@ import numpy as np
 import polars as pl
 from crc32c import crc32c
 
+from millstream.operators.arrow_bytes import from_stream, to_stream
 from millstream.operators.run import NO_HASHES, Rows, rows_of, sorted_rows
 
 HEAD = struct.Struct("<4sII")
@@ -24,9 +24,7 @@ def to_delta(tables: dict[str, Rows]) -> bytes:
         if rows.dead is not None:
             live, gone = rows.at(np.flatnonzero(~rows.dead)), rows.hashes[rows.dead]
             live.dead = None
-        target = io.BytesIO()
-        live.frame().write_ipc_stream(target)
-        contents += [target.getvalue(), gone.astype("<u8").tobytes()]
+        contents += [to_stream(live.frame()), gone.astype("<u8").tobytes()]
         sizes.append([name, len(contents[-2]), len(gone)])
     head = json.dumps(sizes).encode()
     body = b"".join([head, *contents])
@@ -45,7 +43,7 @@ def from_delta(delta: bytes, empty: dict[str, pl.DataFrame]) -> dict[str, Rows]:
     for name, size, gone_count in json.loads(bytes(body[:head_bytes])):
         if name not in empty:
             raise ValueError(f"it has a table {name!r}, the step has {', '.join(empty)}")
-        live = rows_of(pl.read_ipc_stream(io.BytesIO(body[start : start + size])), empty[name])
+        live = rows_of(from_stream(body[start : start + size]), empty[name])
         gone = np.frombuffer(body, "<u8", gone_count, start + size)
         tables[name] = sorted_rows(live.content, live.hashes, live.marks, gone)
         start += size + gone.nbytes

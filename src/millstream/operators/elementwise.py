@@ -37,10 +37,18 @@ def computed(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expr
     rest = {name: expression.duckdb for name, expression in made if expression.column is None}
     columns = {name: frame[column] for name, column in plain.items()}
     if rest:
-        result = pl.from_arrow(evaluate(rest, table_of(frame, schema)))
+        result = pl.from_arrow(evaluate(rest, _looked_at(frame, schema, made)))
         assert isinstance(result, pl.DataFrame)
         columns |= {name: result[name] for name in rest}
     return pl.DataFrame([columns[name].alias(name) for name, _ in made])
+
+
+def _looked_at(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expression]]) -> pa.Table:
+    """The columns that expressions look at: to hand texts over costs something. Rows are counted by one at least."""
+    columns = frozenset().union(*(each.columns for _, each in made if each.column is None))
+    if not columns:
+        return frame.select(WEIGHT).to_arrow()
+    return table_of(frame, Schema(pa.schema([field for field in schema.arrow if field.name in columns])))
 
 
 def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:
@@ -74,6 +82,7 @@ ROW_BY_ROW: dict[type[Node], Callable[[pl.DataFrame, Any], pl.DataFrame]] = {
     nodes.Where: where,
     nodes.Project: project,
     nodes.Write: unchanged,
+    table_nodes.AllRows: unchanged,
     table_nodes.AsOf: as_of,
     table_nodes.Changes: changes,
     table_nodes.SideJoin: side_join,

@@ -2,12 +2,12 @@
 
 What folds is a few numbers per group. What does not, and what cannot subtract while rows may be taken back, is computed
 from the rows themselves, which are then kept: all of them if rows may be taken back, and else those that can still make
-a difference.
+a difference. Of distinct values that stay there is a set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from millstream.operators.accumulators import (
 )
 from millstream.operators.elementwise import computed
 from millstream.operators.runs import Marks
+from millstream.operators.seen import WHICH, Seen
 from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.aggregates import Aggregate
@@ -50,10 +51,14 @@ class GroupedStep:
         self._accumulators = [
             WeightedAccumulator(name, made, fed.schema, changing=self._changing) for name, made in self._folding
         ]
-        self._computed = [(name, made) for name, made in node.aggregates if (name, made) not in self._folding]
+        self._seen = Seen(self.keys, () if self._changing else node.aggregates, fed.schema)
+        self.sets: Mapping[str, list[str]] = self._seen.sets
+        apart = {name for name, _ in self._folding} | set(self._seen.names)
+        self._computed = [(name, made) for name, made in node.aggregates if name not in apart]
         self._is_partial = not self._computed and not {made.kind for _, made in self._folding} & NOT_BEFOREHAND
         self._no_groups = self._from_rows(fed).with_columns(
-            pl.lit(None, self._types[name]).alias(f"result.{name}") for name, _ in self._computed
+            *(pl.lit(0, pl.Int64).alias(count) for count in self._seen.counts.values()),
+            *(pl.lit(None, self._types[name]).alias(f"result.{name}") for name, _ in self._computed),
         )
 
     def _can_fold(self, name: str, aggregate: Aggregate, given: pl.Schema) -> bool:
@@ -64,7 +69,7 @@ class GroupedStep:
 
     def tables(self) -> Frames:
         kept = self.nothing[INPUTS[0]].select(*self.keys, *self._arguments, TIME, ORDER, WEIGHT)
-        return {GROUPS: self._no_groups, ELEMENTS: kept}
+        return {GROUPS: self._no_groups, ELEMENTS: kept, **self._seen.tables}
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         keys = [rows[name].alias(key) for name, key in zip(self.node.keys, self.keys, strict=True)]
@@ -77,24 +82,48 @@ class GroupedStep:
     def folded(
         self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
     ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
+        """Groups and, behind them, the values of distinct counts, which are of no group that is counted."""
         fed = self.fed(rows, first)
-        return (self._from_rows(fed), fed.clear()) if self._is_partial else (None, fed)
+        if not self._is_partial:
+            return None, fed
+        groups = self._from_rows(fed)
+        return (pl.concat([groups, self._seen.values(fed)], how="diagonal") if self.sets else groups), fed.clear()
 
     def joined(self, partials: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        return self._merged(pl.concat(partials)) if len(partials) > 1 else partials[0]
+        if len(partials) == 1:
+            return partials[0]
+        groups, values = self._parted(pl.concat(partials))
+        return pl.concat([self._merged(groups), values.unique()], how="diagonal") if self.sets else self._merged(groups)
+
+    def _parted(self, partials: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        nothing = self._seen.nothing
+        if not self.sets:
+            return partials, nothing
+        values = partials.filter(pl.col(WHICH).is_not_null()).select(nothing.columns)
+        return partials.filter(pl.col(WHICH).is_null()).drop(set(nothing.columns) - set(self.keys)), values
 
     def clock(self, clock: Clock) -> Clock:
         return clock
 
     def asked(self, inputs: Frames) -> Frames:
         came = of_keys(self.keys, inputs)
-        return {GROUPS: came, ELEMENTS: came if self._computed else came.clear()}
+        seen = self._seen.by_table(self._came(inputs)[1]) if self.sets else {}
+        return {GROUPS: came, ELEMENTS: came if self._computed else came.clear(), **seen}
+
+    def _came(self, inputs: Frames) -> tuple[list[pl.DataFrame], pl.DataFrame]:
+        """What came, folded: groups in several parts, and values."""
+        fed = inputs[INPUTS[0]]
+        parts = [(self._from_rows(fed), self._seen.values(fed) if self.sets else self._seen.nothing)]
+        if PARTIALS in inputs:
+            parts.append(self._parted(inputs[PARTIALS]))
+        return [groups for groups, _ in parts], pl.concat([values for _, values in parts])
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         fed, before = inputs[INPUTS[0]], held[GROUPS]
-        folded = [self._from_rows(fed)] + ([inputs[PARTIALS]] if PARTIALS in inputs else [])
+        folded, values = self._came(inputs)
+        new = self._seen.new(values, held) if self.sets else {}
         fold = [column for column in self._no_groups.columns if not column.startswith("result.")]
-        after = self._merged(pl.concat([before.select(fold), *(part.select(fold) for part in folded)]))
+        after = self._merged(pl.concat([before.select(fold), *folded, *self._counted(new)], how="diagonal"))
         elements = held[ELEMENTS]
         if self._computed:
             elements = self._left(pl.concat([elements, fed.select(elements.columns)]))
@@ -103,12 +132,20 @@ class GroupedStep:
         kept = after.filter((pl.col(ROWS) != 0) | ~is_over)
         came = len(fed) or PARTIALS in inputs
         sent = self._changes(before, after) if came else elementwise.frame_of([], self.node)
-        return {GROUPS: kept.select(self._no_groups.columns), ELEMENTS: elements}, {SENT: sent}
+        return {GROUPS: kept.select(self._no_groups.columns), ELEMENTS: elements, **new}, {SENT: sent}
+
+    def _counted(self, new: Frames) -> list[pl.DataFrame]:
+        """New values as parts of their groups, of which they say nothing else."""
+        return [self._seen.counted(new)] if self.sets and any(map(len, new.values())) else []
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
         # A group without rows is remembered until none can come that is older than what was said of it.
         forgotten = pl.when(pl.col(ROWS) == 0).then(pl.col(NEWEST) + 1)
-        return {GROUPS: Marks(forgotten, pl.lit(None, pl.Int64)), ELEMENTS: NO_MARKS}
+        return {
+            GROUPS: Marks(forgotten, pl.lit(None, pl.Int64)),
+            ELEMENTS: NO_MARKS,
+            **dict.fromkeys(self.sets, NO_MARKS),
+        }
 
     # ------------------------------------------------------------ folding
 
@@ -119,6 +156,7 @@ class GroupedStep:
 
     def _merged(self, parts: pl.DataFrame) -> pl.DataFrame:
         folds = [made for fold in self._accumulators for made in fold.merged()]
+        folds += [pl.col(count).sum() for count in self._seen.counts.values() if count in parts.columns]
         return self._grouped(parts, [*folds, pl.col(ROWS).sum(), pl.col(NEWEST).max()])
 
     def _grouped(self, frame: pl.DataFrame, made: list[pl.Expr]) -> pl.DataFrame:
@@ -210,6 +248,7 @@ class GroupedStep:
     def _results(self, groups: pl.DataFrame) -> pl.DataFrame:
         made = {fold.name: fold.result() for fold in self._accumulators}
         made |= {name: pl.col(f"result.{name}") for name, _ in self._computed}
+        made |= {name: pl.col(count) for name, count in self._seen.counts.items()}
         return groups.select(*self.keys, *(made[name].alias(name) for name, _ in self.node.aggregates))
 
 

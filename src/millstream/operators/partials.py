@@ -7,9 +7,12 @@ asks for the single rows: neither the trigger, nor `.late` for a row that may be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from math import gcd
 
 import polars as pl
 
+from millstream.operators.accumulators import TIME
 from millstream.operators.placing import placed
 from millstream.operators.trigger_columns import can_finish
 from millstream.operators.windowed import ARRIVED, WindowedOperator
@@ -17,6 +20,16 @@ from millstream.plan import triggers, windows
 from millstream.plan.nodes import PaneTime
 
 ORDERED = ("first", "last")
+SLICES_MAX = 4  # to a step of a sliding window
+
+
+def _slices(window: windows.Sliding) -> windows.Fixed | None:
+    """Pieces of time of which each lies wholly inside or outside of every window; None if they would be too small."""
+    size, every = windows.microseconds(window.size), windows.microseconds(window.every)
+    slice_us = gcd(size, every)
+    if size <= every or every > SLICES_MAX * slice_us:
+        return None
+    return windows.Fixed(timedelta(microseconds=slice_us), window.offset % timedelta(microseconds=slice_us))
 
 
 class Partials:
@@ -48,11 +61,19 @@ class Partials:
         keys = self._operator.keys
         if isinstance(self._window, windows.Calendar):
             return placed(rows, self._window).group_by(self._identity).agg(made)
-        in_windows = placed(rows, self._window).drop("end")
-        parts = in_windows.group_by([*keys, "start"]).agg(made)
         assert isinstance(self._window, windows.Fixed | windows.Sliding)
+        if isinstance(self._window, windows.Sliding) and (slices := _slices(self._window)) is not None:
+            parts = self._of_slices(placed(rows, slices).drop("end").group_by([*keys, "start"]).agg(made))
+        else:
+            parts = placed(rows, self._window).drop("end").group_by([*keys, "start"]).agg(made)
         end = (pl.col("start") + windows.microseconds(self._window.size)).alias("end")
         return parts.select(*keys, "start", end, pl.exclude(*keys, "start"))
+
+    def _of_slices(self, folded: pl.DataFrame) -> pl.DataFrame:
+        """Windows, of slices of time that lie in several of them: few rows are multiplied, and not all."""
+        in_windows = placed(folded.rename({"start": TIME}), self._window).drop("end", TIME)
+        made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
+        return in_windows.group_by([*self._operator.keys, "start"]).agg(*made, pl.col(ARRIVED).sum())
 
     def joined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Parts of several places as one row per key and window."""

@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -100,15 +101,17 @@ class Entry:
 
 @dataclass(slots=True)
 class Table:
-    """Its runs, newest first, and how many rows are to be seen in them."""
+    """Its runs, newest first, and how many rows are to be seen in them. Of a set, found rows stay unless replaced."""
 
     empty: pl.DataFrame
+    keys: list[str]
+    is_set: bool
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
 
     def copy(self) -> Table:
         entries = [replace(entry, cursors=dict(entry.cursors)) for entry in self.entries]
-        return Table(self.empty, entries, self.rows)
+        return replace(self, entries=entries)
 
     def runs(self) -> list[Run]:
         return [entry.run for entry in self.entries]
@@ -122,12 +125,21 @@ class Touched:
     found: Hashes = field(default_factory=lambda: NO_HASHES)
     rows: int = 0
     aside: Rows | None = None
+    kept: list[Rows] = field(default_factory=list)
 
 
 class Runs:
-    def __init__(self, folder: Path, keys: list[str], empty: dict[str, pl.DataFrame]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keys: list[str],
+        empty: dict[str, pl.DataFrame],
+        sets: Mapping[str, list[str]] = MappingProxyType({}),
+    ) -> None:
+        """`sets` are tables to which rows are only added, each with the columns by which its rows are found."""
         self._folder = folder
         self._keys = keys
+        self._sets = sets
         self._empty = {name: frame.clear() for name, frame in empty.items()}
         self._version: str | None = None
         self._tables = self._no_tables()
@@ -204,7 +216,10 @@ class Runs:
         return tables
 
     def _no_tables(self) -> dict[str, Table]:
-        return {name: Table(empty) for name, empty in self._empty.items()}
+        return {
+            name: Table(empty, self._sets.get(name, self._keys), name in self._sets)
+            for name, empty in self._empty.items()
+        }
 
     # ------------------------------------------------------------ reading
 
@@ -242,18 +257,21 @@ class Runs:
         touched = Touched(hashes, np.sort(np.concatenate([NO_HASHES, *places])), len(content))
         self._touched[name] = touched
         found_hashes = np.concatenate([NO_HASHES, *(rows.hashes for rows in found)])
-        if found and self._keys and self._collide(asked, asked_hashes, content, found_hashes):
-            wanted = pl.concat([asked, *(run.rows.content[self._keys][here] for run, here in due)]).unique()
-            content = self._set_aside(touched, found, wanted)
+        keys = table.keys
+        if found and keys and self._collide(keys, asked, asked_hashes, content, found_hashes):
+            wanted = pl.concat([asked, *(run.rows.content[keys][here] for run, here in due)]).unique()
+            content = self._set_aside(keys, touched, found, wanted)
+        if table.is_set:
+            touched.kept = found
         return content
 
     def _asked(self, asked: pl.DataFrame | None, table: Table) -> tuple[pl.DataFrame, Hashes]:
         if asked is None:
             asked = table.empty
-        elif not self._keys:
-            return table.empty[self._keys], np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
-        asked = _fitting(asked, table.empty[self._keys])
-        return asked, key_hashes(asked, self._keys)
+        elif not table.keys:
+            return table.empty[table.keys], np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
+        asked = _fitting(asked, table.empty[table.keys])
+        return asked, key_hashes(asked, table.keys)
 
     def _due(self, table: Table, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[Run, Places]]:
         """The rows that are due and have not been replaced, run by run."""
@@ -266,19 +284,23 @@ class Runs:
                 due.append((entry.run, places[visible(entry.run.rows.hashes[places], runs[:number])]))
         return due
 
-    def _collide(self, asked: pl.DataFrame, asked_hashes: Hashes, found: pl.DataFrame, found_hashes: Hashes) -> bool:
+    @staticmethod
+    def _collide(
+        keys: list[str], asked: pl.DataFrame, asked_hashes: Hashes, found: pl.DataFrame, found_hashes: Hashes
+    ) -> bool:
         """Whether different keys have one hash. In order of hash, they would stand side by side."""
         hashes = np.concatenate([asked_hashes, found_hashes])
         order = np.argsort(hashes)
         same = hashes[order][1:] == hashes[order][:-1]
-        together = pl.concat([asked, found[self._keys]])
+        together = pl.concat([asked, found[keys]])
         return not together[order[1:][same]].equals(together[order[:-1][same]], null_equal=True)
 
-    def _set_aside(self, touched: Touched, found: list[Rows], wanted: pl.DataFrame) -> pl.DataFrame:
+    @staticmethod
+    def _set_aside(keys: list[str], touched: Touched, found: list[Rows], wanted: pl.DataFrame) -> pl.DataFrame:
         """Only the rows of the keys that are wanted; those of others come back when the step is applied."""
         rows = merged(found, oldest=False)
         numbered = rows.content.with_row_index(PLACE)
-        given = numbered.join(wanted, on=self._keys, how="semi", nulls_equal=True, maintain_order="left")[PLACE]
+        given = numbered.join(wanted, on=keys, how="semi", nulls_equal=True, maintain_order="left")[PLACE]
         given_places = given.to_numpy().astype(np.int64)
         others = np.setdiff1d(np.arange(len(rows)), given_places)
         if len(others):
@@ -290,8 +312,8 @@ class Runs:
     def apply(self, changes: dict[str, pl.DataFrame], marks: dict[str, Marks]) -> Applied:
         """Puts these rows in the place of what was last held, and names the result with a version.
 
-        Of a table that is named, keys that were asked for or held and have no row now are gone; one that is not named
-        stays as it is.
+        Of a table that is named, keys that were asked for or held and have no row now are gone, unless it is a set: to
+        that rows are added. One that is not named stays as it is.
         """
         changed = {name: self._changed(name, rows, marks.get(name)) for name, rows in changes.items()}
         tables = {name: table.copy() for name, table in self._tables.items()}
@@ -324,9 +346,11 @@ class Runs:
     def _changed(self, name: str, changes: pl.DataFrame, marks: Marks | None) -> Rows:
         table, touched = self._tables[name], self._touched.get(name, Touched())
         rows = _fitting(changes, table.empty)
-        hashes = key_hashes(rows, self._keys)
+        hashes = key_hashes(rows, table.keys)
         if not within(hashes, touched.hashes).all():
             raise ValueError(f"rows of keys that were not asked for cannot be put into {name}")
+        if table.is_set:
+            return self._added(rows, hashes, touched)
         times = _times(rows, marks) if marks and len(rows) else {}
         if aside := touched.aside:
             times = {
@@ -336,6 +360,18 @@ class Runs:
             rows, hashes = pl.concat([rows, aside.content]), np.concatenate([hashes, aside.hashes])
         gone = touched.found[~within(touched.found, np.sort(hashes))]
         return sorted_rows(rows, hashes, times, gone)
+
+    @staticmethod
+    def _added(rows: pl.DataFrame, hashes: Hashes, touched: Touched) -> Rows:
+        """Rows of a set. A run speaks for all rows of a hash: other rows that share one by chance come along."""
+        sharing = within(touched.found, np.sort(hashes))
+        touched.rows = 0
+        if sharing.any():
+            before = merged(touched.kept, oldest=False)
+            before = before.at(np.flatnonzero(within(before.hashes, touched.found[sharing])))
+            touched.rows = len(before)
+            rows, hashes = pl.concat([rows, before.content]), np.concatenate([hashes, before.hashes])
+        return sorted_rows(rows, hashes, {}, NO_HASHES)
 
     def _add(self, table: Table, rows: Rows) -> None:
         merging = self._merging(len(rows), [len(entry.run) for entry in table.entries])

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import polars as pl
@@ -36,6 +37,9 @@ class Stateful(Protocol):
     keys: list[str]
     """The key columns, as they are called in what it is fed, from whichever input, and in every table of state."""
 
+    sets: Mapping[str, list[str]]
+    """Tables of state to which rows are only added, each with the columns by which its rows are found."""
+
     nothing: Frames
     """By input, what it is fed when no rows come."""
 
@@ -60,21 +64,27 @@ class Stateful(Protocol):
         """The clock as this step sees it."""
 
     def asked(self, inputs: Frames) -> Frames:
-        """By table, the rows whose keys are to be looked up; all rows that are kept must be of such keys."""
+        """By table, the rows whose keys are to be looked up; all rows that are kept or added must be of such keys."""
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         """What takes the place of what was held, and what is sent (`sent`, and `late` or `dead`).
 
         Held are, of each table, all rows of the keys asked for, and the rows that are due; of the keys of these there
-        may be all rows or only some. A table that is not named in what takes the place stays as it is.
+        may be all rows or only some. A table that is not named in what takes the place stays as it is, and to a set the
+        rows are added.
         """
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
         """By table, how to mark its rows after a step."""
 
 
+NO_SETS: Mapping[str, list[str]] = MappingProxyType({})
+
+
 class PlainStep:
     """A step that folds nothing beforehand and sees the clock as it is."""
+
+    sets = NO_SETS
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         raise NotImplementedError
@@ -93,6 +103,8 @@ class PlainStep:
 
 class WindowedStep:
     """A windowed aggregation between the streams before and after it."""
+
+    sets = NO_SETS
 
     def __init__(self, node: nodes.WindowedAggregate, *, whole_rows: bool = True) -> None:
         """Without `whole_rows` nobody takes the rows that come too late, and they are only counted."""

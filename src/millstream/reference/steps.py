@@ -114,6 +114,7 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Write: Operator,
     nodes.WindowedAggregate: AggregateOperator,
     nodes.Process: ProcessStep,
+    table_nodes.AllRows: Operator,
     table_nodes.Grouped: GroupedOperator,
     table_nodes.AsOf: AsOfOperator,
     table_nodes.Changes: ChangesOperator,

@@ -149,10 +149,24 @@ class TopOperator(StatefulOperator):
             known.sort(key=lambda pair: pair[0], reverse=part.descending)
             unknown = [row for row, value in zip(rows, by, strict=True) if value is None]
             rows = [rows[place] for _, place in known] + unknown
+        if self.node.ties:
+            return self._with_ties(rows)
         single = [row for row in rows for _ in range(row.weight)][: self.node.count]
         if not self.node.rank:
             return [replace(row, weight=1) for row in single]
         return [Row({**row.values, self.node.rank: place}, None) for place, row in enumerate(single, 1)]
+
+    def _with_ties(self, rows: list[Row]) -> list[Row]:
+        """Of rows in order those that fewer than `count` are before; what is equal in the order has one place."""
+        by = zip(*(map(frozen, computed(part.by, rows, self.node)) for part in self.node.order), strict=True)
+        first, before, place, last = list[Row](), 0, 0, None
+        for row, values in zip(rows, by, strict=True):
+            place = place if values == last else before + 1
+            before, last = before + row.weight, values
+            if place <= self.node.count:
+                rank = {self.node.rank: place} if self.node.rank else {}
+                first.append(replace(row, values={**row.values, **rank}))
+        return first
 
 
 # ---------------------------------------------------------------- groups of weighted rows

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 from pyspark import cloudpickle
@@ -37,6 +37,7 @@ from millstream.spark.packing import (
     PARTIALS,
     REPORT,
     SIDES,
+    Content,
     Packed,
     Packer,
     control_from_bytes,
@@ -51,6 +52,7 @@ DELTAS_MAX = 2_000
 DELTA_ROWS_MIN = 200_000
 """Deltas are replaced by one snapshot when they hold this many rows, and several times what is alive."""
 DELTA_TIMES = 4
+Mine = tuple[int, int, Content]
 
 
 @dataclass(slots=True)
@@ -90,6 +92,10 @@ class Plan:
             step = stateful(node, whole_rows=layout.takes_late(node))
             assert step is not None
             self.steps.append(step)
+        self._near = {
+            origin: [number for number, step in enumerate(layout.chain) if layout.meets_at_once(origin, step)]
+            for origin in (*layout.sources, *layout.chain)
+        }
         self.group_of = {label: group for group, label in enumerate(self.labels)}
 
     def packer(
@@ -102,7 +108,8 @@ class Plan:
         own_label: int | None = None,
     ) -> Packer:
         own_label = self.labels[task % len(self.labels)] if own_label is None else own_label
-        return Packer(self.layout, origin, self.labels, self.steps, task, own_label, reached, entry)
+        near = self._near[origin]
+        return Packer(self.layout, origin, self.labels, self.steps, task, own_label, reached, entry, near)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,10 @@ class Shipment:
     @cached_property
     def _packed_layout(self) -> bytes:
         # Sinks stay in the driver: what they hold, such as a function, need not be known elsewhere.
-        outputs = [replace(node, sink=None) if isinstance(node, Write) else node for node in self.layout.outputs]
+        outputs = [
+            replace(node, sink=None) if isinstance(node, Write) and not node.is_discarded else node
+            for node in self.layout.outputs
+        ]
         ship(self.layout.order)
         packed: bytes = cloudpickle.dumps(replace(self.layout, outputs=tuple(outputs)))  # type: ignore[no-untyped-call]
         return packed
@@ -153,6 +163,10 @@ def _arrived(name: str, packed_layout: bytes, partitions: int, runs_folder: str)
     return _SHIPMENTS[name]
 
 
+def _frame(content: Content) -> pl.DataFrame:
+    return content if isinstance(content, pl.DataFrame) else from_bytes(content)
+
+
 PLANS_KEPT = 8
 _SHIPMENTS: dict[str, Shipment] = {}
 
@@ -174,19 +188,19 @@ class StepRunner:
             origin: 1 if layout.meets_at_once(origin, self._node) else layout.groups for origin in self._upstream
         }
 
-    def run(self, label: int, mine: list[tuple[int, int, bytes]]) -> list[Packed]:
-        """What a key group sends, given the kind, the task and the blob of each packed row that is for it."""
+    def run(self, label: int, mine: list[Mine]) -> list[Packed]:
+        """What a key group sends, given the kind, the task and the content of each packed row that is for it."""
         with told(self._node.name):
             return list(self._run(label, mine))
 
-    def _run(self, label: int, mine: list[tuple[int, int, bytes]]) -> Iterator[Packed]:
+    def _run(self, label: int, mine: list[Mine]) -> Iterator[Packed]:
         group = self._plan.group_of[label]
         stored = self._head.get()
         head = Head.from_bytes(bytes(stored[0])) if stored else Head()
         inputs = InputWatermark(self._upstream, self._groups)
         if head.inputs is not None:
             inputs.go_on(head.inputs)
-        controls = [control_from_bytes(blob) for kind, _, blob in mine if kind == CONTROL]
+        controls = [control_from_bytes(cast(bytes, blob)) for kind, _, blob in mine if kind == CONTROL]
         for control in sorted(controls, key=lambda control: -int(control["now"])):  # who knows the time speaks first
             inputs.hear(control)
         watermark = max(head.watermark, inputs.watermark())
@@ -207,14 +221,14 @@ class StepRunner:
         report = {"step": self._node.name, "watermark": watermark, "rows": head.rows, "late": late, "now": inputs.now}
         yield label, DRIVER, REPORT, group, control_to_bytes(report)
 
-    def _inputs(self, mine: list[tuple[int, int, bytes]], head: Head) -> dict[str, pl.DataFrame]:
+    def _inputs(self, mine: list[Mine], head: Head) -> dict[str, pl.DataFrame]:
         """By input, the rows in the order of the tasks they come from, numbered on from those before; and what was
         folded."""
-        partials = [from_bytes(blob) for kind, _, blob in mine if kind == PARTIALS]
+        partials = [_frame(content) for kind, _, content in mine if kind == PARTIALS]
         by_task: dict[int, list[tuple[int, pl.DataFrame]]] = {}
-        for kind, task, blob in mine:
+        for kind, task, content in mine:
             if kind in SIDES:
-                by_task.setdefault(task, []).append((SIDES.index(kind), from_bytes(blob)))
+                by_task.setdefault(task, []).append((SIDES.index(kind), _frame(content)))
         rows: dict[str, list[pl.DataFrame]] = {}
         for _, parts in sorted(by_task.items()):
             if ORDER not in parts[0][1].columns:  # a step to which it makes no difference
@@ -232,7 +246,7 @@ class StepRunner:
     ) -> dict[str, pl.DataFrame]:
         step = self._step
         folder = self._shipment.folder / self._node.name / str(label)
-        runs = Runs(folder, step.keys, step.tables())
+        runs = Runs(folder, step.keys, step.tables(), step.sets)
         runs.open(head.version, self._stored_deltas)
         inputs = {**step.nothing, **inputs}
         asked = step.asked(inputs)

@@ -23,6 +23,8 @@ from millstream.plan import nodes, table_nodes
 from millstream.plan.explain import in_order
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node
+from millstream.records import Schema
+from millstream.spark.needed import needed_columns
 
 Frames = Mapping[str, pl.DataFrame]
 T = TypeVar("T")
@@ -159,6 +161,11 @@ class Layout:
         return [node for node in self.sources if isinstance(node.source, SparkFrame)]
 
     @cached_property
+    def reading(self) -> dict[nodes.Read, Schema]:
+        """Of each source the columns that are read."""
+        return needed_columns(self.order)
+
+    @cached_property
     def chain(self) -> list[Node]:
         return [node for node in self.order if node.keeps_state]
 
@@ -210,19 +217,19 @@ class Layout:
         """Whether all rows that a step sends another have the same key there, and so the same key group."""
         if isinstance(origin, nodes.Process):  # what it gives is the user's
             return False
-        keys = getattr(origin, "keys", ())
+        keys = _keys_of(origin)
         ways = [(side, given) for side, given in enumerate(step.inputs) if origin in self._origins[given]]
         return bool(keys) and all(self._key_of(given, origin) == _keys_at(step, side) for side, given in ways)
 
     def _key_of(self, node: Node, origin: Node) -> tuple[str, ...] | None:
         """What the key columns of an origin are called behind some steps; None if that cannot be said."""
         if node is origin:
-            keys: tuple[str, ...] = getattr(origin, "keys", ())
+            keys = _keys_of(origin)
             return keys if all(_is_plain(origin.schema.field(key).type) for key in keys) else None
         if len(node.inputs) != 1:
             return None
         before = self._key_of(node.inputs[0], origin)
-        if before is None or isinstance(node, nodes.Where | table_nodes.AsOf):
+        if before is None or isinstance(node, nodes.Where | table_nodes.AllRows | table_nodes.AsOf):
             return before
         if isinstance(node, nodes.Project):
             names = {made.column: name for name, made in node.columns if made.column is not None}
@@ -261,6 +268,16 @@ class Layout:
     def steps_after(self, origin: Node) -> list[int]:
         """The steps of the chain that an origin feeds."""
         return list(dict.fromkeys(end.number for end in self.ends(origin) if end.side is not None))
+
+
+def _keys_of(step: Node) -> tuple[str, ...]:
+    """The columns of what a step gives whose values are the key it was done by; none if that cannot be said."""
+    if not isinstance(step, table_nodes.Join):
+        keys: tuple[str, ...] = getattr(step, "keys", ())
+        return keys
+    names = {column: name for name, column in step.left}
+    known = step.how not in ("right", "full") and all(column in names for column, _ in step.on)
+    return tuple(names[column] for column, _ in step.on) if known else ()
 
 
 def _keys_at(step: Node, side: int) -> tuple[str, ...]:

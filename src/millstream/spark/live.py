@@ -28,6 +28,7 @@ from millstream.operators.watermarks import told
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Read
 from millstream.plan.places import Kafka
+from millstream.records import Schema
 from millstream.secrets import Secret
 from millstream.sources import KafkaSource, Offsets, Slab, Slice, Source, TopicSource, open_source
 from millstream.spark.fabric import Plan, Shipment
@@ -200,7 +201,8 @@ class LiveFeed:
         return self.shipment.layout.fed_sources
 
     def _open(self, node: Read) -> Source:
-        return opened(node, self._kafka or self.broker, Path(self.folder), self.shipment.name)
+        columns = self.shipment.layout.reading[node]
+        return opened(node, columns, self._kafka or self.broker, Path(self.folder), self.shipment.name)
 
     # ------------------------------------------------------------ in the workers
 
@@ -226,7 +228,7 @@ class LiveFeed:
         for each in task.slices.get(number, []):
             partitions.setdefault(each.partition, (None, True))
             for slab in self._open(node).read(each):
-                rows = framed(slab, node)
+                rows = framed(slab, node, plan.layout.reading[node].names)
                 count, dead = count + len(rows), dead + (0 if slab.dead is None else len(slab.dead))
                 said, before = told(node, rows), partitions[each.partition][0]
                 if said is not None:
@@ -241,9 +243,9 @@ class LiveFeed:
         yield plan.labels[0], DRIVER, REPORT, task.number, control_to_bytes(report)
 
 
-def framed(slab: Slab, node: Read) -> pl.DataFrame:
-    """Rows as they were read, with time, weight and offset."""
-    rows = pl.from_arrow(slab.rows)
+def framed(slab: Slab, node: Read, names: Sequence[str]) -> pl.DataFrame:
+    """Some columns of rows as they were read, with time, weight and offset."""
+    rows = pl.from_arrow(slab.rows.select(list(names)))
     assert isinstance(rows, pl.DataFrame)
     # A topic whose first records had no such column gives nulls for them.
     weights = rows["weight"].cast(pl.Int32).fill_null(1) if node.changes and "weight" in rows.columns else None
@@ -265,14 +267,16 @@ def dead_frame(slab: Slab) -> pl.DataFrame:
 _SOURCES: dict[tuple[Any, ...], Source] = {}
 
 
-def opened(node: Read, broker: str | KafkaAddress | None, folder: Path, run: str) -> Source:
+def opened(node: Read, columns: Schema, broker: str | KafkaAddress | None, folder: Path, run: str) -> Source:
     """A source is opened once in each process for a run of a job: the next may begin anew in the same folder."""
-    place = (*_named(node.source), repr(node.schema), str(broker), str(folder), node.name, run)
+    place = (*_named(node.source), repr(node.schema), repr(columns), str(broker), str(folder), node.name, run)
     if place not in _SOURCES:
         while len(_SOURCES) >= SOURCES_KEPT:
             _SOURCES.pop(next(iter(_SOURCES))).close()
         own = folder / "sources" / node.name
-        _SOURCES[place] = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
+        _SOURCES[place] = open_source(
+            node.source, node.schema, broker=broker, folder=own, name=node.name, columns=columns
+        )
     return _SOURCES[place]
 
 

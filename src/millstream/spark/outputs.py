@@ -146,6 +146,10 @@ class Outputs:
         watermarks: dict[str, int] = {}
         held: dict[str, int] = {}
         for report in reports:
+            if "discarded" in report:
+                for output, count in report["discarded"].items():
+                    progress.written[output] = progress.written.get(output, 0) + count
+                continue
             progress.now = max(progress.now, report["now"])
             if "source" in report:
                 progress.rows_dead += report["dead"]

@@ -6,9 +6,8 @@ is, `task` where it comes from, so that a step can take frames in the same order
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -19,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.arrow_bytes import from_stream, to_stream
 from millstream.operators.elementwise import OFFSET
 from millstream.operators.hashing import key_groups
 from millstream.operators.stateful import Stateful
@@ -42,21 +42,18 @@ DRIVER = -1
 BLOB_BYTES_MAX = 4 << 20
 """Larger frames travel in pieces: the next is packed while one is on its way."""
 
-Packed = tuple[int, int, int, int, bytes]
+Content = bytes | pl.DataFrame
+"""A frame that is for a step of the same stage is handed on as it is, everything else as bytes."""
+Packed = tuple[int, int, int, int, Content]
 
 
 def to_bytes(frame: pl.DataFrame) -> bytes:
-    """A frame as Arrow, compressed: panes shrink to a tenth, and that is quicker than to move them about.
-
-    Texts are laid out the old way: a view would drag along the texts of all other rows.
-    """
-    out = io.BytesIO()
-    frame.write_ipc_stream(out, compression="lz4", compat_level=pl.CompatLevel.oldest())
-    return out.getvalue()
+    """A frame as Arrow, compressed: panes shrink to a tenth, and that is quicker than to move them about."""
+    return to_stream(frame, compressed=True)
 
 
 def from_bytes(blob: bytes) -> pl.DataFrame:
-    return pl.read_ipc_stream(io.BytesIO(blob))
+    return from_stream(blob)
 
 
 def control_to_bytes(control: dict[str, Any]) -> bytes:
@@ -90,9 +87,12 @@ class Packer:
     """The watermark of the steps that come next is not beyond this."""
     entry: Node | None = None
     """The step behind the origin whose rows are added, if not the origin's own."""
+    near: Container[int] = ()
+    """The steps that are done right here, for the same key group."""
     _fed: dict[tuple[int, int], list[pl.DataFrame]] = field(default_factory=dict)
     _partials: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _outputs: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
+    _discarded: dict[str, int] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,6 +105,9 @@ class Packer:
         for end in self._ends:
             number, rows = end.number, made[end.node]
             if rows.is_empty():
+                continue
+            if isinstance(end.node, Write) and end.node.is_discarded:
+                self._discarded[end.node.name] = self._discarded.get(end.node.name, 0) + len(rows)
                 continue
             if end.side is None:
                 self._outputs.setdefault(number, []).append(_written(rows, end.node))
@@ -126,15 +129,21 @@ class Packer:
             for label in [self.own_label] if alone else self.labels:
                 yield label, number, CONTROL, self.task, said
         for (number, side), frames in self._fed.items():
-            for group, blob in self._split(pl.concat(frames), self.steps[number].keys):
-                yield self.labels[group], number, SIDES[side], self.task, blob
+            yield from self._sent(number, SIDES[side], pl.concat(frames))
         for number, frames in self._partials.items():
-            step = self.steps[number]
-            for group, blob in self._split(step.joined(frames), step.keys):
-                yield self.labels[group], number, PARTIALS, self.task, blob
+            yield from self._sent(number, PARTIALS, self.steps[number].joined(frames))
         for number, frames in self._outputs.items():
             for part in _moderate(pl.concat(frames, how="diagonal")):
                 yield self.own_label, number, ROWS, self.task, to_bytes(part)
+        if self._discarded:
+            yield self.own_label, DRIVER, REPORT, self.task, control_to_bytes({"discarded": self._discarded})
+
+    def _sent(self, number: int, kind: int, rows: pl.DataFrame) -> Iterable[Packed]:
+        if number in self.near:
+            yield self.own_label, number, kind, self.task, rows
+            return
+        for group, blob in self._split(rows, self.steps[number].keys):
+            yield self.labels[group], number, kind, self.task, blob
 
     def _split(self, rows: pl.DataFrame, keys: list[str]) -> Iterable[tuple[int, bytes]]:
         count = len(self.labels)

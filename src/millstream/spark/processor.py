@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 if TYPE_CHECKING:
-    from millstream.spark.fabric import Shipment, StepRunner
+    from millstream.spark.fabric import Mine, Shipment, StepRunner
 
 PackedRow = Row("label", "step", "kind", "task", "blob")
 
@@ -33,7 +33,7 @@ class StageProcessor(StatefulProcessor):
         self._runners: dict[int, StepRunner] = {}
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        mine: dict[int, list[tuple[int, int, bytes]]] = {number: [] for number in self._numbers}
+        mine: dict[int, list[Mine]] = {number: [] for number in self._numbers}
         for row in rows:
             if row.step in mine:
                 mine[row.step].append((row.kind, row.task, bytes(row.blob)))

@@ -330,7 +330,10 @@ def _feed(
     shipment = Shipment(f"{kept.identity}-{time.time_ns()}", layout, kept.partitions, f"{RUNS}/{kept.identity}")
     starts: dict[str, Offsets] = {}
     if settings.since is not None:
-        sources = {node.name: opened(node, broker, folder.path, shipment.name) for node in layout.fed_sources}
+        sources = {
+            node.name: opened(node, layout.reading[node], broker, folder.path, shipment.name)
+            for node in layout.fed_sources
+        }
         starts = {name: source.at(settings.since) for name, source in sources.items()}
     return LiveFeed(
         shipment,

@@ -1,4 +1,5 @@
-"""The queries as flows of Millstream on a local Spark, from the files of events into a Python function."""
+"""The queries as flows of Millstream on a local Spark. When time counts, rows are counted where they are made and let
+go, those of q10 go to files."""
 
 from __future__ import annotations
 

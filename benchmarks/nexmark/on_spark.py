@@ -1,5 +1,5 @@
 """The queries on plain Spark Structured Streaming. When time counts, rows end in Spark's own noop sink, in the
-executors; Millstream's go to a function in the driver."""
+executors, those of q10 in files."""
 
 from __future__ import annotations
 

@@ -224,8 +224,8 @@ def q9(persons: Stream, auctions: Stream, bids: Stream) -> Stream:
 @query
 def q3(persons: Stream, auctions: Stream, bids: Stream, states: str = "'OR', 'ID', 'CA'") -> Stream:
     """The people of some states with what they offer in one category."""
-    offered = auctions.where("category = 10").to_table(key="id").select("id", "seller")
-    people = persons.where(f"state in ({states})").to_table(key="id").select("id", "name", "city", "state")
+    offered = auctions.where("category = 10").select("id", "seller").to_table()
+    people = persons.where(f"state in ({states})").select("id", "name", "city", "state").to_table()
     return offered.join(people, on={"seller": "id"}, suffix="_person").select("name", "city", "state", "id")
 
 
@@ -299,7 +299,7 @@ def q19(persons: Stream, auctions: Stream, bids: Stream) -> Stream:
 @query
 def q20(persons: Stream, auctions: Stream, bids: Stream) -> Stream:
     """The bids on auctions of one category, also those that came before the auction."""
-    offered = auctions.where("category = 10").to_table(key="id")
+    offered = auctions.where("category = 10").to_table()
     return bids.to_table().join(offered, on={"auction": "id"}, suffix="_auction")
 
 
@@ -314,7 +314,7 @@ def counted(bids: Stream) -> Table:
 def q101(persons: Stream, auctions: Stream, bids: Stream) -> Stream:
     """Every auction with its highest bid, if any."""
     highest = bids.group_by("auction").agg(highest=ms.max("price"))
-    offered = auctions.to_table(key="id").select("id", "itemName")
+    offered = auctions.select("id", "itemName").to_table()
     return offered.join(highest, on={"id": "auction"}, how="left").select("id", "itemName", "highest")
 
 
@@ -324,28 +324,28 @@ def q102(persons: Stream, auctions: Stream, bids: Stream) -> Stream:
     all_of_it = bids.group_by().agg(bids=ms.count(), auctions=ms.distinct_count("auction"))
     average = all_of_it.select(average="bids div auctions", same="1")
     counts = counted(bids).with_column("same", "1").join(average, on="same").where("bid_count >= average")
-    offered = auctions.to_table(key="id").select("id", "itemName")
+    offered = auctions.select("id", "itemName").to_table()
     return offered.join(counts, on={"id": "auction"}).select("id", "itemName", "bid_count")
 
 
 @query
 def q103(persons: Stream, auctions: Stream, bids: Stream, least: int = 20) -> Stream:
     """The auctions among those with many bids."""
-    offered = auctions.to_table(key="id").select("id", "itemName")
+    offered = auctions.select("id", "itemName").to_table()
     return offered.join(counted(bids).where(f"bid_count >= {least}"), on={"id": "auction"}, how="semi")
 
 
 @query
 def q104(persons: Stream, auctions: Stream, bids: Stream, least: int = 20) -> Stream:
     """The auctions not among those with few bids."""
-    offered = auctions.to_table(key="id").select("id", "itemName")
+    offered = auctions.select("id", "itemName").to_table()
     return offered.join(counted(bids).where(f"bid_count < {least}"), on={"id": "auction"}, how="anti")
 
 
 @query
 def q105(persons: Stream, auctions: Stream, bids: Stream, count: int = 1000) -> Stream:
     """The auctions with most bids."""
-    offered = auctions.to_table(key="id").select("id", "itemName")
+    offered = auctions.select("id", "itemName").to_table()
     counts = offered.join(counted(bids), on={"id": "auction"}).select("id", "itemName", "bid_count")
     return counts.top(count, by=["bid_count desc", "id"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log, log10
+from math import exp, log
 from typing import Any
 
 from children import Answer
@@ -16,7 +16,7 @@ OURS, PEERS = "millstream", ("spark", "flink")
 COLORS = {"millstream": "#2563eb", "spark": "#f59e0b", "flink": "#db2777"}
 NAMES = {"millstream": "Millstream", "spark": "Spark", "flink": "Flink SQL"}
 INK, PALE, PAPER = "#334155", "#e2e8f0", "#ffffff"
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 
 
 @dataclass
@@ -42,15 +42,19 @@ class Outcome:
         return self.wrong == "" and self.failed is None
 
     @property
-    def said(self) -> str:
+    def fault(self) -> str:
+        """In a word, why it is not right."""
         if self.refused is not None:
             return "cannot"
         if self.failed is not None:
             return "failed"
-        if self.wrong:
-            return "wrong"
-        speed = "right" if self.events_per_s is None else f"{self.events_per_s:,.0f}"
-        return f"{speed}  {self.peak_bytes / MIB:,.0f} MiB" if self.peak_bytes else speed
+        return "wrong" if self.wrong else ""
+
+    @property
+    def said(self) -> str:
+        if self.fault or self.events_per_s is None:
+            return self.fault or ("right" if self.is_right else "")
+        return f"{short(self.events_per_s)} {self.peak_bytes / GIB:.1f} GiB"
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -98,8 +102,10 @@ class Results:
     def table(self, title: str) -> Table:
         peers = self.engines[1:]
         table = Table(title=title)
-        for column in ("query", *(NAMES[engine] for engine in self.engines), *(f"vs {NAMES[peer]}" for peer in peers)):
-            table.add_column(column, justify="left" if column == "query" else "right")
+        for engine in ("query", *self.engines):
+            table.add_column(NAMES.get(engine, engine), justify="left" if engine == "query" else "right", no_wrap=True)
+        for peer in peers:
+            table.add_column(f"vs {NAMES[peer].split()[0]}", justify="right", no_wrap=True)
         ratios = {peer: self.speeds_vs(peer) for peer in peers}
         for name, outcomes in self.by_query.items():
             times = [f"{ratios[peer][name]:.2f}x" if name in ratios[peer] else "" for peer in peers]
@@ -117,53 +123,71 @@ def geomean(values: Any) -> float:
 
 # ---------------------------------------------------------------- the chart
 
-LEFT, TOP, WIDE, BAR, GAP = 64, 66, 620, 8, 8
+LEFT, TOP, WIDE, BAR, GAP, RIGHT = 56, 70, 620, 11, 9, 60
+STEPS = (1, 2, 5)
 
 
 def drawn(title: str, engines: Sequence[str], by_query: Mapping[str, Mapping[str, Outcome]]) -> str:
     """A bar for each engine and query. Speeds lie far apart, so the axis is logarithmic."""
     speeds = [each.events_per_s for row in by_query.values() for each in row.values() if each.events_per_s]
-    low = int(log10(min(speeds, default=1000)))
-    high = max(int(log10(max(speeds, default=10_000))) + 1, low + 1)
+    ticks = marks(min(speeds, default=1000), max(speeds, default=10_000))
     row = len(engines) * BAR + GAP
     bottom = TOP + row * len(by_query)
-    parts = [svg.words(20, 28, title, size=15, fill=INK, font_weight=600)]
+    parts = [svg.words(LEFT, 28, title, size=15, fill=INK, font_weight=600)]
     for place, engine in enumerate(engines):
-        left = LEFT + place * 130
+        left = LEFT + place * 120
         parts += [
-            svg.box(left, 40, 10, 10, fill=COLORS[engine], rx=2),
-            svg.words(left + 16, 49, NAMES[engine], fill=INK),
+            svg.box(left, 41, 11, 11, fill=COLORS[engine], rx=2),
+            svg.words(left + 17, 51, NAMES[engine], size=12, fill=INK),
         ]
-    for power in range(low, high + 1):
-        x = LEFT + (power - low) / (high - low) * WIDE
+    for tick in ticks:
+        x = LEFT + _wide(tick, ticks)
         parts += [
-            svg.line(x, TOP - 4, x, bottom, stroke=PALE),
-            svg.words(x, bottom + 16, short(10**power), fill=INK, text_anchor="middle"),
+            svg.line(x, TOP - 6, x, bottom, stroke=PALE),
+            svg.words(x, bottom + 16, short(tick), fill=INK, text_anchor="middle"),
         ]
     for number, (name, outcomes) in enumerate(by_query.items()):
         y = TOP + number * row
-        parts.append(svg.words(LEFT - 10, y + row / 2, name, fill=INK, text_anchor="end"))
+        middle = y + len(engines) * BAR / 2 + 4
+        parts.append(svg.words(LEFT - 10, middle, name, size=12, fill=INK, text_anchor="end"))
         for place, engine in enumerate(engines):
-            parts.append(_bar(y + place * BAR, engine, outcomes[engine], low, high))
-    parts.append(svg.words(LEFT + WIDE / 2, bottom + 34, "events a second", fill=INK, text_anchor="middle"))
-    return svg.picture(LEFT + WIDE + 90, bottom + 48, parts, background=PAPER)
+            parts.append(_bar(y + place * BAR, engine, outcomes[engine], ticks))
+    said = "events a second (each line is 2 or 2.5 times the one before)"
+    parts.append(svg.words(LEFT + WIDE / 2, bottom + 34, said, fill=INK, text_anchor="middle"))
+    return svg.picture(LEFT + WIDE + RIGHT, bottom + 48, parts, background=PAPER)
 
 
-def _bar(y: float, engine: str, outcome: Outcome, low: int, high: int) -> str:
-    if not outcome.events_per_s:
-        why = outcome.said if outcome.refused or outcome.failed else ""
-        return svg.words(LEFT + 3, y + BAR - 1, why, size=8, fill=COLORS[engine])
-    wide = max((log10(outcome.events_per_s) - low) / (high - low) * WIDE, 1)
+def marks(low: float, high: float) -> list[int]:
+    """Round numbers, the first no more than `low`, the last no less than `high`, and two of them at least."""
+    every = [step * 10**power for power in range(16) for step in STEPS]
+    first = max((place for place, mark in enumerate(every) if mark <= low), default=0)
+    last = next(place for place, mark in enumerate(every) if mark >= high and place > first)
+    return every[first : last + 1]
+
+
+def _wide(speed: float, ticks: Sequence[int]) -> float:
+    return max(log(speed / ticks[0]) / log(ticks[-1] / ticks[0]) * WIDE, 0.0)
+
+
+def _bar(y: float, engine: str, outcome: Outcome, ticks: Sequence[int]) -> str:
+    """Its length is the speed; a speed of wrong rows is pale, and where there is none, words say why."""
+    wide, speed = 2.0, ""
+    if outcome.events_per_s:
+        wide, speed = max(_wide(outcome.events_per_s, ticks), wide), short(outcome.events_per_s)
+    pale = None if outcome.is_right or not outcome.events_per_s else 0.35
+    said = speed if outcome.is_right else f"{speed} {outcome.fault}".strip()
     return svg.group(
         [
-            svg.box(LEFT, y, wide, BAR - 1, fill=COLORS[engine], rx=1),
-            svg.words(LEFT + wide + 4, y + BAR - 1, short(outcome.events_per_s), size=8, fill=INK),
+            svg.box(LEFT, y, wide, BAR - 1, fill=COLORS[engine], fill_opacity=pale, rx=1),
+            svg.words(LEFT + wide + 4, y + BAR - 2, said, size=9, fill=INK),
         ]
     )
 
 
 def short(number: float) -> str:
+    """Three digits, as in 1.05M."""
+    rounded = float(f"{number:.3g}")
     for unit, size in (("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
+        if rounded >= size:
+            return f"{rounded / size:.4g}{unit}"
+    return f"{rounded:.0f}"

@@ -116,8 +116,27 @@ class Run:
         self._progress = progress
         self._engines = [Engine.of(OURS)]
         for peer in options.peers:
-            self._engines.append(flink_home.engine(options.flink) if peer == "flink" else Engine.of(peer))
+            self._engines.append(self._flink() if peer == "flink" else Engine.of(peer))
         self.results = Results([engine.name for engine in self._engines], options.queries)
+
+    def _flink(self) -> Engine:
+        """Installs it on first use, and shows what is being done; later this says nothing."""
+        shown: list[TaskID] = []
+
+        def tell(line: str) -> None:
+            if not shown:
+                where = f"into {self._options.flink} (once, some minutes)"
+                self._progress.console.print(
+                    f"Installing Flink {flink_home.VERSION} {where}", markup=False, soft_wrap=True
+                )
+                shown.append(self._progress.add_task(line, total=None))
+            self._progress.update(shown[0], description=line)
+
+        try:
+            return flink_home.engine(self._options.flink, tell)
+        finally:
+            for line in shown:
+                self._progress.remove_task(line)
 
     def run(self) -> Results:
         options = self._options
@@ -130,7 +149,7 @@ class Run:
         answers = Answers(check)
         for engine, answer in self._asked(check, options.check_events, bar, fresh=False, rows=True):
             file = self._rows(engine) / f"{answer.query}.pickle"
-            wrong = answers.difference(answer.query, file) if file.exists() else None
+            wrong = answers.difference(answer.query, file, engine.name) if file.exists() else None
             self.results.by_query[answer.query][engine.name].checked(answer, wrong)
         for engine, answer in self._asked(timing, options.events, bar, fresh=not options.quick, rows=False):
             self.results.by_query[answer.query][engine.name].timed(answer)
@@ -166,7 +185,8 @@ class Run:
 
 def main(said: Sequence[str]) -> int:
     options = read_options(said)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    description = TextColumn("{task.description}", markup=False)  # pip and Maven put words into brackets
+    columns = (description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         tempfile.TemporaryDirectory(prefix="millstream-nexmark-", ignore_cleanup_errors=True) as scratch,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
@@ -196,6 +216,8 @@ def told(results: Results, options: Options, console: Console) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
     except MillstreamError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

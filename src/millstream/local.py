@@ -94,17 +94,21 @@ class LocalState:
         self._step = step
         self._passes_on = passes_on
         self._count = 0
-        self._stores = {name: Store(step.sets.get(name, step.keys), empty) for name, empty in step.tables().items()}
+        self._stores = {name: Store(step.own_keys.get(name, step.keys), empty) for name, empty in step.tables().items()}
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
 
     def run(self, given: Sequence[Flowing], waited_for: int | None = None) -> Flowing:
-        step, flowing = self._step, _slowest(given[:waited_for])
-        clock = step.clock(flowing)
-        fed = dict(step.nothing)
+        step, fed = self._step, dict(self._step.nothing)
         for side, (name, coming) in enumerate(zip(INPUTS, given, strict=False)):
             fed[name] = step.fed(coming.rows, self._count, side)
             self._count += len(fed[name])
+        return self.take(fed, _slowest(given[:waited_for]))
+
+    def take(self, fed: dict[str, pl.DataFrame], flowing: Clock) -> Flowing:
+        """One step over what it is fed."""
+        step = self._step
+        clock = step.clock(flowing)
         asked = step.asked(fed)
         found = {
             name: store.held(asked.get(name, fed[INPUTS[0]].clear()), clock.watermark, clock.now)
@@ -115,8 +119,11 @@ class LocalState:
         for name, marks in step.marks(clock).items():
             store = self._stores[name]
             if name in changes:  # what is not named stays as it is
-                places = [] if name in step.sets else found[name][1]
-                store.replace(places, changes[name], marks.event, marks.clock)
+                rows = changes[name]
+                if name in step.own_keys:
+                    stays = found[name][0].join(rows, on=step.own_keys[name], how="anti", nulls_equal=True)
+                    rows = pl.concat([stays, rows])
+                store.replace(found[name][1], rows, marks.event, marks.clock)
             if self._passes_on and marks.hold is not None:
                 hold = min(hold, store.smallest(marks.hold))
         before, self._passed_on = self._passed_on, max(self._passed_on, min(clock.watermark, hold))

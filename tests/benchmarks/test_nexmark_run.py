@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import subprocess
 import sys
 import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import children
 import event_files
+import flink_home
 import generator
 import pyarrow as pa
 import pytest
 import run
-from checks import Answers
+from checks import LATER, TIMES, Answers
 from children import Answer, Engine
 from engine import Task, arguments, read_arguments
-from expected import bag, expected
-from report import Outcome, Results
+from expected import bag
+from flink_home import FlinkUnavailable
+from report import Outcome, Results, marks, short
+from rich.console import Console
 from spark_queries import ASKED
 
 from millstream.errors import InvalidInput, NotFound
@@ -161,27 +168,59 @@ def kept(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_rows_are_judged(answers: Answers, tmp_path: Path) -> None:
-    rows = expected("q8", event_files.read(tmp_path / "events"))
-    assert answers.difference("q8", kept(tmp_path, rows)) == ""
+    rows = answers.of("q8")
+    assert answers.difference("q8", kept(tmp_path, rows), "spark") == ""
     taken_back = [{**rows[0], "weight": 1}, {**rows[0], "weight": -1}]
-    assert answers.difference("q8", kept(tmp_path, [*rows, *taken_back])) == ""
-    assert answers.difference("q8", kept(tmp_path, rows[1:])).startswith("1 rows missing, 0 too many")
-    assert answers.difference("q8", kept(tmp_path, [*rows, rows[0]])).startswith("0 rows missing, 1 too many")
+    assert answers.difference("q8", kept(tmp_path, [*rows, *taken_back]), "spark") == ""
+    first = next(row for row in rows if row["starttime"] < LATER)
+    others = [row for row in rows if row is not first]
+    assert answers.difference("q8", kept(tmp_path, others), "spark").startswith("1 rows missing, 0 too many")
+    assert answers.difference("q8", kept(tmp_path, [*rows, first]), "spark").startswith("0 rows missing, 1 too many")
+    never_came = {**first, "id": -1, "weight": -1}
+    assert answers.difference("q8", kept(tmp_path, [*rows, never_came]), "spark").startswith("1 rows missing")
 
 
-def test_windows_of_the_last_events_may_be_open(answers: Answers, tmp_path: Path) -> None:
-    rows = expected("q11", event_files.read(tmp_path / "events"))
-    last = max(row["starttime"] for row in rows)
-    closed = [row for row in rows if row["starttime"].date() < last.date()]
+@pytest.mark.parametrize("name", ["q5", "q7", "q11"])
+def test_windows_of_the_last_events_may_be_open_but_not_wrong(answers: Answers, tmp_path: Path, name: str) -> None:
+    rows = answers.of(name)
+    closed = [row for row in rows if row[TIMES[name]] < LATER]
     assert 0 < len(closed) < len(rows)
-    assert answers.difference("q11", kept(tmp_path, closed)) == ""
+    for engine in ("millstream", "spark"):
+        assert answers.difference(name, kept(tmp_path, closed), engine) == ""
+        assert answers.difference(name, kept(tmp_path, rows), engine) == ""
+    one = next(row for row in rows if row[TIMES[name]] > LATER)
+    assert "1 too many" in answers.difference(name, kept(tmp_path, [*rows, one]), "spark")
+    # The end of its input ends them in Flink.
+    assert answers.difference(name, kept(tmp_path, rows), "flink") == ""
+    assert "rows missing" in answers.difference(name, kept(tmp_path, closed), "flink")
+
+
+def arrivals(answers_of: Path, moved: timedelta = timedelta(0), length_s: int = 10) -> list[dict[str, Any]]:
+    """All bids in the window of processing time that is now."""
+    now = datetime.now(UTC)
+    starts = now - timedelta(seconds=now.timestamp() % 10) + moved
+    counts = Counter(event_files.read(answers_of)["bids"]["bidder"].to_pylist())
+    window = {"starttime": starts, "endtime": starts + timedelta(seconds=length_s)}
+    return [{"bidder": bidder, "bid_count": count, **window} for bidder, count in counts.items()]
 
 
 def test_arrivals_are_counted_by_bidder(answers: Answers, tmp_path: Path) -> None:
-    bidders = event_files.read(tmp_path / "events")["bids"]["bidder"].to_pylist()
-    rows = [{"bidder": bidder, "bid_count": 1} for bidder in bidders]
-    assert answers.difference("q12", kept(tmp_path, rows)) == ""
-    assert answers.difference("q12", kept(tmp_path, rows[1:])) != ""
+    rows = arrivals(tmp_path / "events")
+    assert answers.difference("q12", kept(tmp_path, rows), "flink") == ""
+    assert "rows missing" in answers.difference("q12", kept(tmp_path, rows[1:]), "flink")
+    corrected = [{**rows[0], "bid_count": 1}, {**rows[0], "bid_count": 1, "weight": -1}, *rows]
+    assert answers.difference("q12", kept(tmp_path, corrected), "flink") == ""
+    parts = [{**rows[0], "bid_count": 1}, {**rows[0], "bid_count": rows[0]["bid_count"] - 1}, *rows[1:]]
+    assert answers.difference("q12", kept(tmp_path, parts), "flink").startswith("1 windows with several counts")
+
+
+def test_arrivals_are_in_windows_of_this_run(answers: Answers, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    for rows in (arrivals(events, length_s=20), arrivals(events, timedelta(seconds=1))):
+        assert answers.difference("q12", kept(tmp_path, rows), "flink").startswith("no window of ten seconds")
+    for hours in (-1, 1):
+        rows = arrivals(events, timedelta(hours=hours))
+        assert answers.difference("q12", kept(tmp_path, rows), "flink").startswith("a window out of this run")
 
 
 def outcome(speed: float | None, wrong: str | None = "", refused: str | None = None) -> Outcome:
@@ -203,6 +242,136 @@ def test_speeds_are_compared_where_both_are_right() -> None:
     said = "".join(chart.itertext())
     assert "cannot" in said
     assert "Speeds & sizes" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(999.6, "1k"), (999_600, "1M"), (1_049_000, "1.05M"), (56_594, "56.6k"), (12.4, "12")]
+)
+def test_numbers_are_short(number: float, said: str) -> None:
+    assert short(number) == said
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(30_000, 90_000, [20_000, 50_000, 100_000]), (5, 5, [5, 10]), (0.5, 1, [1, 2]), (10, 20, [10, 20])],
+)
+def test_an_axis_has_round_numbers_around_all_speeds(low: float, high: float, ticks: list[int]) -> None:
+    assert marks(low, high) == ticks
+
+
+def test_the_table_of_three_engines_fits_a_terminal() -> None:
+    results = Results(["millstream", "spark", "flink"], ["q6", "q105"])
+    results.by_query["q6"] = {
+        "millstream": outcome(1_234_567.0),
+        "spark": outcome(None, wrong=None, refused="no"),
+        "flink": outcome(500.0, wrong="1 rows missing"),
+    }
+    results.by_query["q105"] = {engine: outcome(987_654.0) for engine in results.engines}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(results.table("Nexmark"))
+    lines = console.export_text().splitlines()
+    [refused] = [line for line in lines if "q6" in line]
+    assert [cell.strip() for cell in refused.split("│")[1:-1]] == ["q6", "1.23M 1.0 GiB", "cannot", "wrong", "", ""]
+    [right] = [line for line in lines if "q105" in line]
+    assert right.count("988k 1.0 GiB") == 3
+    assert right.count("1.00x") == 2
+
+
+# ---------------------------------------------------------------- Flink's own environment
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing but a Maven, which makes the jar it is asked for, and writes down that it ran."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    program(
+        folder / "mvn",
+        f"""for word in "$@"; do case $word in -DoutputDirectory=*) made="${{word#*=}}";; esac; done
+        echo once >> {folder}/calls; echo '[INFO] [/odd] words'
+        /bin/mkdir -p "$made"; echo jar > "$made/flink-sql-parquet-{flink_home.VERSION}.jar" """,
+    )
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def python(tools: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python that says it is 3.12, can make environments, and can install what it is told to."""
+    path = tools / "python3.12"
+    program(
+        path,
+        f"""case "$*" in
+        *ensurepip*) echo 3 12;;
+        *"-m venv"*) /bin/mkdir -p "$3/bin"; /bin/cp {path} "$3/bin/python";;
+        *"-m pip"*) echo Collecting apache-flink;;
+        esac""",
+    )
+    monkeypatch.setattr(flink_home, "find_python", partial(flink_home.find_python, this=str(tools / "none")))
+    return path
+
+
+def test_flink_is_installed_once(python: Path, tools: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    made = flink_home.engine(tmp_path / "flink", told.append)
+    assert Path(made.command[0]).is_file()
+    assert Path(made.environment["FLINK_JARS"].split(":")[0]).is_file()
+    assert "Flink: Collecting apache-flink" in told
+    told.clear()
+    assert flink_home.engine(tmp_path / "flink", told.append) == made
+    assert told == []
+    assert (tools / "calls").read_text() == "once\n"
+
+
+def test_a_half_made_flink_is_made_anew(python: Path, tools: Path, tmp_path: Path) -> None:
+    works = (tools / "mvn").read_text()
+    program(tools / "mvn", "echo '[ERROR] no repository can be reached'; exit 1")
+    with pytest.raises(FlinkUnavailable, match="no repository can be reached") as refused:
+        flink_home.engine(tmp_path / "flink")
+    assert "see whether Maven reaches a repository" in str(refused.value)
+    assert not flink_home.is_whole(tmp_path / "flink" / flink_home.VERSION)
+    (tools / "mvn").write_text(works)
+    made = flink_home.engine(tmp_path / "flink")
+    Path(made.command[0]).unlink()  # the Python it was made with is gone
+    assert flink_home.engine(tmp_path / "flink") == made
+    assert Path(made.command[0]).is_file()
+    assert sorted(path.name for path in (tmp_path / "flink").iterdir()) == [flink_home.VERSION, "lock"]
+
+
+def test_a_flink_that_pip_cannot_find_says_what_to_do(python: Path, tmp_path: Path) -> None:
+    works = python.read_text()
+    python.write_text(works.replace("echo Collecting apache-flink", "echo 'no matching distribution'; exit 1"))
+    with pytest.raises(FlinkUnavailable, match="no matching distribution") as refused:
+        flink_home.engine(tmp_path / "flink")
+    assert "pip config list" in str(refused.value)
+
+
+def test_flink_takes_a_python_that_it_runs_on(python: Path, tools: Path, tmp_path: Path) -> None:
+    newer = tmp_path / "python3.13"
+    program(newer, "echo 3 13")
+    assert flink_home.find_python(this=str(newer)) == str(python)
+    older = tools / "python3.11"
+    program(older, "echo 3 11")
+    assert flink_home.find_python(this=str(older)) == str(older)
+    program(python, "exit 127")  # a name with no Python behind it
+    assert flink_home.find_python(this=str(newer)) == str(older)
+    older.unlink()
+    with pytest.raises(FlinkUnavailable, match=r"needs one of Python 3.10, 3.11, 3.12") as refused:
+        flink_home.find_python(this=str(newer))
+    assert "--peer spark" in str(refused.value)
+
+
+def test_without_maven_nothing_is_brought(python: Path, tools: Path, tmp_path: Path) -> None:
+    (tools / "mvn").unlink()
+    with pytest.raises(FlinkUnavailable, match="Maven is needed") as refused:
+        flink_home.engine(tmp_path / "flink")
+    assert "install Maven" in str(refused.value)
+    assert not (tmp_path / "flink").exists()
 
 
 # ---------------------------------------------------------------- whole runs

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -264,6 +264,51 @@ TestStateMachine = StateMachine.TestCase
 TestStateMachine.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
 TestWeakStateMachine = WeakStateMachine.TestCase
 TestWeakStateMachine.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+
+
+# ---------------------------------------------------------------- tables with keys of their own
+
+SEEN = {"seen": pl.DataFrame(schema={"user": pl.Int64, "value": pl.String, "mask": pl.UInt64})}
+SEEN_KEYS = {"seen": ["user", "value"]}
+entries = st.dictionaries(st.tuples(st.integers(0, 3), st.none() | st.sampled_from("abc")), st.integers(0, 9))
+
+
+def seen_frame(rows: dict[Key, int]) -> pl.DataFrame:
+    return pl.DataFrame([(*key, mask) for key, mask in rows.items()], schema=SEEN["seen"].schema, orient="row")
+
+
+@pytest.mark.parametrize("hashes", [few_hashes, weak_hashes])
+def test_what_is_found_stays_unless_it_is_replaced(hashes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps ask for some entries and put others of them; in the end each has what was put last."""
+    monkeypatch.setattr(runs_module, "key_hashes", hashes)
+
+    @given(st.lists(st.tuples(entries, entries), max_size=8))
+    def check(steps: list[tuple[dict[Key, int], dict[Key, int]]]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = Runs(Path(folder), ["user"], SEEN, SEEN_KEYS)
+            runs.open(None, nothing_kept)
+            model: dict[Key, int] = {}
+            deltas: list[bytes] = []
+            version = None
+            for looked_at, put_ in steps:
+                asked = {**looked_at, **put_}
+                found = runs.held({"seen": seen_frame(asked)}, START, START)["seen"]
+                assert {row[:2]: row[2] for row in found.rows()} == {k: m for k, m in model.items() if k in asked}
+                applied = runs.apply({"seen": seen_frame(put_)}, {})
+                model |= put_
+                assert applied.rows == len(model)
+                version, deltas = applied.version, deltas + ([applied.delta] if applied.delta else [])
+            for given_, files in ((lambda: iter(deltas), False), (lambda: iter(deltas), True)):
+                if not files:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    runs_module.opened.clear()
+                again = Runs(Path(folder), ["user"], SEEN, SEEN_KEYS)
+                again.open(version, given_)
+                everything = again.held({"seen": seen_frame(model)}, START, START)["seen"]
+                assert {row[:2]: row[2] for row in everything.rows()} == model
+            Path(folder).mkdir(exist_ok=True)
+
+    check()
 
 
 # ---------------------------------------------------------------- one thing at a time

@@ -36,6 +36,7 @@ PANES = Schema.of(
         (ms.console(), "console", "console()"),
         (ms.memory("kept"), "memory kept", "memory(kept)"),
         (ms.foreach(print), "foreach print", "foreach(print)"),
+        (ms.discard(), "discard", "discard()"),
         (ms.rate(10), "rate", "rate(10 rows a second)"),
         (ms.socket("localhost", 9999), "socket 9999", "socket(localhost:9999)"),
     ],

@@ -24,7 +24,7 @@ def to_delta(tables: dict[str, Rows]) -> bytes:
         if rows.dead is not None:
             live, gone = rows.at(np.flatnonzero(~rows.dead)), rows.hashes[rows.dead]
             live.dead = None
-        contents += [to_stream(live.frame()), gone.astype("<u8").tobytes()]
+        contents += [to_stream(live.frame(), compressed=True), gone.astype("<u8").tobytes()]
         sizes.append([name, len(contents[-2]), len(gone)])
     head = json.dumps(sizes).encode()
     body = b"".join([head, *contents])

@@ -57,8 +57,11 @@ def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:
 
 
 def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
-    made = computed(frame, node.inputs[0].schema, node.columns)
-    return made.cast(types_of(node.schema)).with_columns(frame.select(hidden_of(frame)))
+    # A column that nobody looks at further on may not have been read.
+    there = [(name, made) for name, made in node.columns if made.column is None or made.column in frame.columns]
+    made = computed(frame, node.inputs[0].schema, there)
+    types = types_of(node.schema)
+    return made.cast({name: types[name] for name in made.columns}).with_columns(frame.select(hidden_of(frame)))
 
 
 def as_of(frame: pl.DataFrame, node: table_nodes.AsOf) -> pl.DataFrame:

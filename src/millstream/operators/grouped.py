@@ -2,13 +2,13 @@
 
 What folds is a few numbers per group. What does not, and what cannot subtract while rows may be taken back, is computed
 from the rows themselves, which are then kept: all of them if rows may be taken back, and else those that can still make
-a difference. Of distinct values that stay there is a set.
+a difference. Of distinct values that stay it is known which were seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -24,7 +24,7 @@ from millstream.operators.accumulators import (
 )
 from millstream.operators.elementwise import computed
 from millstream.operators.runs import Marks
-from millstream.operators.seen import WHICH, Seen
+from millstream.operators.seen import MASK, Seen
 from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.aggregates import Aggregate
@@ -36,6 +36,14 @@ NOT_BEFOREHAND = {"first", "last"}
 """These need the order in which all rows came."""
 THINNED = {"distinct_count", "top"}
 """These need few of the rows that came, if none is taken back."""
+
+
+class Came(NamedTuple):
+    """What came in a step: parts of groups; and for distinct counts the keys of groups, and entries by table."""
+
+    parts: list[pl.DataFrame]
+    groups: pl.DataFrame
+    entries: dict[str, pl.DataFrame]
 
 
 class GroupedStep:
@@ -52,7 +60,8 @@ class GroupedStep:
             WeightedAccumulator(name, made, fed.schema, changing=self._changing) for name, made in self._folding
         ]
         self._seen = Seen(self.keys, () if self._changing else node.aggregates, fed.schema)
-        self.sets: Mapping[str, list[str]] = self._seen.sets
+        self.own_keys: Mapping[str, list[str]] = self._seen.own_keys
+        self._last: tuple[Frames, Came] | None = None
         apart = {name for name, _ in self._folding} | set(self._seen.names)
         self._computed = [(name, made) for name, made in node.aggregates if name not in apart]
         self._is_partial = not self._computed and not {made.kind for _, made in self._folding} & NOT_BEFOREHAND
@@ -86,44 +95,57 @@ class GroupedStep:
         fed = self.fed(rows, first)
         if not self._is_partial:
             return None, fed
-        groups = self._from_rows(fed)
-        return (pl.concat([groups, self._seen.values(fed)], how="diagonal") if self.sets else groups), fed.clear()
+        if not self.own_keys:
+            return self._from_rows(fed), fed.clear()
+        values = self._seen.values(fed)
+        if values is None:
+            return None, fed
+        return pl.concat([self._from_rows(fed), values], how="diagonal"), fed.clear()
 
     def joined(self, partials: Sequence[pl.DataFrame]) -> pl.DataFrame:
         if len(partials) == 1:
             return partials[0]
         groups, values = self._parted(pl.concat(partials))
-        return pl.concat([self._merged(groups), values.unique()], how="diagonal") if self.sets else self._merged(groups)
+        merged = self._merged(groups)
+        return pl.concat([merged, values.unique()], how="diagonal") if self.own_keys else merged
 
     def _parted(self, partials: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         nothing = self._seen.nothing
-        if not self.sets:
+        if not self.own_keys:
             return partials, nothing
-        values = partials.filter(pl.col(WHICH).is_not_null()).select(nothing.columns)
-        return partials.filter(pl.col(WHICH).is_null()).drop(set(nothing.columns) - set(self.keys)), values
+        values = partials.filter(pl.col(MASK).is_not_null()).select(nothing.columns)
+        return partials.filter(pl.col(MASK).is_null()).drop(set(nothing.columns) - set(self.keys)), values
 
     def clock(self, clock: Clock) -> Clock:
         return clock
 
     def asked(self, inputs: Frames) -> Frames:
         came = of_keys(self.keys, inputs)
-        seen = self._seen.by_table(self._came(inputs)[1]) if self.sets else {}
-        return {GROUPS: came, ELEMENTS: came if self._computed else came.clear(), **seen}
+        return {GROUPS: came, ELEMENTS: came if self._computed else came.clear(), **self._came(inputs).entries}
 
-    def _came(self, inputs: Frames) -> tuple[list[pl.DataFrame], pl.DataFrame]:
-        """What came, folded: groups in several parts, and values."""
+    def _came(self, inputs: Frames) -> Came:
+        """What came, folded. It is asked for twice: before what is held is looked up, and then."""
+        if self._last is not None and self._last[0] is inputs:
+            return self._last[1]
         fed = inputs[INPUTS[0]]
-        parts = [(self._from_rows(fed), self._seen.values(fed) if self.sets else self._seen.nothing)]
+        parts, values = [self._from_rows(fed)], self._seen.nothing
         if PARTIALS in inputs:
-            parts.append(self._parted(inputs[PARTIALS]))
-        return [groups for groups, _ in parts], pl.concat([values for _, values in parts])
+            groups, values = self._parted(inputs[PARTIALS])
+            parts.append(groups)
+        came = Came(parts, *self._seen.entries(fed, values)) if self.own_keys else Came(parts, values, {})
+        self._last = inputs, came
+        return came
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         fed, before = inputs[INPUTS[0]], held[GROUPS]
-        folded, values = self._came(inputs)
-        new = self._seen.new(values, held) if self.sets else {}
+        folded, new = self._came(inputs), dict[str, pl.DataFrame]()
+        self._last = None
         fold = [column for column in self._no_groups.columns if not column.startswith("result.")]
-        after = self._merged(pl.concat([before.select(fold), *folded, *self._counted(new)], how="diagonal"))
+        parts = [before.select(fold), *folded.parts]
+        if self.own_keys:
+            new, counts = self._seen.new(folded.entries, held)
+            parts.append(self._seen.counted(folded.groups, counts))  # which says nothing else of its groups
+        after = self._merged(pl.concat(parts, how="diagonal"))
         elements = held[ELEMENTS]
         if self._computed:
             elements = self._left(pl.concat([elements, fed.select(elements.columns)]))
@@ -134,17 +156,13 @@ class GroupedStep:
         sent = self._changes(before, after) if came else elementwise.frame_of([], self.node)
         return {GROUPS: kept.select(self._no_groups.columns), ELEMENTS: elements, **new}, {SENT: sent}
 
-    def _counted(self, new: Frames) -> list[pl.DataFrame]:
-        """New values as parts of their groups, of which they say nothing else."""
-        return [self._seen.counted(new)] if self.sets and any(map(len, new.values())) else []
-
     def marks(self, clock: Clock) -> dict[str, Marks]:
         # A group without rows is remembered until none can come that is older than what was said of it.
         forgotten = pl.when(pl.col(ROWS) == 0).then(pl.col(NEWEST) + 1)
         return {
             GROUPS: Marks(forgotten, pl.lit(None, pl.Int64)),
             ELEMENTS: NO_MARKS,
-            **dict.fromkeys(self.sets, NO_MARKS),
+            **dict.fromkeys(self.own_keys, NO_MARKS),
         }
 
     # ------------------------------------------------------------ folding

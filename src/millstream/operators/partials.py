@@ -36,7 +36,8 @@ class Partials:
     def __init__(self, operator: WindowedOperator) -> None:
         self._operator = operator
         self._window = operator.node.window
-        self._identity = [*operator.keys, "start", "end"]
+        self._by_clock = getattr(self._window, "time", "event") == "processing"
+        self._identity = [*operator.keys, *(() if self._by_clock else ("start", "end"))]
 
     @staticmethod
     def possible(operator: WindowedOperator) -> bool:
@@ -46,7 +47,6 @@ class Partials:
         )
         return (
             isinstance(node.window, windows.Fixed | windows.Sliding | windows.Calendar)
-            and node.window.time == "event"
             and node.pane_time is PaneTime.END_OF_WINDOW
             and not operator.listing
             and not any(made.kind in ORDERED for _, made in node.aggregates)
@@ -55,10 +55,15 @@ class Partials:
         )
 
     def folded(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows with keys, arguments, time and weight, none of them without a time, as one row per key and window."""
+        """Rows with keys, arguments, time and weight, none of them without a time, as one row per key and window.
+
+        Of windows in processing time only the step knows the place: `timed` gives it to them.
+        """
         made = [fold for accumulator in self._operator.folding for fold in accumulator.from_rows()]
         made.append(pl.len().cast(pl.Int64).alias(ARRIVED))
         keys = self._operator.keys
+        if self._by_clock:
+            return self._grouped(rows, made)
         if isinstance(self._window, windows.Calendar):
             return placed(rows, self._window).group_by(self._identity).agg(made)
         assert isinstance(self._window, windows.Fixed | windows.Sliding)
@@ -75,9 +80,21 @@ class Partials:
         made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
         return in_windows.group_by([*self._operator.keys, "start"]).agg(*made, pl.col(ARRIVED).sum())
 
+    def timed(self, parts: pl.DataFrame, now: int) -> pl.DataFrame:
+        """Parts in the windows they belong to, for a step at a processing time."""
+        if not self._by_clock:
+            return parts
+        in_windows = placed(parts.with_columns(pl.lit(now, pl.Int64).alias(TIME)), self._window).drop(TIME)
+        return in_windows.select(*self._operator.keys, "start", "end", pl.exclude(*self._operator.keys, "start", "end"))
+
+    def _grouped(self, rows: pl.DataFrame, made: list[pl.Expr]) -> pl.DataFrame:
+        if self._identity:
+            return rows.group_by(self._identity).agg(made)
+        return rows.select(made) if len(rows) else rows.select(made).clear()
+
     def joined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Parts of several places as one row per key and window."""
         if len(parts) == 1:
             return parts[0]
         made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
-        return pl.concat(parts).group_by(self._identity).agg(*made, pl.col(ARRIVED).sum())
+        return self._grouped(pl.concat(parts), [*made, pl.col(ARRIVED).sum()])

@@ -53,6 +53,7 @@ from millstream.operators.run import (
 
 NEVER = 1 << 62
 RUNS_MAX = 8
+LARGE_ROWS, LARGE_ALIKE = 50_000, 3
 DELTA_BYTES = 12 << 20
 MAPPED_BYTES = 1 << 18  # smaller runs stay in memory after they were written
 CACHED_RUNS = 256
@@ -101,11 +102,12 @@ class Entry:
 
 @dataclass(slots=True)
 class Table:
-    """Its runs, newest first, and how many rows are to be seen in them. Of a set, found rows stay unless replaced."""
+    """Its runs, newest first, and how many rows are to be seen in them."""
 
     empty: pl.DataFrame
     keys: list[str]
-    is_set: bool
+    stays: bool = False
+    """Whether what is found stays unless another row of its key takes its place."""
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
 
@@ -134,12 +136,12 @@ class Runs:
         folder: Path,
         keys: list[str],
         empty: dict[str, pl.DataFrame],
-        sets: Mapping[str, list[str]] = MappingProxyType({}),
+        own_keys: Mapping[str, list[str]] = MappingProxyType({}),
     ) -> None:
-        """`sets` are tables to which rows are only added, each with the columns by which its rows are found."""
+        """`own_keys` are those of tables whose rows are found by other columns, and stay unless they are replaced."""
         self._folder = folder
         self._keys = keys
-        self._sets = sets
+        self._own_keys = own_keys
         self._empty = {name: frame.clear() for name, frame in empty.items()}
         self._version: str | None = None
         self._tables = self._no_tables()
@@ -217,7 +219,7 @@ class Runs:
 
     def _no_tables(self) -> dict[str, Table]:
         return {
-            name: Table(empty, self._sets.get(name, self._keys), name in self._sets)
+            name: Table(empty, self._own_keys.get(name, self._keys), name in self._own_keys)
             for name, empty in self._empty.items()
         }
 
@@ -261,7 +263,7 @@ class Runs:
         if found and keys and self._collide(keys, asked, asked_hashes, content, found_hashes):
             wanted = pl.concat([asked, *(run.rows.content[keys][here] for run, here in due)]).unique()
             content = self._set_aside(keys, touched, found, wanted)
-        if table.is_set:
+        if table.stays:
             touched.kept = found
         return content
 
@@ -312,8 +314,8 @@ class Runs:
     def apply(self, changes: dict[str, pl.DataFrame], marks: dict[str, Marks]) -> Applied:
         """Puts these rows in the place of what was last held, and names the result with a version.
 
-        Of a table that is named, keys that were asked for or held and have no row now are gone, unless it is a set: to
-        that rows are added. One that is not named stays as it is.
+        Of a table that is named, keys that were asked for or held and have no row now are gone, unless it has keys of
+        its own: in that what was found stays. One that is not named stays as it is.
         """
         changed = {name: self._changed(name, rows, marks.get(name)) for name, rows in changes.items()}
         tables = {name: table.copy() for name, table in self._tables.items()}
@@ -349,8 +351,8 @@ class Runs:
         hashes = key_hashes(rows, table.keys)
         if not within(hashes, touched.hashes).all():
             raise ValueError(f"rows of keys that were not asked for cannot be put into {name}")
-        if table.is_set:
-            return self._added(rows, hashes, touched)
+        if table.stays:
+            return self._put(table, rows, hashes, touched)
         times = _times(rows, marks) if marks and len(rows) else {}
         if aside := touched.aside:
             times = {
@@ -362,14 +364,17 @@ class Runs:
         return sorted_rows(rows, hashes, times, gone)
 
     @staticmethod
-    def _added(rows: pl.DataFrame, hashes: Hashes, touched: Touched) -> Rows:
-        """Rows of a set. A run speaks for all rows of a hash: other rows that share one by chance come along."""
+    def _put(table: Table, rows: pl.DataFrame, hashes: Hashes, touched: Touched) -> Rows:
+        """New rows alone. A run speaks for all rows of a hash: of others that share one by chance it has a copy."""
         sharing = within(touched.found, np.sort(hashes))
         touched.rows = 0
         if sharing.any():
             before = merged(touched.kept, oldest=False)
             before = before.at(np.flatnonzero(within(before.hashes, touched.found[sharing])))
             touched.rows = len(before)
+            numbered = before.content.with_row_index(PLACE)
+            others = numbered.join(rows, on=table.keys, how="anti", nulls_equal=True)[PLACE].to_numpy()
+            before = before.at(np.sort(others).astype(np.int64))
             rows, hashes = pl.concat([rows, before.content]), np.concatenate([hashes, before.hashes])
         return sorted_rows(rows, hashes, {}, NO_HASHES)
 
@@ -383,11 +388,21 @@ class Runs:
             table.entries.insert(0, self._written(Run(rows), table.empty))
 
     def _merging(self, size: int, older: list[int]) -> int:
-        """How many older runs to merge with a new one: those of about its size, and more if there are too many."""
+        """How many older runs to merge with a new one: those of about its size, and more if there are too many.
+
+        Large ones wait until several are alike: a look into one more costs less than to write so much again.
+        """
         merging = 0
-        while merging < len(older) and (self._like * size >= older[merging] or len(older) - merging >= RUNS_MAX):
-            size += older[merging]
-            merging += 1
+        while merging < len(older):
+            alike = 0
+            while merging + alike < len(older) and self._like * size >= older[merging + alike]:
+                alike += 1
+            if alike < (LARGE_ALIKE if size >= LARGE_ROWS else 1):
+                alike = int(len(older) - merging >= RUNS_MAX)
+            if not alike:
+                break
+            size += sum(older[merging : merging + alike])
+            merging += alike
         return merging
 
     def _written(self, run: Run, empty: pl.DataFrame) -> Entry:

@@ -37,8 +37,9 @@ class Stateful(Protocol):
     keys: list[str]
     """The key columns, as they are called in what it is fed, from whichever input, and in every table of state."""
 
-    sets: Mapping[str, list[str]]
-    """Tables of state to which rows are only added, each with the columns by which its rows are found."""
+    own_keys: Mapping[str, list[str]]
+    """Tables of state whose rows are found by columns of their own. What is found in one stays, unless another row of
+    the same key is put in its place."""
 
     nothing: Frames
     """By input, what it is fed when no rows come."""
@@ -70,21 +71,21 @@ class Stateful(Protocol):
         """What takes the place of what was held, and what is sent (`sent`, and `late` or `dead`).
 
         Held are, of each table, all rows of the keys asked for, and the rows that are due; of the keys of these there
-        may be all rows or only some. A table that is not named in what takes the place stays as it is, and to a set the
-        rows are added.
+        may be all rows or only some. A table that is not named in what takes the place stays as it is, and so
+        do the rows of a table with keys of its own that have no new one.
         """
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
         """By table, how to mark its rows after a step."""
 
 
-NO_SETS: Mapping[str, list[str]] = MappingProxyType({})
+NO_OWN_KEYS: Mapping[str, list[str]] = MappingProxyType({})
 
 
 class PlainStep:
     """A step that folds nothing beforehand and sees the clock as it is."""
 
-    sets = NO_SETS
+    own_keys = NO_OWN_KEYS
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         raise NotImplementedError
@@ -104,7 +105,7 @@ class PlainStep:
 class WindowedStep:
     """A windowed aggregation between the streams before and after it."""
 
-    sets = NO_SETS
+    own_keys = NO_OWN_KEYS
 
     def __init__(self, node: nodes.WindowedAggregate, *, whole_rows: bool = True) -> None:
         """Without `whole_rows` nobody takes the rows that come too late, and they are only counted."""
@@ -137,8 +138,8 @@ class WindowedStep:
         """What can be folded before it comes here: no row after the watermark is too late."""
         if self.partials is None:
             return None, self.fed(rows, first)
-        known = rows[TIME].is_not_null()
-        if self._whole_rows:
+        known = rows[TIME].is_not_null() if not self._in_processing_time else pl.repeat(True, len(rows), eager=True)
+        if self._whole_rows and not self._in_processing_time:
             known &= rows[TIME] >= watermark - microseconds(self.node.lateness)
         rest = self.nothing[INPUTS[0]]
         if not known.all():
@@ -167,6 +168,8 @@ class WindowedStep:
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         if self._in_processing_time:  # a row's time is when it came
             inputs = {**inputs, "rows": inputs["rows"].with_columns(pl.lit(clock.now, pl.Int64).alias(TIME))}
+            if PARTIALS in inputs and self.partials is not None:
+                inputs = {**inputs, PARTIALS: self.partials.timed(inputs[PARTIALS], clock.now)}
         changes, sent = self.operator.step(held, inputs, clock)
         return changes, {SENT: self._panes(sent["panes"]), LATE: self._late_rows(sent["late"]), LOST: sent["lost"]}
 

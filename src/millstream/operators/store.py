@@ -89,8 +89,8 @@ class Store:
         return min((value for value in found if value is not None), default=NEVER)
 
     def replace(self, places: list[npt.NDArray[np.int64]], rows: pl.DataFrame, event: pl.Expr, clock: pl.Expr) -> None:
-        """Puts new rows in the place of those found, if any. `event` and `clock` give their deadlines."""
-        for run, here in zip(self._runs, places, strict=bool(places)):
+        """Puts new rows in the place of those found. `event` and `clock` give their deadlines."""
+        for run, here in zip(self._runs, places, strict=True):
             run.alive[here] = False
         self._runs = [run for run in self._runs if run.alive.any()]
         if len(rows):

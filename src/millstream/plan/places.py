@@ -225,7 +225,7 @@ class Foreach(Place):
         return f"foreach({getattr(self.function, '__name__', type(self.function).__name__)})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Discard(Place):
     can_write: ClassVar[bool] = True
 

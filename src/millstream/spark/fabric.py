@@ -246,7 +246,7 @@ class StepRunner:
     ) -> dict[str, pl.DataFrame]:
         step = self._step
         folder = self._shipment.folder / self._node.name / str(label)
-        runs = Runs(folder, step.keys, step.tables(), step.sets)
+        runs = Runs(folder, step.keys, step.tables(), step.own_keys)
         runs.open(head.version, self._stored_deltas)
         inputs = {**step.nothing, **inputs}
         asked = step.asked(inputs)

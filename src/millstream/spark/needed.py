@@ -44,6 +44,11 @@ def _of_expressions(made: Iterable[tuple[str, Expression]]) -> Names:
     return frozenset().union(*(each.columns for _, each in made))
 
 
+def _of_projection(node: nodes.Project, needed: Names) -> Names:
+    """A column that is only passed on need not be there. What is computed may fail: so it is, whoever looks at it."""
+    return _of_expressions((name, made) for name, made in node.columns if name in needed or made.column is None)
+
+
 def _of_windows(node: nodes.WindowedAggregate, needed: Names) -> Names:
     if node.window.merges and can_finish(node.trigger):  # a session that is closed may give rows that waited back
         return _all(node.inputs[0])
@@ -52,7 +57,7 @@ def _of_windows(node: nodes.WindowedAggregate, needed: Names) -> Names:
 
 _LOOKS: dict[type[Node], Callable[[Any, Names], Names]] = {
     nodes.Where: lambda node, needed: needed | node.condition.columns,
-    nodes.Project: lambda node, needed: _of_expressions(node.columns),
+    nodes.Project: _of_projection,
     nodes.Union: lambda node, needed: needed,
     table_nodes.AllRows: lambda node, needed: needed,
     nodes.Dead: lambda node, needed: frozenset(),

@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -33,10 +34,11 @@ QUERIES = tuple(sorted(STATEMENTS, key=lambda name: int(name[1:])))
 # Queries, events when time counts, events when rows are compared, and peers: in full, and quick.
 USUAL = {
     False: (QUERIES, 10_000_000, 10_000, PEERS),
-    True: (("q1", "q4", "q8", "q17"), 100_000, 5_000, ("spark",)),
+    True: (("q1", "q4", "q8", "q17"), 100_000, 2_000, ("spark",)),
 }
 BATCH_EVENTS = 1_000_000
 BATCHES_MIN = 4
+CHECK_BATCHES_QUICK = 2
 LIMIT_S = 900.0
 OUT = Path("build/nexmark")
 SIZES = {"": 1, "k": 1000, "m": 1_000_000, "b": 1_000_000_000}
@@ -57,6 +59,11 @@ class Options:
     @property
     def batch_events(self) -> int:
         return min(BATCH_EVENTS, max(self.events // BATCHES_MIN, 1))
+
+    @property
+    def check_batch_events(self) -> int:
+        """The last events are one more batch. Every batch takes its time, so there are few if it has to be quick."""
+        return max(self.check_events // (CHECK_BATCHES_QUICK if self.quick else BATCHES_MIN), 1)
 
 
 def read_count(text: str) -> int:
@@ -143,8 +150,7 @@ class Run:
         steps = len(self._engines) * len(options.queries)
         bar = self._progress.add_task("events", total=2 * steps)
         check, timing = self._scratch / "check", self._scratch / "timing"
-        check_batch = max(options.check_events // BATCHES_MIN, 1)
-        event_files.make(check, options.check_events, check_batch, event_files.SLOW, closing=True)
+        event_files.make(check, options.check_events, options.check_batch_events, event_files.SLOW, closing=True)
         event_files.make(timing, options.events, options.batch_events)
         answers = Answers(check)
         for engine, answer in self._asked(check, options.check_events, bar, fresh=False, rows=True):
@@ -214,10 +220,11 @@ def told(results: Results, options: Options, console: Console) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that engines are ended too
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)
     except MillstreamError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -106,7 +106,9 @@ def newest(groups: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> pl.Data
 def at_newest(changes: pl.DataFrame, groups: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Changes with the newest time of their group as theirs."""
     times = groups.rename({NEWEST: TIME})
-    return changes.join(times, on=keys, how="left", nulls_equal=True) if keys else changes.join(times, how="cross")
+    if not keys:
+        return changes.join(times, how="cross")
+    return changes.join(times, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
 def remembered(groups: pl.DataFrame, rows: pl.DataFrame, keys: list[str], clock: Clock) -> pl.DataFrame:

@@ -76,7 +76,7 @@ class Partials:
 
     def _of_slices(self, folded: pl.DataFrame) -> pl.DataFrame:
         """Windows, of slices of time that lie in several of them: few rows are multiplied, and not all."""
-        in_windows = placed(folded.rename({"start": TIME}), self._window).drop("end", TIME)
+        in_windows = placed(folded.sort("start").rename({"start": TIME}), self._window).drop("end", TIME)
         made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
         return in_windows.group_by([*self._operator.keys, "start"]).agg(*made, pl.col(ARRIVED).sum())
 

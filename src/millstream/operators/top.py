@@ -53,6 +53,9 @@ class TopStep(KeyedRows):
             else f"{'key' if column in node.keys else 'row'}.{column}"
             for number, part in enumerate(node.order)
         ]
+        self._downwards: dict[str, bool] = {}
+        for name, part in zip(self.by, node.order, strict=True):
+            self._downwards.setdefault(name, part.descending)  # of a column that is named twice the first counts
         super().__init__(node, node.keys)
         self.identity = [*self.keys, *self.rest, *self._made]
         self._grows = not self.given.is_changing and not node.ties
@@ -165,10 +168,9 @@ class TopStep(KeyedRows):
             runs = pl.Series(NUMBER, np.cumsum(~follows)[here])
             rows = line[order[here]].with_columns(runs)
             by = [*self.by[1:], *(name for name in self.rest if name not in self.by)]
-            downwards = dict(zip(self.by, (part.descending for part in self.node.order), strict=True))
             further = pl.arg_sort_by(
                 [NUMBER, *by],
-                descending=[False, *(downwards.get(name, False) for name in by)],
+                descending=[False, *(self._downwards.get(name, False) for name in by)],
                 nulls_last=True,
                 maintain_order=True,
             )
@@ -188,8 +190,7 @@ class TopStep(KeyedRows):
     def _first(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The first rows of each group in order, each as often as it is among them: with ties, as often as it is."""
         by = [*self.keys, *self.by, *self.rest]
-        downwards = dict(zip(self.by, (part.descending for part in self.node.order), strict=True))
-        descending = [downwards.get(name, False) for name in by]
+        descending = [self._downwards.get(name, False) for name in by]
         there = rows.filter(pl.col(COUNTED) > 0).sort(by, descending=descending, nulls_last=True)
         before = pl.col(COUNTED).cum_sum() - pl.col(COUNTED)
         there = there.with_columns((before.over(self.keys) if self.keys else before).alias(BEFORE))

@@ -20,6 +20,9 @@ from millstream.plan.lowered import (
     text,
 )
 
+PLAIN_TEXT = re.compile(r"[\w/,;:=&@ ~#%<>'\"!-]+")
+"""Characters that mean themselves in a pattern."""
+
 
 def concat(parts: Sequence[Lowered]) -> Lowered:
     if any(part.family == "binary" for part in parts):
@@ -103,7 +106,8 @@ def split(parts: Sequence[Lowered]) -> Lowered:
     pattern = _regex(parts[1], "split")
     if pattern == "''":
         raise Refusal("split by nothing", "give the pattern between the parts")
-    return Lowered(f"string_split_regex({parts[0].sql}, {pattern})", pa.list_(STRING))
+    plain = PLAIN_TEXT.fullmatch(str(parts[1].literal))  # which takes a third of the time
+    return Lowered(f"{'string_split' if plain else 'string_split_regex'}({parts[0].sql}, {pattern})", pa.list_(STRING))
 
 
 def sha2(parts: Sequence[Lowered]) -> Lowered:

@@ -125,7 +125,7 @@ class StoredColumns:
 
     def __init__(self, topic: str, stored: Schema, wanted: Schema, columns: Schema) -> None:
         self._schema = columns.arrow
-        self._nullable = nullable(columns.arrow)
+        self._whole = wanted.arrow
         self._own = frozenset(stored.names) & frozenset(wanted.names)
         self._key = wanted.field("key") if "key" in wanted and "key" not in stored else None
         for field in wanted.arrow:
@@ -136,13 +136,14 @@ class StoredColumns:
         values = chunk.stored("value")
         whole = not any(value.null_count for value in values)
         parts = [value.flatten() for value in values]  # a column is null where the whole value is: a tombstone
-        columns = [self._column(field, values[0].type, parts, chunk, offsets) for field in self._schema]
-        rows = pa.Table.from_arrays(columns, schema=self._nullable)
+        bad = _bad_keys(chunk, self._key, None)
+        schema = self._whole if bad else self._schema  # a dead letter holds the whole row
+        columns = [self._column(field, values[0].type, parts, chunk, offsets) for field in schema]
+        rows = pa.Table.from_arrays(columns, schema=nullable(schema))
         if not whole and self._key is None:  # a deletion says nothing to whoever does not ask for the key
             present = pa.chunked_array([value.is_valid() for value in values])
             rows, offsets = rows.filter(present), offsets[present.to_numpy()]
-        bad = _bad_keys(chunk, self._key, None)
-        return without_missing(partition, chunk.origin, rows, offsets, self._schema, reasons=bad)
+        return without_missing(partition, chunk.origin, rows, offsets, schema, reasons=bad)
 
     def _column(
         self,

@@ -163,7 +163,7 @@ class Layout:
     @cached_property
     def reading(self) -> dict[nodes.Read, Schema]:
         """Of each source the columns that are read."""
-        return needed_columns(self.order)
+        return needed_columns(self.order, self.outputs)
 
     @cached_property
     def chain(self) -> list[Node]:
@@ -232,7 +232,9 @@ class Layout:
         if before is None or isinstance(node, nodes.Where | table_nodes.AllRows | table_nodes.AsOf):
             return before
         if isinstance(node, nodes.Project):
-            names = {made.column: name for name, made in node.columns if made.column is not None}
+            names: dict[str | None, str] = {}
+            for name, made in node.columns:  # under its own name, if a column is there several times
+                names[made.column] = name if name == made.column else names.get(made.column, name)
             return tuple(names[key] for key in before) if all(key in names for key in before) else None
         return None
 

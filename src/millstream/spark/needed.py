@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,13 +17,13 @@ from millstream.records import Schema
 Names = frozenset[str]
 
 
-def needed_columns(order: Sequence[Node]) -> dict[Read, Schema]:
+def needed_columns(order: Sequence[Node], outputs: Container[Node] = ()) -> dict[Read, Schema]:
     """Of every source what is to be read, given all steps of a plan, each after those it needs.
 
     Where a column must not be null, a row without it becomes a dead letter, and those hold whole rows.
     """
     late = {node.inputs[0] for node in order if isinstance(node, nodes.Late)}
-    needed: dict[Node, Names] = {node: frozenset() for node in order}
+    needed: dict[Node, Names] = {node: _all(node) if node in outputs else frozenset() for node in order}
     for node in reversed(order):
         for given in node.inputs:
             needed[given] |= _all(given) if node in late else _looked_at(node, given, needed[node])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from millstream.spark import java
 
 MEMORY = "4g"
 DELAY = "4 seconds"
+SLOWER = 1.2
 LONGEST = "1 minute"  # an auction lasts up to 34 seconds where events are slow, and 0.4 where time counts
 STATE = "org.apache.spark.sql.execution.streaming.state"
 STORES = {"default": f"{STATE}.HDFSBackedStateStoreProvider", "rocksdb": f"{STATE}.RocksDBStateStoreProvider"}
@@ -69,10 +71,17 @@ def framed(spark: SparkSession, task: Task, asked: Asked) -> DataFrame:
     return spark.sql(asked.statement)
 
 
-def finished(task: Task, asked: Asked, writer: DataStreamWriter) -> StreamingQuery:
+def finished(
+    task: Task, asked: Asked, writer: DataStreamWriter, patience_s: float | None = None
+) -> StreamingQuery | None:
+    """Runs a query to its end; None if that takes too long."""
     writer = writer.outputMode(asked.mode).trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(task.scratch / f"checkpoint-{time.time_ns()}")).start()
-    query.awaitTermination()
+    if patience_s is None:
+        query.awaitTermination()
+    elif not query.awaitTermination(ceil(patience_s)):
+        query.stop()
+        return None
     return query
 
 
@@ -89,9 +98,9 @@ class OnSpark:
         self._spark = spark
 
     def timed(self, task: Task, name: str) -> Timed:
-        """On the faster of Spark's two state stores, found out on the way: the first run of each warms it up."""
+        """On the faster of Spark's two state stores. Who takes clearly longer than the first is not waited for."""
         asked = ASKED[name]
-        best = float("inf")
+        best, patience_s = float("inf"), None
         for store in STORES if _keeps_state(name) else ["default"]:
             self._spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES[store])
             try:
@@ -99,11 +108,14 @@ class OnSpark:
                 writer = (
                     as_files(rows, filed.new_folder(task)) if name == filed.FILED else rows.writeStream.format("noop")
                 )
-                query = finished(task, asked, writer)
+                started = time.perf_counter()
+                query = finished(task, asked, writer, patience_s)
             except AnalysisException as error:
                 raise in_own_words(error) from None
-            times = [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress]
-            best = min(best, sum(times[1:]))
+            if query is not None:
+                times = [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress]
+                best = min(best, sum(times[1:]))
+                patience_s = SLOWER * (time.perf_counter() - started)
         return task.steady, best
 
     def rows(self, task: Task, name: str) -> list[Row]:

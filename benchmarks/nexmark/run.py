@@ -36,7 +36,7 @@ USUAL = {
     False: (QUERIES, 10_000_000, 10_000, PEERS),
     True: (("q1", "q4", "q8", "q17"), 100_000, 2_000, ("spark",)),
 }
-BATCH_EVENTS = 1_000_000
+BATCH_EVENTS = 2_000_000
 BATCHES_MIN = 4
 CHECK_BATCHES_QUICK = 2
 LIMIT_S = 900.0

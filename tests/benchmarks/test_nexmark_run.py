@@ -56,7 +56,7 @@ def test_no_number_of_events(text: str) -> None:
 def test_unsaid_it_is_everything_beside_everybody() -> None:
     options = run.read_options([])
     assert (len(options.queries), options.events, options.peers) == (29, 10_000_000, ("spark", "flink"))
-    assert options.batch_events == 1_000_000
+    assert options.batch_events == 2_000_000
 
 
 def test_what_is_said_counts() -> None:

@@ -53,7 +53,8 @@ from millstream.operators.run import (
 
 NEVER = 1 << 62
 RUNS_MAX = 8
-LARGE_ROWS, LARGE_ALIKE = 50_000, 3
+LARGE_ROWS, LARGE_ALIKE = 50_000, 6
+MANY_ASKED = 1000
 DELTA_BYTES = 12 << 20
 MAPPED_BYTES = 1 << 18  # smaller runs stay in memory after they were written
 CACHED_RUNS = 256
@@ -273,6 +274,8 @@ class Runs:
         elif not table.keys:
             return table.empty[table.keys], np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
         asked = _fitting(asked, table.empty[table.keys])
+        if len(asked) > MANY_ASKED:  # many rows ask for the same
+            asked = asked.unique()
         return asked, key_hashes(asked, table.keys)
 
     def _due(self, table: Table, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[Run, Places]]:

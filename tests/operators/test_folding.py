@@ -51,6 +51,15 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "sliding": lambda rows: rows.key_by("k").window(ms.sliding("10 seconds", every="2 seconds")).agg(**NUMBERS),
     "uneven": lambda rows: rows.window(ms.sliding("7 seconds", every="3 seconds", offset="1 second")).agg(**NUMBERS),
     "clock": lambda rows: rows.key_by("k").window(ms.fixed("3 seconds", time="processing")).agg(**NUMBERS),
+    "sessions": lambda rows: rows.key_by("k").window(ms.sessions("3 seconds")).agg(**NUMBERS),
+    "all sessions": lambda rows: rows.window(ms.sessions("2 seconds"), allowed_lateness="5 seconds").agg(**NUMBERS),
+    "corrected sessions": lambda rows: (
+        rows.key_by("k", "g")
+        .window(ms.sessions("4 seconds"), allowed_lateness="9 seconds")
+        .trigger(ms.after_watermark(early=ms.after_count(2), late=ms.after_count(1)))
+        .retracting()
+        .agg(**NUMBERS)
+    ),
     "sliding clock": lambda rows: rows.window(ms.sliding("4 seconds", every="2 seconds", time="processing")).agg(
         **NUMBERS
     ),

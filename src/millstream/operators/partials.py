@@ -20,6 +20,7 @@ from millstream.plan import triggers, windows
 from millstream.plan.nodes import PaneTime
 
 ORDERED = ("first", "last")
+STRETCH = "__stretch"
 SLICES_MAX = 4  # to a step of a sliding window
 
 
@@ -30,6 +31,12 @@ def _slices(window: windows.Sliding) -> windows.Fixed | None:
     if size <= every or every > SLICES_MAX * slice_us:
         return None
     return windows.Fixed(timedelta(microseconds=slice_us), window.offset % timedelta(microseconds=slice_us))
+
+
+def _are_stretches(operator: WindowedOperator) -> bool:
+    """Whether rows of a session may be folded before they meet the others: nobody gives single ones back."""
+    window = operator.node.window
+    return isinstance(window, windows.Sessions) and window.time == "event" and not operator.keeps_rows
 
 
 class Partials:
@@ -46,7 +53,7 @@ class Partials:
             isinstance(node.trigger, triggers.AfterWatermark) and not node.lateness
         )
         return (
-            isinstance(node.window, windows.Fixed | windows.Sliding | windows.Calendar)
+            (isinstance(node.window, windows.Fixed | windows.Sliding | windows.Calendar) or _are_stretches(operator))
             and node.pane_time is PaneTime.END_OF_WINDOW
             and not operator.listing
             and not any(made.kind in ORDERED for _, made in node.aggregates)
@@ -64,6 +71,8 @@ class Partials:
         keys = self._operator.keys
         if self._by_clock:
             return self._grouped(rows, made)
+        if isinstance(self._window, windows.Sessions):
+            return self._stretches(rows, made, windows.microseconds(self._window.gap))
         if isinstance(self._window, windows.Calendar):
             return placed(rows, self._window).group_by(self._identity).agg(made)
         assert isinstance(self._window, windows.Fixed | windows.Sliding)
@@ -79,6 +88,16 @@ class Partials:
         in_windows = placed(folded.sort("start").rename({"start": TIME}), self._window).drop("end", TIME)
         made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
         return in_windows.group_by([*self._operator.keys, "start"]).agg(*made, pl.col(ARRIVED).sum())
+
+    def _stretches(self, rows: pl.DataFrame, made: list[pl.Expr], gap: int) -> pl.DataFrame:
+        """Rows that follow one another within the gap, as one: they are of one session, whatever else is."""
+        keys = self._operator.keys
+        rows = rows.sort(*keys, TIME, maintain_order=True)
+        parted = [pl.col(key).ne_missing(pl.col(key).shift()) for key in keys]
+        parted.append((pl.col(TIME) > pl.col(TIME).shift() + gap).fill_null(True))
+        spans = [pl.col(TIME).min().alias("start"), (pl.col(TIME).max() + gap).alias("end")]
+        stretches = rows.group_by(pl.any_horizontal(parted).cum_sum().alias(STRETCH), maintain_order=True)
+        return stretches.agg(*(pl.col(key).first() for key in keys), *spans, *made).drop(STRETCH)
 
     def timed(self, parts: pl.DataFrame, now: int) -> pl.DataFrame:
         """Parts in the windows they belong to, for a step at a processing time."""
@@ -96,5 +115,7 @@ class Partials:
         """Parts of several places as one row per key and window."""
         if len(parts) == 1:
             return parts[0]
+        if isinstance(self._window, windows.Sessions):
+            return pl.concat(parts)
         made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
         return self._grouped(pl.concat(parts), [*made, pl.col(ARRIVED).sum()])

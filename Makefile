@@ -50,7 +50,7 @@ soak: $(READY)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 14400
 
 bench: $(READY)
-	for name in log operators windows joins state latency start kafka nexmark/run; do \
+	for name in log operators windows joins state latency start kafka growth nexmark/run; do \
 		$(BIN)/python benchmarks/$$name.py $(if $(QUICK),--quick) || exit 1; done
 
 clean:

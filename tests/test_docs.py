@@ -66,7 +66,7 @@ def of_its_kind(page: Path) -> object:
     return pytest.param(page, id=page.name, marks=marks)
 
 
-@pytest.mark.parametrize("page", map(of_its_kind, PAGES))
+@pytest.mark.parametrize("page", [of_its_kind(page) for page in PAGES])
 def test_every_block_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -93,7 +93,7 @@ def of_its_kind(page: Path) -> object:
     return pytest.param(page, id=page.name, marks=marks)
 
 
-@pytest.mark.parametrize("page", map(of_its_kind, PAGES))
+@pytest.mark.parametrize("page", [of_its_kind(page) for page in PAGES])
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

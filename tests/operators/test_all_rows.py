@@ -106,7 +106,7 @@ def added_up(seen: Seen, columns: list[str]) -> dict[Any, int]:
     return {key: n for key, n in found.items() if n}
 
 
-@settings(CHECKED, max_examples=EXAMPLES * 2)
+@settings(CHECKED, max_examples=EXAMPLES // 2)
 @given(st.sampled_from(sorted(PLANS)), with_rows_back)
 def test_what_is_made_of_all_rows_is_what_sql_makes_of_them(which: tuple[str, bool], script: list[Any]) -> None:
     made, changes = which

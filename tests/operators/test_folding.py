@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -93,6 +93,7 @@ def test_folded_before_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     stream = ms.Flow("folding").read("rows", SCHEMA, "at")
     node = STEPS[name](stream).node
 
+    @settings(max_examples=settings.default.max_examples // 4)
     @given(script_of)
     def check(script: list[Any]) -> None:
         step = stateful(node, whole_rows=False)

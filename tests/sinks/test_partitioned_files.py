@@ -173,7 +173,7 @@ def test_a_batch_that_stopped_between_files_writes_only_those_that_are_missing(t
     with pytest.raises(SinkUnavailable):
         opened(format=format).write(0, table(BIDS, DAYS), None)
     first = {path: path.stat().st_ino for path in (tmp_path / "out").rglob(f"*.{format}")}
-    assert list(first) == calls[:1]
+    assert set(first) == {calls[0], calls[2]}  # each is written, whatever becomes of another
     again = opened(format=format)  # as after a crash
     again.write(0, table(BIDS, DAYS), None)
     assert len(calls) == 4

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,9 @@ from millstream.sinks.file_ledger import FileLedger, unavailable_if_refused
 from millstream.sinks.flat import check_json, flat_rows
 from millstream.sinks.partitioned import by_folder
 from millstream.sinks.weights import aligned, one_batch, with_weights
+
+WRITING = min(4, os.cpu_count() or 1)
+"""Threads that write files: most of it is done where the interpreter does not hold it up."""
 
 
 class FilesSink:
@@ -56,22 +60,25 @@ class FilesSink:
 
     def _write_files(self, batch: int, rows: pa.Table) -> None:
         name = f"{self._step}-{self._ledger.run}-{batch:010d}.{self._format}"
-        written: set[tuple[int, int]] = set()
-        folders = {self._folder}
+        found: set[tuple[int, int]] = set()
+        folders, files = {self._folder}, []
         for below, part in by_folder(rows, self._partition_by):
             path = self._folder / below / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                self._write_file(path, part)
-            about = path.stat()
-            if (about.st_dev, about.st_ino) in written:
+            about = path.parent.stat()
+            if (about.st_dev, about.st_ino) in found:
                 raise SinkFailed(
                     f"the folder '{below}' is the same as another one here, and rows would be lost",
                     where=str(path.parent),
                     next_step="write to a disk that tells small letters from capitals, or make the values one spelling",
                 )
-            written.add((about.st_dev, about.st_ino))
+            found.add((about.st_dev, about.st_ino))
             folders.update(self._folder / above for above in (below, *below.parents))
+            if not path.exists():
+                files.append((path, part))
+        with ThreadPoolExecutor(WRITING, thread_name_prefix="millstream-files") as writing:
+            for done in [writing.submit(self._write_file, path, part) for path, part in files]:
+                done.result()
         for folder in folders:  # also of files that were there: who renamed them may have died before this
             sync_folder(folder)
 

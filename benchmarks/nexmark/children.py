@@ -96,12 +96,11 @@ def _read(line: str) -> dict[str, Any]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Ends a process and what it started: all of it is in a session of its own."""
-    if process.poll() is None:
-        for pid in tree(process.pid):
-            with suppress(OSError):  # a process that ended meanwhile is no error
-                os.kill(pid, signal.SIGKILL)
-        process.wait(END_S_MAX)
+    """Ends a process and what it started, also what has outlived it: all of it is in a session of its own."""
+    for pid in {*tree(process.pid), *in_session(process.pid)} - {process.pid if process.poll() is not None else 0}:
+        with suppress(OSError):  # a process that ended meanwhile is no error
+            os.kill(pid, signal.SIGKILL)
+    process.wait(END_S_MAX)
 
 
 def _last_line(file: Path) -> str:
@@ -133,6 +132,17 @@ class Memory(threading.Thread):
 
     def stop(self) -> None:
         self._done.set()
+
+
+def in_session(leader: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if int(Path(entry.path, "stat").read_text().rpartition(")")[2].split()[3]) == leader:
+                    found.append(int(entry.name))
+    return found
 
 
 def tree(root: int) -> list[int]:

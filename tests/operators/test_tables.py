@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -370,12 +370,11 @@ TOP = {
 TIES = {which: top(which[1], changes=which[0], rank=which[2], ties=True) for which in TOP}
 
 
-@CHECKED
-@given(st.sampled_from(sorted(TOP)), with_rows_back)
-def test_top_is_the_first_rows_of_each_group(which: tuple[bool, int, bool], script: list[Any]) -> None:
+def check_top(plan: Plan, which: tuple[bool, int, bool], script: list[Any], place_by: str, more: Sequence[str]) -> None:
+    """What was sent adds up to the rows that SQL gives the first places, by a function and an order of its own."""
     changes, number, rank = which
     count, key, by = TOPS[number]
-    order = ", ".join(f"{part} nulls last" for part in (*by, "k", "v", "tags"))
+    order = ", ".join(f"{part} nulls last" for part in (*by, *more))
     per = f"step, {key}" if key else "step"
     place = ["place"] if rank else []
     if not changes:
@@ -384,32 +383,23 @@ def test_top_is_the_first_rows_of_each_group(which: tuple[bool, int, bool], scri
         , there as (select step, k, v, tags, sum(w)::bigint as w from came group by all having sum(w) > 0),
         singly as (select step, k, v, tags, unnest(range(w)) from there)
         select {", ".join(["step", "k", "v", "tags", *place])} from (
-            select *, row_number() over (partition by {per} order by {order}) as place from singly
+            select *, {place_by} over (partition by {per} order by {order}) as place from singly
         ) where place <= {count}"""
-    seen = TOP[which].played(script)
+    seen = plan.played(script)
     seen.expect(sql, "k", "v", "tags", *place)
     assert all(abs(row.weight) == 1 for rows in seen.sent for row in rows)
+
+
+@CHECKED
+@given(st.sampled_from(sorted(TOP)), with_rows_back)
+def test_top_is_the_first_rows_of_each_group(which: tuple[bool, int, bool], script: list[Any]) -> None:
+    check_top(TOP[which], which, script, "row_number()", ["k", "v", "tags"])
 
 
 @CHECKED
 @given(st.sampled_from(sorted(TIES)), with_rows_back)
 def test_top_with_ties_is_the_rows_of_the_first_ranks(which: tuple[bool, int, bool], script: list[Any]) -> None:
-    changes, number, rank = which
-    count, key, by = TOPS[number]
-    order = ", ".join(f"{part} nulls last" for part in by)
-    per = f"step, {key}" if key else "step"
-    place = ["place"] if rank else []
-    if not changes:
-        script = [([event for event in events if not isinstance(event, int)], move) for events, move in script]
-    sql = f"""
-        , there as (select step, k, v, tags, sum(w)::bigint as w from came group by all having sum(w) > 0),
-        singly as (select step, k, v, tags, unnest(range(w)) from there)
-        select {", ".join(["step", "k", "v", "tags", *place])} from (
-            select *, rank() over (partition by {per} order by {order}) as place from singly
-        ) where place <= {count}"""
-    seen = TIES[which].played(script)
-    seen.expect(sql, "k", "v", "tags", *place)
-    assert all(abs(row.weight) == 1 for rows in seen.sent for row in rows)
+    check_top(TIES[which], which, script, "rank()", [])
 
 
 # ---------------------------------------------------------------- values of every kind

@@ -54,3 +54,33 @@ def _bounds(unit: str, tz: str, earliest: int, latest: int) -> np.ndarray[tuple[
     while found[-1] <= latest:
         found.append(calendar_span(unit, zone, found[-1])[1])
     return np.array(found, np.int64)
+
+
+def in_sessions(
+    keys: list[str], rows: pl.DataFrame, start: pl.Expr, end: pl.Expr, held: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Rows, and held sessions, with the sessions they are part of now.
+
+    Sessions that touch are one: rows and old sessions in order of start, a new one where a gap is left.
+    """
+    spans = pl.concat(
+        [
+            rows.select(*keys, start=start, end=end, __row_number=pl.int_range(pl.len())),
+            held.select(*keys, "start", "end", __held_number=pl.int_range(pl.len())),
+        ],
+        how="diagonal",
+    ).sort([*keys, "start", "end"], nulls_last=False)
+    reach = pl.col("end").cum_max().shift(1)
+    reach = reach.over(keys) if keys else reach
+    spans = spans.with_columns(session=(reach.is_null() | (pl.col("start") > reach)).cum_sum())
+    joined = spans.group_by("session").agg(
+        pl.col("start").min().alias("new_start"),
+        pl.col("end").max().alias("new_end"),
+        pl.col("__row_number").is_not_null().any().alias("touched"),
+    )
+    spans = spans.select("session", "__row_number", "__held_number").join(joined, on="session", how="left")
+    of_rows = spans.filter(pl.col("__row_number").is_not_null()).sort("__row_number")
+    of_held = spans.filter(pl.col("__held_number").is_not_null()).sort("__held_number")
+    rows = rows.with_columns(of_rows["session"], start=of_rows["new_start"], end=of_rows["new_end"])
+    held = held.with_columns(of_held["session"], of_held["new_start"], of_held["new_end"], of_held["touched"])
+    return rows, held

@@ -14,7 +14,7 @@ import polars as pl
 from millstream.operators import accumulators
 from millstream.operators.accumulators import ELEMENTS, TIME, Accumulator
 from millstream.operators.elementwise import types_of
-from millstream.operators.placing import placed
+from millstream.operators.placing import in_sessions, placed
 from millstream.operators.trigger_columns import can_finish, compiled
 from millstream.plan import triggers, windows
 from millstream.plan.bundles import BEGINNING, END
@@ -261,7 +261,7 @@ class WindowedOperator:
     def _put_sessions(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         assert isinstance(self.node.window, windows.Sessions)
         gap = microseconds(self.node.window.gap)
-        rows, held = self._met(rows, pl.col(TIME), pl.col(TIME) + gap, held)
+        rows, held = in_sessions(self.keys, rows, pl.col(TIME), pl.col(TIME) + gap, held)
         untouched = held.filter(~pl.col("touched")).select(self._columns(arrived=False))
         held = held.filter("touched")
 
@@ -294,7 +294,7 @@ class WindowedOperator:
         self, held: pl.DataFrame, partials: pl.DataFrame, clock: Clock
     ) -> tuple[pl.DataFrame, int]:
         """Stretches of rows that were folded on their way: a stretch is late, or not, as a whole."""
-        partials, held = self._met(partials, pl.col("start"), pl.col("end"), held)
+        partials, held = in_sessions(self.keys, partials, pl.col("start"), pl.col("end"), held)
         untouched = held.filter(~pl.col("touched")).select(self._columns(arrived=False))
         expired, partials = _split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
         made = [fold for accumulator in self.folding for fold in accumulator.merged()]
@@ -303,35 +303,6 @@ class WindowedOperator:
         news = news.with_columns(*self._begun(), in_time_min=nobody, in_time_max=nobody)
         state = self._folded_sessions(held.filter("touched"), news.select(self._columns(arrived=True)), clock)
         return pl.concat([untouched, state], how="vertical_relaxed"), int(expired[ARRIVED].sum())
-
-    def _met(
-        self, rows: pl.DataFrame, start: pl.Expr, end: pl.Expr, held: pl.DataFrame
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Rows, and held sessions, with the sessions they are part of now.
-
-        Sessions that touch are one: rows and old sessions in order of start, a new one where a gap is left.
-        """
-        spans = pl.concat(
-            [
-                rows.select(*self.keys, start=start, end=end, __row_number=pl.int_range(pl.len())),
-                held.select(*self.keys, "start", "end", __held_number=pl.int_range(pl.len())),
-            ],
-            how="diagonal",
-        ).sort([*self.keys, "start", "end"], nulls_last=False)
-        reach = pl.col("end").cum_max().shift(1)
-        reach = reach.over(self.keys) if self.keys else reach
-        spans = spans.with_columns(session=(reach.is_null() | (pl.col("start") > reach)).cum_sum())
-        joined = spans.group_by("session").agg(
-            pl.col("start").min().alias("new_start"),
-            pl.col("end").max().alias("new_end"),
-            pl.col("__row_number").is_not_null().any().alias("touched"),
-        )
-        spans = spans.select("session", "__row_number", "__held_number").join(joined, on="session", how="left")
-        of_rows = spans.filter(pl.col("__row_number").is_not_null()).sort("__row_number")
-        of_held = spans.filter(pl.col("__held_number").is_not_null()).sort("__held_number")
-        rows = rows.with_columns(of_rows["session"], start=of_rows["new_start"], end=of_rows["new_end"])
-        held = held.with_columns(of_held["session"], of_held["new_start"], of_held["new_end"], of_held["touched"])
-        return rows, held
 
     def _folded_sessions(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         if news.is_empty():

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -17,7 +18,8 @@ from millstream.errors import InvalidPlan, SinkFailed, SinkUnavailable
 from millstream.plan.folders import folder_name, folder_values
 from millstream.records import Schema
 from millstream.sinks import open_sink
-from millstream.sinks.files import FilesSink
+from millstream.sinks.drafts import Drafting
+from millstream.sinks.file_ledger import FileLedger
 
 from .support import table, weights
 
@@ -153,40 +155,113 @@ def test_a_thousand_folders_and_many_rows(tmp_path, opened):
 # ---------------------------------------------------------------- once
 
 
-def breaking(monkeypatch, at):
-    """The `at`-th file that is written cannot be; all others can."""
-    calls, whole = [], FilesSink._write_file
+def breaking(monkeypatch, what, at):
+    """The `at`-th call of a method cannot be done; all others can."""
+    owner, name = what
+    calls, whole = [], getattr(owner, name)
 
-    def broken(self, path, rows):
-        calls.append(path)
+    def broken(self, *given):
+        calls.append(self)
         if len(calls) == at:
-            raise OSError(errno.ENOSPC, "no room", str(path))
-        whole(self, path, rows)
+            raise OSError(errno.ENOSPC, "no room", "a file")
+        return whole(self, *given)
 
-    monkeypatch.setattr(FilesSink, "_write_file", broken)
+    monkeypatch.setattr(owner, name, broken)
     return calls
 
 
+def rows_in(folder, format):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert all(path.suffix == f".{format}" for path in files), files
+    assert not any(path.name.startswith(".") for path in folder.iterdir())
+    if format == "parquet":
+        return sum(pq.read_metadata(path).num_rows for path in files)
+    return sum(len(path.read_text().splitlines()) - (format == "csv") for path in files)
+
+
 @pytest.mark.parametrize("format", ["parquet", "json", "csv"])
-def test_a_batch_that_stopped_between_files_writes_only_those_that_are_missing(tmp_path, opened, monkeypatch, format):
-    calls = breaking(monkeypatch, 2)
+def test_a_batch_of_which_one_file_cannot_be_written_has_no_file_yet(tmp_path, opened, monkeypatch, format):
+    breaking(monkeypatch, (Drafting, "_write"), 2)
+    sink = opened(format=format)
     with pytest.raises(SinkUnavailable):
-        opened(format=format).write(0, table(BIDS, DAYS), None)
-    first = {path: path.stat().st_ino for path in (tmp_path / "out").rglob(f"*.{format}")}
-    assert set(first) == {calls[0], calls[2]}  # each is written, whatever becomes of another
-    again = opened(format=format)  # as after a crash
-    again.write(0, table(BIDS, DAYS), None)
-    assert len(calls) == 4
-    assert calls.count(calls[0]) == 1
-    assert [path.stat().st_ino for path in first] == list(first.values())
-    again.write(0, table(BIDS, DAYS), None)
+        sink.write(0, table(BIDS, DAYS), None)
+    assert list((tmp_path / "out").rglob(f"*.{format}")) == []
+    sink.write(0, table(BIDS, DAYS), None)
+    sink.write(0, table(BIDS, DAYS), None)
     opened(format=format).write(0, table(BIDS, DAYS), None)
-    assert len(calls) == 4
-    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert len(files) == 3
-    lines = sum(pq.read_metadata(path).num_rows if format == "parquet" else 0 for path in files)
-    texts = [path.read_text().splitlines() for path in files if format != "parquet"]
-    assert lines + sum(len(text) - (format == "csv") for text in texts) == len(DAYS)
+    assert rows_in(tmp_path / "out", format) == len(DAYS)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_batch_that_stopped_between_renames_goes_on_with_the_drafts_that_were_noted(
+    tmp_path, opened, monkeypatch, at
+):
+    """Also if the rows come in other pieces then, as on a machine with more cores."""
+    breaking(monkeypatch, (type(tmp_path), "rename"), at)
+    with pytest.raises(SinkUnavailable):
+        opened().write(0, table(BIDS, DAYS), None)
+    seen = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("*.parquet")}
+    assert len(seen) == at - 1
+    again = opened()
+    drafts = again.shared().draft(table(BIDS, DAYS[:2]), None)
+    again.write_with_drafts(0, table(BIDS, DAYS[2:]), None, [drafts])
+    again.close()
+    assert {path: path.stat().st_ino for path in seen} == seen
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
+
+
+def test_a_file_that_was_taken_away_before_the_batch_was_noted_is_not_missed(tmp_path, opened, monkeypatch):
+    breaking(monkeypatch, (FileLedger, "record"), 1)
+    with pytest.raises(OSError, match="no room"):
+        opened().write(0, table(BIDS, DAYS), None)
+    for path in (tmp_path / "out/dt=2023-11-15").rglob("*.parquet"):
+        path.unlink()
+    opened().write(0, table(BIDS, DAYS), None)
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS) - 1
+
+
+# ---------------------------------------------------------------- drafts of workers
+
+
+@pytest.mark.parametrize("format", ["parquet", "json", "csv"])
+def test_what_workers_drafted_appears_with_what_the_driver_has(tmp_path, opened, format):
+    sink = opened("dt", format=format)
+    drafting = pickle.loads(pickle.dumps(sink.shared()))  # as it comes to a worker
+    drafts = [drafting.draft(table(BIDS, DAYS[:2]), None), drafting.draft(table(BIDS, DAYS[2:3]), None)]
+    assert list((tmp_path / "out").rglob(f"*.{format}")) == []
+    sink.write_with_drafts(3, table(BIDS, DAYS[3:]), None, drafts)
+    names = sorted(path.name.partition("-0000000003")[2] for path in (tmp_path / "out").rglob(f"*.{format}"))
+    assert names == [f"-0001.{format}", f"-0001.{format}", f"-0002.{format}", f".{format}"]
+    sink.close()
+    assert rows_in(tmp_path / "out", format) == len(DAYS)
+
+
+def test_drafts_of_a_try_that_failed_are_removed(tmp_path, opened):
+    sink = opened()
+    lost, used = (sink.shared().draft(table(BIDS, DAYS), None) for _ in range(2))
+    sink.write_with_drafts(0, table(BIDS, []), None, [used])
+    sink.write_with_drafts(0, table(BIDS, []), None, [lost])
+    sink.close()
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
+
+
+def test_drafts_that_are_gone_stop_the_job(tmp_path, opened):
+    sink = opened()
+    drafts = sink.shared().draft(table(BIDS, DAYS), None)
+    for path in (tmp_path / "out").rglob("*.tmp"):
+        path.unlink()
+    with pytest.raises(SinkFailed, match="are gone"):
+        sink.write_with_drafts(0, table(BIDS, []), None, [drafts])
+    sink.write(0, table(BIDS, DAYS), None)
+    sink.close()
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
+
+
+def test_rows_that_are_taken_back_have_their_weight_in_drafts_too(tmp_path, opened):
+    sink = opened("dt")
+    sink.write_with_drafts(0, table(BIDS, []), None, [sink.shared().draft(table(BIDS, DAYS[:1]), weights(-1))])
+    sink.close()
+    assert found(tmp_path / "out") == {"dt=2023-11-14": [{"price": 1, "hm": "22:13", "weight": -1}]}
 
 
 def test_the_note_comes_after_all_files_and_their_folders(tmp_path, opened, monkeypatch):
@@ -195,8 +270,10 @@ def test_the_note_comes_after_all_files_and_their_folders(tmp_path, opened, monk
     monkeypatch.setattr("millstream.sinks.files.sync_folder", lambda folder: synced.append(str(folder)))
     monkeypatch.setattr("millstream.sinks.file_ledger.FileLedger.record", lambda self, batch: synced.append("noted"))
     opened().write(0, table(BIDS, DAYS), None)
-    below = [os.path.relpath(folder, tmp_path / "out") for folder in synced[:-1]]
-    assert synced[-1] == "noted"
+    drafts, *folders, last = synced
+    below = [os.path.relpath(folder, tmp_path / "out") for folder in folders]
+    assert ".drafts-write_x" in drafts
+    assert last == "noted"
     assert sorted(below) == [
         ".",
         "dt=2023-11-14",
@@ -250,10 +327,10 @@ def test_a_value_too_long_for_a_name_stops_the_job(tmp_path, opened):
         opened("dt").write(0, table(BIDS, [{"price": 1, "dt": "x" * 300}]), None)
 
 
-def test_folders_that_the_disk_takes_for_one_lose_no_rows(tmp_path, opened):
+def test_folders_that_the_disk_takes_for_one_are_refused(tmp_path, opened):
     """As where capitals are the same as small letters: here by a link."""
     (tmp_path / "out/dt=a").mkdir(parents=True)
     (tmp_path / "out/dt=A").symlink_to(tmp_path / "out/dt=a")
     rows = [{"price": 1, "dt": "a"}, {"price": 2, "dt": "A"}]
-    with pytest.raises(SinkFailed, match="rows would be lost"):
+    with pytest.raises(SinkFailed, match="rows would be mixed up"):
         opened("dt").write(0, table(BIDS, rows), None)

@@ -207,7 +207,7 @@ def kill_often(killed: Killed, kills: int) -> None:
         None,
         None,
         (killed.folder / "totals.sqlite-journal").exists,
-        lambda: any(drafts.glob(".*.tmp")) if drafts.exists() else False,
+        lambda: any(drafts.glob(".drafts-*/*.tmp")) if drafts.exists() else False,
     ]
     for number in range(kills):
         code = killed.run_and_kill(moments[number % len(moments)], worker_first=number % 5 == 4)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import polars as pl
 import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.errors import SparkFailed
 from millstream.log import EmbeddedLog
-from millstream.sinks.files import FilesSink
 
 from .support import CAUGHT_UP, SCHEMA, put, row, scores
 
@@ -81,27 +81,79 @@ def test_a_crash_between_two_files_costs_and_doubles_nothing(
     log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    written: list[Path] = []
-    whole = FilesSink._write_file
+    renamed: list[Path] = []
+    whole = Path.rename
 
-    def broken(sink: FilesSink, path: Path, rows: pa.Table) -> None:
-        written.append(path)
-        if len(written) == 2:
-            raise RuntimeError("the process ends here")
-        whole(sink, path, rows)
+    def broken(path: Path, target: Path) -> Path:
+        if Path(target).suffix == ".parquet":
+            renamed.append(target)
+            if len(renamed) == 2:
+                raise RuntimeError("the process ends here")
+        return whole(path, target)
 
-    monkeypatch.setattr(FilesSink, "_write_file", broken)
+    monkeypatch.setattr(Path, "rename", broken)
     with pytest.raises(SparkFailed, match="the process ends here"):
         filing(out, "parquet").run(broker=log.path, until=CAUGHT_UP)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
-    assert set(before) == set(written) - {written[1]}
+    assert set(before) == {renamed[0]}
     filing(out, "parquet").run(broker=log.path, until=CAUGHT_UP)
-    assert all(written.count(path) == 1 for path in before)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    files = sorted(out.rglob("*.parquet"))
-    assert len(files) == 3
-    source = ms.Flow("reading").read(ms.files(out), FILED)
-    kept = ms.memory(f"crash-{out}")
+    assert len(list(out.rglob("*.parquet"))) == 3
+    assert by_n(read(out, log)) == expected()
+
+
+def read(folder: Path, log: EmbeddedLog) -> list[dict[str, Any]]:
+    source = ms.Flow("reading").read(ms.files(folder), FILED)
+    kept = ms.memory(f"read-{folder}")
     source.write(kept)
     source.flow.run(broker=log.path, until=CAUGHT_UP)
-    assert by_n(kept.rows()) == expected()
+    return list(kept.rows())
+
+
+MANY = 60_000
+
+
+def many(folder: Path, log: EmbeddedLog) -> ms.Flow:
+    """So many wide rows that workers write the files themselves; of two kinds of output."""
+    log.create_topic("wide", schema="n long, text string", partitions=2)
+    columns = {"n": range(MANY), "text": [f"{n:0200}" for n in range(MANY)]}
+    frame = pl.DataFrame(columns, schema={"n": pl.Int64, "text": pl.String})
+    with log.producer(acks=1) as producer:
+        for part in range(2):
+            producer.send_batch("wide", frame.filter(pl.col("n") % 2 == part), partition=part)
+    flow = ms.Flow("many")
+    wide = flow.read("wide", "n long, text string")
+    wide.with_column("kind", "n % 3").write(ms.files(folder / "rows", partition_by="kind"))
+    latest = wide.to_table(key="n").where("n % 2 = 0")
+    latest.changes().write(ms.files(folder / "changes"))
+    return flow
+
+
+def test_workers_write_files_of_many_rows_and_the_driver_puts_them_in_place(log: EmbeddedLog, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = many(out, log).run(broker=log.path, until=CAUGHT_UP)
+    names = [path.name for path in (out / "rows").rglob("*.parquet")]
+    assert len(names) >= 3
+    assert all(re.search(r"-\d{10}-\d{4}\.parquet$", name) for name in names), names
+    assert not any(path.name.startswith(".") for path in (out / "rows").iterdir())
+    found = pl.read_parquet(out / "rows/**/*.parquet", hive_partitioning=True).sort("n")
+    assert found["n"].to_list() == list(range(MANY))
+    assert found.filter(pl.col("kind") != pl.col("n") % 3).is_empty()
+    assert found["text"].to_list() == [f"{n:0200}" for n in range(MANY)]
+    changes = pl.read_parquet(out / "changes/*.parquet").sort("n")
+    assert changes["n"].to_list() == list(range(0, MANY, 2))
+    assert set(changes["weight"].to_list()) == {1}
+    assert sorted(job.progress.written.values()) == [MANY // 2, MANY]
+
+
+def test_workers_that_do_not_share_the_disk_send_their_rows(
+    log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: the hidden folder is not there."""
+    monkeypatch.setattr("millstream.sinks.files.FilesSink.shared", lambda sink: sink._drafting)
+    out = tmp_path / "out"
+    many(out, log).run(broker=log.path, until=CAUGHT_UP)
+    names = [path.name for path in (out / "rows").rglob("*.parquet")]
+    assert not any(re.search(r"-\d{10}-\d{4}\.parquet$", name) for name in names), names
+    found = pl.read_parquet(out / "rows/**/*.parquet")
+    assert sorted(found["n"].to_list()) == list(range(MANY))

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,9 @@ from typing import Any
 
 from millstream.errors import SinkFailed, SinkUnavailable
 from millstream.log.disk import sync_folder
+
+Move = tuple[str, str]
+"""A draft, and the file it becomes."""
 
 
 @contextmanager
@@ -63,6 +66,20 @@ class FileLedger:
     def has(self, batch: int) -> bool:
         newest = self._content().get("batch")
         return newest is not None and batch <= int(newest)
+
+    def prepare(self, batch: int, moves: Sequence[Move]) -> None:
+        """Notes what is about to be done for a batch, so that whoever comes after a crash does just that."""
+        self._write({**self._content(), "writing": {"batch": batch, "moves": moves}})
+
+    def prepared(self, batch: int) -> list[Move] | None:
+        writing = self._content().get("writing")
+        if writing is None or writing["batch"] != batch:
+            return None
+        return [(draft, path) for draft, path in writing["moves"]]
+
+    def is_settled(self) -> bool:
+        """Whether there is nothing that was about to be done."""
+        return "writing" not in self._content()
 
     def record(self, batch: int) -> None:
         self._write({"run": self.run, "batch": batch})

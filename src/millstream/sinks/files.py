@@ -1,44 +1,36 @@
-"""One file per batch and folder: it appears under its name when it is complete, and never again.
+"""The files of a batch appear under their names when all of them are complete, and never again.
 
-    of each file that is not there: write a hidden draft; sync; rename
-    sync the folders; note that the batch is written
+    draft them, in workers and here; sync
+    note which draft becomes which file
+    rename; sync the folders; note that the batch is written
 
-The name holds the run of the job: a file of that name is this run's own, and complete.
+Whoever comes after a crash goes on with what was noted: the drafts of another try are not looked at. A file's name
+holds the run of the job, so that nobody's files are taken for one's own.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millstream.errors import InvalidInput, SinkFailed
 from millstream.log.disk import sync_folder
 from millstream.plan.places import Files
-from millstream.records import Schema, align, codec
-from millstream.sinks.file_ledger import FileLedger, unavailable_if_refused
-from millstream.sinks.flat import check_json, flat_rows
-from millstream.sinks.partitioned import by_folder
-from millstream.sinks.weights import aligned, one_batch, with_weights
-
-WRITING = min(4, os.cpu_count() or 1)
-"""Threads that write files: most of it is done where the interpreter does not hold it up."""
+from millstream.records import Schema
+from millstream.sinks.drafts import Draft, Drafting
+from millstream.sinks.file_ledger import FileLedger, Move, unavailable_if_refused
+from millstream.sinks.flat import check_json
 
 
 class FilesSink:
     def __init__(self, place: Files, schema: Schema, *, step: str, ledger: FileLedger) -> None:
-        self._format = place.format
-        self._schema = schema
         self._step = step
-        self._folder = Path(place.path).expanduser()
-        self._partition_by = place.partition_by
+        self._folder = Path(place.path).expanduser().absolute()
         self._ledger = ledger
-        if self._format != "parquet":
+        if place.format != "parquet":
             check_json(schema)
         if self._folder.exists() and not self._folder.is_dir():
             raise InvalidInput(
@@ -46,64 +38,91 @@ class FilesSink:
                 where=str(self._folder),
                 next_step="name another folder",
             )
+        hidden = f".drafts-{step}-{ledger.run}"
+        self._drafting = Drafting(self._folder, hidden, place.format, tuple(place.partition_by), schema)
+        self._is_shared = False
+
+    def shared(self) -> Drafting:
+        """How others draft files of this sink, from now on."""
+        self._is_shared = True
+        with suppress(OSError):  # a disk that is not there yet: `write` says so
+            self._drafting.folder.mkdir(parents=True, exist_ok=True)
+        return self._drafting
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+        self.write_with_drafts(batch, rows, weights, [])
+
+    def write_with_drafts(
+        self, batch: int, rows: pa.Table, weights: pa.Array | None, drafts: Sequence[Sequence[Draft]]
+    ) -> None:
+        """Also rows that are files already: the drafts of each worker's task."""
         if self._ledger.has(batch):
             return
-        if rows.num_rows:
-            with unavailable_if_refused(str(self._folder), self._step):
-                self._write_files(batch, with_weights(aligned(rows, self._schema), weights))
+        with unavailable_if_refused(str(self._folder), self._step):
+            moves = self._ledger.prepared(batch)
+            if moves is None and (rows.num_rows or drafts):
+                moves = self._moves(batch, rows, weights, drafts)
+                self._ledger.prepare(batch, moves)
+            self._appear(moves or [])
         self._ledger.record(batch)
+        self._tidy()
 
     def close(self) -> None:
-        """Nothing is held open between batches."""
+        self._is_shared = False
+        if self._ledger.is_settled():
+            self._tidy()
 
-    def _write_files(self, batch: int, rows: pa.Table) -> None:
-        name = f"{self._step}-{self._ledger.run}-{batch:010d}.{self._format}"
+    def _moves(
+        self, batch: int, rows: pa.Table, weights: pa.Array | None, drafts: Sequence[Sequence[Draft]]
+    ) -> list[Move]:
+        """Drafts the rows that are here, and names all files; those of workers are numbered."""
+        folder = self._drafting.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        own = self._drafting.draft(rows, weights) if rows.num_rows else []
+        name, ending = f"{self._step}-{self._ledger.run}-{batch:010d}", self._drafting.format
+        moves = [(draft, f"{below}/{name}.{ending}") for draft, below in own]
+        for number, of_task in enumerate(drafts, 1):
+            moves += [(draft, f"{below}/{name}-{number:04d}.{ending}") for draft, below in of_task]
+        drafted = {path.name for path in folder.iterdir()}
+        if not drafted.issuperset(draft for draft, _ in moves):
+            raise SinkFailed(
+                "files that were drafted for this batch are gone",
+                where=str(folder),
+                next_step="leave the hidden folder alone while the job runs; run the job again, and they are made anew",
+            )
+        self._make_folders(moves)
+        sync_folder(folder)
+        return moves
+
+    def _make_folders(self, moves: Sequence[Move]) -> None:
         found: set[tuple[int, int]] = set()
-        folders, files = {self._folder}, []
-        for below, part in by_folder(rows, self._partition_by):
-            path = self._folder / below / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            about = path.parent.stat()
+        for below in {Path(path).parent for _, path in moves}:
+            folder = self._folder / below
+            folder.mkdir(parents=True, exist_ok=True)
+            about = folder.stat()
             if (about.st_dev, about.st_ino) in found:
                 raise SinkFailed(
-                    f"the folder '{below}' is the same as another one here, and rows would be lost",
-                    where=str(path.parent),
+                    f"the folder '{below}' is the same as another one here, and rows would be mixed up",
+                    where=str(folder),
                     next_step="write to a disk that tells small letters from capitals, or make the values one spelling",
                 )
             found.add((about.st_dev, about.st_ino))
-            folders.update(self._folder / above for above in (below, *below.parents))
-            if not path.exists():
-                files.append((path, part))
-        with ThreadPoolExecutor(WRITING, thread_name_prefix="millstream-files") as writing:
-            for done in [writing.submit(self._write_file, path, part) for path, part in files]:
-                done.result()
-        for folder in folders:  # also of files that were there: who renamed them may have died before this
-            sync_folder(folder)
 
-    def _write_file(self, path: Path, rows: pa.Table) -> None:
-        draft = path.with_name(f".{path.name}.tmp")
-        with draft.open("wb") as file:
-            if self._format == "parquet":
-                pq.write_table(rows, file)
-            else:
-                file.write(json_lines(rows) if self._format == "json" else csv_file(rows))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
+    def _appear(self, moves: Sequence[Move]) -> None:
+        folders: set[Path] = set()
+        for draft, path in moves:
+            file, becomes = self._drafting.folder / draft, self._folder / path
+            becomes.parent.mkdir(parents=True, exist_ok=True)
+            if file.exists():  # else it was renamed before a crash: all drafts were there when they were noted
+                file.rename(becomes)
+            folders.update(Path(path).parents)
+        for below in folders:  # also of files that were there: who renamed them may have died before this
+            sync_folder(self._folder / below)
 
-
-def json_lines(rows: pa.Table) -> bytes:
-    schema = Schema.of(rows.schema)
-    lines: list[bytes] = codec("json", schema).encode(align(one_batch(rows), schema.arrow)).to_pylist()
-    return b"\n".join([*lines, b""])
-
-
-def csv_file(rows: pa.Table) -> bytes:
-    """With a heading; structs are taken apart, arrays and maps are JSON."""
-    flat = flat_rows(one_batch(rows))
-    heading = io.StringIO()
-    csv.writer(heading, lineterminator="").writerow(flat.schema.names)
-    lines: list[bytes] = codec("csv", Schema.of(flat.schema)).encode(flat).to_pylist()
-    return b"\n".join([heading.getvalue().encode(), *lines, b""])
+    def _tidy(self) -> None:
+        """Removes what tries that failed have left behind: nobody drafts between two batches."""
+        with suppress(OSError):  # no use to anybody, and no harm
+            for left in self._drafting.folder.iterdir():
+                left.unlink()
+            if not self._is_shared:
+                self._drafting.folder.rmdir()

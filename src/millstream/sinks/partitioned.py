@@ -29,7 +29,9 @@ def by_folder(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Path, pa
     numbered = pa.table({**keys, ROW: np.arange(rows.num_rows)})
     groups = numbered.group_by(list(keys), use_threads=False).aggregate([(ROW, "list")])
     members = groups.column(f"{ROW}_list").combine_chunks()
-    grouped = rows.drop_columns(list(columns)).combine_chunks().take(members.flatten())
+    grouped, order = rows.drop_columns(list(columns)), members.flatten()
+    if not order.equals(numbered.column(ROW).combine_chunks()):  # rows most often come in the order of time
+        grouped = grouped.combine_chunks().take(order)
     texts = [to_texts(groups.column(key).combine_chunks()) for key in keys]
     start = 0
     for values, count in zip(zip(*texts, strict=True), pc.list_value_length(members).to_pylist(), strict=True):

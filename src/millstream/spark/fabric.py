@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.operators.windowed import Clock
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node, Write
+from millstream.sinks.drafts import Drafting
 from millstream.spark.failures import told
 from millstream.spark.inputs import InputWatermark
 from millstream.spark.layout import Layout, labels
@@ -84,8 +85,9 @@ class Head:
 class Plan:
     """A layout made ready to run in a worker: built once per process, since it takes a while."""
 
-    def __init__(self, layout: Layout, partitions: int) -> None:
+    def __init__(self, layout: Layout, partitions: int, drafting: Mapping[str, Drafting]) -> None:
         self.layout = layout
+        self._drafting = drafting
         self.labels = labels(layout.groups, partitions)
         self.steps: list[Stateful] = []
         for node in layout.chain:
@@ -109,7 +111,9 @@ class Plan:
     ) -> Packer:
         own_label = self.labels[task % len(self.labels)] if own_label is None else own_label
         near = self._near[origin]
-        return Packer(self.layout, origin, self.labels, self.steps, task, own_label, reached, entry, near)
+        return Packer(
+            self.layout, origin, self.labels, self.steps, task, own_label, reached, entry, near, self._drafting
+        )
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ class Shipment:
     partitions: int
     runs_folder: str
     """Where state lies beside the executor: a path, or a name in its folder for temporary files."""
+    drafting: Mapping[str, Drafting] = field(default_factory=dict)
+    """By output, how its rows become files."""
 
     @property
     def folder(self) -> Path:
@@ -128,7 +134,7 @@ class Shipment:
 
     @cached_property
     def plan(self) -> Plan:
-        return Plan(self.layout, self.partitions)
+        return Plan(self.layout, self.partitions, self.drafting)
 
     @cached_property
     def _packed_layout(self) -> bytes:
@@ -142,7 +148,7 @@ class Shipment:
         return packed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.name, self._packed_layout, self.partitions, self.runs_folder)
+        return _arrived, (self.name, self._packed_layout, self.partitions, self.runs_folder, dict(self.drafting))
 
 
 def scratch_folder() -> Path:
@@ -152,12 +158,14 @@ def scratch_folder() -> Path:
     return Path(given.split(",")[0] or tempfile.gettempdir())
 
 
-def _arrived(name: str, packed_layout: bytes, partitions: int, runs_folder: str) -> Shipment:
+def _arrived(
+    name: str, packed_layout: bytes, partitions: int, runs_folder: str, drafting: dict[str, Drafting]
+) -> Shipment:
     """A worker unpacks a plan once, though it comes with every task."""
     if name not in _SHIPMENTS:
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
-        shipment = Shipment(name, cloudpickle.loads(packed_layout), partitions, runs_folder)
+        shipment = Shipment(name, cloudpickle.loads(packed_layout), partitions, runs_folder, drafting)
         shipment.__dict__["_packed_layout"] = packed_layout
         _SHIPMENTS[name] = shipment
     return _SHIPMENTS[name]

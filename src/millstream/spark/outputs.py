@@ -20,15 +20,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from millstream.errors import MillstreamError, SinkUnavailable
-from millstream.operators.accumulators import WEIGHT
 from millstream.operators.elementwise import frame_of, net
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Write
 from millstream.sinks import Sink
+from millstream.sinks.drafts import Draft
+from millstream.sinks.files import FilesSink
 from millstream.spark.failures import told
 from millstream.spark.layout import Layout
 from millstream.spark.live import REACHED, STOP
-from millstream.spark.packing import DRIVER, control_from_bytes, from_bytes
+from millstream.spark.packing import DRIVER, as_written, control_from_bytes, from_bytes
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 UNPACKING = min(4, os.cpu_count() or 1)
@@ -98,7 +99,8 @@ class Outputs:
 
     def _take(self, batch: DataFrame, number: int) -> None:
         rows = collected(batch)
-        self._note([control_from_bytes(row.blob) for row in rows if row.step == DRIVER], number)
+        reports = [control_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
+        self._note(reports, number)
         first = len(self._layout.chain)
         tables = {}
         for place, output in enumerate(self._layout.outputs):
@@ -110,20 +112,30 @@ class Outputs:
             frame = pl.concat([frame_of([], output), *frames], how="diagonal")
             if output.net:
                 frame = net(frame, output.schema.names)
-            table = frame.select(output.schema.names).to_arrow().cast(output.schema.arrow)
-            weights = frame[WEIGHT].to_arrow() if output.is_changing else None
-            self._write(output, number, table, weights)
+            table, weights = as_written(frame, output)
+            drafts = [report["drafts"] for report in reports if report.get("drafted") == output.name]
+            self._write(output, number, table, weights, drafts)
             tables[output.name] = table
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + len(table)
         if self._on_batch is not None:
             with told("on_batch"):
                 self._on_batch(number, tables)
 
-    def _write(self, output: Write, number: int, table: pa.Table, weights: pa.Array | None) -> None:
-        pause = PAUSE_S_MIN
+    def _write(
+        self,
+        output: Write,
+        number: int,
+        table: pa.Table,
+        weights: pa.Array | None,
+        drafts: Sequence[Sequence[Draft]],
+    ) -> None:
+        sink, pause = self._sinks[output], PAUSE_S_MIN
         while True:
             try:
-                self._sinks[output].write(number, table, weights)
+                if isinstance(sink, FilesSink):
+                    sink.write_with_drafts(number, table, weights, drafts)
+                else:
+                    sink.write(number, table, weights)
                 self._progress.waits_for = None
                 return
             except SinkUnavailable as error:
@@ -149,6 +161,9 @@ class Outputs:
             if "discarded" in report:
                 for output, count in report["discarded"].items():
                     progress.written[output] = progress.written.get(output, 0) + count
+                continue
+            if "drafted" in report:
+                progress.written[report["drafted"]] = progress.written.get(report["drafted"], 0) + report["rows"]
                 continue
             progress.now = max(progress.now, report["now"])
             if "source" in report:

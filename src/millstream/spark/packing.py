@@ -7,7 +7,7 @@ is, `task` where it comes from, so that a step can take frames in the same order
 from __future__ import annotations
 
 import pickle
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -24,6 +24,7 @@ from millstream.operators.hashing import key_groups
 from millstream.operators.stateful import Stateful
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node, Write
+from millstream.sinks.drafts import Drafting
 from millstream.spark.layout import Frames, Layout, Place, evaluated
 
 ARROW = pa.schema(
@@ -89,6 +90,8 @@ class Packer:
     """The step behind the origin whose rows are added, if not the origin's own."""
     near: Container[int] = ()
     """The steps that are done right here, for the same key group."""
+    drafting: Mapping[str, Drafting] = field(default_factory=dict)
+    """How rows of an output become files, where many of them are written right here."""
     _fed: dict[tuple[int, int], list[pl.DataFrame]] = field(default_factory=dict)
     _partials: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _outputs: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
@@ -133,10 +136,28 @@ class Packer:
         for number, frames in self._partials.items():
             yield from self._sent(number, PARTIALS, self.steps[number].joined(frames))
         for number, frames in self._outputs.items():
-            for part in _moderate(pl.concat(frames, how="diagonal")):
+            rows = pl.concat(frames, how="diagonal")
+            report = self._drafted(number, rows)
+            if report is not None:
+                yield self.own_label, DRIVER, REPORT, self.task, control_to_bytes(report)
+                continue
+            for part in _moderate(rows):
                 yield self.own_label, number, ROWS, self.task, to_bytes(part)
         if self._discarded:
             yield self.own_label, DRIVER, REPORT, self.task, control_to_bytes({"discarded": self._discarded})
+
+    def _drafted(self, number: int, rows: pl.DataFrame) -> dict[str, Any] | None:
+        """What the driver is told of rows that were drafted as files here; None if they have to travel."""
+        output = self.layout.outputs[number - len(self.layout.chain)]
+        drafting = self.drafting.get(output.name)
+        if drafting is None or rows.estimated_size() <= BLOB_BYTES_MAX or not drafting.folder.is_dir():
+            return None
+        assert isinstance(output, Write)
+        try:
+            drafts = drafting.draft(*as_written(rows, output))
+        except Exception:  # the driver tries the same, waits if that may help, and says what is wrong
+            return None
+        return {"drafted": output.name, "rows": len(rows), "drafts": drafts}
 
     def _sent(self, number: int, kind: int, rows: pl.DataFrame) -> Iterable[Packed]:
         if number in self.near:
@@ -164,6 +185,12 @@ def _written(rows: pl.DataFrame, output: Node) -> pl.DataFrame:
     if not isinstance(output, Write):
         return rows
     return rows.drop(TIME, OFFSET, *([] if output.is_changing else [WEIGHT]), strict=False)
+
+
+def as_written(rows: pl.DataFrame, output: Write) -> tuple[pa.Table, pa.Array | None]:
+    """The rows as a sink takes them, and their weights if any of them may be taken back."""
+    table = rows.select(output.schema.names).to_arrow().cast(output.schema.arrow)
+    return table, rows[WEIGHT].to_arrow() if output.is_changing else None
 
 
 def _moderate(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:

@@ -30,6 +30,8 @@ from millstream.plan.places import Kafka, Socket
 from millstream.plan.table_nodes import Join
 from millstream.records import Schema
 from millstream.sinks import Sink, open_sink
+from millstream.sinks.drafts import Drafting
+from millstream.sinks.files import FilesSink
 from millstream.sinks.remembered import jobs_folder, remember
 from millstream.sources import KafkaSource, Offsets, TopicSource, open_source
 from millstream.spark.bounded_frames import as_files
@@ -228,11 +230,11 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         kept = folder.settle(layout, before.partitions if before else min(cores, groups), identities)
         folder.begin_ledgers_anew()
         progress = Progress()
-        feed = _feed(spark, settings, layout, kept, folder, broker)
         sinks = {}
         for output in outputs:
             sinks[output] = _opened_sink(output, name, log, folder)
             opening.callback(sinks[output].close)
+        feed = _feed(spark, settings, layout, kept, folder, broker, {} if settings.on_batch else _drafting(sinks))
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
         asked.check()
@@ -324,10 +326,24 @@ def _log() -> str | None:
     return None if found is None else str(found)
 
 
+def _drafting(sinks: Mapping[Write, Sink]) -> dict[str, Drafting]:
+    """How workers write files themselves. What is left of a table's changes is known to the driver alone."""
+    return {
+        output.name: sink.shared() for output, sink in sinks.items() if isinstance(sink, FilesSink) and not output.net
+    }
+
+
 def _feed(
-    spark: SparkSession, settings: Settings, layout: Layout, kept: Kept, folder: JobFolder, broker: str
+    spark: SparkSession,
+    settings: Settings,
+    layout: Layout,
+    kept: Kept,
+    folder: JobFolder,
+    broker: str,
+    drafting: Mapping[str, Drafting],
 ) -> LiveFeed:
-    shipment = Shipment(f"{kept.identity}-{time.time_ns()}", layout, kept.partitions, f"{RUNS}/{kept.identity}")
+    name = f"{kept.identity}-{time.time_ns()}"
+    shipment = Shipment(name, layout, kept.partitions, f"{RUNS}/{kept.identity}", drafting)
     starts: dict[str, Offsets] = {}
     if settings.since is not None:
         sources = {

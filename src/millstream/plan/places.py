@@ -306,8 +306,9 @@ def files(
     partition_by: str | Sequence[str] | None = None,
 ) -> Files:
     """A folder of files. Read: parquet, json (lines), csv, avro, at most `files_per_batch` new ones at a time.
-    Written: one file per batch (a large one: several), as parquet, json (lines) or csv; with `partition_by`, the names of columns, one
-    for each of their values, in folders such as `dt=2024-03-01`. Such folders are read back without saying so."""
+    Written: one file per batch (a large one: several), as parquet, json (lines) or csv; with `partition_by`, the
+    names of columns, one for each of their values, in folders such as `dt=2024-03-01`. Such folders are read back
+    without saying so."""
     if format not in FORMATS:
         raise _refuse(f"there is no file format {format!r}", what_exists(format, FORMATS, kind="formats"))
     if files_per_batch is not None:

@@ -15,6 +15,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import SENT
@@ -31,6 +33,8 @@ from millstream.spark.layout import Layout
 from millstream.spark.packing import DRIVER, REPORT, Packed, control_to_bytes, to_batch
 from millstream.spark.processor import StageProcessor
 
+PARTITIONS = "spark.sql.shuffle.partitions"
+CODEGEN = "spark.sql.codegen.wholeStage"
 KEEP = "__keep"
 HIDDEN = (TIME, WEIGHT, KEEP)
 
@@ -47,6 +51,21 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed) -> DataFrame:
             StageProcessor(shipment, numbers), outputStructType=PACKED, outputMode="append", timeMode="None"
         )
     return packed
+
+
+def started(spark: SparkSession, shipment: Shipment, writer: DataStreamWriter) -> StreamingQuery:
+    """Starts a query, which takes a copy of the session's settings: here are those that are its own."""
+    settings = {PARTITIONS: str(shipment.partitions)}
+    if not shipment.layout.framed_sources:
+        settings[CODEGEN] = "false"  # packed rows are few, and to write code for them anew takes 40 to 130 ms a batch
+    before = {key: str(spark.conf.get(key)) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        return writer.start()
+    finally:
+        for key, value in before.items():
+            spark.conf.set(key, value)
 
 
 class NativeSteps:

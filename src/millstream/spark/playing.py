@@ -18,7 +18,7 @@ from millstream.operators import elementwise
 from millstream.operators.windowed import Clock
 from millstream.plan.bundles import Bundle
 from millstream.plan.nodes import Node
-from millstream.spark.compiler import compiled
+from millstream.spark.compiler import compiled, started
 from millstream.spark.fabric import Shipment
 from millstream.spark.layout import Layout
 from millstream.spark.packing import ROWS, from_bytes, to_bytes
@@ -28,7 +28,6 @@ from millstream.spark.session import session
 if TYPE_CHECKING:
     from millstream.spark.playing_kafka import Through
 
-PARTITIONS = "spark.sql.shuffle.partitions"
 VARIABLE = "MILLSTREAM_PLAY_BROKER"
 
 
@@ -51,18 +50,10 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
 
     try:
         spark = session()
-        before = spark.conf.get(PARTITIONS) or "2"
-        spark.conf.set(PARTITIONS, "1")
         shipment = Shipment(uuid.uuid4().hex, layout, 1, str(folder / "runs"))
         packed = compiled(spark, shipment, ScriptFeed(shipment, _scenes(steps, kafka)))
-        query = (
-            packed.writeStream.foreachBatch(collect)
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        spark.conf.set(PARTITIONS, before)
-        query.awaitTermination()
+        writer = packed.writeStream.foreachBatch(collect).option("checkpointLocation", str(folder / "checkpoint"))
+        started(spark, shipment, writer.trigger(availableNow=True)).awaitTermination()
         if kafka is not None:
             read = [
                 kafka.sent(f"out-{place}", node, [found[place] for found in sent]) for place, node in enumerate(outputs)

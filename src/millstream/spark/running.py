@@ -35,7 +35,7 @@ from millstream.sinks.files import FilesSink
 from millstream.sinks.remembered import jobs_folder, remember
 from millstream.sources import KafkaSource, Offsets, TopicSource, open_source
 from millstream.spark.bounded_frames import as_files
-from millstream.spark.compiler import compiled
+from millstream.spark.compiler import compiled, started
 from millstream.spark.display import Display
 from millstream.spark.fabric import Shipment
 from millstream.spark.failures import of_query
@@ -55,7 +55,6 @@ BATCH_ROWS = 1_000_000
 KEY_GROUPS_MAX = 512  # every key group of a step tells every one of the next how far it has come
 TICK_S = 1.0
 LOOK_S = 0.1
-PARTITIONS = "spark.sql.shuffle.partitions"
 
 OnBatch = Callable[[int, Mapping[str, pa.Table]], None]
 
@@ -311,14 +310,10 @@ def _query(
     writer = writer.option("checkpointLocation", f"file://{folder.checkpoint.absolute()}")
     if settings.batch or settings.until == CAUGHT_UP:
         writer = writer.trigger(availableNow=True)
-    before = spark.conf.get(PARTITIONS)
-    spark.conf.set(PARTITIONS, str(feed.shipment.partitions))
     try:
-        return writer.start()  # which takes a copy of the settings
+        return started(spark, feed.shipment, writer)
     except Exception as error:
         raise of_query(error, _log()) from error
-    finally:
-        spark.conf.set(PARTITIONS, before or "200")
 
 
 def _log() -> str | None:

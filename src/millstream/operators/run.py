@@ -6,11 +6,10 @@ are not asked for it.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -219,17 +218,20 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 # ---------------------------------------------------------------- as bytes
 
 
-def encoded(run: Run) -> bytes:
+def write(run: Run, target: IO[bytes]) -> None:
     """An Arrow file: it can be mapped and used as it lies there."""
-    target = io.BytesIO()
     run.frame().rechunk().write_ipc(target, compression="uncompressed", record_batch_size=max(1, len(run)))
-    return target.getvalue()
+
+
+def content_of(path: Path) -> pa.Buffer:
+    """A file as it lies there."""
+    with pa.memory_map(str(path)) as source:
+        return source.read_buffer()
 
 
 def mapped(path: Path, size_bytes: int, checksum: int, empty: pl.DataFrame) -> Run:
     """A run from its file. Raises ValueError, OSError or an error of Arrow if the file is not as it was written."""
-    with pa.memory_map(str(path)) as source:
-        content = source.read_buffer()
+    content = content_of(path)
     if content.size != size_bytes or crc32c(memoryview(content)) != checksum:
         raise ValueError(f"{path} is not as it was written")
     return decoded(content, empty)

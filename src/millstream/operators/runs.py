@@ -16,11 +16,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import polars as pl
@@ -41,14 +42,16 @@ from millstream.operators.run import (
     Places,
     Rows,
     Run,
+    content_of,
+    decoded,
     distinct,
-    encoded,
     mapped,
     mark_column,
     merged,
     sorted_rows,
     visible,
     within,
+    write,
 )
 
 NEVER = 1 << 62
@@ -409,12 +412,13 @@ class Runs:
         return merging
 
     def _written(self, run: Run, empty: pl.DataFrame) -> Entry:
-        content = encoded(run)
-        entry = Entry(f"{uuid.uuid4().hex}.arrow", len(content), crc32c(content), {}, run)
-        self._write(entry.file, content)
-        if len(content) >= MAPPED_BYTES:
-            entry.run = mapped(self._folder / entry.file, entry.size_bytes, entry.checksum, empty)
-        self._remember(self._folder / entry.file, entry.run)
+        file = f"{uuid.uuid4().hex}.arrow"
+        self._write(file, partial(write, run))
+        content = content_of(self._folder / file)
+        entry = Entry(file, content.size, crc32c(memoryview(content)), {}, run)
+        if content.size >= MAPPED_BYTES:
+            entry.run = decoded(content, empty)
+        self._remember(self._folder / file, entry.run)
         return entry
 
     def _name(self, version: str, tables: dict[str, Table]) -> None:
@@ -434,13 +438,15 @@ class Runs:
             for name, table in tables.items()
         }
         content = json.dumps(described).encode()
-        self._write(f"{version}.json", b"%d\n%s" % (crc32c(content), content))
+        checked = b"%d\n%s" % (crc32c(content), content)
+        self._write(f"{version}.json", lambda target: target.write(checked))
 
-    def _write(self, file: str, content: bytes) -> None:
+    def _write(self, file: str, fill: Callable[[IO[bytes]], object]) -> None:
         temporary = self._folder / f"{uuid.uuid4().hex}.tmp"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content)
+            with temporary.open("wb") as target:
+                fill(target)
             temporary.replace(self._folder / file)
         except OSError as why:
             with suppress(OSError):

@@ -53,6 +53,9 @@ DELTAS_MAX = 2_000
 DELTA_ROWS_MIN = 200_000
 """Deltas are replaced by one snapshot when they hold this many rows, and several times what is alive."""
 DELTA_TIMES = 4
+PIECE_BYTES = 4 << 20
+MORE, LAST = b"+", b"."
+"""What a piece of a delta begins with: whether another one follows."""
 Mine = tuple[int, int, Content]
 
 
@@ -277,13 +280,21 @@ class StepRunner:
         return sent
 
     def _keep(self, delta: bytes, head: Head) -> None:
-        """Each under a number of its own: a list would be one value that RocksDB reads whole to append to it."""
-        self._deltas.updateValue((head.deltas,), (delta,))
-        head.deltas += 1
+        """Piece by piece, each under a number of its own: a list would be one value that RocksDB reads whole to append
+        to it, and a value of 26 MB takes twice as long as the same in pieces."""
+        for start in range(0, len(delta), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            self._deltas.updateValue((head.deltas,), ((MORE if end < len(delta) else LAST) + delta[start:end],))
+            head.deltas += 1
 
     def _stored_deltas(self) -> Iterator[bytes]:
         """In the order they were kept in, one at a time."""
+        pieces = []
         for number in sorted(int(key[0]) for key in self._deltas.keys()):  # noqa: SIM118 a state, not a dict
-            delta = self._deltas.getValue((number,))
-            assert delta is not None
-            yield bytes(delta[0])
+            stored = self._deltas.getValue((number,))
+            assert stored is not None
+            piece = bytes(stored[0])
+            pieces.append(piece[1:])
+            if piece[:1] == LAST:
+                yield b"".join(pieces)
+                pieces = []

@@ -23,7 +23,7 @@ from spark_queries import ASKED, Asked
 
 from millstream.spark import java
 
-MEMORY = "4g"
+MEMORY = "8g"
 DELAY = "4 seconds"
 SLOWER = 1.2
 LONGEST = "1 minute"  # an auction lasts up to 34 seconds where events are slow, and 0.4 where time counts

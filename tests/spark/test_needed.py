@@ -36,10 +36,20 @@ def dead(rows: Any) -> Any:
     return made.select("n")
 
 
+def beside(rows: Any) -> Any:
+    """Joined with rows known beforehand, one of whose columns is called as one here."""
+    side = rows.flow.table(pa.table({"k": [1, 2], "note": ["a", "b"]}), "k int, note string")
+    return rows.join(side, on={"n": "k"}, how="left", suffix="_side")
+
+
 @pytest.mark.parametrize(
     ("build", "read"),
     [
         (lambda rows: rows, ALL),
+        (beside, ALL),
+        (lambda rows: beside(rows).select("user"), {"user", "n", "at"}),
+        (lambda rows: beside(rows).select("note_side"), {"n", "at"}),
+        (lambda rows: beside(rows).where("price > 1").select("note"), {"n", "price", "note", "at"}),
         (lambda rows: rows.select("user"), {"user", "at"}),
         (lambda rows: rows.where("n > 0").select("user"), {"user", "n", "at"}),
         (lambda rows: rows.where("n > 0"), ALL),

@@ -15,18 +15,20 @@ _prepared: WeakKeyDictionary[SideJoin, tuple[pl.DataFrame, Any]] = WeakKeyDictio
 
 
 def side_join(frame: pl.DataFrame, node: SideJoin) -> pl.DataFrame:
+    """Of the columns that are only passed on, some may not be there: nobody looks at them later."""
     prepared = _prepared.get(node)
     if prepared is None:
         prepared = _prepared[node] = _searched(node), dict(_frame(node.schema.arrow.empty_table()).schema)
     side, types = prepared
     keys = _keys(node)
     hidden = [name for name in frame.columns if name not in node.inputs[0].schema]
-    left = [frame[column].alias(name) for name, column in node.left]
+    left = [frame[column].alias(name) for name, column in node.left if column in frame.columns]
     own = [wide(frame[one]).alias(key) for key, (one, _) in zip(keys, node.on, strict=True)]
     rows = pl.DataFrame([*left, *own, *(frame[name] for name in hidden)])
     how: Any = node.how
     joined = rows.join(side, on=keys, how=how, maintain_order="left")
-    return joined.select(*node.schema.names, *hidden).cast(types)
+    given = [name for name in node.schema.names if name in joined.columns]
+    return joined.select(*given, *hidden).cast({name: types[name] for name in given})
 
 
 def wide(column: pl.Series) -> pl.Series:

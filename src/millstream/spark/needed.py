@@ -55,11 +55,16 @@ def _of_windows(node: nodes.WindowedAggregate, needed: Names) -> Names:
     return frozenset(node.keys) | _of_expressions(node.arguments)
 
 
+def _of_side_join(node: table_nodes.SideJoin, needed: Names) -> Names:
+    return frozenset(own for own, _ in node.on) | {column for name, column in node.left if name in needed}
+
+
 _LOOKS: dict[type[Node], Callable[[Any, Names], Names]] = {
     nodes.Where: lambda node, needed: needed | node.condition.columns,
     nodes.Project: _of_projection,
     nodes.Union: lambda node, needed: needed,
     table_nodes.AllRows: lambda node, needed: needed,
+    table_nodes.SideJoin: _of_side_join,
     nodes.Dead: lambda node, needed: frozenset(),
     nodes.WindowedAggregate: _of_windows,
     table_nodes.Grouped: lambda node, needed: frozenset(node.keys) | _of_expressions(node.arguments),

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,13 +43,17 @@ class Engine:
         return cls(name, (str(python), str(script)), environment)
 
 
-def asked(engine: Engine, task: Task, limit_s: float) -> Iterator[Answer]:
-    """An answer for every query of a task. The process gets `limit_s` for each; who is over it is not waited for."""
-    task.scratch.mkdir(parents=True, exist_ok=True)
-    complaints = task.scratch / f"{engine.name}.err"
+def asked(engine: Engine, tasks: Sequence[Task], limit_s: float) -> Iterator[tuple[Task, Answer]]:
+    """An answer for every query of some tasks, which one process does one after the other.
+
+    It gets `limit_s` for each; who is over it is not waited for.
+    """
+    scratch = tasks[0].scratch
+    scratch.mkdir(parents=True, exist_ok=True)
+    complaints = scratch / f"{engine.name}.err"
     with complaints.open("ab") as errors:
         process = subprocess.Popen(
-            [*engine.command, *arguments(task)],
+            [*engine.command, *arguments(tasks)],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -58,7 +62,7 @@ def asked(engine: Engine, task: Task, limit_s: float) -> Iterator[Answer]:
         )
     memory = Memory(process.pid)
     memory.start()
-    waiting = list(task.queries)
+    waiting = [(task, name) for task in tasks for name in task.queries]
     over = threading.Event()
 
     def end() -> None:
@@ -74,16 +78,16 @@ def asked(engine: Engine, task: Task, limit_s: float) -> Iterator[Answer]:
             if "begin" in said:
                 memory.forget()
             elif "query" in said:
-                waiting.remove(said["query"])
-                yield replace(Answer(**said), peak_bytes=memory.peak_bytes)
+                task, _ = waiting.pop(next(place for place, (_, name) in enumerate(waiting) if name == said["query"]))
+                yield task, replace(Answer(**said), peak_bytes=memory.peak_bytes)
         process.wait(END_S_MAX)
     finally:
         timer.cancel()
         memory.stop()
         _kill(process)
-    for name in waiting:
+    for task, name in waiting:
         why = f"took longer than {limit_s:g} s" if over.is_set() else f"ended with code {process.poll()}"
-        yield Answer(name, failed=f"{why}: {_last_line(complaints)}", peak_bytes=memory.peak_bytes)
+        yield task, Answer(name, failed=f"{why}: {_last_line(complaints)}", peak_bytes=memory.peak_bytes)
 
 
 def _read(line: str) -> dict[str, Any]:

@@ -5,14 +5,13 @@ It needs nothing but Python, since Flink runs in an environment of its own.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +39,29 @@ class Task:
         return max(self.events - self.first, 1)
 
 
-def arguments(task: Task) -> list[str]:
-    said = [str(task.folder), str(task.scratch), ",".join(task.queries), str(task.events), str(task.first)]
-    return [*said, *([] if task.rows is None else [str(task.rows)])]
+def arguments(tasks: Sequence[Task]) -> list[str]:
+    return [json.dumps(asdict(task), default=str) for task in tasks]
 
 
-def read_arguments(said: Sequence[str]) -> Task:
-    options = argparse.ArgumentParser()
-    options.add_argument("folder", type=Path)
-    options.add_argument("scratch", type=Path)
-    options.add_argument("queries", type=lambda text: tuple(text.split(",")))
-    options.add_argument("events", type=int)
-    options.add_argument("first", type=int)
-    options.add_argument("rows", type=Path, nargs="?")
-    return Task(**vars(options.parse_args(said)))
+def read_arguments(said: Sequence[str]) -> list[Task]:
+    return [_read(json.loads(each)) for each in said]
 
 
-def serve(task: Task, timed: Callable[[Task, str], Timed], rows: Callable[[Task, str], list[Row]]) -> None:
+def _read(task: dict[str, Any]) -> Task:
+    rows = task["rows"]
+    return Task(
+        Path(task["folder"]),
+        Path(task["scratch"]),
+        tuple(task["queries"]),
+        task["events"],
+        task["first"],
+        None if rows is None else Path(rows),
+    )
+
+
+def serve(tasks: Sequence[Task], timed: Callable[[Task, str], Timed], rows: Callable[[Task, str], list[Row]]) -> None:
     """Answers every query: how fast it was, or, if asked for, where its `rows` are."""
-    for name in task.queries:
+    for task, name in [(each, name) for each in tasks for name in each.queries]:
         say(begin=name)
         try:
             if task.rows is None:
@@ -87,8 +90,9 @@ def settled(task: Task) -> None:
         task.rows.mkdir(parents=True, exist_ok=True)
 
 
-def main(run: Callable[[Task], None]) -> None:
-    task = read_arguments(sys.argv[1:])
-    settled(task)
+def main(run: Callable[[Sequence[Task]], None]) -> None:
+    tasks = read_arguments(sys.argv[1:])
+    for task in tasks:
+        settled(task)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # and so for all it starts
-    run(task)
+    run(tasks)

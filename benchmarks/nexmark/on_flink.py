@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,8 @@ def until_all(counts: Iterable[Row], task: Task) -> Iterator[Row]:
             return
 
 
-def run(task: Task) -> None:
-    engine.serve(task, timed, rows)
+def run(tasks: Sequence[Task]) -> None:
+    engine.serve(tasks, timed, rows)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ go, those of q10 go to files."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,9 @@ def _log(task: Task) -> Path:
     return task.scratch / f"log-{time.time_ns()}"
 
 
-def run(task: Task) -> None:
+def run(tasks: Sequence[Task]) -> None:
     session(master=f"local[{CORES}]", partitions=CORES, settings={"spark.driver.memory": MEMORY})
-    engine.serve(task, timed, rows)
+    engine.serve(tasks, timed, rows)
 
 
 if __name__ == "__main__":

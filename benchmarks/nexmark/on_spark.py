@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -142,11 +143,11 @@ def _keeps_state(name: str) -> bool:
     return name not in ("q0", "q1", "q2", "q10", "q13", "q14", "q21", "q22")
 
 
-def run(task: Task) -> None:
+def run(tasks: Sequence[Task]) -> None:
     os.environ["JAVA_HOME"] = str(java.launcher_home(java.find()))
     spark = SparkSession.builder.master(f"local[{CORES}]").config(map=dict(SETTINGS)).getOrCreate()
     on_spark = OnSpark(spark)
-    engine.serve(task, on_spark.timed, on_spark.rows)
+    engine.serve(tasks, on_spark.timed, on_spark.rows)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def task(tmp_path: Path, *queries: str) -> Task:
 
 def test_a_task_survives_the_command_line(tmp_path: Path) -> None:
     given = task(tmp_path, "q1", "q2")
-    assert read_arguments(arguments(given)) == given
+    assert read_arguments(arguments([given, given])) == [given, given]
     assert given.steady == 75
 
 
@@ -130,14 +130,14 @@ def test_answers_are_heard_and_memory_is_watched(tmp_path: Path) -> None:
         "say(ready=True); print('a library speaks'); say(begin='q1'); held = bytearray(80_000_000); time.sleep(1)\n"
         "say(query='q1', seconds=2.0, events_per_s=50.0); say(query='q2', refused='no such thing')\n",
     )
-    first, second = children.asked(engine, task(tmp_path, "q1", "q2"), 60)
+    (_, first), (_, second) = children.asked(engine, [task(tmp_path, "q1", "q2")], 60)
     assert (first.query, first.events_per_s, second.refused) == ("q1", 50.0, "no such thing")
     assert 80_000_000 < first.peak_bytes < 500_000_000
 
 
 def test_an_engine_that_dies_has_failed_what_it_did_not_answer(tmp_path: Path) -> None:
     engine = scripted(tmp_path, "say(query='q1', seconds=1.0)\nsys.exit('out of memory')\n")
-    first, second = children.asked(engine, task(tmp_path, "q1", "q2"), 60)
+    (_, first), (_, second) = children.asked(engine, [task(tmp_path, "q1", "q2")], 60)
     assert first.failed is None
     assert second == Answer("q2", failed="ended with code 1: out of memory", peak_bytes=second.peak_bytes)
 
@@ -145,7 +145,7 @@ def test_an_engine_that_dies_has_failed_what_it_did_not_answer(tmp_path: Path) -
 def test_an_engine_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
     started = "import subprocess; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     engine = scripted(tmp_path, f"{started}open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\nchild.wait()\n")
-    [answer] = children.asked(engine, task(tmp_path, "q1"), 2)
+    [(_, answer)] = children.asked(engine, [task(tmp_path, "q1")], 2)
     assert answer.failed is not None
     assert answer.failed.startswith("took longer than 2 s")
     pid = int((tmp_path / "pid").read_text())

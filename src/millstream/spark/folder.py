@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ DESCRIPTION = "job.json"
 BEFORE_MOVE = "before_move.json"
 LOOKING_S = 0.5
 RUNS = f"millstream-runs-{os.getuid()}"
+OWNER = ".job"
 """In the folder for temporary files of every executor: the state of jobs that run there, made anew if it is lost."""
 
 
@@ -196,6 +197,17 @@ def _taken(lock: int) -> bool:
 
 def runs_of(identity: str) -> Path:
     return Path(tempfile.gettempdir()) / RUNS / identity
+
+
+def claim_runs(identity: str, job: Path) -> None:
+    """Notes whose rows of state lie here, and removes those of jobs whose folder somebody has deleted."""
+    runs = runs_of(identity)
+    with suppress(OSError):  # no job fails for want of tidiness
+        runs.mkdir(parents=True, exist_ok=True)
+        (runs / OWNER).write_text(str(job.absolute()))
+        for owner in runs.parent.glob(f"*/{OWNER}"):
+            if not Path(owner.read_text()).exists():
+                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _newest(folder: Path) -> int:

@@ -39,7 +39,7 @@ from millstream.spark.compiler import compiled, started
 from millstream.spark.display import Display
 from millstream.spark.fabric import Shipment
 from millstream.spark.failures import of_query
-from millstream.spark.folder import RUNS, JobFolder, Kept
+from millstream.spark.folder import RUNS, JobFolder, Kept, claim_runs
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
 from millstream.spark.outputs import Outputs, Progress, Stopped
@@ -227,6 +227,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         ship_modules(spark, modules(layout.order))
         check_workers(spark, needs_of(layout, broker, folder.path))
         kept = folder.settle(layout, before.partitions if before else min(cores, groups), identities)
+        claim_runs(kept.identity, folder.path)
         folder.begin_ledgers_anew()
         progress = Progress()
         sinks = {}

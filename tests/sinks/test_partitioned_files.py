@@ -6,6 +6,7 @@ import os
 import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import duckdb
 import polars as pl
@@ -17,9 +18,10 @@ import millstream as ms
 from millstream.errors import InvalidPlan, SinkFailed, SinkUnavailable
 from millstream.plan.folders import folder_name, folder_values
 from millstream.records import Schema
-from millstream.sinks import open_sink
+from millstream.sinks import file_ledger, open_sink
 from millstream.sinks.drafts import Drafting
 from millstream.sinks.file_ledger import FileLedger
+from millstream.sinks.files import FilesSink
 
 from .support import table, weights
 
@@ -197,7 +199,7 @@ def test_a_batch_that_stopped_between_renames_goes_on_with_the_drafts_that_were_
     tmp_path, opened, monkeypatch, at
 ):
     """Also if the rows come in other pieces then, as on a machine with more cores."""
-    breaking(monkeypatch, (type(tmp_path), "rename"), at)
+    breaking(monkeypatch, (Path, "rename"), at)
     with pytest.raises(SinkUnavailable):
         opened().write(0, table(BIDS, DAYS), None)
     seen = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("*.parquet")}
@@ -218,6 +220,69 @@ def test_a_file_that_was_taken_away_before_the_batch_was_noted_is_not_missed(tmp
         path.unlink()
     opened().write(0, table(BIDS, DAYS), None)
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS) - 1
+
+
+def stopped_before_renames(opened, monkeypatch, **options):
+    with monkeypatch.context() as patch:
+        breaking(patch, (Path, "rename"), 1)
+        sink = opened(**options)
+        with pytest.raises(SinkUnavailable):
+            sink.write(0, table(BIDS, DAYS), None)
+        sink.close()
+
+
+def test_a_disk_that_went_away_before_the_renames_is_waited_for(tmp_path, opened, monkeypatch):
+    stopped_before_renames(opened, monkeypatch)
+    (tmp_path / "out").rename(tmp_path / "away")
+    sink = opened()
+    with pytest.raises(SinkUnavailable, match="cannot be reached"):
+        sink.write(0, table(BIDS, DAYS), None)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "away").rename(tmp_path / "out")
+    sink.write(0, table(BIDS, DAYS), None)
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
+
+
+def test_a_batch_that_was_noted_is_finished_where_it_was_begun(tmp_path, opened, monkeypatch):
+    stopped_before_renames(opened, monkeypatch)
+    sink = opened(path="elsewhere")
+    sink.write(0, table(BIDS, DAYS), None)
+    sink.write(1, table(BIDS, DAYS[:1]), None)
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == 3
+    assert rows_in(tmp_path / "elsewhere", "parquet") == 1
+
+
+def test_a_note_that_may_have_reached_the_disk_is_believed(tmp_path, opened, monkeypatch):
+    """Goal: drafts that are noted are not removed, though the process that noted them was told of a failure."""
+    sink = opened()
+    with monkeypatch.context() as patch:
+        whole = file_ledger.sync_folder
+
+        def broken(folder):
+            whole(folder)
+            if "writing" in sink._ledger.path.read_text():
+                raise OSError(errno.EIO, "no answer", str(folder))
+
+        patch.setattr(file_ledger, "sync_folder", broken)
+        with pytest.raises(SinkUnavailable):
+            sink.write(0, table(BIDS, DAYS), None)
+    sink.close()
+    opened().write(0, table(BIDS, DAYS), None)
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
+
+
+@pytest.mark.parametrize("what", [(FilesSink, "_make_folders"), (Drafting, "_write")])
+def test_a_batch_that_is_tried_often_does_not_fill_the_disk(tmp_path, opened, monkeypatch, what):
+    sink, rows = opened("dt"), table(BIDS, DAYS)
+    with monkeypatch.context() as patch:
+        for number in range(1, 20):
+            breaking(patch, what, number)
+        for _ in range(5):
+            with pytest.raises(SinkUnavailable):
+                sink.write(0, rows, None)
+        assert len(list((tmp_path / "out").rglob("*.tmp"))) <= 2
+    sink.write(0, rows, None)
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
 
 
 # ---------------------------------------------------------------- drafts of workers
@@ -257,6 +322,19 @@ def test_drafts_that_are_gone_stop_the_job(tmp_path, opened):
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
 
 
+def test_a_disk_that_went_away_behind_a_worker_is_waited_for(tmp_path, opened):
+    sink = opened()
+    drafts = sink.shared().draft(table(BIDS, DAYS), None)
+    (tmp_path / "out").rename(tmp_path / "away")
+    with pytest.raises(SinkUnavailable, match="cannot be reached"):
+        sink.write_with_drafts(0, table(BIDS, []), None, [drafts])
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "away").rename(tmp_path / "out")
+    sink.write_with_drafts(0, table(BIDS, []), None, [drafts])
+    sink.close()
+    assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
+
+
 def test_rows_that_are_taken_back_have_their_weight_in_drafts_too(tmp_path, opened):
     sink = opened("dt")
     sink.write_with_drafts(0, table(BIDS, []), None, [sink.shared().draft(table(BIDS, DAYS[:1]), weights(-1))])
@@ -270,8 +348,9 @@ def test_the_note_comes_after_all_files_and_their_folders(tmp_path, opened, monk
     monkeypatch.setattr("millstream.sinks.files.sync_folder", lambda folder: synced.append(str(folder)))
     monkeypatch.setattr("millstream.sinks.file_ledger.FileLedger.record", lambda self, batch: synced.append("noted"))
     opened().write(0, table(BIDS, DAYS), None)
-    drafts, *folders, last = synced
+    made, drafts, *folders, last = synced
     below = [os.path.relpath(folder, tmp_path / "out") for folder in folders]
+    assert made == str(tmp_path / "out")
     assert ".drafts-write_x" in drafts
     assert last == "noted"
     assert sorted(below) == [

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 import millstream as ms
+from millstream.errors import DamagedState
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import SENT
 from millstream.spark.fabric import PLANS_KEPT, Shipment, StepRunner
@@ -114,3 +115,13 @@ def test_state_is_made_anew_from_changes_that_were_kept_in_pieces(
     kept, anew = (pl.concat(frames).sort(pl.all()) for frames in found)
     assert anew.equals(kept)
     assert len(kept) == 7 + 3 * 14  # one row of each user, then the old one back and the new one
+
+
+@pytest.mark.parametrize("kept", [[b"MSd1 as it was kept before"], [b"+one", b"+two"]])
+def test_changes_that_are_not_whole_are_told(tmp_path: Path, kept: list[bytes]) -> None:
+    deltas = Stored()
+    for number, piece in enumerate(kept):
+        deltas.updateValue((number,), (piece,))
+    runner = StepRunner(shipment(f"damaged {kept}"), 0, cast(Any, Stored()), cast(Any, deltas))
+    with pytest.raises(DamagedState, match="cannot be read"):
+        list(runner._stored_deltas())

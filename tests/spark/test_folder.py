@@ -1,23 +1,57 @@
-"""What a job leaves in the folder for temporary files, and who takes it away."""
+"""What a job leaves in other folders, and who takes it away."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from millstream.spark.folder import OWNER, claim_runs, runs_of
+import millstream as ms
+from millstream.records import Schema
+from millstream.sinks import open_sink
+from millstream.spark.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, JobFolder, claim_runs, runs_of
 
 
-def test_state_of_jobs_whose_folder_is_gone_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def begun(job: Path, identity: str, *, long_ago: bool = True) -> None:
+    job.mkdir(parents=True, exist_ok=True)
+    (job / DESCRIPTION).write_text(json.dumps({"identity": identity}))
+    claim_runs(identity, job)
+    (runs_of(identity) / "agg").mkdir()
+    if long_ago:
+        os.utime(runs_of(identity) / OWNER, (0, 0))
+
+
+def test_state_of_jobs_that_are_gone_or_begun_anew_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    for name in ("kept", "gone"):
-        (tmp_path / name).mkdir()
-        claim_runs(name, tmp_path / name)
-        (runs_of(name) / "agg").mkdir()
+    jobs = tmp_path / "jobs"
+    for name in ("kept", "gone", "anew", "damaged", os.fsdecode(b"\xff")):
+        begun(jobs / name, f"{os.fsencode(name).hex()}-1")
+    begun(tmp_path / "away/job", "away")
+    begun(jobs / "young", "young", long_ago=False)
     runs_of("unknown").mkdir()
-    (tmp_path / "gone").rmdir()
-    (tmp_path / "new").mkdir()
-    claim_runs("new", tmp_path / "new")
-    assert sorted(path.name for path in runs_of("new").parent.iterdir()) == ["kept", "new", "unknown"]
-    assert (runs_of("new") / OWNER).read_text() == str(tmp_path / "new")
+    for gone in (jobs / "gone", jobs / "young", tmp_path / "away/job"):
+        (gone / DESCRIPTION).unlink()
+        gone.rmdir()
+    (tmp_path / "away").rmdir()  # as if it were not mounted
+    (jobs / "damaged" / DESCRIPTION).write_text("{")
+    begun(jobs / "anew", "anew-2")
+    claim_runs("new", tmp_path)
+    left = {path.name for path in runs_of("new").parent.iterdir()}
+    assert ORPHAN_S_MIN > 0
+    assert left == {"6b657074-1", "64616d61676564-1", "ff-1", "away", "young", "unknown", "anew-2", "new"}
+
+
+def test_drafts_go_with_the_job_that_made_them(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path / "job", "job")
+    for forgotten in (job.begin_ledgers_anew, job.remove):
+        own = job.path / "sinks" / "w"
+        own.mkdir(parents=True)
+        place = ms.files(tmp_path / "out")
+        sink = open_sink(place, Schema.of("n int"), job="job", step="w", broker=tmp_path / "log", folder=own)
+        drafting = sink.shared()  # type: ignore[attr-defined]
+        drafting.draft(drafting.schema.arrow.empty_table(), None)
+        assert len(list((tmp_path / "out").glob(".drafts-*/*.tmp"))) == 1
+        forgotten()
+        assert list((tmp_path / "out").iterdir()) == []

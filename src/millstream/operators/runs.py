@@ -452,7 +452,7 @@ class Runs:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise StorageError(
-                f"the state of a step cannot be written: {why.strerror}",
+                f"the state of a step cannot be written: {why.strerror or why}",
                 where=str(self._folder),
                 next_step="see that the folder can be written and its disk has room, then start the job again",
             ) from why

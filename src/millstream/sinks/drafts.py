@@ -13,6 +13,7 @@ import io
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +45,18 @@ class Drafting:
         return self.sink_folder / self.name
 
     def draft(self, rows: pa.Table, weights: pa.Array | None) -> list[Draft]:
-        """Rows as files, one for each folder they are for; on disk when this returns."""
+        """Rows as files, one for each folder they are for: on disk when this returns, and none if it fails."""
         rows = with_weights(aligned(rows, self.schema), weights)
         parts = [(f"{uuid.uuid4().hex}.tmp", str(below), part) for below, part in by_folder(rows, self.partition_by)]
-        with ThreadPoolExecutor(WRITING, thread_name_prefix="millstream-files") as writing:
-            for done in [writing.submit(self._write, name, part) for name, _, part in parts]:
-                done.result()
+        try:
+            with ThreadPoolExecutor(WRITING, thread_name_prefix="millstream-files") as writing:
+                for done in [writing.submit(self._write, name, part) for name, _, part in parts]:
+                    done.result()
+        except BaseException:
+            for name, _, _ in parts:
+                with suppress(OSError):
+                    (self.folder / name).unlink(missing_ok=True)
+            raise
         return [(name, below) for name, below, _ in parts]
 
     def _write(self, name: str, rows: pa.Table) -> None:

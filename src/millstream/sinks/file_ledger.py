@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,18 @@ from typing import Any
 from millstream.errors import SinkFailed, SinkUnavailable
 from millstream.log.disk import sync_folder
 
+DRAFTS = "drafts"
 Move = tuple[str, str]
 """A draft, and the file it becomes."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What is about to be done for a batch: in a folder, which draft of a hidden one becomes which file."""
+
+    folder: str
+    hidden: str
+    moves: tuple[Move, ...]
 
 
 @contextmanager
@@ -67,22 +79,27 @@ class FileLedger:
         newest = self._content().get("batch")
         return newest is not None and batch <= int(newest)
 
-    def prepare(self, batch: int, moves: Sequence[Move]) -> None:
+    def prepare(self, batch: int, moves: Moves) -> None:
         """Notes what is about to be done for a batch, so that whoever comes after a crash does just that."""
-        self._write({**self._content(), "writing": {"batch": batch, "moves": moves}})
+        self._write({**self._content(), "writing": {"batch": batch, **asdict(moves)}})
 
-    def prepared(self, batch: int) -> list[Move] | None:
+    def prepared(self, batch: int) -> Moves | None:
         writing = self._content().get("writing")
         if writing is None or writing["batch"] != batch:
             return None
-        return [(draft, path) for draft, path in writing["moves"]]
+        return Moves(writing["folder"], writing["hidden"], tuple((draft, path) for draft, path in writing["moves"]))
 
     def is_settled(self) -> bool:
         """Whether there is nothing that was about to be done."""
         return "writing" not in self._content()
 
+    def use(self, drafts: Path) -> None:
+        """Notes where drafts lie, for whoever removes the ledger."""
+        if self._content().get(DRAFTS) != str(drafts):
+            self._write({**self._content(), DRAFTS: str(drafts)})
+
     def record(self, batch: int) -> None:
-        self._write({"run": self.run, "batch": batch})
+        self._write({**{key: value for key, value in self._content().items() if key != "writing"}, "batch": batch})
 
     def _content(self) -> dict[str, Any]:
         if self._known is None:
@@ -101,7 +118,17 @@ class FileLedger:
         return self._known
 
     def _write(self, content: dict[str, Any]) -> None:
+        self._known = None  # whatever fails below: the file says how far it came
         with unavailable_if_refused("the ledger", self.step):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             replace_durably(self.path, json.dumps(content).encode())
         self._known = content
+
+
+def remove_drafts(folder: Path) -> None:
+    """Removes what the sinks whose ledgers lie below a folder have drafted: nobody will go on with it."""
+    for path in folder.rglob("*.json"):
+        with suppress(OSError, ValueError):  # no use to anybody, and no harm
+            drafts = json.loads(path.read_bytes()).get(DRAFTS)
+            if drafts is not None:
+                shutil.rmtree(drafts, ignore_errors=True)

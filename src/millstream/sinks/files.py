@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millstream.errors import InvalidInput, SinkFailed
+from millstream.errors import InvalidInput, SinkFailed, SinkUnavailable
 from millstream.log.disk import sync_folder
 from millstream.plan.places import Files
 from millstream.records import Schema
 from millstream.sinks.drafts import Draft, Drafting
-from millstream.sinks.file_ledger import FileLedger, Move, unavailable_if_refused
+from millstream.sinks.file_ledger import FileLedger, Move, Moves, unavailable_if_refused
 from millstream.sinks.flat import check_json
 
 
@@ -41,12 +41,13 @@ class FilesSink:
         hidden = f".drafts-{step}-{ledger.run}"
         self._drafting = Drafting(self._folder, hidden, place.format, tuple(place.partition_by), schema)
         self._is_shared = False
+        self._own: tuple[pa.Table | None, list[Draft]] = None, []
 
     def shared(self) -> Drafting:
         """How others draft files of this sink, from now on."""
         self._is_shared = True
-        with suppress(OSError):  # a disk that is not there yet: `write` says so
-            self._drafting.folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError, SinkUnavailable):  # a disk that is not there yet: `write` says so
+            self._make_drafts_folder()
         return self._drafting
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
@@ -63,36 +64,51 @@ class FilesSink:
             if moves is None and (rows.num_rows or drafts):
                 moves = self._moves(batch, rows, weights, drafts)
                 self._ledger.prepare(batch, moves)
-            self._appear(moves or [])
+            if moves is not None:
+                _appear(moves, self._step)
         self._ledger.record(batch)
+        self._own = None, []
         self._tidy()
 
     def close(self) -> None:
         self._is_shared = False
-        if self._ledger.is_settled():
-            self._tidy()
+        with suppress(SinkUnavailable, SinkFailed):  # who cannot read what is noted must not remove it
+            if self._ledger.is_settled():
+                self._tidy()
 
-    def _moves(
-        self, batch: int, rows: pa.Table, weights: pa.Array | None, drafts: Sequence[Sequence[Draft]]
-    ) -> list[Move]:
+    def _make_drafts_folder(self) -> None:
+        self._ledger.use(self._drafting.folder)
+        if not self._drafting.folder.is_dir():
+            self._drafting.folder.mkdir(parents=True)
+            sync_folder(self._folder)
+
+    def _moves(self, batch: int, rows: pa.Table, weights: pa.Array | None, drafts: Sequence[Sequence[Draft]]) -> Moves:
         """Drafts the rows that are here, and names all files; those of workers are numbered."""
-        folder = self._drafting.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        own = self._drafting.draft(rows, weights) if rows.num_rows else []
+        hidden = self._drafting.folder
+        if drafts:
+            _check_there(hidden, self._step)
+        else:
+            self._make_drafts_folder()
         name, ending = f"{self._step}-{self._ledger.run}-{batch:010d}", self._drafting.format
-        moves = [(draft, f"{below}/{name}.{ending}") for draft, below in own]
+        moves = [(draft, f"{below}/{name}.{ending}") for draft, below in self._drafted(rows, weights)]
         for number, of_task in enumerate(drafts, 1):
             moves += [(draft, f"{below}/{name}-{number:04d}.{ending}") for draft, below in of_task]
-        drafted = {path.name for path in folder.iterdir()}
-        if not drafted.issuperset(draft for draft, _ in moves):
+        if not all((hidden / draft).exists() for draft, _ in moves):
             raise SinkFailed(
                 "files that were drafted for this batch are gone",
-                where=str(folder),
+                where=str(hidden),
                 next_step="leave the hidden folder alone while the job runs; run the job again, and they are made anew",
             )
         self._make_folders(moves)
-        sync_folder(folder)
-        return moves
+        sync_folder(hidden)
+        return Moves(str(self._folder), str(hidden), tuple(moves))
+
+    def _drafted(self, rows: pa.Table, weights: pa.Array | None) -> list[Draft]:
+        """The rows that are here as drafts. Who tries the same rows again finds those of the try before."""
+        known, own = self._own
+        if known is not rows or not all((self._drafting.folder / draft).exists() for draft, _ in own):
+            self._own = rows, self._drafting.draft(rows, weights) if rows.num_rows else []
+        return self._own[1]
 
     def _make_folders(self, moves: Sequence[Move]) -> None:
         found: set[tuple[int, int]] = set()
@@ -108,17 +124,6 @@ class FilesSink:
                 )
             found.add((about.st_dev, about.st_ino))
 
-    def _appear(self, moves: Sequence[Move]) -> None:
-        folders: set[Path] = set()
-        for draft, path in moves:
-            file, becomes = self._drafting.folder / draft, self._folder / path
-            becomes.parent.mkdir(parents=True, exist_ok=True)
-            if file.exists():  # else it was renamed before a crash: all drafts were there when they were noted
-                file.rename(becomes)
-            folders.update(Path(path).parents)
-        for below in folders:  # also of files that were there: who renamed them may have died before this
-            sync_folder(self._folder / below)
-
     def _tidy(self) -> None:
         """Removes what tries that failed have left behind: nobody drafts between two batches."""
         with suppress(OSError):  # no use to anybody, and no harm
@@ -126,3 +131,31 @@ class FilesSink:
                 left.unlink()
             if not self._is_shared:
                 self._drafting.folder.rmdir()
+
+
+def _appear(moves: Moves, step: str) -> None:
+    """Renames drafts. The hidden folder is there until the batch is noted as written: if it is not, nor is the disk.
+
+    Then a draft that is not there was renamed before a crash, and may have been taken away by a reader since.
+    """
+    folder, hidden = Path(moves.folder), Path(moves.hidden)
+    if moves.moves:
+        _check_there(hidden, step)
+    folders: set[Path] = set()
+    for draft, path in moves.moves:
+        becomes = folder / path
+        becomes.parent.mkdir(parents=True, exist_ok=True)
+        if (hidden / draft).exists():
+            (hidden / draft).rename(becomes)
+        folders.update(Path(path).parents)
+    for below in folders:  # also of files that were there: who renamed them may have died before this
+        sync_folder(folder / below)
+
+
+def _check_there(hidden: Path, step: str) -> None:
+    if not hidden.is_dir():
+        raise SinkUnavailable(
+            f"the files that were drafted cannot be reached: there is no folder {hidden}",
+            where=f"step '{step}'",
+            next_step="see that the disk is there; the batch is tried again",
+        )

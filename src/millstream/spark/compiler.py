@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Lock
 
 import polars as pl
 import pyarrow as pa
@@ -37,6 +38,8 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 CODEGEN = "spark.sql.codegen.wholeStage"
 KEEP = "__keep"
 HIDDEN = (TIME, WEIGHT, KEEP)
+_starting = Lock()
+"""One query at a time sets what is its own."""
 
 
 def compiled(spark: SparkSession, shipment: Shipment, feed: Feed) -> DataFrame:
@@ -58,14 +61,15 @@ def started(spark: SparkSession, shipment: Shipment, writer: DataStreamWriter) -
     settings = {PARTITIONS: str(shipment.partitions)}
     if not shipment.layout.framed_sources:
         settings[CODEGEN] = "false"  # packed rows are few, and to write code for them anew takes 40 to 130 ms a batch
-    before = {key: str(spark.conf.get(key)) for key in settings}
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
-        return writer.start()
-    finally:
-        for key, value in before.items():
-            spark.conf.set(key, value)
+    with _starting:
+        before = {key: str(spark.conf.get(key)) for key in settings}
+        try:
+            for key, value in settings.items():
+                spark.conf.set(key, value)
+            return writer.start()
+        finally:
+            for key, value in before.items():
+                spark.conf.set(key, value)
 
 
 class NativeSteps:

@@ -21,6 +21,7 @@ import polars as pl
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 
+from millstream.errors import DamagedState
 from millstream.operators.accumulators import ORDER
 from millstream.operators.runs import NEVER, Runs
 from millstream.operators.stateful import INPUTS, LATE, LOST, Stateful, stateful
@@ -294,7 +295,18 @@ class StepRunner:
             stored = self._deltas.getValue((number,))
             assert stored is not None
             piece = bytes(stored[0])
+            if piece[:1] not in (MORE, LAST):
+                raise self._damaged(f"piece {number} is not as this version keeps it")
             pieces.append(piece[1:])
             if piece[:1] == LAST:
                 yield b"".join(pieces)
                 pieces = []
+        if pieces:
+            raise self._damaged("its last piece is missing")
+
+    def _damaged(self, why: str) -> DamagedState:
+        return DamagedState(
+            f"the changes of the state of a step cannot be read: {why}",
+            where=f"step '{self._node.name}'",
+            next_step="start the job from an older checkpoint, or without one from the beginning of its topics",
+        )

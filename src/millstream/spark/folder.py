@@ -22,6 +22,7 @@ from millstream.log.disk import write_document
 from millstream.operators.stateful import stateful
 from millstream.plan.nodes import Node, Write
 from millstream.plan.table_nodes import SideJoin
+from millstream.sinks.file_ledger import remove_drafts
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
 
@@ -30,6 +31,8 @@ BEFORE_MOVE = "before_move.json"
 LOOKING_S = 0.5
 RUNS = f"millstream-runs-{os.getuid()}"
 OWNER = ".job"
+SINKS = "sinks"
+ORPHAN_S_MIN = 3600.0
 """In the folder for temporary files of every executor: the state of jobs that run there, made anew if it is lost."""
 
 
@@ -160,7 +163,8 @@ class JobFolder:
     def begin_ledgers_anew(self) -> None:
         """Without a checkpoint batches count from 0 again: what sinks have noted of others must not hide them."""
         if _newest(self.checkpoint / "offsets") < 0:
-            shutil.rmtree(self.path / "sinks", ignore_errors=True)
+            remove_drafts(self.path / SINKS)
+            shutil.rmtree(self.path / SINKS, ignore_errors=True)
 
     def unfinished_batch(self) -> bool:
         """Whether a batch has begun that is not complete."""
@@ -177,6 +181,7 @@ class JobFolder:
         kept = self.kept()
         gone = self.path.with_name(f".{self.path.name}-{uuid.uuid4().hex}")
         self.path.rename(gone)
+        remove_drafts(gone / SINKS)
         shutil.rmtree(gone, ignore_errors=True)
         if kept is not None:
             shutil.rmtree(runs_of(kept.identity), ignore_errors=True)
@@ -200,14 +205,28 @@ def runs_of(identity: str) -> Path:
 
 
 def claim_runs(identity: str, job: Path) -> None:
-    """Notes whose rows of state lie here, and removes those of jobs whose folder somebody has deleted."""
+    """Notes whose rows of state lie here, and removes those of jobs that somebody has deleted or begun anew."""
     runs = runs_of(identity)
     with suppress(OSError):  # no job fails for want of tidiness
         runs.mkdir(parents=True, exist_ok=True)
-        (runs / OWNER).write_text(str(job.absolute()))
-        for owner in runs.parent.glob(f"*/{OWNER}"):
-            if not Path(owner.read_text()).exists():
-                shutil.rmtree(owner.parent, ignore_errors=True)
+        (runs / OWNER).write_bytes(os.fsencode(job.absolute()))
+        for owner in list(runs.parent.glob(f"*/{OWNER}")):
+            with suppress(OSError):
+                if _is_orphan(owner):
+                    shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _is_orphan(owner: Path) -> bool:
+    """What was begun a short while ago may be somebody's whose job this process cannot see, as in a container."""
+    job = Path(os.fsdecode(owner.read_bytes()))
+    if time.time() - owner.stat().st_mtime < ORPHAN_S_MIN or not job.parent.exists():
+        return False
+    try:
+        return bool(json.loads((job / DESCRIPTION).read_bytes())["identity"] != owner.parent.name)
+    except FileNotFoundError:
+        return True
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _newest(folder: Path) -> int:

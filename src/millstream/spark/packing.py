@@ -150,10 +150,12 @@ class Packer:
         """What the driver is told of rows that were drafted as files here; None if they have to travel."""
         output = self.layout.outputs[number - len(self.layout.chain)]
         drafting = self.drafting.get(output.name)
-        if drafting is None or rows.estimated_size() <= BLOB_BYTES_MAX or not drafting.folder.is_dir():
+        if drafting is None or rows.estimated_size() <= BLOB_BYTES_MAX:
             return None
         assert isinstance(output, Write)
         try:
+            if not drafting.folder.is_dir():
+                return None
             drafts = drafting.draft(*as_written(rows, output))
         except Exception:  # the driver tries the same, waits if that may help, and says what is wrong
             return None

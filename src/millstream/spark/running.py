@@ -39,7 +39,7 @@ from millstream.spark.compiler import compiled, started
 from millstream.spark.display import Display
 from millstream.spark.fabric import Shipment
 from millstream.spark.failures import of_query
-from millstream.spark.folder import RUNS, JobFolder, Kept, claim_runs
+from millstream.spark.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
 from millstream.spark.outputs import Outputs, Progress, Stopped
@@ -362,7 +362,7 @@ def _feed(
 
 
 def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
-    own = folder.path / "sinks" / output.name
+    own = folder.path / SINKS / output.name
     own.mkdir(parents=True, exist_ok=True)
     return open_sink(
         output.sink,

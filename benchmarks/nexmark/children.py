@@ -80,7 +80,10 @@ def asked(engine: Engine, tasks: Sequence[Task], limit_s: float) -> Iterator[tup
             elif "query" in said:
                 task, _ = waiting.pop(next(place for place, (_, name) in enumerate(waiting) if name == said["query"]))
                 yield task, replace(Answer(**said), peak_bytes=memory.peak_bytes)
-        process.wait(END_S_MAX)
+            if not waiting:  # a JVM that does not come to its end would keep us here
+                break
+        else:
+            process.wait(END_S_MAX)
     finally:
         timer.cancel()
         memory.stop()

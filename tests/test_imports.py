@@ -14,10 +14,11 @@ ROOT = Path(millstream.__file__).parent
 EVERYTHING = "everything"
 MAY_IMPORT: dict[str, list[str]] = {
     "errors": [],
+    "private_files": ["errors"],
     "secrets": ["errors"],
     "records": ["errors"],
-    "log": ["records", "secrets"],
-    "plan": ["records", "secrets"],
+    "log": ["records", "secrets", "private_files"],
+    "plan": ["records", "secrets", "private_files"],
     "sources": ["plan", "log"],
     "operators": ["plan"],
     "reference": ["plan"],
@@ -36,6 +37,7 @@ MAY_IMPORT: dict[str, list[str]] = {
 }
 WITHOUT_SPARK = {
     "errors",
+    "private_files",
     "secrets",
     "records",
     "log",

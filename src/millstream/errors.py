@@ -111,6 +111,10 @@ class NoAccess(StorageError):
     """The folder or a file in it cannot be read or written by this user."""
 
 
+class UntrustedFolder(StorageError):
+    """A folder for this user's private files that another user made, or can change."""
+
+
 class UnsupportedFormat(StorageError):
     """The log was written by another version of Millstream, in a format this one does not know."""
 

@@ -1,0 +1,44 @@
+"""Folders and files that nobody else can read, plant or swap: created private, and never reached through a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from millstream.errors import UntrustedFolder
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+
+
+def private_folder(path: Path) -> Path:
+    """Creates the folder for this user alone; refuses one that another user made or can write to."""
+    path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=FOLDER_MODE)
+    except FileExistsError:
+        _refuse_untrusted(path)
+    return path
+
+
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """A descriptor of a file that, if created, is for this user alone. A symbolic link is refused with ELOOP."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+
+def _refuse_untrusted(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        fault = "is not a folder"
+    elif found.st_uid != os.geteuid():
+        fault = f"belongs to user {found.st_uid}, not to user {os.geteuid()}"
+    elif stat.S_IMODE(found.st_mode) & ~FOLDER_MODE:
+        fault = f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})"
+    else:
+        return
+    raise UntrustedFolder(
+        f"the private folder {path} {fault}, so its content cannot be trusted",
+        where=str(path),
+        next_step="remove it if nothing of yours is in it, or set TMPDIR (or spark.local.dir) to a folder of your own",
+    )

@@ -33,6 +33,13 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
         private_folder(planted)
 
 
+def test_a_folder_that_others_could_only_read_is_closed_to_them(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o755)
+    assert mode_of(private_folder(folder)) == 0o700
+
+
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         return  # only root can hand a folder to another user

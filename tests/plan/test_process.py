@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -15,7 +17,7 @@ import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan, InvalidWindow
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.nodes import Dead, Process
-from millstream.plan.plain_values import NotPlain, decoded, encoded
+from millstream.plan.plain_values import NotPlain, UnreadableValues, decoded, encoded
 
 COLUMNS = "device string, n int, at timestamp"
 
@@ -173,6 +175,60 @@ def test_plain_values_come_back_as_they_were(held: list[Any]) -> None:
     back = decoded(encoded(held))
     assert back == held
     assert types_of(back) == types_of(held)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1 << 63,
+        -(1 << 63) - 1,
+        {1 << 200: [-(1 << 200)]},
+        "lone \ud800 surrogate",
+        {"\udfff": ["\ud800"]},
+        datetime(2026, 10, 25, 2, 30, fold=1),
+        datetime(1, 1, 1, tzinfo=UTC),
+        datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+        datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5, microseconds=1), "odd")),
+        time(1, 2, 3, 4, tzinfo=timezone(timedelta(hours=-3))),
+        Decimal("-0E+400"),
+        {(1, ("a", None)): {(2,)}},
+    ],
+    ids=repr,
+)
+def test_values_beyond_the_common_come_back_as_they_were(value: Any) -> None:
+    (back,) = decoded(encoded([value]))
+    assert back == value
+    assert types_of(back) == types_of(value)
+    if isinstance(value, datetime | time):
+        assert (back.fold, back.tzname()) == (value.fold, value.tzname())
+
+
+class Planted:
+    def __reduce__(self) -> tuple[object, ...]:
+        return pytest.fail, ("the bytes of state were run",)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        pickle.dumps(Planted()),
+        pickle.dumps([1, 2], 5),
+        b"",
+        b"\x93",
+        b"\xc1",
+        b"\xc7\x01\x63\x00",
+        b"\x91" * 5000 + b"\x00",
+    ],
+)
+def test_bytes_of_others_are_refused_and_run_nothing(held: bytes) -> None:
+    with pytest.raises(UnreadableValues):
+        decoded(held)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_values_or_refused(held: bytes) -> None:
+    with suppress(UnreadableValues):
+        assert isinstance(decoded(held), list)
 
 
 def test_a_zone_comes_back() -> None:

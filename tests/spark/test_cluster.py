@@ -14,7 +14,7 @@ import pytest
 from millstream.errors import SparkFailed
 from millstream.log import EmbeddedLog
 from millstream.spark import shipping
-from millstream.spark.failures import of_query
+from millstream.spark.failures import new_mark, of_query
 from millstream.spark.users_code import modules
 from spark_cluster import SparkCluster
 
@@ -223,7 +223,7 @@ Lost task 1.3 in stage 2.0 (TID 9) (10.0.0.8 executor 1): java.io.FileNotFoundEx
     ],
 )
 def test_failures_of_a_jvm_far_away_are_told_in_a_line(said: str, told: list[str]) -> None:
-    failure = str(of_query(RuntimeError(said)))
+    failure = str(of_query(RuntimeError(said), new_mark()))
     assert all(part in failure for part in told)
     assert "\tat " not in failure
     assert "java.io" not in failure

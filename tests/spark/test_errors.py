@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from millstream.errors import (
     UnknownTopic,
 )
 from millstream.log import EmbeddedLog
+from millstream.spark.failures import new_mark
 
 from .support import CAUGHT_UP, SCHEMA, per_user, put, read, scores
+from .test_failures import Touch
 
 pytestmark = pytest.mark.usefixtures("spark")
 ROWS = [("ann", 1, 0.0), ("bob", 5, 1.0), ("ann", 3, 12.0), ("ann", 4, 40.0)]
@@ -157,6 +161,27 @@ def test_a_function_that_fails_stops_the_job_there(log: EmbeddedLog) -> None:
     assert [row["n"] for row in read(log, "fine")] == [1, 5]
     built(lambda row: row).run(broker=log.path, until=CAUGHT_UP)
     assert [row["n"] for row in read(log, "fine")] == [1, 5, 3, 4]
+
+
+@pytest.mark.parametrize("as_step", ["map", "process"])
+def test_a_record_whose_text_imitates_a_failure_runs_nothing(log: EmbeddedLog, tmp_path: Path, as_step: str) -> None:
+    """Goal: no text of a record is ever more than text. Method: a user's error that quotes a pickle after a mark."""
+    proof = tmp_path / "proof"
+    pickled = base64.b64encode(pickle.dumps(Touch(proof))).decode()
+    forged = " ".join(f"{mark}{pickled}" for mark in ("MILLSTREAM-FAILURE:", new_mark()))
+    log.create_topic("texts", schema="x string")
+    with log.producer(acks="all") as producer:
+        producer.send("texts", {"x": forged})
+    flow = ms.Flow("hostile")
+    texts = flow.read("texts", "x string")
+    if as_step == "map":
+        texts.map(lambda row: {"n": int(row["x"])}, schema="n int").write("numbers")
+    else:
+        texts.key_by("x").process(lambda row, key: [{"n": int(row["x"])}], schema="n int").write("numbers")
+    with pytest.raises(ms.MillstreamError) as found:
+        flow.run(broker=log.path, until=CAUGHT_UP)
+    assert "invalid literal for int()" in told(found.value)
+    assert not proof.exists()
 
 
 def test_dead_letters_let_the_job_go_on(log: EmbeddedLog) -> None:

@@ -15,10 +15,12 @@ from millstream.errors import DamagedState
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import SENT
 from millstream.spark.fabric import PLANS_KEPT, Shipment, StepRunner
+from millstream.spark.failures import Failed
 from millstream.spark.layout import Layout, labels
 from millstream.spark.packing import from_bytes
 
 from .support import per_user, scores
+from .test_failures import Touch
 
 
 def shipment(name: str) -> Shipment:
@@ -115,6 +117,15 @@ def test_state_is_made_anew_from_changes_that_were_kept_in_pieces(
     kept, anew = (pl.concat(frames).sort(pl.all()) for frames in found)
     assert anew.equals(kept)
     assert len(kept) == 7 + 3 * 14  # one row of each user, then the old one back and the new one
+
+
+def test_a_head_that_is_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    head = Stored()
+    head.update((pickle.dumps(Touch(tmp_path / "proof")),))
+    runner = StepRunner(shipment("planted"), 0, cast(Any, head), cast(Any, Stored()))
+    with pytest.raises(Failed, match="cannot be read"):
+        runner.run(runner._plan.labels[0], [])
+    assert not (tmp_path / "proof").exists()
 
 
 @pytest.mark.parametrize("kept", [[b"MSd1 as it was kept before"], [b"+one", b"+two"]])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import millstream as ms
+from millstream.errors import DamagedState, UntrustedFolder
 from millstream.records import Schema
 from millstream.sinks import open_sink
-from millstream.spark.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, JobFolder, claim_runs, runs_of
+from millstream.spark.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, RUNS, JobFolder, claim_runs, runs_of
 
 
 def begun(job: Path, identity: str, *, long_ago: bool = True) -> None:
@@ -38,9 +41,48 @@ def test_state_of_jobs_that_are_gone_or_begun_anew_is_removed(tmp_path: Path, mo
     (jobs / "damaged" / DESCRIPTION).write_text("{")
     begun(jobs / "anew", "anew-2")
     claim_runs("new", tmp_path)
-    left = {path.name for path in runs_of("new").parent.iterdir()}
+    left = {path.name.removeprefix(RUNS) for path in runs_of("new").parent.iterdir()}
     assert ORPHAN_S_MIN > 0
     assert left == {"6b657074-1", "64616d61676564-1", "ff-1", "away", "young", "unknown", "anew-2", "new"}
+
+
+def test_a_folder_that_somebody_else_made_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    runs_of("planted").mkdir()
+    runs_of("planted").chmod(0o777)
+    with pytest.raises(UntrustedFolder, match="can be changed by other users"):
+        claim_runs("planted", tmp_path / "job")
+    assert list(runs_of("planted").iterdir()) == []
+
+
+def test_a_planted_link_in_place_of_the_owners_note_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    precious = tmp_path / "precious"
+    precious.write_text("as it was")
+    runs_of("planted").mkdir(mode=0o700)
+    (runs_of("planted") / OWNER).symlink_to(precious)
+    claim_runs("planted", tmp_path / "job")
+    assert precious.read_text() == "as it was"
+
+
+def test_folders_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    begun(tmp_path / "jobs" / "gone", "gone")
+    shutil.rmtree(tmp_path / "jobs" / "gone")
+    runs_of("gone").chmod(0o777)
+    claim_runs("new", tmp_path / "jobs" / "new")
+    assert runs_of("gone").exists()
+
+
+@pytest.mark.parametrize("identity", ["../precious", "a/b", "", "x" * 300, 7])
+def test_an_edited_description_cannot_name_a_folder_elsewhere(tmp_path: Path, identity: Any) -> None:
+    job = JobFolder(tmp_path / "job", "job")
+    (job.path / DESCRIPTION).write_text(json.dumps({"identity": identity, "groups": 1, "partitions": 1}))
+    with pytest.raises(DamagedState, match="identity"):
+        job.remove()
+    assert job.path.exists()
 
 
 def test_drafts_go_with_the_job_that_made_them(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from millstream.errors import DamagedState
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.runs import Marks
@@ -22,7 +23,7 @@ from millstream.operators.stateful import DEAD, INPUTS, SENT, PlainStep
 from millstream.operators.windowed import ROW, Clock, Frames
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
-from millstream.plan.plain_values import ATOMS, decoded
+from millstream.plan.plain_values import ATOMS, UnreadableValues, decoded
 from millstream.plan.process import (
     CLOCK,
     EVENT,
@@ -131,8 +132,18 @@ class _Bundle:
         }
         known = called[called < len(self.held)]
         for number, state in zip(known.tolist(), self.held[STATE][known].to_list(), strict=True):
-            _fill(keys[number], decoded(state))
+            _fill(keys[number], self._decoded(state))
         return keys
+
+    def _decoded(self, state: bytes) -> list[Any]:
+        try:
+            return decoded(state)
+        except UnreadableValues as why:
+            raise DamagedState(
+                f"the state of a key cannot be read: {why}",
+                where=f"step '{self.node.name}'",
+                next_step="start the job from an older checkpoint, or without one from the beginning of its topics",
+            ) from why
 
     # ------------------------------------------------------------ calling
 

@@ -28,7 +28,7 @@ from millstream.plan.watermarks import Bounded
 from millstream.records import Schema
 from millstream.secrets import delivery
 from millstream.spark.fabric import Shipment
-from millstream.spark.failures import told
+from millstream.spark.failures import marked
 from millstream.spark.feed import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.layout import Layout
 from millstream.spark.packing import DRIVER, REPORT, Packed, control_to_bytes, to_batch
@@ -46,7 +46,7 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed) -> DataFrame:
     """All rows of a flow, packed, on their way to its outputs."""
     spark.sparkContext.environment.update(delivery())  # before Spark's own processes are started
     spark.dataSource.register(FeedSource)
-    packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed)).load()
+    packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed, shipment.mark)).load()
     for number, source in enumerate(shipment.layout.framed_sources):
         packed = packed.unionByName(NativeSteps(shipment.layout, source).packed(shipment, number))
     for numbers in shipment.layout.stages:
@@ -143,7 +143,7 @@ class Pack:
     number: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with told(self.source):
+        with marked(self.shipment.mark, self.source):
             yield to_batch(list(self._packed(batches)))
 
     def _packed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Packed]:

@@ -9,7 +9,6 @@ anew. Spark rolls head and deltas back together, so a batch that is tried again 
 from __future__ import annotations
 
 import os
-import pickle
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import polars as pl
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import MapState, ValueState
@@ -29,8 +29,9 @@ from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.operators.windowed import Clock
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node, Write
+from millstream.private_files import private_folder
 from millstream.sinks.drafts import Drafting
-from millstream.spark.failures import told
+from millstream.spark.failures import marked, new_mark
 from millstream.spark.inputs import InputWatermark
 from millstream.spark.layout import Layout, labels
 from millstream.spark.packing import (
@@ -79,11 +80,11 @@ class Head:
     inputs: tuple[Any, ...] | None = None
 
     def to_bytes(self) -> bytes:
-        return pickle.dumps(tuple(getattr(self, name) for name in self.__slots__), protocol=5)
+        return msgspec.msgpack.encode([getattr(self, name) for name in self.__slots__])
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Head:
-        return cls(*pickle.loads(blob))
+        return cls(*msgspec.msgpack.decode(blob, type=list[Any]))
 
 
 class Plan:
@@ -131,6 +132,8 @@ class Shipment:
     """Where state lies beside the executor: a path, or a name in its folder for temporary files."""
     drafting: Mapping[str, Drafting] = field(default_factory=dict)
     """By output, how its rows become files."""
+    mark: str = field(default_factory=new_mark)
+    """What marks a failure of this run on its way back through Spark."""
 
     @property
     def folder(self) -> Path:
@@ -152,7 +155,14 @@ class Shipment:
         return packed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.name, self._packed_layout, self.partitions, self.runs_folder, dict(self.drafting))
+        return _arrived, (
+            self.name,
+            self._packed_layout,
+            self.partitions,
+            self.runs_folder,
+            dict(self.drafting),
+            self.mark,
+        )
 
 
 def scratch_folder() -> Path:
@@ -163,13 +173,13 @@ def scratch_folder() -> Path:
 
 
 def _arrived(
-    name: str, packed_layout: bytes, partitions: int, runs_folder: str, drafting: dict[str, Drafting]
+    name: str, packed_layout: bytes, partitions: int, runs_folder: str, drafting: dict[str, Drafting], mark: str
 ) -> Shipment:
     """A worker unpacks a plan once, though it comes with every task."""
     if name not in _SHIPMENTS:
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
-        shipment = Shipment(name, cloudpickle.loads(packed_layout), partitions, runs_folder, drafting)
+        shipment = Shipment(name, cloudpickle.loads(packed_layout), partitions, runs_folder, drafting, mark)
         shipment.__dict__["_packed_layout"] = packed_layout
         _SHIPMENTS[name] = shipment
     return _SHIPMENTS[name]
@@ -202,13 +212,13 @@ class StepRunner:
 
     def run(self, label: int, mine: list[Mine]) -> list[Packed]:
         """What a key group sends, given the kind, the task and the content of each packed row that is for it."""
-        with told(self._node.name):
+        with marked(self._shipment.mark, self._node.name):
             return list(self._run(label, mine))
 
     def _run(self, label: int, mine: list[Mine]) -> Iterator[Packed]:
         group = self._plan.group_of[label]
         stored = self._head.get()
-        head = Head.from_bytes(bytes(stored[0])) if stored else Head()
+        head = self._read_head(bytes(stored[0])) if stored else Head()
         inputs = InputWatermark(self._upstream, self._groups)
         if head.inputs is not None:
             inputs.go_on(head.inputs)
@@ -232,6 +242,12 @@ class StepRunner:
         yield from packer.pack(said)
         report = {"step": self._node.name, "watermark": watermark, "rows": head.rows, "late": late, "now": inputs.now}
         yield label, DRIVER, REPORT, group, control_to_bytes(report)
+
+    def _read_head(self, blob: bytes) -> Head:
+        try:
+            return Head.from_bytes(blob)
+        except (msgspec.MsgspecError, TypeError) as why:
+            raise self._damaged("its head is not as this version keeps it") from why
 
     def _inputs(self, mine: list[Mine], head: Head) -> dict[str, pl.DataFrame]:
         """By input, the rows in the order of the tasks they come from, numbered on from those before; and what was
@@ -257,7 +273,7 @@ class StepRunner:
         self, label: int, head: Head, inputs: dict[str, pl.DataFrame], clock: Clock
     ) -> dict[str, pl.DataFrame]:
         step = self._step
-        folder = self._shipment.folder / self._node.name / str(label)
+        folder = private_folder(self._shipment.folder) / self._node.name / str(label)
         runs = Runs(folder, step.keys, step.tables(), step.own_keys)
         runs.open(head.version, self._stored_deltas)
         inputs = {**step.nothing, **inputs}
@@ -306,7 +322,7 @@ class StepRunner:
 
     def _damaged(self, why: str) -> DamagedState:
         return DamagedState(
-            f"the changes of the state of a step cannot be read: {why}",
+            f"the state of a step cannot be read: {why}",
             where=f"step '{self._node.name}'",
             next_step="start the job from an older checkpoint, or without one from the beginning of its topics",
         )

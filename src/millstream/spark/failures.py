@@ -1,19 +1,27 @@
-"""A failure in a worker reaches the user in the user's own terms: its text travels through Spark as one marked line."""
+"""A failure in a worker reaches the user in the user's own terms: as plain data, in one marked line of Spark's error.
+
+What a worker raises passes through Spark as text, and that text may quote records. So the line is known by a mark that
+is random for each run, it holds no objects, and it names only classes of `millstream.errors`: a record that imitates
+it is text like any other.
+"""
 
 from __future__ import annotations
 
 import base64
-import pickle
+import json
 import re
+import secrets
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from millstream import errors
 from millstream.errors import MillstreamError, SparkFailed, StepFailed
 
-MARK = "MILLSTREAM-FAILURE:"
-_FOUND = re.compile(re.escape(MARK) + r"([A-Za-z0-9+/=]+)")
+_KINDS = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__
+}
 _RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b(: |$)")
 SHIPPED = "<millstream>"
 """What stack traces of workers call the folder of this package, which came to them in a zip."""
@@ -26,27 +34,45 @@ _LOST = re.compile(r"ExecutorLostFailure|Lost executor|executor (heartbeat|lost)
 _CLASS = re.compile(r"^(?:[a-z_0-9]+\.)+(?=[A-Z])")
 
 
-class Failed(RuntimeError):
-    """What Spark is told; the user sees the error inside."""
+def new_mark() -> str:
+    """A mark for the failures of one run: nobody who writes a record can know it."""
+    return f"MILLSTREAM-FAILURE-{secrets.token_hex(16)}:"
 
-    def __init__(self, error: MillstreamError) -> None:
-        super().__init__(f"{error}\n{MARK}{base64.b64encode(pickle.dumps(error)).decode()}")
+
+class Failed(RuntimeError):
+    """What Spark is given; the user sees the error inside."""
+
+    def __init__(self, error: MillstreamError, mark: str) -> None:
+        super().__init__(f"{error}\n{mark}{_as_text(error)}")
+
+
+def _as_text(error: MillstreamError) -> str:
+    """Class, what, where and next step. Base64, so that nothing on the way escapes, wraps or splits it."""
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
+    said = json.dumps([kind, error.what, error.where, error.next_step])
+    return base64.b64encode(said.encode()).decode()
+
+
+def _from_text(text: str) -> MillstreamError:
+    kind, what, where, next_step = json.loads(base64.b64decode(text))
+    found: MillstreamError = _KINDS[kind](what, where=where, next_step=next_step)
+    return found
 
 
 @contextmanager
-def told(step: str | None = None) -> Iterator[None]:
-    """Marks what fails inside, so that the driver can tell the user."""
+def marked(mark: str, step: str | None = None) -> Iterator[None]:
+    """Marks what fails inside, so that the driver can report it to the user."""
     try:
         yield
     except Failed:
         raise
     except MillstreamError as error:
-        raise Failed(error) from error
+        raise Failed(error, mark) from error
     except Exception as error:  # of a library or of the user's own code, which runs inside ours
-        raise Failed(_of_users_code(error, step)) from error
+        raise Failed(of_users_code(error, step), mark) from error
 
 
-def _of_users_code(error: Exception, step: str | None) -> StepFailed:
+def of_users_code(error: Exception, step: str | None) -> StepFailed:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OURS)]
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     place = f"{own[-1].filename}:{own[-1].lineno}" if own else None
@@ -55,21 +81,19 @@ def _of_users_code(error: Exception, step: str | None) -> StepFailed:
     return StepFailed(
         f"{at} failed: {type(error).__name__}: {said}",
         where=place,
-        next_step="mend it and run the job again: it goes on from its last complete batch",
+        next_step="fix it and run the job again: it continues from its last complete batch",
     )
 
 
-def of_query(error: BaseException, log: str | None = None) -> MillstreamError:
-    """What went wrong in a query, for the user."""
+def of_query(error: BaseException, mark: str, log: str | None = None) -> MillstreamError:
+    """What went wrong in a query whose workers mark their failures so, for the user."""
     if isinstance(error, MillstreamError):
         return error
-    found = _FOUND.search(str(error))
+    found = re.search(re.escape(mark) + r"([A-Za-z0-9+/=]+)", str(error))
     if found:
-        inner = pickle.loads(base64.b64decode(found.group(1)))
-        assert isinstance(inner, MillstreamError)
-        return inner
+        return _from_text(found.group(1))
     said = str(error)
-    again = "run it again: it goes on from its last complete batch"
+    again = "run it again: it continues from its last complete batch"
     if _LOST.search(reason_of(said) or ""):
         again = (
             "see whether workers die for want of memory (--conf spark.executor.memoryOverhead=1g gives their Python "

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from millstream.spark.failures import told
+from millstream.spark.failures import marked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,22 +52,25 @@ class FeedSource(DataSource):
         return PACKED
 
     def streamReader(self, schema: StructType) -> FeedReader:  # noqa: N802
-        return FeedReader(base64.b64decode(self.options[FEED]))
+        mark, _, packed = self.options[FEED].rpartition(":")
+        return FeedReader(base64.b64decode(packed), f"{mark}:")
 
 
-def as_option(feed: Feed) -> str:
-    return base64.b64encode(cloudpickle.dumps(feed)).decode()  # type: ignore[no-untyped-call]
+def as_option(feed: Feed, mark: str) -> str:
+    """A feed and the mark of its run's failures, which is known even where the feed cannot be unpacked."""
+    return mark + base64.b64encode(cloudpickle.dumps(feed)).decode()  # type: ignore[no-untyped-call]
 
 
 class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Unpacks its feed when it is first asked for something: Spark also makes one only to send it on."""
 
-    def __init__(self, packed: bytes) -> None:
+    def __init__(self, packed: bytes, mark: str) -> None:
         self._packed = packed
+        self._mark = mark
         self._unpacked: Feed | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_packed": self._packed, "_unpacked": None}
+        return {"_packed": self._packed, "_mark": self._mark, "_unpacked": None}
 
     @property
     def _feed(self) -> Feed:
@@ -76,23 +79,23 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._unpacked
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        with told():
+        with marked(self._mark):
             return self._feed.initial()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        with told():
+        with marked(self._mark):
             return self._feed.latest(start)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        with told():
+        with marked(self._mark):
             self._feed.stop_at_present()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        with told():
+        with marked(self._mark):
             return [InputPartition(task) for task in self._feed.tasks(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with told():
+        with marked(self._mark):
             yield from self._feed.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import polars as pl
 
-from millstream.errors import JobChanged, JobRunning
+from millstream.errors import DamagedState, JobChanged, JobRunning
 from millstream.log.disk import write_document
 from millstream.operators.stateful import stateful
 from millstream.plan.nodes import Node, Write
 from millstream.plan.table_nodes import SideJoin
+from millstream.private_files import is_private, open_private, private_folder
 from millstream.sinks.file_ledger import remove_drafts
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
@@ -29,11 +31,13 @@ from millstream.spark.live import STOP
 DESCRIPTION = "job.json"
 BEFORE_MOVE = "before_move.json"
 LOOKING_S = 0.5
-RUNS = f"millstream-runs-{os.getuid()}"
 OWNER = ".job"
 SINKS = "sinks"
+_IDENTITY = re.compile(r"[\w-]{1,100}")
 ORPHAN_S_MIN = 3600.0
-"""In the folder for temporary files of every executor: the state of jobs that run there, made anew if it is lost."""
+RUNS = "millstream-runs-"
+"""How a folder is named that holds the state of one job beside each executor, rebuilt if it is lost. The job's random
+identity follows, so that no other user of the machine can make the folder first."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,16 @@ class JobFolder:
 
     def kept(self) -> Kept | None:
         path = self.path / DESCRIPTION
-        return Kept(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        kept = Kept(**json.loads(path.read_text()))
+        if not isinstance(kept.identity, str) or not _IDENTITY.fullmatch(kept.identity):  # it becomes part of a path
+            raise DamagedState(
+                f"the description of the job '{self.job}' has an identity that this version does not make",
+                where=str(path),
+                next_step="restore the file from a backup, or remove the job's folder and run the job again",
+            )
+        return kept
 
     def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:
         """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""
@@ -201,28 +214,29 @@ def _taken(lock: int) -> bool:
 
 
 def runs_of(identity: str) -> Path:
-    return Path(tempfile.gettempdir()) / RUNS / identity
+    return Path(tempfile.gettempdir()) / f"{RUNS}{identity}"
 
 
 def claim_runs(identity: str, job: Path) -> None:
     """Notes whose rows of state lie here, and removes those of jobs that somebody has deleted or begun anew."""
-    runs = runs_of(identity)
+    runs = private_folder(runs_of(identity))
     with suppress(OSError):  # no job fails for want of tidiness
-        runs.mkdir(parents=True, exist_ok=True)
-        (runs / OWNER).write_bytes(os.fsencode(job.absolute()))
-        for owner in list(runs.parent.glob(f"*/{OWNER}")):
+        with os.fdopen(open_private(runs / OWNER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as owner:
+            owner.write(os.fsencode(job.absolute()))
+        for folder in list(runs.parent.glob(f"{RUNS}*")):
             with suppress(OSError):
-                if _is_orphan(owner):
-                    shutil.rmtree(owner.parent, ignore_errors=True)
+                if is_private(folder) and _is_orphan(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_orphan(owner: Path) -> bool:
-    """What was begun a short while ago may be somebody's whose job this process cannot see, as in a container."""
+def _is_orphan(runs: Path) -> bool:
+    """What was started a short while ago may belong to a job that this process cannot see, as in a container."""
+    owner = runs / OWNER
     job = Path(os.fsdecode(owner.read_bytes()))
     if time.time() - owner.stat().st_mtime < ORPHAN_S_MIN or not job.parent.exists():
         return False
     try:
-        return bool(json.loads((job / DESCRIPTION).read_bytes())["identity"] != owner.parent.name)
+        return bool(json.loads((job / DESCRIPTION).read_bytes())["identity"] != runs.name.removeprefix(RUNS))
     except FileNotFoundError:
         return True
     except (ValueError, KeyError, TypeError):

@@ -117,7 +117,7 @@ def explained(flow: Flow) -> str:
     shipment = Shipment("explained", layout, 1, "explained")
     feed = LiveFeed(shipment, "", None, 1, None, TICK_S, {})
     frame = compiled(spark, shipment, feed)
-    plan = re.sub(rf"{FEED}=[A-Za-z0-9+/=]+", f"{FEED}=…", frame._jdf.queryExecution().toString())
+    plan = re.sub(rf"{FEED}=[-:A-Za-z0-9+/=]+", f"{FEED}=…", frame._jdf.queryExecution().toString())
     written, _, _ = plan.partition("== Optimized Logical Plan ==")  # Spark makes the rest for each batch anew
     return "\n".join(lines) + "\n\n" + written.rstrip() + "\n"
 

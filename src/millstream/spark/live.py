@@ -32,7 +32,7 @@ from millstream.records import Schema
 from millstream.secrets import Secret
 from millstream.sources import KafkaSource, Offsets, Slab, Slice, Source, TopicSource, open_source
 from millstream.spark.fabric import Plan, Shipment
-from millstream.spark.failures import told as failing
+from millstream.spark.failures import marked
 from millstream.spark.inputs import CLOCK
 from millstream.spark.layout import Place, event_times
 from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to_bytes, to_batch
@@ -218,7 +218,7 @@ class LiveFeed:
                     yield to_batch([packed])  # one at a time: Spark holds a batch in one piece
 
     def _read(self, plan: Plan, node: Read, number: int, task: Task) -> Iterator[Packed]:
-        with failing(node.name):
+        with marked(self.shipment.mark, node.name):
             yield from self._read_all(plan, node, number, task)
 
     def _read_all(self, plan: Plan, node: Read, number: int, task: Task) -> Iterator[Packed]:

@@ -26,7 +26,7 @@ from millstream.plan.nodes import Write
 from millstream.sinks import Sink
 from millstream.sinks.drafts import Draft
 from millstream.sinks.files import FilesSink
-from millstream.spark.failures import told
+from millstream.spark.failures import of_users_code
 from millstream.spark.layout import Layout
 from millstream.spark.live import REACHED, STOP
 from millstream.spark.packing import DRIVER, as_written, control_from_bytes, from_bytes
@@ -118,8 +118,12 @@ class Outputs:
             tables[output.name] = table
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + len(table)
         if self._on_batch is not None:
-            with told("on_batch"):
+            try:
                 self._on_batch(number, tables)
+            except MillstreamError:
+                raise
+            except Exception as error:
+                raise of_users_code(error, "on_batch") from error
 
     def _write(
         self,

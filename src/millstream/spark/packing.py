@@ -6,13 +6,13 @@ is, `task` where it comes from, so that a step can take frames in the same order
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -58,12 +58,11 @@ def from_bytes(blob: bytes) -> pl.DataFrame:
 
 
 def control_to_bytes(control: dict[str, Any]) -> bytes:
-    return pickle.dumps(control, protocol=5)
+    return msgspec.msgpack.encode(control)
 
 
 def control_from_bytes(blob: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = pickle.loads(blob)
-    return found
+    return msgspec.msgpack.decode(blob, type=dict[str, Any])
 
 
 def to_batch(rows: Sequence[Packed]) -> pa.RecordBatch:

@@ -30,7 +30,7 @@ from millstream.plan.places import Kafka
 from millstream.records import Schema, can_evolve
 from millstream.sinks.remembered import jobs_folder
 from millstream.spark.display import Display
-from millstream.spark.failures import of_query
+from millstream.spark.failures import new_mark, of_query
 from millstream.spark.folder import JobFolder
 from millstream.spark.java_client import java_settings
 from millstream.spark.json_sql import check_type
@@ -398,7 +398,7 @@ def _query(spark: SparkSession, work: Work, folder: JobFolder, settings: Setting
     try:
         return writer.trigger(realTime=f"{BATCH_S} seconds").start()  # type: ignore[call-overload]
     except Exception as error:
-        raise of_query(error, _log()) from error
+        raise of_query(error, new_mark(), _log()) from error
 
 
 _FAILED = re.compile(r"\[([A-Z_]+)(?:\.[A-Z_]+)?\] ([^\n]*)")
@@ -433,4 +433,4 @@ def _translated(error: BaseException) -> MillstreamError:
             where=_log(),
             next_step="leave such rows out with where(…) before, or use try_cast(…) or try_divide(…)",
         )
-    return of_query(error, _log())
+    return of_query(error, new_mark(), _log())

@@ -7,6 +7,7 @@ once, however many outputs it has.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
@@ -20,7 +21,8 @@ from millstream.sources.topic_columns import is_metadata
 from millstream.spark.json_sql import field_of, is_read, name_of, parsed, text_of, type_of, written
 from millstream.spark.layout import Layout
 
-MARK = "MILLSTREAM-RECORD:"
+MARK = f"MILLSTREAM-RECORD-{secrets.token_hex(16)}:"
+"""Before and after what a failing record says of itself; random, so that no record can imitate it."""
 RECORD, PARSED, REASON, ROW, DEAD = "__record", "__parsed", "__reason", "__row", "__dead"
 TEXT = f"cast({RECORD}.value as string)"
 KEYS = "array_distinct(transform(headers, h -> h.key))"

@@ -38,7 +38,7 @@ from millstream.spark.bounded_frames import as_files
 from millstream.spark.compiler import compiled, started
 from millstream.spark.display import Display
 from millstream.spark.fabric import Shipment
-from millstream.spark.failures import of_query
+from millstream.spark.failures import new_mark, of_query
 from millstream.spark.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
@@ -121,6 +121,7 @@ class Job:
         self._sources = sources
         self._query: StreamingQuery | None = None
         self._outputs: Outputs | None = None
+        self._mark = new_mark()
         self._closing = ExitStack()
         self.interrupted = False
         """Whether Ctrl-C ended it."""
@@ -182,9 +183,9 @@ class Job:
         if isinstance(failure, Stopped):
             return
         if failure is not None:
-            raise of_query(failure, _log()) from failure
+            raise of_query(failure, self._mark, _log()) from failure
         if error is not None:
-            raise of_query(error, _log())
+            raise of_query(error, self._mark, _log())
 
 
 def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | None = None) -> Job:
@@ -239,6 +240,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         display.phase("starting the query")
         asked.check()
         job = Job(name, folder, dict.fromkeys(layout.fed_sources, feed), progress)
+        job._mark = feed.shipment.mark
         job._outputs = Outputs(layout, sinks, folder.path, progress, settings.on_batch)
         job._query = _query(spark, job._outputs, feed, folder, settings)
         if settings.batch:
@@ -314,7 +316,7 @@ def _query(
     try:
         return started(spark, feed.shipment, writer)
     except Exception as error:
-        raise of_query(error, _log()) from error
+        raise of_query(error, feed.shipment.mark, _log()) from error
 
 
 def _log() -> str | None:
@@ -339,7 +341,7 @@ def _feed(
     drafting: Mapping[str, Drafting],
 ) -> LiveFeed:
     name = f"{kept.identity}-{time.time_ns()}"
-    shipment = Shipment(name, layout, kept.partitions, f"{RUNS}/{kept.identity}", drafting)
+    shipment = Shipment(name, layout, kept.partitions, f"{RUNS}{kept.identity}", drafting)
     starts: dict[str, Offsets] = {}
     if settings.since is not None:
         sources = {

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +174,90 @@ def test_serving_without_its_packages_says_what_to_install(ms: Run, job: Job, mo
     assert "pip install 'millstream[serve]'" in done.err
 
 
-@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
-def test_serving_to_others_is_warned_of(
-    ms: Run, job: Job, monkeypatch: pytest.MonkeyPatch, host: str, warned: bool
+TOKEN = "a-token-of-enough-characters"
+
+
+@contextmanager
+def serving(*arguments: object, **settings: Any) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The server in a process of its own, and its address; ended with Ctrl-C."""
+    with start("table", "serve", "--port", "0", *arguments, **settings) as server:
+        assert server.stderr is not None
+        said = server.stderr.readline().decode()
+        found = re.search(r"http://[^/]+", said)
+        assert found is not None, said
+        try:
+            yield found[0], server
+        finally:
+            server.send_signal(signal.SIGINT)
+
+
+def fetched(url: str, token: str | None = None) -> tuple[int, Any]:
+    request = urllib.request.Request(url, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_only_the_tables_that_are_named_are_served(job: Job, log: EmbeddedLog) -> None:
+    log.create_topic("salaries")
+    put(log, "salaries", ("ann", "1"))
+    with serving("totals") as (address, _):
+        assert [table["name"] for table in fetched(f"{address}/tables")[1]] == ["totals"]
+        assert fetched(f"{address}/tables/totals/red") == (200, total("red", 5))
+        missing = fetched(f"{address}/tables/totals/green")
+        assert missing[0] == 404
+        assert fetched(f"{address}/tables/salaries/ann") == fetched(f"{address}/tables/by_team/red") == missing
+
+
+def test_why_a_request_failed_is_reported_on_stderr(job: Job, tmp_path: Path) -> None:
+    with serving() as (address, server):
+        (tmp_path / "tables.db").unlink()
+        status, document = fetched(f"{address}/tables/by_team/red")
+        assert (status, str(tmp_path) in str(document)) == (503, False)
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate(timeout=60)
+        assert f"table 'by_team' of {tmp_path / 'tables.db'}" in err.decode()
+
+
+def test_a_token_of_a_file_or_of_the_environment(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text(f"{TOKEN}\n")
+    variable = {**os.environ, "MILLSTREAM_TOKEN": TOKEN}
+    for arguments, settings in ((["--token-file", file], {}), ([], {"env": variable})):
+        with serving(*arguments, **settings) as (address, _):
+            assert fetched(f"{address}/tables/totals/red")[0] == 401
+            assert fetched(f"{address}/tables/totals/red", TOKEN[:-1])[0] == 401
+            assert fetched(f"{address}/tables/totals/red", TOKEN) == (200, total("red", 5))
+
+
+def test_a_token_file_that_others_can_read_is_refused(ms: Run, job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o640)
+    done = ms("table", "serve", "--port", "0", "--token-file", file)
+    assert (done.code, "open to other users (mode 640)" in done.err) == (2, True)
+    assert TOKEN not in done.err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "", "::", "192.0.2.7", "2001:db8::1"])
+def test_serving_to_other_machines_without_a_token_is_refused(
+    ms: Run, job: Job, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    monkeypatch.setattr("millstream.serving.http.serve", lambda *_: None)
+    """Nothing listens: the refusal comes before the socket."""
+    monkeypatch.delenv("MILLSTREAM_TOKEN", raising=False)
+    monkeypatch.setattr("millstream.serving.http.listening", None)
     done = ms("table", "serve", "--host", host, "--port", "0")
-    assert done.code == 0
-    assert ("whoever can reach this address can read every table" in done.err) == warned
+    assert done.code == 2
+    assert "can be reached from other machines, and no token is set" in done.err
+    assert "--token-file" in done.err
+
+
+def test_all_addresses_need_the_names_they_are_reached_by(ms: Run, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_TOKEN", TOKEN)
+    monkeypatch.setattr("millstream.serving.http.listening", None)
+    for host in ("0.0.0.0", "::"):
+        done = ms("table", "serve", "--host", host, "--port", "0")
+        assert (done.code, "--allowed-host" in done.err) == (2, True)

@@ -24,9 +24,10 @@ from millstream.log.kafka.log import KafkaLog
 from millstream.serving import Tables, TableUnavailable, newest, open_table
 from millstream.serving.kafka_topics import KafkaTopicTable
 from millstream.serving.newest import home_of
+from millstream.serving.served import Served
 from millstream.serving.topics import text_table
+from serving.running import Running
 from serving.support import Job, put, total, totals_flow
-from serving.test_http import Running
 
 from .broker_support import new
 from .settling import settle
@@ -123,8 +124,8 @@ def test_tables_are_known_by_what_jobs_noted_and_by_their_compaction(log: KafkaL
 def test_rows_over_http(log: KafkaLog) -> None:
     name = new()
     job = Job(log, totals_flow(name, name=f"{name}-job"))
-    tables = Tables(log)
-    running = Running(tables)
+    served = Served(Tables(log))
+    running = Running(served)
     try:
 
         def ask(path: str) -> Any:
@@ -139,7 +140,7 @@ def test_rows_over_http(log: KafkaLog) -> None:
             ask(f"/tables/{name}/blue")
     finally:
         running.close()
-        tables.close()
+        served.close()
         job.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -98,11 +100,28 @@ def as_key(given: Sequence[str], columns: Sequence[str]) -> Any:
 
 def serve(
     session: Session,
-    host: Annotated[str, typer.Option(help="The address to listen on: as it is, this machine alone.")] = "127.0.0.1",
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="Serve these alone; default: all tables of jobs.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than loopback need a token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8080,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A name it may be asked by (the Host header) besides its address; repeatable."
+        ),
+    ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A file of mode 600 with the token to ask for; default: $MILLSTREAM_TOKEN."),
+    ] = None,
+    max_tables: Annotated[int, typer.Option(min=1, help="How many tables are open at once.")] = 64,
+    index_mb: Annotated[int, typer.Option(min=1, help="How much memory the indexes of topics take together.")] = 1024,
     at: Address = None,
 ) -> None:
-    """Answer for the current rows of all tables over HTTP, until Ctrl-C.
+    """Answer for the current rows of tables over HTTP, until Ctrl-C.
 
     Needs: pip install 'millstream[serve]'
 
@@ -110,20 +129,24 @@ def serve(
     Example:
       millstream table serve --port 8080
       curl http://127.0.0.1:8080/tables/totals/red
+      millstream table serve totals --host 192.0.2.7 --token-file token
     """
     from millstream.serving import Tables, http
+    from millstream.serving.access import Access, Place, read_token
+    from millstream.serving.served import Served
 
-    with session.log() as log, http.listening(host, port) as taken:
-        tables = Tables(log, at=at)
-        number = taken.getsockname()[1]
-        if host not in http.LOOPBACK:
-            warn(
-                "whoever can reach this address can read every table: nobody is asked who they are",
-                as_json=session.json,
-            )
-        shown = f"[{host}]" if ":" in host else host
-        typer.echo(f"tables are served at http://{shown}:{number}/tables until Ctrl-C", err=True)
-        try:
-            http.serve(tables, taken, host)
-        finally:
-            tables.close()
+    http.check_installed()
+    place = Place.of(host, port)
+    access = Access.at(place, allowed_hosts=allowed_host or [], token=read_token(token_file, os.environ))
+    with session.log() as log:
+        served = Served(Tables(log, at=at), names or [], tables_max=max_tables, index_bytes_max=index_mb << 20)
+        with http.listening(place) as taken, closing(served):
+            if not place.is_local:
+                warn(
+                    "this is plain HTTP: whoever can watch the network reads the token and the rows; put TLS before it",
+                    as_json=session.json,
+                )
+            shown = f"[{host}]" if ":" in host else host
+            number = taken.getsockname()[1]
+            typer.echo(f"tables are served at http://{shown}:{number}/tables until Ctrl-C", err=True)
+            http.serve(served, taken, access)

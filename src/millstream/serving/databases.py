@@ -32,6 +32,8 @@ MASK = "…"  # what stands for a password in an address that may be shown
 class DatabaseTable:
     """What tables of all databases share. Columns of structs are taken apart there, and stay so."""
 
+    held_bytes = 0
+
     def __init__(self, table: Remembered) -> None:
         self.name, self.kind = table.name, table.kind
         self._where = f"table '{table.name}' of {table.where}"

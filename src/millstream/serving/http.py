@@ -1,139 +1,262 @@
-"""Tables over HTTP: the current row of a key as JSON, by one GET. What is not there is a 404 that says what is."""
+"""Tables over HTTP: the current row of a key as JSON, by one GET.
+
+A caller learns which tables are served and the rows of keys it knows, and nothing else: whatever is not there gets the
+same answer, errors repeat neither keys nor rows, and what went wrong inside is reported on stderr alone.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote_to_bytes
 
 import orjson
 
 from millstream.errors import InvalidInput, KafkaUnavailable, MillstreamError, NotFound
-from millstream.serving.rows import TableUnavailable
-from millstream.serving.tables import Tables
+from millstream.serving.access import Access, Denied, Place, unusable
+from millstream.serving.rows import InvalidKey, TableUnavailable
+from millstream.serving.served import Served
 from millstream.sinks.remembered import Remembered
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
+    import uvicorn
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-DESCRIPTION = """Tables of a Millstream log, the current row of each key.
+URL_BYTES_MAX = 8192
+HEAD_BYTES_MAX = 16384
+KEY_BYTES_MAX = 4096
+QUERY_COLUMNS_MAX = 64
+LOOKUPS_MAX = 16  # at once; a lookup blocks its thread
+KEEP_ALIVE_SECONDS = 5
+SHUTDOWN_SECONDS = 10
+METHODS = ("GET", "HEAD")
+HEADERS = (
+    (b"content-type", b"application/json"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+DESCRIPTION = {
+    "GET /tables": "the tables that are served, and their key columns",
+    "GET /tables/NAME": "one of them",
+    "GET /tables/NAME/KEY": "the row of a key of one column",
+    "GET /tables/NAME?column=value&…": "the row of a key of any number of columns",
+}
+BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+logger = logging.getLogger("uvicorn.error")  # which writes to stderr; every line, unlike the warnings of a command
 
-GET /tables                      which tables there are, and their key columns
-GET /tables/NAME                 one of them
-GET /tables/NAME/KEY             the row of a key
-GET /tables/NAME?column=value&…  the row of a key of several columns
-"""
+Message: TypeAlias = MutableMapping[str, Any]
+Application: TypeAlias = Callable[
+    [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
+    Awaitable[None],
+]
 
 
-def app(tables: Tables, host: str = LOOPBACK[0]) -> Starlette:
-    """The application; `host` is where it is served: on this machine alone, it also answers to no other name."""
-    _check_installed()
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.responses import PlainTextResponse
-    from starlette.routing import Route
+@dataclass(frozen=True)
+class Answer:
+    """What is sent back."""
 
-    # Plain functions: Starlette runs each in a thread of its own, and a look into a database blocks.
-    def describe(request: Request) -> Response:
-        return PlainTextResponse(DESCRIPTION)
+    status: int
+    body: bytes
+    more_headers: tuple[tuple[bytes, bytes], ...] = ()
 
-    def list_tables(request: Request) -> Response:
-        return _json([_entry(name, table) for name, table in tables.known().items()])
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*HEADERS, (b"content-length", b"%d" % len(self.body)), *self.more_headers]
 
-    def by_columns(request: Request) -> Response:
-        name = request.path_params["name"]
-        if not request.query_params:
-            return _json(_entry(name, tables.find(name)))
-        return _json(tables.row(name, dict(request.query_params)).json())
 
-    def by_key(request: Request) -> Response:
-        return _json(tables.row(request.path_params["name"], request.path_params["key"]).json())
+def error(status: int, kind: str, what: str, next_step: str, *more_headers: tuple[bytes, bytes]) -> Answer:
+    return Answer(status, orjson.dumps({"error": {"kind": kind, "what": what, "next": next_step}}), more_headers)
 
-    def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, MillstreamError)
-        return _error(_status(error), type(error).__name__, error.what, error.next_step)
 
-    def unrouted(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _error(error.status_code, "NotFound", f"{request.method} {request.url.path}: {error.detail}", "GET /")
+NOT_FOUND = error(404, "NotFound", "there is no such table or row", "GET /tables lists the tables")
+NOT_ALLOWED = error(405, "MethodNotAllowed", "tables can only be read", "use GET", (b"allow", b"GET, HEAD"))
+TOO_LONG = error(414, "UriTooLong", f"the URL is longer than {URL_BYTES_MAX} bytes", "use a shorter key")
+NOT_HTTP = error(400, "InvalidInput", "this is not a valid HTTP request", "GET /", (b"connection", b"close"))
+BUSY = error(
+    503, "Busy", "too many connections are open", "try again later", (b"connection", b"close"), (b"retry-after", b"1")
+)
+UNAVAILABLE = error(503, "TableUnavailable", "the table cannot be read now", "the server reports why on its stderr")
+INTERNAL = error(500, "InternalError", "the server failed to answer", "the server reports why on its stderr")
+KINDS = {400: "InvalidInput", 401: "Unauthorized", 403: "Forbidden"}
 
-    allowed = [*LOOPBACK, "[::1]"] if host in LOOPBACK else ["*"]
-    routes: list[tuple[str, Callable[[Request], Response]]] = [
-        ("/", describe),
-        ("/tables", list_tables),
-        ("/tables/{name}", by_columns),
-        ("/tables/{name}/{key:path}", by_key),
-    ]
-    return Starlette(
-        routes=[Route(path, handler) for path, handler in routes],
-        exception_handlers={MillstreamError: refused, HTTPException: unrouted},
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed, www_redirect=False)],
-    )
+
+def app(served: Served, access: Access) -> Application:
+    """The application, as ASGI has it."""
+    threads = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="millstream-lookup")
+
+    async def answer(scope: MutableMapping[str, Any], receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            _check(scope, access)
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(
+                threads, _answered, served, bytes(scope["raw_path"]), bytes(scope["query_string"])
+            )
+        except Refused as refused:
+            made = refused.answer
+        await send({"type": "http.response.start", "status": made.status, "headers": made.headers})
+        await send({"type": "http.response.body", "body": made.body})
+
+    return answer
+
+
+class Refused(Exception):
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+def _check(scope: MutableMapping[str, Any], access: Access) -> None:
+    """Everything that is refused without looking at any table."""
+    try:
+        access.check(scope["headers"])
+    except Denied as denied:
+        asks = ((b"www-authenticate", b"Bearer"),) if denied.status == 401 else ()
+        raise Refused(error(denied.status, KINDS[denied.status], denied.what, denied.next_step, *asks)) from None
+    if scope["method"] not in METHODS:
+        raise Refused(NOT_ALLOWED)
+    if len(scope["raw_path"]) + len(scope["query_string"]) > URL_BYTES_MAX:
+        raise Refused(TOO_LONG)
+
+
+def _answered(served: Served, path: bytes, query: bytes) -> Answer:
+    try:
+        return _looked_up(served, path, query)
+    except Refused as refused:
+        return refused.answer
+    except NotFound:  # a topic that was deleted a moment ago
+        return NOT_FOUND
+    except (TableUnavailable, KafkaUnavailable) as failure:
+        logger.error("%s", failure)
+        return UNAVAILABLE
+    except MillstreamError as failure:
+        logger.error("%s", failure)
+        return INTERNAL
+    except Exception:
+        logger.exception("a request failed")
+        return INTERNAL
+
+
+def _looked_up(served: Served, path: bytes, query: bytes) -> Answer:
+    """Split before it is decoded: an encoded slash is part of a name or a key, and never ends it."""
+    match path.split(b"/", 3):
+        case [b"", b""]:
+            return Answer(200, orjson.dumps(DESCRIPTION))
+        case [b"", b"tables"]:
+            return Answer(200, orjson.dumps([_entry(name, table) for name, table in served.listed().items()]))
+        case [b"", b"tables", name] if not query:
+            text = _text(name)
+            table = served.find(text)
+            return NOT_FOUND if table is None else Answer(200, orjson.dumps(_entry(text, table)))
+        case [b"", b"tables", name]:
+            return _row(served, _text(name), _columns(query))
+        case [b"", b"tables", name, key]:
+            return _row(served, _text(name), _text(key))
+    return NOT_FOUND
+
+
+def _row(served: Served, name: str, key: str | dict[str, str]) -> Answer:
+    try:
+        row = served.row(name, key)
+    except InvalidKey:
+        table = served.find(name)
+        columns = "GET /tables/NAME lists them" if table is None else ", ".join(table.key)
+        raise _bad("that is not a key of the table", f"its key columns: {columns}") from None
+    return NOT_FOUND if row is None else Answer(200, row.json())
 
 
 def _entry(name: str, table: Remembered) -> dict[str, Any]:
     return {"name": name, "kind": table.kind, "key": list(table.key)}
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    from starlette.responses import Response
+def _columns(query: bytes) -> dict[str, str]:
+    parts = query.split(b"&")
+    if len(parts) > QUERY_COLUMNS_MAX:
+        raise _bad(f"the query has more than {QUERY_COLUMNS_MAX} columns", "name the key columns alone")
+    columns: dict[str, str] = {}
+    for part in parts:
+        column, _, value = part.replace(b"+", b" ").partition(b"=")
+        if (name := _text(column)) in columns:
+            raise _bad("the query names a column twice", "name each key column once")
+        columns[name] = _text(value)
+    return columns
 
-    body = content if isinstance(content, bytes) else orjson.dumps(content)
-    return Response(body, status, media_type="application/json")
+
+def _text(encoded: bytes) -> str:
+    """Part of a URL. What is not valid is refused, since a replacement would be another name or key."""
+    decoded = unquote_to_bytes(encoded)
+    if BAD_ESCAPE.search(encoded):
+        raise _bad("the URL has a % that does not begin an escape", "write % as %25")
+    if len(decoded) > KEY_BYTES_MAX:
+        raise _bad(f"a name or a key is longer than {KEY_BYTES_MAX} bytes", "use a shorter key")
+    if b"\0" in decoded:
+        raise _bad("names and keys have no NUL characters", "leave out %00")
+    try:
+        return decoded.decode()
+    except UnicodeDecodeError:
+        raise _bad("the URL is not UTF-8", "encode names and keys as UTF-8 before escaping them") from None
 
 
-def _error(status: int, kind: str, what: str, next_step: str | None) -> Response:
-    return _json({"error": {"kind": kind, "what": what, "next": next_step}}, status)
-
-
-def _status(error: MillstreamError) -> int:
-    if isinstance(error, NotFound):
-        return 404
-    if isinstance(error, InvalidInput):
-        return 400
-    return 503 if isinstance(error, TableUnavailable | KafkaUnavailable) else 500
+def _bad(what: str, next_step: str) -> Refused:
+    return Refused(error(400, "InvalidInput", what, next_step))
 
 
 # ---------------------------------------------------------------- the server
 
 
 @contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that takes connections, before anything else is begun; port 0 is any that is free."""
-    _check_installed()
+def listening(place: Place) -> Iterator[socket.socket]:
+    """A socket that accepts connections, before anything else is started; port 0 is any that is free."""
+    check_installed()
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        made = socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise InvalidInput(
-            f"nothing can be served at {host}:{port}: {getattr(error, 'strerror', None) or error}",
-            next_step="choose another with --host and --port; --port 0 takes any that is free",
-        ) from error
+        made = socket.create_server((str(place.address), place.port), family=place.family)
+    except (OSError, OverflowError) as failure:
+        raise unusable(place.host, place.port, failure) from failure
     with made:
         yield made
 
 
-def serve(tables: Tables, at: socket.socket, host: str) -> None:
-    """Answers until Ctrl-C."""
+def server(application: Application) -> uvicorn.Server:
     import uvicorn
 
-    settings = uvicorn.Config(app(tables, host), log_level="warning", lifespan="off", access_log=False)
-    uvicorn.Server(settings).run(sockets=[at])
+    from millstream.serving.connection import BoundedConnection
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            application,
+            http=BoundedConnection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_level="error",  # what it warns of is what any client can cause
+            access_log=False,  # URLs hold keys
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        )
+    )
 
 
-def _check_installed() -> None:
+def serve(served: Served, at: socket.socket, access: Access) -> None:
+    """Answers until Ctrl-C."""
+    server(app(served, access)).run(sockets=[at])
+
+
+def check_installed() -> None:
     try:
-        for name in ("starlette", "uvicorn"):
-            import_module(name)
-    except ImportError as error:
+        import_module("uvicorn")
+    except ImportError as failure:
         raise InvalidInput(
-            f"to serve tables over HTTP the package {error.name} is needed",
+            f"to serve tables over HTTP the package {failure.name} is needed",
             next_step="pip install 'millstream[serve]'",
-        ) from error
+        ) from failure

@@ -22,7 +22,7 @@ from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import KafkaTopic, as_kafka, described, offsets
 from millstream.log.layout import TIMESTAMP
 from millstream.records import codec
-from millstream.serving.newest import Found, Index, KeyedTopic, News, home_of, newer
+from millstream.serving.newest import Found, Index, KeyedTopic, News, always, home_of, newer
 from millstream.serving.rows import PlainRow, Row, TableUnavailable, TypedRow
 from millstream.sinks.remembered import Remembered
 
@@ -38,9 +38,15 @@ class KafkaTopicTable(KeyedTopic[KafkaTopic]):
     """A topic of Kafka."""
 
     def __init__(
-        self, log: KafkaLog, table: Remembered, *, follows: bool, clock: Callable[[], float] = time.time
+        self,
+        log: KafkaLog,
+        table: Remembered,
+        *,
+        follows: bool,
+        clock: Callable[[], float] = time.time,
+        room: Callable[[], bool] = always,
     ) -> None:
-        super().__init__(table, follows=follows, clock=clock)
+        super().__init__(table, follows=follows, clock=clock, room=room)
         self._log = log
 
     def _topic(self) -> KafkaTopic:

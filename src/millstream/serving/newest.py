@@ -6,6 +6,7 @@ a key in several partitions the record with the newest timestamp counts.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -30,6 +31,8 @@ from millstream.sinks.remembered import Remembered
 CHUNKS_MAX = 4096
 SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost
 NO_TIME = -1
+ENTRY_BYTES = 200  # of a key in a dict: its slot, the header of its bytes, and the tuple and numbers of its place
+logger = logging.getLogger(__name__)
 
 AnyTopic = TypeVar("AnyTopic", bound=BrokerTopic)
 Found: TypeAlias = "tuple[int, pa.Scalar]"
@@ -38,10 +41,26 @@ News: TypeAlias = "tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]"
 """The number of a partition, and records of it: key, value and timestamp, and their offsets."""
 
 
-class KeyedTopic(ABC, Generic[AnyTopic]):
-    """A topic, looked up by the keys of its records. `follows` keeps an index of all keys in memory."""
+class NoRoom(Exception):
+    """An index that may not grow further."""
 
-    def __init__(self, table: Remembered, *, follows: bool, clock: Callable[[], float] = time.time) -> None:
+
+def always() -> bool:
+    return True
+
+
+class KeyedTopic(ABC, Generic[AnyTopic]):
+    """A topic, looked up by the keys of its records. `follows` keeps an index of all keys in memory, as long as there
+    is `room`; without it each lookup reads the keys of the topic."""
+
+    def __init__(
+        self,
+        table: Remembered,
+        *,
+        follows: bool,
+        clock: Callable[[], float] = time.time,
+        room: Callable[[], bool] = always,
+    ) -> None:
         self.name, self.kind = table.name, table.kind
         self._is_text = table.schema is None
         columns = pa.schema([(table.key[0], pa.string())]) if table.schema is None else _columns(table)
@@ -49,6 +68,7 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
         self.key = self._key.names
         self._follows = follows
         self._clock = clock
+        self._room = room
         self._index: Index[AnyTopic] | None = None
         self._lock = threading.Lock()
 
@@ -70,8 +90,27 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
         wanted = self._bytes(key)
         with self._lock:
             topic = self._topic()
-            found = self._fresh(topic).found(wanted) if self._follows else self._scanned(topic, wanted)
+            found = self._found(topic, wanted)
         return self._row(found[1], topic) if found is not None and found[1].is_valid else None
+
+    def _found(self, topic: AnyTopic, key: bytes) -> Found | None:
+        if self._follows:
+            try:
+                return self._fresh(topic).found(key)
+            except NoRoom:
+                self._drop_index()
+                self._follows = False
+                logger.warning(
+                    "the index of the table '%s' does not fit into memory beside those in use: each lookup reads all "
+                    "its keys from now on; allow more with --index-mb",
+                    self.name,
+                )
+        return self._scanned(topic, key)
+
+    @property
+    def held_bytes(self) -> int:
+        index = self._index
+        return 0 if index is None else index.held_bytes
 
     def _bytes(self, key: Any) -> bytes:
         if self._is_text and isinstance(key, bytes):
@@ -106,11 +145,11 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
             self._drop_index()
             index = self._index = self._index_of(topic)
         try:
-            index.refresh()
+            index.refresh(self._room)
         except (OffsetLost, UnknownTopic):  # cut, or made anew meanwhile: what was read says nothing about it
             self._drop_index()
             index = self._index = self._index_of(self._topic())
-            index.refresh()
+            index.refresh(self._room)
         return index
 
 
@@ -138,6 +177,15 @@ class Held:
     places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     chunks: list[pa.RecordBatch] = field(default_factory=list)
     rows: int = 0
+    chunk_bytes: int = 0
+    keys_seen: int = 0
+    key_bytes_seen: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Keys are taken to be as long as those that came so far, on average."""
+        key_bytes = self.key_bytes_seen // self.keys_seen if self.keys_seen else 0
+        return self.chunk_bytes + len(self.places) * (ENTRY_BYTES + key_bytes)
 
     def take(self, stored: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> list[bytes]:
         """Notes records; gives the keys of the tombstones among them."""
@@ -146,6 +194,9 @@ class Held:
         times = stored.column("timestamp").cast(pa.int64())
         self.chunks.append(pa.RecordBatch.from_pydict({"value": values, "time": times, "offset": pa.array(offsets)}))
         self.rows += len(keys)
+        self.chunk_bytes += self.chunks[-1].nbytes
+        self.keys_seen += len(keys)
+        self.key_bytes_seen += stored.column("key").nbytes
         self.places.update({key: (number, row) for row, key in enumerate(keys) if key is not None})
         dead = pc.indices_nonzero(values.is_null()).to_pylist() if values.null_count else []
         return [keys[row] for row in dead if keys[row] is not None]
@@ -181,6 +232,7 @@ class Held:
             current = (key for each in part for key in keys[each])
             self.places |= {key: (number, row) for row, key in enumerate(current)}
         self.rows = len(self.places)
+        self.chunk_bytes = sum(chunk.nbytes for chunk in self.chunks)
 
 
 class Index(ABC, Generic[AnyTopic]):
@@ -212,7 +264,12 @@ class Index(ABC, Generic[AnyTopic]):
         rest_s = self._clock() - self._read_at
         return same and 0 <= rest_s < topic.settings.tombstone_retention.total_seconds() / 2
 
-    def refresh(self) -> None:
+    @property
+    def held_bytes(self) -> int:
+        return sum(held.held_bytes for held in self._held)
+
+    def refresh(self, room: Callable[[], bool] = always) -> None:
+        """Raises NoRoom once it has grown too large; the index is of no use then."""
         self._read_at = self._clock()
         settings = self._topic.settings
         self._held += [Held() for _ in range(len(self._held), settings.partitions)]
@@ -221,6 +278,8 @@ class Index(ABC, Generic[AnyTopic]):
             held = self._held[number]
             gone += [(held, key) for key in held.take(stored, offsets)]
             held.forget_replaced()
+            if not room():
+                raise NoRoom
         # A tombstone matters only where another partition has an older record of its key.
         for held, key in gone:
             found = held.found(key, 0)

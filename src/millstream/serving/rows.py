@@ -24,6 +24,10 @@ class TableUnavailable(MillstreamError):
     exit_code = 5
 
 
+class InvalidKey(InvalidInput):
+    """A key that the table cannot have: of other columns, or of another type."""
+
+
 class Row(Protocol):
     def values(self) -> dict[str, Any]: ...
 
@@ -89,7 +93,7 @@ class Key:
     def _by_name(self, given: Any) -> Mapping[str, Any]:
         if isinstance(given, Mapping):
             if unknown := next((name for name in given if name not in self.names), None):
-                raise InvalidInput(
+                raise InvalidKey(
                     f"'{unknown}' is not in the key of the table '{self._table}'",
                     next_step=what_exists(unknown, self.names, kind="key columns"),
                 )
@@ -115,8 +119,8 @@ class Key:
             found = refusal.args[0] or repr(value)
             raise self._refusal(f"column '{name}': expected {leaf.expected}, found {found}") from None
 
-    def _refusal(self, why: str) -> InvalidInput:
-        return InvalidInput(
+    def _refusal(self, why: str) -> InvalidKey:
+        return InvalidKey(
             f"that is not a key of the table '{self._table}': {why}",
             next_step=f"its key is {self._schema.ddl}",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
@@ -19,6 +19,7 @@ from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.place import what_exists
 from millstream.serving.databases import PostgresTable, SqliteTable
+from millstream.serving.newest import always
 from millstream.serving.rows import Row
 from millstream.serving.topics import TopicTable, text_table
 from millstream.sinks.remembered import Remembered, remembered
@@ -34,6 +35,10 @@ class Lookup(Protocol):
 
     @property
     def key(self) -> tuple[str, ...]: ...
+
+    @property
+    def held_bytes(self) -> int:
+        """About how much memory its index takes."""
 
     def row(self, key: Any) -> Row | None: ...
 
@@ -92,7 +97,7 @@ class Tables:
         table = self.find(name)
         with self._lock:
             if table not in self._open:
-                self._open[table] = self._opened(table)
+                self._open[table] = self.opened(table)
             return self._open[table]
 
     def row(self, name: str, key: Any) -> Row:
@@ -113,16 +118,17 @@ class Tables:
                 table.close()
             self._open.clear()
 
-    def _opened(self, table: Remembered) -> Lookup:
+    def opened(self, table: Remembered, *, room: Callable[[], bool] = always) -> Lookup:
+        """A table for the caller to close. `room` is asked whether an index may grow further."""
         if table.kind == "sqlite":
             return SqliteTable(table)
         if table.kind == "postgres":
             return PostgresTable(table, self._at)
         if isinstance(self._log, EmbeddedLog):
-            return TopicTable(self._log, table, follows=self._follows)
+            return TopicTable(self._log, table, follows=self._follows, room=room)
         from millstream.serving.kafka_topics import KafkaTopicTable
 
-        return KafkaTopicTable(cast("KafkaLog", self._log), table, follows=self._follows)
+        return KafkaTopicTable(cast("KafkaLog", self._log), table, follows=self._follows, room=room)
 
     def _topic(self, name: str, known: dict[str, Remembered]) -> Remembered:
         """Of a name that is switched, the key is that of what it stands for."""

@@ -15,7 +15,7 @@ from millstream.log.kafka.address import SCHEME
 from millstream.log.partition import Partition
 from millstream.log.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import align
-from millstream.serving.newest import NO_TIME, Found, Index, KeyedTopic, News, home_of, newer
+from millstream.serving.newest import NO_TIME, Found, Index, KeyedTopic, News, always, home_of, newer
 from millstream.serving.rows import PlainRow, Row, TypedRow
 from millstream.sinks.remembered import KEY_TEXT, Remembered
 
@@ -39,8 +39,9 @@ class TopicTable(KeyedTopic[Topic]):
         *,
         follows: bool,
         clock: Callable[[], float] = time.time,
+        room: Callable[[], bool] = always,
     ) -> None:
-        super().__init__(table, follows=follows, clock=clock)
+        super().__init__(table, follows=follows, clock=clock, room=room)
         self._log = log
 
     def _topic(self) -> Topic:

@@ -1,0 +1,71 @@
+"""A connection to the server for tables: there are only so many, and none is held open by a client that stalls.
+
+Uvicorn itself bounds neither: it waits for a first request for ever, and counts connections only when one asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from millstream.serving.http import BUSY, NOT_HTTP
+
+
+class BoundedConnection(H11Protocol):
+    """Closed unless a request arrives, and its answer is taken, within `patience_s`. The time a lookup takes is not
+    the client's, and does not count."""
+
+    connections_max: ClassVar[int] = 64
+    """Those beyond it are answered that the server is busy; beyond twice as many, they are closed at once."""
+    patience_s: ClassVar[float] = 30.0
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > 2 * self.connections_max:
+            transport.abort()
+            return
+        if len(self.connections) > self.connections_max:
+            self.app = _busy
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._wait()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """As JSON, like all other answers."""
+        try:
+            start = h11.Response(status_code=400, headers=NOT_HTTP.headers, reason=STATUS_PHRASES[400])
+            for event in (start, h11.Data(data=NOT_HTTP.body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+        except h11.LocalProtocolError:  # the answer to an earlier request is under way
+            self.transport.abort()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(self.patience_s, self._end_unless_looking_up)
+
+    def _end_unless_looking_up(self) -> None:
+        looking_up = self.cycle is not None and not self.cycle.response_started
+        if looking_up and not self.flow.write_paused:
+            self._wait()
+        else:
+            self.transport.abort()
+
+
+async def _busy(scope: Any, receive: object, send: Callable[[Any], Awaitable[None]]) -> None:
+    await send({"type": "http.response.start", "status": BUSY.status, "headers": BUSY.headers})
+    await send({"type": "http.response.body", "body": BUSY.body})

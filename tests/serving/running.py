@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPResponse
@@ -51,6 +52,13 @@ class Running:
         with self.connect() as connection:
             connection.sendall(request)
             return received(connection)
+
+    def wait_until_alone(self) -> None:
+        """Until the server has closed all connections."""
+        deadline = time.monotonic() + 60
+        while self._server.server_state.connections:
+            assert time.monotonic() < deadline, "connections stay open"
+            time.sleep(0.01)
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -15,7 +15,6 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 from millstream.errors import InvalidInput
@@ -186,12 +185,14 @@ def _private_text(file: str | os.PathLike[str]) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"the token cannot be read: {reason}", where=where, next_step=MAKE_TOKEN) from error
-    with os.fdopen(opened, "rb") as stream:
-        _refuse_readable_by_others(os.fstat(opened), where)
-        return stream.read(TOKEN_BYTES_MAX + 2).decode("latin-1")
+    try:
+        _refuse_untrusted(os.fstat(opened), where)
+        return os.read(opened, TOKEN_BYTES_MAX + 2).decode("latin-1")
+    finally:
+        os.close(opened)
 
 
-def _refuse_readable_by_others(found: Any, where: str) -> None:
+def _refuse_untrusted(found: os.stat_result, where: str) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise InvalidInput("the token is not in a regular file", where=where, next_step=MAKE_TOKEN)
     if found.st_uid not in (os.geteuid(), 0):

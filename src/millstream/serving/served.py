@@ -63,6 +63,11 @@ class Served:
         with self._lock:
             return [table.name for table in self._open]
 
+    @property
+    def held_bytes(self) -> int:
+        with self._lock:
+            return self._held_bytes()
+
     def close(self) -> None:
         with self._lock:
             closing, self._open = list(self._open.values()), {}

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import polars as pl
 
-from millstream.errors import JobChanged, JobRunning
-from millstream.log.disk import write_document
+from millstream.errors import DamagedLog, JobChanged, JobRunning
+from millstream.log.disk import read_document, storage_errors, write_document
 from millstream.operators.stateful import stateful
 from millstream.plan.nodes import Node, Write
 from millstream.plan.table_nodes import SideJoin
+from millstream.private_files import make_folders, open_alike
 from millstream.sinks.file_ledger import remove_drafts
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
@@ -97,7 +99,8 @@ class JobFolder:
     def __init__(self, path: Path, job: str) -> None:
         self.path = path
         self.job = job
-        path.mkdir(parents=True, exist_ok=True)
+        with storage_errors(path):
+            make_folders(path)  # what Spark writes into it has the rights of its umask: nobody else gets that far
 
     @property
     def checkpoint(self) -> Path:
@@ -106,7 +109,8 @@ class JobFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nobody else runs the job meanwhile."""
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with storage_errors(self.path):
+            lock = open_alike(self.path / "lock", os.O_RDWR | os.O_CREAT)
         try:
             if not _taken(lock):
                 raise JobRunning(
@@ -121,7 +125,19 @@ class JobFolder:
 
     def kept(self) -> Kept | None:
         path = self.path / DESCRIPTION
-        return Kept(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            kept = Kept(**read_document(path))
+            if not re.fullmatch(r"[0-9a-f]{32}", kept.identity):  # it names a folder of temporary files
+                raise ValueError(f"its identity is {kept.identity[:50]!r}")
+        except (TypeError, ValueError) as error:
+            raise DamagedLog(
+                f"what the job '{self.job}' has kept cannot be read: {error}",
+                where=str(path),
+                next_step="restore the file from a copy",
+            ) from error
+        return kept
 
     def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:
         """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""

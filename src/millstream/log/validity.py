@@ -71,7 +71,7 @@ class BatchReader:
                 raise Malformed("its records are compressed, which Millstream never does")
             batch = pa.ipc.read_record_batch(body, self._schema)
             batch.validate()
-        except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+        except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
             raise Malformed(f"it holds no batch of records: {error}") from error
         if batch.num_rows != rows:
             raise Malformed(f"it holds {batch.num_rows} records, and its header says {rows}")

@@ -283,6 +283,8 @@ class Coordinator:
             yield
         except sqlite3.Error as error:
             raise self._error(error) from error
+        except UnicodeDecodeError as error:  # of what SQLite says about a damaged page
+            raise self._damaged("it holds text that is not UTF-8") from error
 
     def _error(self, error: sqlite3.Error) -> MillstreamError:
         if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):

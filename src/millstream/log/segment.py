@@ -173,7 +173,7 @@ class Segment:
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(self._encoded_schema))
             check_schema(schema, OFFSET_COLUMN)
-        except (Malformed, pa.ArrowException, OSError) as error:
+        except (Malformed, pa.ArrowException, OSError, ValueError) as error:
             raise self.damaged(0, f"the schema cannot be read: {error}") from error
         return schema
 

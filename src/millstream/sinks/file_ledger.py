@@ -24,6 +24,9 @@ from millstream.log.disk import sync_folder
 from millstream.private_files import create_alike, make_folders
 
 DRAFTS = "drafts"
+HIDDEN = ".drafts-"
+"""How the names of folders with drafts begin."""
+
 Move = tuple[str, str]
 """A draft, and the file it becomes."""
 
@@ -131,5 +134,7 @@ def remove_drafts(folder: Path) -> None:
     for path in folder.rglob("*.json"):
         with suppress(OSError, ValueError):  # no use to anybody, and no harm
             drafts = json.loads(path.read_bytes()).get(DRAFTS)
-            if drafts is not None:
+            if isinstance(drafts, str) and Path(drafts).name.startswith(
+                HIDDEN
+            ):  # never what anybody may have put there
                 shutil.rmtree(drafts, ignore_errors=True)

@@ -129,7 +129,7 @@ class JobFolder:
             return None
         try:
             kept = Kept(**read_document(path))
-            if not re.fullmatch(r"[0-9a-f]{32}", kept.identity):  # it names a folder of temporary files
+            if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", kept.identity):  # it names a folder of temporary files
                 raise ValueError(f"its identity is {kept.identity[:50]!r}")
         except (TypeError, ValueError) as error:
             raise DamagedLog(

@@ -1,15 +1,52 @@
-"""Folders and files that nobody else can read, plant or swap: created private, and never reached through a link."""
+"""Folders and files that nobody else can read, plant or swap: created private, and never reached through a link.
+
+Who may use a file is decided once, for the outermost folder: its owner alone, or a group as well. Everything below
+follows the folder it lies in, so that any process of any member creates files the others can use.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import UntrustedFolder
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+SHARED_FOLDER_MODE = 0o2770  # setgid: what is created inside belongs to the same group
+SHARED_FILE_MODE = 0o660
+
+
+class NotAPlainFile(OSError):
+    """A pipe, socket, device or folder where a file is expected: reading it could block forever."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may read and write besides the owner: nobody, or the members of one group."""
+
+    group_id: int | None = None
+
+    @property
+    def folder_mode(self) -> int:
+        return FOLDER_MODE if self.group_id is None else SHARED_FOLDER_MODE
+
+    @property
+    def file_mode(self) -> int:
+        return FILE_MODE if self.group_id is None else SHARED_FILE_MODE
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str]) -> Access:
+        """What applies inside a folder: shared is one that is for its group (setgid) and closed to everybody else."""
+        found = os.stat(folder)  # noqa: PTH116 - on the way of appends
+        is_shared = found.st_mode & 0o2777 == SHARED_FOLDER_MODE
+        return cls(found.st_gid) if is_shared else PRIVATE
+
+
+PRIVATE = Access()
 
 
 def private_folder(path: Path) -> Path:
@@ -30,9 +67,116 @@ def is_private(path: Path) -> bool:
         return False
 
 
-def open_private(path: str | os.PathLike[str], flags: int) -> int:
-    """A descriptor of a file that, if created, is for this user alone. A symbolic link is refused with ELOOP."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+def make_folder(path: Path, access: Access | None = None) -> bool:
+    """Creates one folder, by default with the access of the one it is in. Whether it was not there before."""
+    access = Access.of(path.parent) if access is None else access
+    try:
+        path.mkdir(mode=access.folder_mode & 0o700)
+    except FileExistsError:
+        return False
+    grant(path, access)
+    return True
+
+
+def make_folders(path: Path) -> Path:
+    """Creates a folder with all those above it that are missing, each with the access of the one it is in."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        if not make_folder(folder) and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    return missing[0] if missing else path
+
+
+def grant(path: Path, access: Access) -> None:
+    """Gives a folder of this user the owner's and the group's rights, whatever the umask."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if access.group_id is not None and os.fstat(fd).st_gid != access.group_id:
+            os.fchown(fd, -1, access.group_id)
+        if stat.S_IMODE(os.fstat(fd).st_mode) != access.folder_mode:
+            os.fchmod(fd, access.folder_mode)
+    finally:
+        os.close(fd)
+
+
+def grant_below(folder: Path, access: Access) -> None:
+    """Gives everything of this user in a folder the same rights; links and what others own are left alone."""
+    for _, _, names, fd in os.fwalk(folder, follow_symlinks=False):  # the folder before what is in it
+        _grant(fd, access, access.folder_mode)
+        for name in names:
+            try:
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+            except OSError:
+                continue
+            try:
+                found = os.fstat(file)
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                    _grant(file, access, access.file_mode)
+            finally:
+                os.close(file)
+
+
+def _grant(fd: int, access: Access, mode: int) -> None:
+    if os.fstat(fd).st_uid == os.geteuid():
+        if access.group_id is not None:
+            os.fchown(fd, -1, access.group_id)
+        os.fchmod(fd, mode)
+
+
+def open_private(path: str | os.PathLike[str], flags: int, access: Access = PRIVATE) -> int:
+    """A descriptor of a file that, if created, is for this user alone, or for the group that has access.
+
+    A symbolic link is refused with ELOOP, and what is no plain file with NotAPlainFile, without waiting for it.
+    """
+    mode = access.file_mode
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotAPlainFile(errno.EINVAL, "not a plain file", os.fspath(path))
+        # The umask may have taken rights away, and files of older versions have more than they should.
+        if flags & os.O_CREAT and stat.S_IMODE(found.st_mode) != mode and found.st_uid == os.geteuid():
+            os.fchmod(fd, mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_alike(path: str | os.PathLike[str], flags: int) -> int:
+    """As `open_private`, with the access of the folder that the file is in."""
+    return open_private(path, flags, Access.of(os.path.dirname(path) or "."))  # noqa: PTH120 - on the way of appends
+
+
+def create_alike(path: str | os.PathLike[str]) -> int:
+    """A new, empty file to write. What lies there goes: it may be a link to something precious."""
+    for _ in range(100):
+        try:
+            return open_alike(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            os.unlink(path)  # noqa: PTH108
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+
+
+def read_bounded(path: str | os.PathLike[str], bytes_max: int) -> bytes:
+    """The whole content of a plain file; one that is larger is refused with EMSGSIZE."""
+    fd = open_private(path, os.O_RDONLY)
+    with os.fdopen(fd, "rb") as file:
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise OSError(errno.EMSGSIZE, f"larger than {bytes_max} bytes", os.fspath(path))
+    return content
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Whether it is a folder itself, and not a link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _fault_of(path: Path) -> str | None:

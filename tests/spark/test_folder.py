@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import millstream as ms
-from millstream.errors import DamagedState, UntrustedFolder
+from millstream.errors import DamagedLog, DamagedState, UntrustedFolder
 from millstream.records import Schema
 from millstream.sinks import open_sink
+from millstream.sinks.file_ledger import FileLedger
 from millstream.spark.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, RUNS, JobFolder, claim_runs, runs_of
 
 
@@ -80,7 +82,7 @@ def test_folders_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pyte
 def test_an_edited_description_cannot_name_a_folder_elsewhere(tmp_path: Path, identity: Any) -> None:
     job = JobFolder(tmp_path / "job", "job")
     (job.path / DESCRIPTION).write_text(json.dumps({"identity": identity, "groups": 1, "partitions": 1}))
-    with pytest.raises(DamagedState, match="identity"):
+    with pytest.raises(DamagedState, match="cannot be read"):
         job.remove()
     assert job.path.exists()
 
@@ -97,3 +99,54 @@ def test_drafts_go_with_the_job_that_made_them(tmp_path: Path) -> None:
         assert len(list((tmp_path / "out").glob(".drafts-*/*.tmp"))) == 1
         forgotten()
         assert list((tmp_path / "out").iterdir()) == []
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_job_folder_is_for_its_owner_alone_unless_its_log_is_shared(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        (tmp_path / "shared").mkdir()
+        (tmp_path / "shared").chmod(0o2770)
+        for parent, folder_mode, file_mode in (("own", 0o700, 0o600), ("shared", 0o2770, 0o660)):
+            job = JobFolder(tmp_path / parent / "jobs" / "job", "job")
+            ledger = FileLedger(job.path / "sinks" / "w", "w")
+            ledger.record(1)
+            with job.held():
+                pass
+            assert {mode_of(path) for path in (job.path, job.path.parent, ledger.path.parent)} == {folder_mode}
+            assert {mode_of(path) for path in (job.path / "lock", ledger.path)} == {file_mode}
+        (tmp_path / "prepared").mkdir()
+        (tmp_path / "prepared").chmod(0o775)
+        assert mode_of(JobFolder(tmp_path / "prepared", "job").path) == 0o775  # the user's own decision
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"identity": 7}', json.dumps({"identity": "../../precious", "groups": 1, "partitions": 1})]
+)
+def test_a_description_of_a_job_never_leads_to_another_folder(tmp_path: Path, content: str) -> None:
+    job = JobFolder(tmp_path / "job", "job")
+    (job.path / DESCRIPTION).write_text(content)
+    with pytest.raises(DamagedState, match=r"job\.json"):
+        job.remove()
+    assert job.path.exists()
+
+
+def test_a_ledger_never_has_another_folder_removed_than_one_of_drafts(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    job = JobFolder(tmp_path / "job", "job")
+    FileLedger(job.path / "sinks" / "w", "w").use(tmp_path / "precious")
+    job.remove()
+    assert (tmp_path / "precious").exists()
+
+
+def test_a_link_in_place_of_a_jobs_lock_is_not_followed(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path / "job", "job")
+    (job.path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(DamagedLog, match="symbolic link"), job.held():
+        pass
+    assert not (tmp_path / "precious").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -78,12 +77,12 @@ def _folders(session: Session) -> list[Path]:
 
 def _state(folder: Path) -> tuple[str, int, list[str]]:
     from millstream.log.disk import FileLock
-    from millstream.spark.folder import DESCRIPTION
+    from millstream.spark.folder import DESCRIPTION, JobFolder
 
     with FileLock(folder / "lock").attempt() as free:
         state = "stopped" if free else "running"
     commits = folder.glob("checkpoint*/commits/*")  # the second is of a job in real time
     numbers = [int(entry.name) for entry in commits if entry.name.isdigit()]
-    described = folder / DESCRIPTION
-    steps = list(json.loads(described.read_text())["steps"]) if described.exists() else []
+    kept = JobFolder(folder, folder.name).kept() if (folder / DESCRIPTION).exists() else None
+    steps = [] if kept is None else list(kept.steps)
     return state, max(numbers, default=-1) + 1, steps

@@ -12,7 +12,7 @@ import typer
 
 from millstream.cli.failures import NOT_FOR_ALL
 from millstream.cli.output import show_done
-from millstream.cli.session import Session, TopicName, command, complete_topics
+from millstream.cli.session import Session, SharedGroup, TopicName, command, complete_topics
 from millstream.errors import AlreadyExists, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def produce(
         str | None,
         typer.Option(metavar="DDL", help="With --create: its columns; unsaid, a columnar file's own."),
     ] = None,
+    shared_group: SharedGroup = None,
 ) -> None:
     """Store records from stdin or a file.
 
@@ -111,7 +112,7 @@ def produce(
         stop_on_error=on_error == "stop",
         dead_letters=dead_letters or f"{topic}.dead",
     )
-    with _opened(path) as stream, session.log(create=create) as log:
+    with _opened(path) as stream, session.log(create=create, shared_group=shared_group) as log:
         if create and topic not in log.topics():
             _create(log, topic, chosen, path, partitions, schema)
         job = Import(log, topic, options, stream, path)

@@ -39,13 +39,13 @@ class Session:
     json: bool
 
     @contextmanager
-    def log(self, *, create: bool = False) -> Iterator[Broker]:
+    def log(self, *, create: bool = False, shared_group: str | None = None) -> Iterator[Broker]:
         """The log, open. Only a command that makes things makes the folder, too: a mistyped one stays away."""
         from millstream.log import connect
 
         # polars, once imported, has blocked reads and locks go on through Ctrl-C; this takes that back.
         signal.siginterrupt(signal.SIGINT, True)
-        with connect(self.address if create else self.existing()) as log:
+        with connect(self.address if create else self.existing(), shared_group=shared_group) as log:
             yield log
 
     def existing(self) -> str | None:
@@ -147,4 +147,12 @@ complete_queues = _completion(lambda log: [info.name for info in log.queues()])
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)]
 GroupName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_groups)]
 QueueName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_queues)]
+SharedGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--shared-group",
+        metavar="GROUP",
+        help="Let the members of this group use the whole log, from now on; default: its owner alone.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

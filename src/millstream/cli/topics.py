@@ -8,7 +8,7 @@ import typer
 
 from millstream.cli.moving import move
 from millstream.cli.output import ask, count_text, show_details, show_done, show_table, size_text
-from millstream.cli.session import Session, TopicName, Yes, command, complete_topics, subcommands
+from millstream.cli.session import Session, SharedGroup, TopicName, Yes, command, complete_topics, subcommands
 from millstream.errors import AlreadyExists, InvalidInput, StorageError
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def create(
     compaction: Compaction = None,
     tombstone_retention: TombstoneRetention = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Fine if it is there already.")] = False,
+    shared_group: SharedGroup = None,
 ) -> None:
     """Create a topic.
 
@@ -104,7 +105,7 @@ def create(
         compaction=compaction,
         tombstone_retention=tombstone_retention,
     )
-    with session.log(create=True) as log:
+    with session.log(create=True, shared_group=shared_group) as log:
         try:
             info, made = log.create_topic(topic, **settings), True
         except AlreadyExists:

@@ -43,17 +43,24 @@ __all__ = [
 ]
 
 
-def connect(address: str | os.PathLike[str] | None = None) -> Broker:
+def connect(address: str | os.PathLike[str] | None = None, *, shared_group: str | None = None) -> Broker:
     """Opens a broker by its address: a folder, file://folder, or kafka://host:9092.
 
-    Unsaid: MILLSTREAM_BROKER, else `.millstream` here.
+    Default: MILLSTREAM_BROKER, else `.millstream` here. A log in a folder is for this user alone, unless it is shared
+    with the members of a group of the operating system.
     """
     given = _given(address)
     if given.startswith("kafka://"):
+        if shared_group is not None:
+            raise InvalidInput(
+                "a Kafka is not shared with a group of this machine",
+                where=given.partition("?")[0],
+                next_step="leave shared_group out: Kafka's own ACLs say who may use a topic",
+            )
         from millstream.log.kafka.log import KafkaLog  # nothing of Kafka is loaded otherwise
 
         return KafkaLog(given)
-    return EmbeddedLog(_folder(given))
+    return EmbeddedLog(_folder(given), shared_group=shared_group)
 
 
 def open_embedded(address: str | os.PathLike[str] | None = None) -> EmbeddedLog:

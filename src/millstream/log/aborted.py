@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from crc32c import crc32c
 
 from millstream.errors import DamagedLog
-from millstream.log.disk import Disk, sync_folder
+from millstream.log.disk import Disk, storage_error, sync_folder
+from millstream.private_files import open_alike, open_private
 
 ENTRY = struct.Struct("<qiqI")
 
@@ -28,7 +31,7 @@ class AbortedTransactions:
     def add(self, count: int, producer_id: int, epoch: int, before_offset: int) -> int:
         """Called under the partition's lock; returns the new count."""
         fields = struct.pack("<qiq", producer_id, epoch, before_offset)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_alike(self.path, os.O_RDWR | os.O_CREAT)
         try:
             self._disk.write(fd, [fields + struct.pack("<I", crc32c(fields))], count * ENTRY.size)
             self._disk.sync(fd)
@@ -49,26 +52,29 @@ class AbortedTransactions:
     def entries(self, count: int) -> list[tuple[int, int, int]]:
         if not count:
             return []
-        content = self.path.read_bytes() if self.path.exists() else b""
-        if len(content) < count * ENTRY.size:
-            raise self._damaged(len(content))
-        entries = []
-        for position in range(0, count * ENTRY.size, ENTRY.size):
-            *fields, crc = ENTRY.unpack_from(content, position)
-            if crc32c(content[position : position + ENTRY.size - 4]) != crc:
-                raise self._damaged(position)
-            entries.append((fields[0], fields[1], fields[2]))
+        entries = list(islice(self._intact(), count))
+        if len(entries) < count:
+            raise self._damaged(len(entries) * ENTRY.size)
         return entries
 
     def intact_count(self) -> int:
         """How many entries there are from the first on that match their checksums."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        count = 0
-        for *_, crc in ENTRY.iter_unpack(content[: len(content) // ENTRY.size * ENTRY.size]):
-            if crc32c(content[count * ENTRY.size : (count + 1) * ENTRY.size - 4]) != crc:
-                break
-            count += 1
-        return count
+        return sum(1 for _ in self._intact())
+
+    def _intact(self) -> Iterator[tuple[int, int, int]]:
+        """The entries up to the first that does not match its checksum; no more is read than what was checked."""
+        try:
+            fd = open_private(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        with os.fdopen(fd, "rb") as file:
+            while len(entry := file.read(ENTRY.size)) == ENTRY.size:
+                producer_id, epoch, before_offset, crc = ENTRY.unpack(entry)
+                if crc32c(entry[: ENTRY.size - 4]) != crc:
+                    return
+                yield producer_id, epoch, before_offset
 
     def _damaged(self, position: int) -> DamagedLog:
         return DamagedLog(

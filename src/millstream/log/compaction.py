@@ -29,6 +29,7 @@ from millstream.log.segment import (
     rebuild_index,
     segment_names,
 )
+from millstream.private_files import create_alike
 from millstream.records import align
 
 DIRTY_SHARE_MIN = 0.5
@@ -132,7 +133,7 @@ def _rewrite(
     schema = partition.schema
     draft_path = partition.folder / f"{name.stem}.compacting"
     with storage_errors(partition.folder):
-        with draft_path.open("wb") as file:
+        with os.fdopen(create_alike(draft_path), "wb") as file:
             file.write(header_bytes(name.base, schema.append(pa.field(OFFSET_COLUMN, pa.int64()))))
             for batch in _kept(partition, [old for old, _ in group], schema, survivors, tombstones_before_us):
                 for piece in parts(batch):
@@ -194,5 +195,6 @@ def _frame(batch: pa.RecordBatch) -> list[bytes]:
 
 def _write_index(path: Path, content: bytes) -> None:
     draft_path = path.with_suffix(".indexing.compacting")
-    draft_path.write_bytes(content)
+    with os.fdopen(create_alike(draft_path), "wb") as file:
+        file.write(content)
     draft_path.rename(path)

@@ -11,9 +11,11 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from millstream.errors import (
     ClosedError,
@@ -24,9 +26,14 @@ from millstream.errors import (
     StorageError,
     UnsupportedFormat,
 )
+from millstream.log.disk import parsed, storage_errors
+from millstream.log.liveness import IDENTITY
+from millstream.log.topics import is_name
+from millstream.private_files import open_alike, open_private
 
 FORMAT = 1
 BUSY_SECONDS = 60.0
+VALUE_BYTES_MAX = 64 << 20
 
 TABLES = """
 CREATE TABLE producers (
@@ -72,6 +79,77 @@ CREATE TABLE deliveries (
 ) WITHOUT ROWID;
 CREATE INDEX deliveries_due ON deliveries (queue, due_at);
 """
+SINK_BATCHES = """
+CREATE TABLE IF NOT EXISTS sink_batches (
+    job TEXT NOT NULL, step TEXT NOT NULL, run TEXT NOT NULL, batch INTEGER NOT NULL,
+    PRIMARY KEY (job, step, run)
+) WITHOUT ROWID
+"""
+
+
+Document = TypeVar("Document")
+
+
+def _is_anything(_: object) -> bool:
+    return True
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_topic(value: object) -> bool:
+    return isinstance(value, str) and is_name(value)
+
+
+def _is_participant(value: object) -> bool:
+    return value is None or value == "" or (isinstance(value, str) and IDENTITY.fullmatch(value) is not None)
+
+
+CHECKS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("id", "producer_id", "epoch", "generation", "partition", "next_offset", "batch"), _is_whole),
+    **dict.fromkeys(("lost", "acknowledged", "dead", "record_offset", "tries"), _is_whole),
+    **dict.fromkeys(("joined_at", "polled_at", "poll_seconds_max", "committed_at", "due_at"), _is_number),
+    **dict.fromkeys(("name", "group_name", "queue", "state", "settings", "topics"), _is_text),
+    **dict.fromkeys(("owner", "target", "member"), _is_participant),
+    "topic": _is_topic,
+    "reason": _is_text_or_none,
+}
+
+
+def planted(db: sqlite3.Connection) -> str | None:
+    """What is missing or does not belong in the file; nobody uses tables that only a newer version knows."""
+    expected = _expected()
+    found = {}
+    for kind, name, table, sql in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"):
+        known = (kind, table, sql)
+        if kind not in ("table", "index"):
+            return f"it has a {kind} '{name}'"
+        if sql is not None and (name in expected or kind == "index") and expected.get(name) != known:
+            return f"its {kind} '{name}' is not the one that Millstream makes"
+        found[name] = known
+    missing = expected.keys() - found.keys() - {"sink_batches"}
+    return f"it lacks {', '.join(sorted(missing))}" if missing else None
+
+
+@cache
+def _expected() -> dict[str, tuple[str, str, str]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES + SINK_BATCHES)
+        rows = db.execute("SELECT name, type, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")
+        return {name: (kind, table, sql) for name, kind, table, sql in rows}
 
 
 class Coordinator:
@@ -81,12 +159,26 @@ class Coordinator:
         self.path = path
         self._process = os.getpid()
         self._turn = threading.RLock()
+        self._description: Any = None
+        self._checks: tuple[Callable[[object], bool], ...] = ()
+        self._refuse_links()
         with self._translated():
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            self._db.row_factory = sqlite3.Row
+            self._db.row_factory = self._row
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
+            self._db.execute("PRAGMA trusted_schema = OFF")  # what the file itself defines may not call functions
+            self._db.execute("PRAGMA cell_size_check = ON")
             self._log_ahead()
             self._db.execute("PRAGMA synchronous = NORMAL")
         self._create()
+
+    def _refuse_links(self) -> None:
+        """SQLite would follow them. It creates its other files with the rights of the first one."""
+        with storage_errors(self.path):
+            os.close(open_alike(self.path, os.O_RDWR | os.O_CREAT))
+            for ending in ("-wal", "-shm", "-journal"):
+                with suppress(FileNotFoundError):
+                    os.close(open_private(f"{self.path}{ending}", os.O_RDONLY))
 
     def _log_ahead(self) -> None:
         """Two that change a new file's journal at once would wait for each other: SQLite then fails one at once."""
@@ -114,6 +206,35 @@ class Coordinator:
                     where=str(self.path),
                     next_step="open the log with the Millstream that wrote it",
                 )
+            if fault := planted(db):
+                raise self._damaged(fault)
+
+    def _row(self, cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
+        """SQLite keeps any value in any column, and what comes from one becomes an offset or the name of a file."""
+        if cursor.description is not self._description:
+            self._checks = tuple(CHECKS.get(column[0], _is_anything) for column in cursor.description)
+            self._description = cursor.description
+        for number, is_sound in enumerate(self._checks):
+            if not is_sound(values[number]):
+                raise self._damaged(
+                    f"column '{cursor.description[number][0]}' has the value {str(values[number])[:100]!r}"
+                )
+        return sqlite3.Row(cursor, values)
+
+    def document(self, text: str, kind: type[Document]) -> Document:
+        """What a column of JSON holds."""
+        try:
+            content = parsed(text)
+        except ValueError as error:
+            raise self._damaged(f"{text[:100]!r} cannot be read: {error}") from error
+        if not isinstance(content, kind):
+            raise self._damaged(f"{text[:100]!r} is not what it should be")
+        return content
+
+    def _damaged(self, what: str) -> DamagedLog:
+        return DamagedLog(
+            f"the coordinator's file is damaged: {what}", where=str(self.path), next_step="restore it from a copy"
+        )
 
     @contextmanager
     def change(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
@@ -162,6 +283,8 @@ class Coordinator:
             yield
         except sqlite3.Error as error:
             raise self._error(error) from error
+        except UnicodeDecodeError as error:  # of what SQLite says about a damaged page
+            raise self._damaged("it holds text that is not UTF-8") from error
 
     def _error(self, error: sqlite3.Error) -> MillstreamError:
         if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):
@@ -176,6 +299,8 @@ class Coordinator:
                 where=where,
                 next_step="give the user rights to the folder of the log",
             )
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            return DamagedLog("the coordinator's file is damaged", where=where, next_step="restore it from a copy")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_TOOBIG")) or name == "SQLITE_ERROR":
+            return self._damaged(str(error))
+        if not name and "decode" in str(error):  # text that is not UTF-8
+            return self._damaged(str(error)[:200])
         return StorageError(f"the coordinator says: {error}", where=where, next_step="try again")

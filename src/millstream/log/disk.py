@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import DiskFull, NoAccess, NotALog, StorageError
+from millstream.errors import DamagedLog, DiskFull, NoAccess, NotALog, StorageError
+from millstream.private_files import NotAPlainFile, create_alike, open_alike, read_bounded
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
 NO_FILES = {errno.EMFILE, errno.ENFILE}
+DOCUMENT_BYTES_MAX = 64 << 20
 
 
 @contextmanager
@@ -55,6 +57,13 @@ def storage_error(error: OSError, place: Path) -> StorageError:
             where=where,
             next_step="give the user rights to the folder, or choose another with --log or MILLSTREAM_BROKER",
         )
+    if error.errno in (errno.ELOOP, errno.EMSGSIZE) or isinstance(error, NotAPlainFile):
+        what = "a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        return DamagedLog(
+            f"this is no file of the log: {what}",
+            where=where,
+            next_step="remove it, and restore the file from a copy; only a log as a whole may be linked to",
+        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         return NotALog("there is a file where a folder should be", where=where, next_step="choose another folder")
     return StorageError(
@@ -79,7 +88,7 @@ class Disk:
 
 def sync_folder(folder: Path) -> None:
     """Makes new, renamed and deleted names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -91,7 +100,7 @@ def write_document(path: Path, content: dict[str, Any]) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with storage_errors(path):
         try:
-            with draft.open("w") as file:
+            with os.fdopen(create_alike(draft), "w") as file:
                 json.dump(content, file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
@@ -101,10 +110,18 @@ def write_document(path: Path, content: dict[str, Any]) -> None:
         sync_folder(path.parent)
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    with storage_errors(path), path.open() as file:
-        content: dict[str, Any] = json.load(file)
-    return content
+def read_document(path: Path) -> Any:
+    """The content as it is, which may be anything; a ValueError if it is not JSON."""
+    with storage_errors(path):
+        content = read_bounded(path, DOCUMENT_BYTES_MAX)
+    return parsed(content)
+
+
+def parsed(document: str | bytes) -> Any:
+    try:
+        return json.loads(document)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def is_gone(path: Path, fd: int) -> bool:
@@ -126,7 +143,7 @@ class FileLock:
 
     def _open(self) -> None:
         with storage_errors(self.path):
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self.fd = open_alike(self.path, os.O_RDWR | os.O_CREAT)
         self._thread = threading.RLock()
         self._depth = 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -21,6 +20,7 @@ from millstream.errors import (
     ClosedError,
     DamagedLog,
     InvalidInput,
+    MillstreamError,
     NotALog,
     NotFound,
     StorageError,
@@ -28,7 +28,7 @@ from millstream.errors import (
     UnknownTopic,
     UnsupportedFormat,
 )
-from millstream.log import groups, queues
+from millstream.log import access, groups, queues
 from millstream.log import partition as partitions
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer, Start
@@ -44,12 +44,14 @@ from millstream.log.reader import offset_at_time
 from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
 from millstream.log.switches import SWITCHES, Switches, Switching
-from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
+from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name, is_name
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
+from millstream.private_files import is_plain_folder, make_folder
 
 FORMAT = 1
 DESCRIPTION = "millstream.json"
+FOLDERS = ("topics", "people")
 TOPIC = "topic.json"
 COORDINATOR = "coordinator.sqlite"
 MOVED_TO = "moved_to"
@@ -183,11 +185,19 @@ def _damaged(path: Path, why: str) -> DamagedLog:
 class EmbeddedLog(Switching):
     """Opens the log in a folder, and makes it there if the folder is new or empty."""
 
-    def __init__(self, path: str | os.PathLike[str], *, upkeep: bool = True, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        upkeep: bool = True,
+        disk: Disk | None = None,
+        shared_group: str | None = None,
+    ) -> None:
+        """`shared_group` opens the log to the members of a group, now and for ever; by default it is its owner's."""
         self.path = Path(path).expanduser().absolute()
         self._disk = disk or Disk()
         _raise_file_limit()
-        self._open_folder()
+        self._open_folder(shared_group)
         self._topics: dict[str, tuple[tuple[int, ...], Topic]] = {}
         self._parts = Parts()
         self._topics_lock = threading.Lock()
@@ -198,10 +208,12 @@ class EmbeddedLog(Switching):
         self._upkeep = Upkeep(self) if upkeep else None
         self._closed = False
 
-    def _open_folder(self) -> None:
+    def _open_folder(self, group: str | None) -> None:
         description = self.path / DESCRIPTION
+        rights = access.access_for(group)
+        shared = {} if group is None else {access.SHARED_GROUP: group}
         with storage_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            access.make_root(self.path, rights)
             with self._lock():
                 if not description.exists():
                     strangers = [name for name in os.listdir(self.path) if not self._is_own(name)]  # noqa: PTH208
@@ -212,17 +224,39 @@ class EmbeddedLog(Switching):
                             where=f"{self.path} ({', '.join(sorted(strangers)[:3])})",
                             next_step="choose an empty or new folder with --log or MILLSTREAM_BROKER",
                         )
-                    (self.path / "topics").mkdir(exist_ok=True)
-                    (self.path / "people").mkdir(exist_ok=True)
-                    write_document(description, {"what": "a Millstream log", "format": FORMAT})
+                    access.claim(self.path, rights)
+                    for name in FOLDERS:
+                        make_folder(self.path / name)
+                    write_document(description, {"what": "a Millstream log", "format": FORMAT, **shared})
+                document = self._described()
+                recorded = document.get(access.SHARED_GROUP)
+                if group is not None and not (recorded == group and access.is_granted(self.path, rights)):
+                    access.share(self.path, rights)
+                    write_document(description, {**document, **shared})
+                    recorded = group
                 self._sweep()
-        version = _document(description).get("format")
-        if version != FORMAT:
+        access.check(self.path, recorded)
+
+    def _described(self) -> dict[str, Any]:
+        description = self.path / DESCRIPTION
+        document = _document(description)
+        version = document.get("format")
+        if version != FORMAT or isinstance(version, bool):
             raise UnsupportedFormat(
                 f"the log has format {version}; this version of Millstream knows {FORMAT}",
                 where=str(description),
                 next_step="open it with the Millstream that wrote it",
             )
+        if not isinstance(document.get(access.SHARED_GROUP, ""), str):
+            raise _damaged(description, f"{access.SHARED_GROUP} must be the name of a group")
+        for name in FOLDERS:
+            if not is_plain_folder(self.path / name):
+                raise DamagedLog(
+                    "a folder of the log is missing, or a link lies in its place",
+                    where=str(self.path / name),
+                    next_step="restore it from a copy; only a log as a whole may be linked to",
+                )
+        return document
 
     def _sweep(self) -> None:
         """Clears away what a process left that died while it made or deleted a topic."""
@@ -245,7 +279,7 @@ class EmbeddedLog(Switching):
 
     def _is_own(self, name: str) -> bool:
         """Whether a log whose making was cut short has left this."""
-        if name in ("topics", "people"):
+        if name in FOLDERS:
             return not any((self.path / name).iterdir())
         # Jobs of a flow that reads and writes elsewhere keep their folders here, too.
         return name in (".lock", "jobs") or name.startswith(f".{DESCRIPTION}.")
@@ -268,7 +302,7 @@ class EmbeddedLog(Switching):
             )
         draft = self.path / "topics" / f".new-{uuid.uuid4().hex}"
         with storage_errors(draft):
-            draft.mkdir()
+            make_folder(draft)
             try:
                 for number in range(made.partitions):
                     partitions.create(draft / str(number), stored_schema(made.schema), self._disk)
@@ -284,7 +318,8 @@ class EmbeddedLog(Switching):
 
     def topics(self) -> list[str]:
         with storage_errors(self.path):
-            return sorted(entry.name for entry in os.scandir(self.path / "topics") if not entry.name.startswith("."))
+            found = [entry.name for entry in os.scandir(self.path / "topics") if entry.is_dir(follow_symlinks=False)]
+            return sorted(name for name in found if is_name(name))
 
     def topic(self, name: str) -> Topic:
         """The topic as described now; its partitions are kept open between calls."""
@@ -292,6 +327,8 @@ class EmbeddedLog(Switching):
         folder = self._folder(checked_name(name, "topic"))
         try:
             with self._topics_lock:
+                if folder.is_symlink():
+                    raise _damaged(folder, "a link lies in place of the topic's folder")
                 found = (folder / TOPIC).stat()
                 # Clocks of file systems are coarse: a new file in the same tick has another number at least.
                 version = (found.st_mtime_ns, found.st_ino, folder.stat().st_ino)
@@ -314,7 +351,13 @@ class EmbeddedLog(Switching):
         identity = document.pop("id")
         document.pop("name")
         moved_to = document.pop(MOVED_TO, None)
-        settings = TopicSettings.of(**document)
+        if not isinstance(identity, str) or not isinstance(moved_to, str | None):
+            raise _damaged(folder / TOPIC, "its identity is no text")
+        try:
+            settings = TopicSettings.of(**document)
+        except (MillstreamError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            why = error.what if isinstance(error, MillstreamError) else repr(error)
+            raise _damaged(folder / TOPIC, why[:500]) from error
         topic = Topic(name, identity, settings, folder, self._disk, self.topic, self._cut, moved_to)
         if before is not None and before.identity == identity:
             topic.take_over(before)
@@ -408,7 +451,8 @@ class EmbeddedLog(Switching):
     def _check_unused(self, topic: str) -> None:
         with self.coordinator.look() as db:
             rows = db.execute("SELECT name, topic, settings FROM queues ORDER BY name").fetchall()
-        used = [row["name"] for row in rows if topic in (row["topic"], json.loads(row["settings"]).get("dead_letters"))]
+        dead_letters = {row["name"]: queues.settings_of(self.coordinator, row).dead_letters for row in rows}
+        used = [row["name"] for row in rows if topic in (row["topic"], dead_letters[row["name"]])]
         if used:
             raise InvalidInput(
                 f"topic '{topic}' is used by queue {', '.join(used)}", next_step="delete the queue first"

@@ -35,6 +35,8 @@ LEFT_OUT = sum(WITHOUT.values())
 
 NO_PRODUCER = -1
 NO_TIMESTAMP = -(1 << 63)
+OFFSET_MAX = (1 << 63) - 1
+TIMESTAMP_BYTES = 8
 
 
 class Header(NamedTuple):
@@ -147,7 +149,17 @@ def header_at(file: Buffer, position: int, limit: int) -> Header | None:
     header = Header._make(HEADER.unpack_from(file, position))
     if position + header.size_bytes > limit or header.length % ALIGNMENT:
         return None
-    return header
+    return header if _is_plausible(header) else None
+
+
+def _is_plausible(header: Header) -> bool:
+    """Whether the numbers fit together; whoever can write the file can also make its checksum match.
+
+    Every record has a timestamp in the body, so there cannot be more of them than it has room for.
+    """
+    if header.base_offset < 0 or header.next_offset > OFFSET_MAX or header.rows * TIMESTAMP_BYTES > header.length:
+        return False
+    return header.rows in (0, header.span) or (header.flags & SPARSE != 0 and header.rows < header.span)
 
 
 def is_intact(file: Buffer, position: int, header: Header) -> bool:

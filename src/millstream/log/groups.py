@@ -197,8 +197,11 @@ class Membership:
         return db.execute(f"SELECT {columns} FROM ownership WHERE group_name = ?", (self.group,)).fetchall()
 
     def _all_partitions(self, members: Iterable[sqlite3.Row]) -> Iterable[TopicPartition]:
-        topics = {topic for row in members for topic in json.loads(row["topics"])}
+        topics = {topic for row in members for topic in self._wanted(row)}
         return (TopicPartition(topic, n) for topic in sorted(topics) for n in range(self._partition_count(topic)))
+
+    def _wanted(self, member: sqlite3.Row) -> list[str]:
+        return [str(topic) for topic in self._coordinator.document(member["topics"], list)]
 
     def _rebalance(self, db: sqlite3.Connection) -> None:
         members = db.execute("SELECT * FROM members WHERE group_name = ?", (self.group,)).fetchall()
@@ -209,7 +212,7 @@ class Membership:
         }
         held = {TopicPartition(row["topic"], row["partition"]): row["owner"] or row["target"] for row in rows}
         targets = fair_shares(
-            {row["member"]: json.loads(row["topics"]) for row in members}, self._all_partitions(members), held
+            {row["member"]: self._wanted(row) for row in members}, self._all_partitions(members), held
         )
         db.execute("DELETE FROM ownership WHERE group_name = ?", (self.group,))
         db.executemany(

@@ -7,12 +7,15 @@ made again from its segment.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
+
+from millstream.private_files import open_private
 
 ENTRY = struct.Struct("<qqqI4x")
 INTERVAL_BYTES = 4096
@@ -28,6 +31,11 @@ class DamagedIndex(Exception):
     """An entry does not match its checksum; the caller scans the segment instead."""
 
 
+def bytes_max(limit: int) -> int:
+    """Entries of larger files are not looked at: two of them are never closer together than the interval."""
+    return (limit // INTERVAL_BYTES + 2) * ENTRY.size
+
+
 def pack(entry: Entry) -> bytes:
     return ENTRY.pack(*entry, crc32c(struct.pack("<qqq", *entry)))
 
@@ -40,11 +48,16 @@ class Index:
         self._count = len(content) // ENTRY.size
 
     @classmethod
-    def load(cls, path: Path) -> Index:
+    def load(cls, path: Path, limit: int) -> Index:
+        """As far as it can be about what lies below position `limit`; none if another thing lies in its place."""
         try:
-            return cls(path.read_bytes())
-        except FileNotFoundError:
+            fd = open_private(path, os.O_RDONLY)
+        except OSError:
             return cls(b"")
+        try:
+            return cls(os.pread(fd, bytes_max(limit), 0))
+        finally:
+            os.close(fd)
 
     def __len__(self) -> int:
         return self._count

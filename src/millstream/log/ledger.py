@@ -13,16 +13,9 @@ import pyarrow as pa
 
 from millstream.errors import TransactionAborted
 from millstream.log.buffer import BatchReceipt, microseconds
-from millstream.log.coordinator import Coordinator
+from millstream.log.coordinator import SINK_BATCHES, Coordinator
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values
 from millstream.log.producer import Producer
-
-TABLE = """
-CREATE TABLE IF NOT EXISTS sink_batches (
-    job TEXT NOT NULL, step TEXT NOT NULL, run TEXT NOT NULL, batch INTEGER NOT NULL,
-    PRIMARY KEY (job, step, run)
-) WITHOUT ROWID
-"""
 
 
 class Ledger:
@@ -32,7 +25,7 @@ class Ledger:
         self._coordinator = coordinator
         self.job, self.step, self.run = job, step, run
         with coordinator.change() as db:
-            db.execute(TABLE)
+            db.execute(SINK_BATCHES)
 
     def newest(self) -> int | None:
         """The newest batch written; None before the first."""

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import uuid
 import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from millstream.errors import StorageError
 from millstream.log.disk import storage_errors
+from millstream.private_files import create_alike, open_private
 
+IDENTITY = re.compile(r"[0-9A-Za-z-]{1,64}")
 _held: set[int] = set()
 
 
@@ -35,7 +39,7 @@ class Participant:
         self.id = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._path = folder / self.id
         with storage_errors(folder):
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = create_alike(self._path)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         _held.add(self._fd)
         # One that is forgotten without being closed must not look alive until its process ends.
@@ -51,11 +55,16 @@ def _let_go(fd: int, path: Path, process: int) -> None:
 
 def is_alive(folder: Path, participant: str) -> bool:
     """Whether a participant still holds its lock. The file of a dead one is cleared away."""
+    if not IDENTITY.fullmatch(participant):  # it would be taken for the name of a file
+        return False
     path = folder / participant
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        with storage_errors(path):
+            fd = open_private(path, os.O_RDWR)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from millstream.errors import DamagedLog, TransactionAborted
 from millstream.log.disk import Disk, boot_id, is_gone, storage_errors
+from millstream.private_files import create_alike, open_private
 
 SLOT_BYTES = 4096
 FIXED = struct.Struct("<8sIIQ16sqqqqqqqI")
@@ -78,7 +79,7 @@ class MarkFile:
         self._disk = disk
         with storage_errors(path):
             writable = os.access(path, os.W_OK)
-            self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            self._fd = open_private(path, os.O_RDWR if writable else os.O_RDONLY)
             size = os.fstat(self._fd).st_size
             self._map = mmap.mmap(self._fd, 2 * SLOT_BYTES, prot=mmap.PROT_READ) if size == 2 * SLOT_BYTES else None
 
@@ -86,7 +87,7 @@ class MarkFile:
     def create(path: Path, mark: Mark, disk: Disk) -> None:
         with storage_errors(path):
             draft = path.with_name(path.name + ".new")
-            with draft.open("wb") as file:
+            with os.fdopen(create_alike(draft), "wb") as file:
                 slots = [bytes(SLOT_BYTES), bytes(SLOT_BYTES)]
                 slots[mark.sequence % 2] = _pack(mark).ljust(SLOT_BYTES, b"\0")  # the next write goes into the other
                 file.writelines(slots)
@@ -144,6 +145,8 @@ def _unpack(slot: bytes) -> Mark | None:
     if magic != MAGIC or open_count > OPEN_TRANSACTIONS_MAX:
         return None
     if crc32c(slot[12 : FIXED.size + open_count * OPEN.size]) != crc:
+        return None
+    if min(numbers) < 0:
         return None
     entries = (OPEN.unpack_from(slot, FIXED.size + i * OPEN.size) for i in range(open_count))
     transactions = tuple(OpenTransaction(pid, epoch, Place(*first)) for pid, epoch, *first in entries)

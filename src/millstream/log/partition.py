@@ -23,6 +23,7 @@ from millstream.log.disk import Disk, FileLock, is_gone, storage_errors, sync_fo
 from millstream.log.frame import ABORTS, COMMITS, TRANSACTIONAL, Draft, Header, marker, skip
 from millstream.log.mark import BOOT, Mark, MarkFile, Place
 from millstream.log.segment import IndexWriter, Segment, SegmentName, delete, segment_names
+from millstream.private_files import create_alike, is_plain_folder, make_folder, open_private
 from millstream.records import can_evolve
 
 MARK = "mark"
@@ -33,8 +34,9 @@ REPAIR = "restore the file from a copy, or run 'millstream topics repair' to kee
 
 def create(folder: Path, schema: pa.Schema, disk: Disk) -> None:
     with storage_errors(folder):
-        folder.mkdir()
-        (folder / UPKEEP_LOCK).touch()
+        make_folder(folder)
+        for lock in (UPKEEP_LOCK, LOCK):
+            os.close(create_alike(folder / lock))
         first = SegmentName(0, None, folder)
         start = Place(0, 0, segments.create(first, schema, disk))
         _sync_file(first.path, disk)
@@ -71,6 +73,8 @@ class Partition:
         self.moved_to: str | None = None  # the broker that has the topic since
         self._on_cut = on_cut
         self._disk = disk
+        if folder.is_symlink():
+            raise DamagedLog("a link lies in place of a partition's folder", where=str(folder), next_step=REPAIR)
         if not folder.is_dir():
             raise self._deleted()
         if not (folder / MARK).exists():
@@ -120,7 +124,7 @@ class Partition:
     @property
     def lock(self) -> FileLock:
         if self._lock is None:
-            if not self.folder.is_dir():
+            if not is_plain_folder(self.folder):
                 raise self._deleted()
             self._lock = FileLock(self.folder / LOCK)
         return self._lock
@@ -224,7 +228,7 @@ class Partition:
                 if name.base > mark.end.segment:
                     delete(name)
                 elif name.base == mark.end.segment:
-                    os.truncate(name.path, mark.end.position)
+                    _cut(name.path, mark.end.position)
 
     def _segment(self, mark: Mark) -> _ActiveSegment:
         active = self._active
@@ -374,7 +378,7 @@ class Partition:
                 break
             mark = self._accounted(mark, header.flags, header.producer_id, header.epoch, header.span, header.size_bytes)
         if size > mark.end.position:
-            os.truncate(name.path, mark.end.position)
+            _cut(name.path, mark.end.position)
         return mark
 
     def __del__(self) -> None:
@@ -394,7 +398,7 @@ class _ActiveSegment:
         self.index = IndexWriter(name.index_path)
         try:
             self._resume(segment, mark)
-            self.fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
+            self.fd = open_private(name.path, os.O_RDWR)
         except BaseException:
             self.index.close()
             raise
@@ -412,9 +416,17 @@ class _ActiveSegment:
 
 
 def _sync_file(path: Path, disk: Disk) -> None:
-    fd = os.open(path, os.O_RDWR)
+    fd = open_private(path, os.O_RDWR)
     try:
         disk.sync(fd)
+    finally:
+        os.close(fd)
+
+
+def _cut(path: Path, size_bytes: int) -> None:
+    fd = open_private(path, os.O_RDWR)
+    try:
+        os.ftruncate(fd, size_bytes)
     finally:
         os.close(fd)
 

@@ -21,10 +21,12 @@ import pyarrow as pa
 from millstream.errors import (
     AlreadyExists,
     ClosedError,
+    DamagedLog,
     DeliveryExpired,
     InvalidInput,
     InvalidName,
     InvalidSetting,
+    MillstreamError,
     OffsetLost,
     TransactionAborted,
     UnknownQueue,
@@ -35,6 +37,7 @@ from millstream.log.disk import FileLock
 from millstream.log.groups import CHECK_SECONDS
 from millstream.log.liveness import Participant, is_alive
 from millstream.log.reader import PartitionReader
+from millstream.log.topics import checked_name
 from millstream.log.wakeup import Wakeup
 from millstream.records import DEAD_LETTER_SCHEMA, codec, duration, format_duration
 
@@ -167,7 +170,21 @@ def load(coordinator: Coordinator, name: str) -> tuple[str, QueueSettings]:
     if row is None:
         known = ", ".join(names(coordinator)) or "none"
         raise UnknownQueue(f"there is no queue '{name}'", next_step=f"create it first; queues that exist: {known}")
-    return row["topic"], QueueSettings.of(**json.loads(row["settings"]))
+    return row["topic"], settings_of(coordinator, row)
+
+
+def settings_of(coordinator: Coordinator, queue: sqlite3.Row) -> QueueSettings:
+    try:
+        settings = QueueSettings.of(**coordinator.document(queue["settings"], dict))
+        checked_name(settings.dead_letters, "topic")
+    except (MillstreamError, TypeError, ValueError, ArithmeticError) as error:
+        why = error.what if isinstance(error, MillstreamError) else repr(error)
+        raise DamagedLog(
+            f"the settings of a queue cannot be read: {why[:500]}",
+            where=str(coordinator.path),
+            next_step="restore the coordinator's file from a copy",
+        ) from error
+    return settings
 
 
 def describe(coordinator: Coordinator, people: Path, name: str, find: Callable[[str], Topic]) -> QueueInfo:

@@ -22,6 +22,7 @@ from millstream.log.layout import completed
 from millstream.log.mark import Mark, Place
 from millstream.log.partition import Partition
 from millstream.log.segment import OFFSET_COLUMN, Segment, segment_names
+from millstream.log.validity import Malformed, check_texts
 from millstream.records import align
 
 READ_BYTES = 1 << 20  # about a frame: what was just checked is still in the processor's cache when it is used
@@ -46,7 +47,19 @@ class Fetch:
     @property
     def records(self) -> pa.RecordBatch:
         """Key, value, timestamp and headers; keys and headers that nobody gave are made up here, as nulls."""
-        return completed(self.stored, self.schema)
+        return completed(self.with_sound_texts().stored, self.schema)
+
+    def with_sound_texts(self) -> Fetch:
+        """Itself. To be asked for by whoever takes the records out of Arrow."""
+        try:
+            check_texts(self.stored)
+        except Malformed as error:
+            raise DamagedLog(
+                f"records are damaged: {error}",
+                where=f"the frame with offset {self.first_offset}",
+                next_step="restore the partition from a copy, or read on behind it",
+            ) from error
+        return self
 
 
 class PartitionReader:

@@ -5,9 +5,11 @@ It is never done unasked. The damaged files stay beside the repaired ones, with 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +33,8 @@ from millstream.log.segment import (
     segment_names,
     stored_columns,
 )
+from millstream.log.validity import BatchReader, Malformed
+from millstream.private_files import create_alike, open_private
 
 NOWHERE = Place(0, 0, 0)
 
@@ -121,7 +125,7 @@ def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Seq
     frames: list[tuple[int, Header]] = []
     lost: list[tuple[int, int]] = []
     expected, skipped = name.base, False
-    with name.path.open("rb") as file:
+    with os.fdopen(open_private(name.path, os.O_RDONLY), "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
         while position < min(limit, size):
             header = header_at(view, position, min(limit, size))
@@ -133,7 +137,7 @@ def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Seq
                 position += header.size_bytes
             else:
                 skipped, whole = True, False
-                position += ALIGNMENT
+                position = _after_hole(file.fileno(), position + ALIGNMENT)
     # A compacted file reaches as far as its name says; behind any other the next one follows without a gap.
     reached = name.end if whole and name.end is not None else expected
     end = max(expected, name.end or 0) if end is None else end
@@ -141,6 +145,14 @@ def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Seq
         lost.append((reached, end))
         whole = False
     return _Salvage(name, end, known_schema or _fitting_schema(name, frames, schemas), frames, lost, whole)
+
+
+def _after_hole(fd: int, position: int) -> int:
+    """Where to look next: nothing was ever written to the holes of a file, however large it seems."""
+    try:
+        return max(position, os.lseek(fd, position, os.SEEK_DATA) // ALIGNMENT * ALIGNMENT)
+    except OSError as error:
+        return sys.maxsize if error.errno == errno.ENXIO else position
 
 
 def _fitting_schema(name: SegmentName, frames: Sequence[tuple[int, Header]], schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -152,17 +164,18 @@ def _fitting_schema(name: SegmentName, frames: Sequence[tuple[int, Header]], sch
 
 
 def _reads_all(name: SegmentName, frames: Sequence[tuple[int, Header]], schema: pa.Schema) -> bool:
-    content = pa.py_buffer(name.path.read_bytes())
+    with os.fdopen(open_private(name.path, os.O_RDONLY), "rb") as file:
+        content = pa.py_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if frames else b"")
     try:
         for position, header in frames:
             if header.rows:
                 body = content.slice(position + HEADER_BYTES, header.length)
-                records = pa.ipc.read_record_batch(body, stored_columns(schema, header.flags))
+                records = BatchReader(stored_columns(schema, header.flags)).read(body, header.rows)
                 records.validate(full=True)
                 again = records.serialize()
                 if not body.slice(0, again.size).equals(again):  # of more columns than the schema has
                     return False
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, Malformed):
         return False
     return True
 
@@ -171,7 +184,10 @@ def _replace(part: _Salvage) -> Path:
     """Writes the whole frames of a segment into a new file that covers the same offsets; the old one is put aside."""
     name = SegmentName(part.name.base, part.end, part.name.folder)
     draft = name.folder / f"{name.stem}.repairing"
-    with part.name.path.open("rb") as old, draft.open("wb") as new:
+    with (
+        os.fdopen(open_private(part.name.path, os.O_RDONLY), "rb") as old,
+        os.fdopen(create_alike(draft), "wb") as new,
+    ):
         new.write(header_bytes(name.base, part.schema))
         for position, header in part.frames:
             old.seek(position)

@@ -22,16 +22,19 @@ from crc32c import crc32c
 
 from millstream.errors import DamagedLog, UnsupportedFormat
 from millstream.log import frame
-from millstream.log.disk import Disk, storage_errors
+from millstream.log.disk import Disk, storage_error, storage_errors
 from millstream.log.frame import ALIGNMENT, HEADER_BYTES, LEFT_OUT, NO_TIMESTAMP, SPARSE, WITHOUT, Header
-from millstream.log.index import ENTRY, INTERVAL_BYTES, DamagedIndex, Entry, Index, pack
+from millstream.log.index import ENTRY, INTERVAL_BYTES, DamagedIndex, Entry, Index, bytes_max, pack
 from millstream.log.layout import completed
+from millstream.log.validity import BatchReader, Malformed, check_schema
+from millstream.private_files import create_alike, open_alike, open_private
 
 MAGIC = b"MSSEG"
 FORMAT = 1
 PREFIX = struct.Struct("<5sHIIq")
 NAME = re.compile(r"(\d{20})(?:-(\d{20}))?\.seg")
 OFFSET_COLUMN = "offset"
+SCHEMA_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -95,7 +98,7 @@ def create(name: SegmentName, schema: pa.Schema, disk: Disk) -> int:
     """Writes the header of a new segment; returns where its first frame goes."""
     content = header_bytes(name.base, schema)
     with storage_errors(name.path):
-        fd = os.open(name.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = create_alike(name.path)
         try:
             disk.write(fd, [content], 0)
         finally:
@@ -114,12 +117,17 @@ class Segment:
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
-        self._fd: int | None = os.open(name.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._fd: int | None = open_private(name.path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise  # replaced or deleted meanwhile: the caller looks again
+        except OSError as error:
+            raise storage_error(error, name.path) from error
         self._map: mmap.mmap | None = None
         self._size = 0
         self.first_position = self._read_header()
         self._index: Index | None = None
-        self._stored_schemas: dict[int, pa.Schema] = {}
+        self._readers: dict[int, BatchReader] = {}
         if name.end is not None:
             self._close()  # it never grows, and the map has a descriptor of its own
 
@@ -152,7 +160,7 @@ class Segment:
                 next_step="open the log with the Millstream that wrote it",
             )
         end = PREFIX.size + schema_bytes
-        if end > len(view) or crc32c(view[11:end]) != crc or base != self.name.base:
+        if end > len(view) or schema_bytes > SCHEMA_BYTES_MAX or crc32c(view[11:end]) != crc or base != self.name.base:
             raise self.damaged(0, "the header does not match its checksum")
         self._encoded_schema = bytes(view[PREFIX.size : end])
         padded: int = end + -end % ALIGNMENT
@@ -162,7 +170,12 @@ class Segment:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        return pa.ipc.read_schema(pa.py_buffer(self._encoded_schema))
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(self._encoded_schema))
+            check_schema(schema, OFFSET_COLUMN)
+        except (Malformed, pa.ArrowException, OSError, ValueError) as error:
+            raise self.damaged(0, f"the schema cannot be read: {error}") from error
+        return schema
 
     def _mapped(self, to_position: int) -> memoryview:
         """The file as bytes, at least up to `to_position` if it is that long."""
@@ -170,7 +183,10 @@ class Segment:
             size = self.size_bytes()
             if size > self._size and self._fd is not None:
                 with storage_errors(self.name.path):
-                    self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+                    try:
+                        self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+                    except (OverflowError, ValueError) as error:
+                        raise self.damaged(0, f"the file cannot be mapped: {error}") from error
                 self._size = size
                 self._buffer = pa.py_buffer(self._map)
         return memoryview(self._map) if self._map is not None else memoryview(b"")
@@ -194,10 +210,13 @@ class Segment:
     def stored(self, position: int, header: Header) -> pa.RecordBatch:
         """The columns a frame holds, without a copy: they stay in the mapped file. The frame is one `frames` gave."""
         flags = header.flags & LEFT_OUT
-        if flags not in self._stored_schemas:
-            self._stored_schemas[flags] = stored_columns(self.schema, flags)
+        if flags not in self._readers:
+            self._readers[flags] = BatchReader(stored_columns(self.schema, flags))
         body = self._buffer.slice(position + HEADER_BYTES, header.length)
-        return pa.ipc.read_record_batch(body, self._stored_schemas[flags])
+        try:
+            return self._readers[flags].read(body, header.rows)
+        except Malformed as error:
+            raise self.damaged(position, str(error)) from error
 
     def batch(self, position: int, header: Header) -> pa.RecordBatch:
         """The records of a frame, with the columns that were left out."""
@@ -205,9 +224,19 @@ class Segment:
 
     def offsets(self, header: Header, batch: pa.RecordBatch) -> np.ndarray:
         if header.flags & SPARSE:
-            offsets: np.ndarray = batch.column(OFFSET_COLUMN).to_numpy()
-            return offsets
+            return self._sparse_offsets(header, batch)
         return np.arange(header.base_offset, header.base_offset + header.rows, dtype=np.int64)
+
+    def _sparse_offsets(self, header: Header, batch: pa.RecordBatch) -> np.ndarray:
+        place = batch.schema.get_field_index(OFFSET_COLUMN)
+        column = None if place < 0 else batch.column(place)
+        if column is None or column.null_count:
+            raise self.damaged(0, f"the records from offset {header.base_offset} on have no offsets")
+        offsets: np.ndarray = column.to_numpy()
+        inside = header.base_offset <= offsets[0] and offsets[-1] < header.next_offset
+        if not inside or (offsets[1:] <= offsets[:-1]).any():
+            raise self.damaged(0, f"the offsets of the records from {header.base_offset} on are out of order")
+        return offsets
 
     def position_of(self, offset: int, limit: int) -> int:
         """Where to begin looking for `offset`: at its frame or a little before."""
@@ -239,7 +268,7 @@ class Segment:
 
     def _loaded_index(self, limit: int) -> Index:
         # What the index lacks at its end is made up for by reading on; only one without any entry is worth remaking.
-        self._index = Index.load(self.name.index_path)
+        self._index = Index.load(self.name.index_path, limit)
         return self._index if len(self._index) or limit == self.first_position else self._rebuilt_index(limit)
 
     def _rebuilt_index(self, limit: int) -> Index:
@@ -288,11 +317,11 @@ class IndexWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         with storage_errors(path):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = open_alike(path, os.O_RDWR | os.O_CREAT)
 
     def resume(self, segment: Segment, limit: int) -> None:
         """Goes on behind what others have indexed, below position `limit`; makes the index anew if it is damaged."""
-        index = Index(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
+        index = Index(os.pread(self._fd, bytes_max(limit), 0))
         try:
             self._count, self._indexed_to, self._newest = segment.tail(index, limit)
         except DamagedIndex:

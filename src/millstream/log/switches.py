@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import AlreadyExists, DamagedLog, InvalidInput, InvalidSetting, UnknownTopic
+from millstream.errors import AlreadyExists, DamagedLog, InvalidInput, InvalidName, InvalidSetting, UnknownTopic
 from millstream.log.buffer import microseconds
 from millstream.log.coordinator import Coordinator
 from millstream.log.disk import FileLock, read_document, storage_errors, write_document
@@ -63,6 +63,8 @@ class Switch:
             group: {int(number): int(offset) for number, offset in offsets.items()}
             for group, offsets in document["starts"].items()
         }
+        for topic in (name, document["topic"], *document["before"], *document["versions"]):
+            checked_name(topic, "topic")
         return cls(
             name,
             document["topic"],
@@ -111,7 +113,7 @@ class Switches:
         try:
             with storage_errors(self.path):
                 return {name: Switch.of(name, entry) for name, entry in read_document(self.path).items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidName) as error:
             raise DamagedLog(
                 f"what names stand for cannot be read: {error}",
                 where=str(self.path),

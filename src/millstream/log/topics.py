@@ -16,9 +16,13 @@ PARTITIONS_MAX = 10_000
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 4096, 2 << 30
 
 
+def is_name(text: str) -> bool:
+    return NAME.fullmatch(text) is not None and ".." not in text
+
+
 def checked_name(name: object, what: str) -> str:
     """Names become names of files and folders: nothing in them can lead elsewhere."""
-    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
+    if not isinstance(name, str) or not is_name(name):
         raise InvalidName(
             f"{name!r} is not a name for a {what}",
             next_step="use up to 249 letters, digits, '_', '-' and single '.', beginning with a letter, digit or '_'",

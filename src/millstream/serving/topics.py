@@ -89,7 +89,7 @@ def _fetches(log: EmbeddedLog, reader: PartitionReader) -> Iterator[Fetch]:
         log.end_abandoned(reader.partition)
     for fetch in reader.stream():
         if "key" in fetch.stored.schema.names:
-            yield fetch
+            yield fetch.with_sound_texts()
 
 
 class EmbeddedIndex(Index[Topic]):

@@ -21,8 +21,12 @@ from typing import Any
 
 from millstream.errors import SinkFailed, SinkUnavailable
 from millstream.log.disk import sync_folder
+from millstream.private_files import create_alike, make_folders
 
 DRAFTS = "drafts"
+HIDDEN = ".drafts-"
+"""How the names of folders with drafts begin."""
+
 Move = tuple[str, str]
 """A draft, and the file it becomes."""
 
@@ -52,7 +56,7 @@ def unavailable_if_refused(what: str, step: str) -> Iterator[None]:
 def replace_durably(path: Path, content: bytes) -> None:
     """A reader sees the old file or the new one, never a part; the draft's name is hidden."""
     draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("wb") as file:
+    with os.fdopen(create_alike(draft), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -120,7 +124,7 @@ class FileLedger:
     def _write(self, content: dict[str, Any]) -> None:
         self._known = None  # whatever fails below: the file says how far it came
         with unavailable_if_refused("the ledger", self.step):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path.parent)
             replace_durably(self.path, json.dumps(content).encode())
         self._known = content
 
@@ -130,5 +134,7 @@ def remove_drafts(folder: Path) -> None:
     for path in folder.rglob("*.json"):
         with suppress(OSError, ValueError):  # no use to anybody, and no harm
             drafts = json.loads(path.read_bytes()).get(DRAFTS)
-            if drafts is not None:
+            if isinstance(drafts, str) and Path(drafts).name.startswith(
+                HIDDEN
+            ):  # never what anybody may have put there
                 shutil.rmtree(drafts, ignore_errors=True)

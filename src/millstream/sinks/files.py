@@ -21,7 +21,7 @@ from millstream.log.disk import sync_folder
 from millstream.plan.places import Files
 from millstream.records import Schema
 from millstream.sinks.drafts import Draft, Drafting
-from millstream.sinks.file_ledger import FileLedger, Move, Moves, unavailable_if_refused
+from millstream.sinks.file_ledger import HIDDEN, FileLedger, Move, Moves, unavailable_if_refused
 from millstream.sinks.flat import check_json
 
 
@@ -38,7 +38,7 @@ class FilesSink:
                 where=str(self._folder),
                 next_step="name another folder",
             )
-        hidden = f".drafts-{step}-{ledger.run}"
+        hidden = f"{HIDDEN}{step}-{ledger.run}"
         self._drafting = Drafting(self._folder, hidden, place.format, tuple(place.partition_by), schema)
         self._is_shared = False
         self._own: tuple[pa.Table | None, list[Draft]] = None, []

@@ -8,6 +8,7 @@ from typing import Any
 from millstream.errors import InvalidInput
 from millstream.log.kafka.address import KafkaAddress, address_of, as_kafka
 from millstream.plan.places import Files, Kafka, Rate, Socket
+from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.sources.base import Offsets, Slab, Slice, Source
 from millstream.sources.files import FilesSource
@@ -51,7 +52,7 @@ def open_source(
         return TopicSource(
             place, schema, broker=str(broker) if broker is not None else None, format=format, columns=columns
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     if isinstance(place, Files):
         return FilesSource(place, schema, folder=folder, columns=columns)
     if isinstance(place, Rate):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from millstream.errors import DamagedLog
 from millstream.log.disk import storage_errors, sync_folder
+from millstream.private_files import open_alike, open_private
 
 
 class Entry(NamedTuple):
@@ -50,7 +51,7 @@ class Journal:
         with storage_errors(self.path):
             if not self.path.exists():
                 return
-            with self.path.open("rb") as file:
+            with os.fdopen(open_private(self.path, os.O_RDONLY), "rb") as file:
                 file.seek(self._read_bytes)
                 content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -73,7 +74,7 @@ class Journal:
             return
         with storage_errors(self.path):
             is_new = not self.path.exists()
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = open_alike(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 os.ftruncate(fd, self._read_bytes)
                 written = 0

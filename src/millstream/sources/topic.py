@@ -191,7 +191,7 @@ class TopicSource:
                 if reader.offset > slice.end:
                     fetch = _before(fetch, slice.end)
                 if fetch.stored.num_rows:
-                    yield fetch
+                    yield fetch.with_sound_texts()
                 if reader.offset >= slice.end:
                     return
         except OffsetLost:

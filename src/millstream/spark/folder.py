@@ -19,11 +19,11 @@ from pathlib import Path
 import polars as pl
 
 from millstream.errors import DamagedState, JobChanged, JobRunning
-from millstream.log.disk import write_document
+from millstream.log.disk import read_document, storage_errors, write_document
 from millstream.operators.stateful import stateful
 from millstream.plan.nodes import Node, Write
 from millstream.plan.table_nodes import SideJoin
-from millstream.private_files import is_private, open_private, private_folder
+from millstream.private_files import is_private, make_folders, open_alike, open_private, private_folder
 from millstream.sinks.file_ledger import remove_drafts
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
@@ -101,7 +101,8 @@ class JobFolder:
     def __init__(self, path: Path, job: str) -> None:
         self.path = path
         self.job = job
-        path.mkdir(parents=True, exist_ok=True)
+        with storage_errors(path):
+            make_folders(path)  # what Spark writes into it has the rights of its umask: nobody else gets that far
 
     @property
     def checkpoint(self) -> Path:
@@ -110,7 +111,8 @@ class JobFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nobody else runs the job meanwhile."""
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with storage_errors(self.path):
+            lock = open_alike(self.path / "lock", os.O_RDWR | os.O_CREAT)
         try:
             if not _taken(lock):
                 raise JobRunning(
@@ -127,13 +129,18 @@ class JobFolder:
         path = self.path / DESCRIPTION
         if not path.exists():
             return None
-        kept = Kept(**json.loads(path.read_text()))
-        if not isinstance(kept.identity, str) or not _IDENTITY.fullmatch(kept.identity):  # it becomes part of a path
+        try:
+            kept = Kept(**read_document(path))
+            if not isinstance(kept.identity, str) or not _IDENTITY.fullmatch(
+                kept.identity
+            ):  # it names a folder of temporary files
+                raise ValueError(f"its identity is {str(kept.identity)[:50]!r}")
+        except (TypeError, ValueError) as error:
             raise DamagedState(
-                f"the description of the job '{self.job}' has an identity that this version does not make",
+                f"what the job '{self.job}' has kept cannot be read: {error}",
                 where=str(path),
                 next_step="restore the file from a backup, or remove the job's folder and run the job again",
-            )
+            ) from error
         return kept
 
     def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:

@@ -28,6 +28,7 @@ from millstream.plan.nodes import Read, Write
 from millstream.plan.place import users_line, what_exists
 from millstream.plan.places import Kafka, Socket
 from millstream.plan.table_nodes import Join
+from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.sinks import Sink, open_sink
 from millstream.sinks.drafts import Drafting
@@ -365,7 +366,7 @@ def _feed(
 
 def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
     own = folder.path / SINKS / output.name
-    own.mkdir(parents=True, exist_ok=True)
+    make_folders(own)
     return open_sink(
         output.sink,
         output.schema,

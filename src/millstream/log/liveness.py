@@ -5,8 +5,10 @@ So a death is seen at once and without heartbeats, however it came about.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import uuid
 import weakref
 from contextlib import suppress
@@ -26,6 +28,10 @@ def _let_go_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+ID = re.compile(r"[A-Za-z0-9-]+")
+"""What a participant is called: one plain part of a path."""
 
 
 class Participant:
@@ -51,11 +57,17 @@ def _let_go(fd: int, path: Path, process: int) -> None:
 
 def is_alive(folder: Path, participant: str) -> bool:
     """Whether a participant still holds its lock. The file of a dead one is cleared away."""
+    if not ID.fullmatch(participant):
+        return False  # the name comes from a database: any other could lead out of the folder
     path = folder / participant
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

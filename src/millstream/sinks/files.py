@@ -20,6 +20,7 @@ from millstream.errors import InvalidInput, SinkFailed, SinkUnavailable
 from millstream.log.disk import sync_folder
 from millstream.plan.places import Files
 from millstream.records import Schema
+from millstream.sinks import drafts_folder
 from millstream.sinks.drafts import Draft, Drafting
 from millstream.sinks.file_ledger import FileLedger, Move, Moves, unavailable_if_refused
 from millstream.sinks.flat import check_json
@@ -38,7 +39,7 @@ class FilesSink:
                 where=str(self._folder),
                 next_step="name another folder",
             )
-        hidden = f".drafts-{step}-{ledger.run}"
+        hidden = drafts_folder.folder_name(step, ledger.run)
         self._drafting = Drafting(self._folder, hidden, place.format, tuple(place.partition_by), schema)
         self._is_shared = False
         self._own: tuple[pa.Table | None, list[Draft]] = None, []
@@ -78,9 +79,19 @@ class FilesSink:
 
     def _make_drafts_folder(self) -> None:
         self._ledger.use(self._drafting.folder)
-        if not self._drafting.folder.is_dir():
-            self._drafting.folder.mkdir(parents=True)
+        hidden = self._drafting.folder
+        if hidden.is_symlink():
+            raise SinkFailed(
+                "there is a link where the folder of drafts should be",
+                where=str(hidden),
+                next_step="remove the link; it was not created by this job",
+            )
+        if not hidden.is_dir():
+            hidden.mkdir(parents=True)
+            drafts_folder.mark(hidden, self._step, self._ledger.run)
             sync_folder(self._folder)
+        else:
+            drafts_folder.mark(hidden, self._step, self._ledger.run)
 
     def _moves(self, batch: int, rows: pa.Table, weights: pa.Array | None, drafts: Sequence[Sequence[Draft]]) -> Moves:
         """Drafts the rows that are here, and names all files; those of workers are numbered."""
@@ -127,10 +138,7 @@ class FilesSink:
     def _tidy(self) -> None:
         """Removes what tries that failed have left behind: nobody drafts between two batches."""
         with suppress(OSError):  # no use to anybody, and no harm
-            for left in self._drafting.folder.iterdir():
-                left.unlink()
-            if not self._is_shared:
-                self._drafting.folder.rmdir()
+            drafts_folder.clear(self._drafting.folder, self._step, self._ledger.run, whole=not self._is_shared)
 
 
 def _appear(moves: Moves, step: str) -> None:
@@ -153,7 +161,7 @@ def _appear(moves: Moves, step: str) -> None:
 
 
 def _check_there(hidden: Path, step: str) -> None:
-    if not hidden.is_dir():
+    if not hidden.is_dir() or hidden.is_symlink():
         raise SinkUnavailable(
             f"the files that were drafted cannot be reached: there is no folder {hidden}",
             where=f"step '{step}'",

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -17,12 +18,13 @@ from pathlib import Path
 
 import polars as pl
 
-from millstream.errors import JobChanged, JobRunning
+from millstream.errors import DamagedState, JobChanged, JobRunning
 from millstream.log.disk import write_document
 from millstream.operators.stateful import stateful
 from millstream.plan.nodes import Node, Write
 from millstream.plan.table_nodes import SideJoin
 from millstream.sinks.file_ledger import remove_drafts
+from millstream.sinks.remembered import NOTE
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
 
@@ -31,6 +33,8 @@ BEFORE_MOVE = "before_move.json"
 LOOKING_S = 0.5
 RUNS = f"millstream-runs-{os.getuid()}"
 OWNER = ".job"
+LOCK = "lock"
+IDENTITY = re.compile(r"[A-Za-z0-9-]+")
 SINKS = "sinks"
 ORPHAN_S_MIN = 3600.0
 """In the folder for temporary files of every executor: the state of jobs that run there, made anew if it is lost."""
@@ -106,7 +110,7 @@ class JobFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nobody else runs the job meanwhile."""
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if not _taken(lock):
                 raise JobRunning(
@@ -121,7 +125,19 @@ class JobFolder:
 
     def kept(self) -> Kept | None:
         path = self.path / DESCRIPTION
-        return Kept(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            kept = Kept(**json.loads(path.read_text()))
+            if not IDENTITY.fullmatch(kept.identity):
+                raise ValueError(f"{kept.identity!r} is not the identity of a job")
+        except (ValueError, TypeError) as error:
+            raise DamagedState(
+                f"what the job '{self.job}' has kept cannot be read: {error}",
+                where=str(path),
+                next_step=f"restore the file from a copy, or start over: millstream jobs forget {self.job}",
+            ) from error
+        return kept
 
     def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:
         """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""
@@ -178,12 +194,14 @@ class JobFolder:
 
     def remove(self) -> None:
         """At once: a half of it, left by a process that died meanwhile, would not know what was written."""
-        kept = self.kept()
+        kept = None
+        with suppress(DamagedState):  # a job whose note is damaged can be removed too; its rows of state are left
+            kept = self.kept()
         gone = self.path.with_name(f".{self.path.name}-{uuid.uuid4().hex}")
         self.path.rename(gone)
         remove_drafts(gone / SINKS)
         shutil.rmtree(gone, ignore_errors=True)
-        if kept is not None:
+        if kept is not None and is_claimed(kept.identity, self.path):
             shutil.rmtree(runs_of(kept.identity), ignore_errors=True)
 
 
@@ -200,8 +218,25 @@ def _taken(lock: int) -> bool:
             time.sleep(LOOKING_S / 10)
 
 
+def is_job(path: Path) -> bool:
+    """Whether a folder is that of a job: a real one, with one of the files that a job leaves in it."""
+    found = path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+    return found and any((path / name).is_file() for name in (LOCK, DESCRIPTION, NOTE))
+
+
 def runs_of(identity: str) -> Path:
+    """Where the rows of state of a job lie on this machine. The identity stands in a file that anybody may edit."""
+    assert IDENTITY.fullmatch(identity), identity
     return Path(tempfile.gettempdir()) / RUNS / identity
+
+
+def is_claimed(identity: str, job: Path) -> bool:
+    """Whether the rows of state that lie under this identity are those of the job in this folder."""
+    runs = runs_of(identity)
+    try:
+        return not runs.is_symlink() and (runs / OWNER).read_bytes() == os.fsencode(job.absolute())
+    except OSError:
+        return False
 
 
 def claim_runs(identity: str, job: Path) -> None:
@@ -212,7 +247,7 @@ def claim_runs(identity: str, job: Path) -> None:
         (runs / OWNER).write_bytes(os.fsencode(job.absolute()))
         for owner in list(runs.parent.glob(f"*/{OWNER}")):
             with suppress(OSError):
-                if _is_orphan(owner):
+                if IDENTITY.fullmatch(owner.parent.name) and _is_orphan(owner):
                     shutil.rmtree(owner.parent, ignore_errors=True)
 
 

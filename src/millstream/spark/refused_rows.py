@@ -58,6 +58,8 @@ def letters_of(
     output: Write, frame: pl.DataFrame, table: pa.Table, refusals: Sequence[Refusal], now: int
 ) -> pl.DataFrame:
     """Dead letters of some rows of a batch; `frame` has what is hidden in `table`."""
+    if not refusals:
+        return frame_of([], None)
     places = [refusal.row for refusal in refusals]
     hidden = frame.select(pl.col("^__(offset|partition|topic|weight)$"))[places].to_dicts()
     letters = []

@@ -37,6 +37,7 @@ DEFAULTS = {
     "compression.type": "lz4",
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 256 << 10,
+    "delivery.report.only.error": True,  # to hear of each record would cost more than to send it
 }
 TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 OVERHEAD_BYTES = 100
@@ -71,6 +72,7 @@ class KafkaSink(RecordsSink):
         self._timeout_ms = 0
         self._record_bytes_max: int | None = None
         self._is_too_large = False
+        self._undelivered: Any = None
         super().__init__(topic, schema, owns_log=isinstance(log, KafkaAddress), **named)
 
     def _log(self) -> KafkaLog:
@@ -90,7 +92,9 @@ class KafkaSink(RecordsSink):
         self._marker = Marker(clients, self._producer_name, self._run, said)
         self._begun_at = time.time()
         self._timeout_ms = int(clients.settings(unsaid=DEFAULTS)[TIMEOUT])
-        self._producer = clients.producer(unsaid=DEFAULTS, transactional_id=self._producer_name)
+        self._undelivered = None
+        callbacks = {"on_delivery": self._note_undelivered}
+        self._producer = clients.producer(unsaid=DEFAULTS | callbacks, transactional_id=self._producer_name)
         with self._plainly():
             self._producer.init_transactions(OPEN_SECONDS)
         self._newest = self._marker.newest()
@@ -201,6 +205,11 @@ class KafkaSink(RecordsSink):
         while len(self._producer):
             self._until_fewer(lambda: self._producer.flush(1))
 
+    def _note_undelivered(self, error: Any, _: Any) -> None:
+        """The first record that a broker refused: with it the transaction has failed, and the rest is not sent."""
+        if error is not None and not error.name().startswith("_PURGE"):
+            self._undelivered = self._undelivered or error
+
     def _until_fewer(self, wait: Callable[[], Any]) -> None:
         before, deadline = len(self._producer), time.monotonic() + PROGRESS_S
         while before and len(self._producer) >= before:
@@ -211,6 +220,8 @@ class KafkaSink(RecordsSink):
                     next_step="see whether its brokers are up and reachable",
                 )
             wait()
+            if self._undelivered is not None:
+                raise client_module().KafkaException(self._undelivered)
 
     # ------------------------------------------------------------ failures
 

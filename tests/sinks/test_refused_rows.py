@@ -137,6 +137,30 @@ def test_a_row_that_comes_and_goes_beside_a_bad_one_is_not_left_over(target):
     assert target.rows() == [B]
 
 
+def test_what_was_done_before_a_bad_row_is_not_done_again_after_it(target):
+    """Goal: deletions and keys of one half have no second effect in the next. Method: copies that must not all go."""
+    execute(target, "CREATE TABLE scores (team text, score int CHECK (score < 100))")
+    bad, refused = {"team": "x", "score": 100}, Refused()
+    sink = target.open()
+    sink.write(0, table(SCORES, [A, A, A, A, B, B]), weights(1, 1, 1, 1, 1, 1), refused)
+    sink.write(1, table(SCORES, [A, bad, B, C]), weights(-1, 1, -1, 1), refused)
+    sink.close()
+    assert sorted(row["team"] for row in target.rows()) == ["a", "a", "a", "b", "c"]
+    assert refused.rows == [[], [1]]
+
+
+def test_a_key_on_both_sides_of_a_bad_row(target):
+    target.key = "team"
+    execute(target, "CREATE TABLE scores (team text UNIQUE, score int CHECK (score < 100))")
+    refused = Refused()
+    sink = target.open()
+    rows = [A, {"team": "x", "score": 100}, {"team": "a", "score": 5}, B]
+    sink.write(0, table(SCORES, rows), None, refused)
+    sink.close()
+    assert sorted(row["score"] for row in target.rows()) == [2, 5]
+    assert refused.rows == [[1]]
+
+
 def test_a_row_that_was_refused_can_be_taken_back_and_replaced(target):
     target.key = "team"
     execute(target, "CREATE TABLE scores (team text UNIQUE, score int CHECK (score < 100))")

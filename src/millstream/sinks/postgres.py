@@ -67,7 +67,7 @@ class PostgresSink:
         units = self._layout.units(rows, weights, refused)
 
         def put(db: psycopg.Connection[Any]) -> None:
-            found = units.applied(lambda part: self._attempt(db, part))
+            found = units.applied(lambda part: self._attempt(db, part, staged=part is not units))
             refuse(refusals_of(refused | found))
 
         self._run(batch, put)
@@ -188,9 +188,11 @@ class PostgresSink:
 
     # ------------------------------------------------------------ changing it
 
-    def _attempt(self, db: psycopg.Connection[Any], units: Units) -> None:
+    def _attempt(self, db: psycopg.Connection[Any], units: Units, *, staged: bool) -> None:
         try:
             with db.transaction():  # inside the batch's own, so a savepoint
+                if staged:
+                    self._do(db, f"TRUNCATE {STAGE}")  # what was staged for an earlier part is done
                 self._apply(db, self._layout.changes(units))
                 self._do(db, "SET CONSTRAINTS ALL IMMEDIATE")  # those that are deferred must not fail the commit
         except self._psycopg.Error as error:

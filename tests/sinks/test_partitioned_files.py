@@ -428,8 +428,8 @@ def test_a_column_is_left_for_the_files():
         rows.write(ms.files("out", partition_by=["hm", "dt", "price"]))
 
 
-def test_a_value_too_long_for_a_name_stops_the_job(tmp_path, opened):
-    with pytest.raises(SinkFailed, match="a value of 'dt' makes a folder's name of 303 bytes"):
+def test_a_value_too_long_for_a_name_is_an_error_where_nobody_takes_its_row(tmp_path, opened):
+    with pytest.raises(SinkFailed, match="its value of 'dt' makes a folder's name of 303 bytes"):
         opened("dt").write(0, table(BIDS, [{"price": 1, "dt": "x" * 300}]), None)
 
 

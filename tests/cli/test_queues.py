@@ -95,6 +95,28 @@ def test_a_slow_command_keeps_its_message(process: Run, queue: EmbeddedLog) -> N
     assert (done.code, done.err) == (0, "acknowledged 1, refused 0\n")
 
 
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [(b"k" * 200_000, "the key has 200,000 bytes"), (b"a\0b", "the key has a NUL character")],
+    ids=["long", "NUL"],
+)
+def test_a_key_that_no_command_can_be_given_is_a_dead_letter(
+    process: Run, log: EmbeddedLog, key: bytes, reason: str
+) -> None:
+    log.create_topic("jobs")
+    with log.producer() as producer:
+        for each in (b"first", key, b"last"):
+            producer.send("jobs", b"value\n", each)
+    log.create_queue("work", "jobs", max_tries=3)
+    done = process("queues", "receive", "work", "--exec", 'cat; echo "$MILLSTREAM_KEY"', "--max", 0)
+    assert (done.code, done.err) == (6, "acknowledged 2, refused 1\n")
+    assert done.out.splitlines() == ["value", "first", "value", "last"]
+    with log.consumer("work.dead") as letters:
+        [letter] = [record.value for record in letters.until_caught_up()]
+    assert (letter["value"], letter["offset"]) == (b"value\n", 1)
+    assert reason in letter["reason"]
+
+
 def test_exec_and_ack_do_not_go_together(ms: Run, queue: EmbeddedLog) -> None:
     assert ms("queues", "receive", "work", "--exec", "true", "--ack").code == 2
 

@@ -367,12 +367,30 @@ def test_a_kafka_that_is_down_is_no_reason_not_to_begin(tmp_path, monkeypatch):
     sink.close()
 
 
+def large(size_bytes):
+    return {"team": os.urandom(size_bytes // 2).hex(), "score": 1}
+
+
 def test_a_row_that_is_too_large_ends_the_batch_and_leaves_nothing_of_it(opened, rows):
     sink = opened()
-    with pytest.raises(SinkFailed, match="too large"):
-        sink.write(0, table(SCORES, [A, {"team": os.urandom(1_500_000).hex(), "score": 1}]), None)
+    with pytest.raises(SinkFailed, match=r"has 3,000,\d+ bytes, and more than message.max.bytes"):
+        sink.write(0, table(SCORES, [A, large(3_000_000)]), None)
     sink.write(0, table(SCORES, [B]), None)
     assert rows() == [B]
+
+
+@pytest.mark.parametrize("limit", ["the client's", "the topic's"])
+def test_rows_that_are_too_large_are_left_out_where_somebody_takes_them(kafka, opened, topic, rows, limit):
+    settings = {"message.max.bytes": "10000000", "compression.type": "none"} if limit == "the topic's" else {}
+    sink = opened(place=ms.kafka(kafka.bootstrap, topic=topic, settings=settings))
+    refused = []
+    given = table(SCORES, [A, large(3_000_000), B, large(2_000_000), C])
+    for _ in range(2):
+        sink.write(0, given, None, refused.append)
+    sink.write(1, table(SCORES, [A]), None, refused.append)
+    assert [refusal.row for refusal in refused[-2]] == [1, 3]
+    assert refused[-1] == []
+    assert rows() == [A, B, C, A]
 
 
 @pytest.mark.soak

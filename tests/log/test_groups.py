@@ -423,6 +423,17 @@ def test_a_participant_is_dead_once_closed_and_two_who_notice_do_no_harm(tmp_pat
     assert len({Participant(tmp_path).id for _ in range(20)}) == 20
 
 
+def test_a_participants_name_leads_to_no_file_elsewhere(tmp_path):
+    """Names come from the coordinator's database, and the file of a dead participant is deleted."""
+    people, other = tmp_path / "people", tmp_path / "other"
+    people.mkdir()
+    other.touch()
+    (people / "link").symlink_to(other)
+    for name in ("../other", str(other), "link", "..", ""):
+        assert not is_alive(people, name)
+    assert other.exists()
+
+
 def test_a_busy_coordinator_is_waited_for(tmp_path, log):
     log.create_topic("t")
     holder = start(hold_the_coordinator, log.path, tmp_path / "diary", 1.0)

@@ -285,6 +285,33 @@ def test_a_batch_that_is_tried_often_does_not_fill_the_disk(tmp_path, opened, mo
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"moves": [["../precious", "{name}"]]},
+        {"moves": [["{draft}", "../{name}"]]},
+        {"moves": [["{draft}", "/{name}"]]},
+        {"moves": [["{draft}", "precious"]]},
+        {"hidden": "{folder}/../elsewhere"},
+    ],
+)
+def test_an_edited_note_moves_no_file_but_drafts_and_nowhere_else(tmp_path, opened, monkeypatch, changed):
+    stopped_before_renames(opened, monkeypatch)
+    (tmp_path / "out/precious").write_text("kept")
+    [ledger] = [path for path in tmp_path.rglob("*.json") if "writing" in path.read_text()]
+    content = json.loads(ledger.read_text())
+    [(draft, path), *_] = content["writing"]["moves"]
+    known = {"draft": draft, "name": Path(path).name, "folder": content["writing"]["folder"]}
+    for key, value in changed.items():
+        pairs = [[part.format(**known) for part in pair] for pair in value] if key == "moves" else value.format(**known)
+        content["writing"][key] = pairs
+    ledger.write_text(json.dumps(content))
+    with pytest.raises(SinkFailed, match="cannot be read"):
+        opened().write(0, table(BIDS, DAYS), None)
+    assert (tmp_path / "out/precious").read_text() == "kept"
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
 # ---------------------------------------------------------------- drafts of workers
 
 
@@ -401,8 +428,8 @@ def test_a_column_is_left_for_the_files():
         rows.write(ms.files("out", partition_by=["hm", "dt", "price"]))
 
 
-def test_a_value_too_long_for_a_name_stops_the_job(tmp_path, opened):
-    with pytest.raises(SinkFailed, match="a value of 'dt' makes a folder's name of 303 bytes"):
+def test_a_value_too_long_for_a_name_is_an_error_where_nobody_takes_its_row(tmp_path, opened):
+    with pytest.raises(SinkFailed, match="its value of 'dt' makes a folder's name of 303 bytes"):
         opened("dt").write(0, table(BIDS, [{"price": 1, "dt": "x" * 300}]), None)
 
 

@@ -259,7 +259,7 @@ def test_rows_that_the_database_refuses_are_an_error_that_waiting_does_not_mend(
     """Nothing of such a batch stays, and the sink goes on with the next."""
     execute(target, "CREATE TABLE scores (team TEXT NOT NULL, score INTEGER)")
     sink = target.open()
-    with pytest.raises(SinkFailed, match="batch 0"):
+    with pytest.raises(SinkFailed, match="row 1 of the batch"):
         sink.write(0, table(SCORES, [{"team": "a", "score": 1}, {"team": None, "score": 2}]), None)
     sink.write(1, table(SCORES, [{"team": "b", "score": 3}]), None)
     sink.close()

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from millstream.errors import DamagedLog, DamagedState, UntrustedFolder
 from millstream.records import Schema
 from millstream.sinks import open_sink
 from millstream.sinks.file_ledger import FileLedger
-from millstream.spark.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, RUNS, JobFolder, claim_runs, runs_of
+from millstream.spark.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, RUNS, JobFolder, claim_runs, is_job, runs_of
 
 
 def begun(job: Path, identity: str, *, long_ago: bool = True) -> None:
@@ -78,15 +77,6 @@ def test_folders_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pyte
     assert runs_of("gone").exists()
 
 
-@pytest.mark.parametrize("identity", ["../precious", "a/b", "", "x" * 300, 7])
-def test_an_edited_description_cannot_name_a_folder_elsewhere(tmp_path: Path, identity: Any) -> None:
-    job = JobFolder(tmp_path / "job", "job")
-    (job.path / DESCRIPTION).write_text(json.dumps({"identity": identity, "groups": 1, "partitions": 1}))
-    with pytest.raises(DamagedState, match="cannot be read"):
-        job.remove()
-    assert job.path.exists()
-
-
 def test_drafts_go_with_the_job_that_made_them(tmp_path: Path) -> None:
     job = JobFolder(tmp_path / "job", "job")
     for forgotten in (job.begin_ledgers_anew, job.remove):
@@ -132,8 +122,7 @@ def test_a_description_of_a_job_never_leads_to_another_folder(tmp_path: Path, co
     job = JobFolder(tmp_path / "job", "job")
     (job.path / DESCRIPTION).write_text(content)
     with pytest.raises(DamagedState, match=r"job\.json"):
-        job.remove()
-    assert job.path.exists()
+        job.kept()
 
 
 def test_a_ledger_never_has_another_folder_removed_than_one_of_drafts(tmp_path: Path) -> None:
@@ -150,3 +139,91 @@ def test_a_link_in_place_of_a_jobs_lock_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(DamagedLog, match="symbolic link"), job.held():
         pass
     assert not (tmp_path / "precious").exists()
+
+
+# ---------------------------------------------------------------- notes that somebody has edited
+
+
+def drafted(folder: Path, job: Path, step: str = "w") -> tuple[Path, Path]:
+    """The drafts and the ledger of a job that died while it wrote files."""
+    own = job / "sinks" / step
+    own.mkdir(parents=True)
+    place = ms.files(folder)
+    sink = open_sink(place, Schema.of("n int"), job="job", step=step, broker=job / "log", folder=own)
+    drafting = sink.shared()  # type: ignore[attr-defined]
+    drafting.draft(drafting.schema.arrow.empty_table(), None)
+    return drafting.folder, next(own.glob("*.json"))
+
+
+def edit(ledger: Path, **changes: object) -> None:
+    ledger.write_text(json.dumps({**json.loads(ledger.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("how", ["other folder", "link", "other name", "no marker", "other run", "up"])
+def test_a_ledger_that_was_edited_deletes_nothing_of_others(tmp_path: Path, how: str) -> None:
+    job = JobFolder(tmp_path / "job", "job")
+    drafts, ledger = drafted(tmp_path / "out", job.path)
+    precious = tmp_path / "precious" / ("photos" if how in ("other folder", "up") else drafts.name)
+    precious.mkdir(parents=True)
+    (precious / "photo").write_bytes(b"kept")
+    (precious / f"{'a' * 32}.tmp").write_bytes(b"kept")
+    if how == "link":
+        link = tmp_path / "elsewhere" / drafts.name
+        link.parent.mkdir()
+        link.symlink_to(precious)
+        (precious / ".millstream-drafts").write_bytes((drafts / ".millstream-drafts").read_bytes())
+        edit(ledger, drafts=str(link))
+    elif how == "other run":  # the drafts of a job that runs
+        precious, _ = drafted(tmp_path / "out", tmp_path / "other")
+        (precious / "photo").write_bytes(b"kept")
+        edit(ledger, drafts=str(precious))
+    elif how == "up":
+        edit(ledger, drafts=f"{drafts}/../../precious/photos", run="../../precious/photos")
+    else:
+        edit(ledger, drafts=str(precious))
+    kept = sorted(path.name for path in precious.iterdir())
+    job.remove()
+    assert sorted(path.name for path in precious.iterdir()) == kept
+    assert not job.path.exists()
+
+
+def test_what_a_user_has_put_beside_drafts_stays(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path / "job", "job")
+    drafts, _ = drafted(tmp_path / "out", job.path)
+    (drafts / "notes.txt").write_text("kept")
+    job.remove()
+    assert [path.name for path in drafts.iterdir() if path.name != ".millstream-drafts"] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("identity", ["../../precious", "/precious", "", ".."])
+def test_a_jobs_identity_leads_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "precious").mkdir()
+    job = JobFolder(tmp_path / "jobs" / "job", "job")
+    begun(tmp_path / "jobs" / "other", "other")
+    described = {"identity": str(tmp_path) + identity if identity == "/precious" else identity}
+    (job.path / DESCRIPTION).write_text(json.dumps({**described, "groups": 4, "partitions": 2}))
+    with pytest.raises(DamagedState, match="cannot be read"):
+        job.kept()
+    job.remove()
+    assert (tmp_path / "precious").exists()
+    assert runs_of("other").exists()
+
+
+def test_the_state_of_another_job_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    begun(tmp_path / "jobs" / "other", "other")
+    job = JobFolder(tmp_path / "jobs" / "job", "job")
+    (job.path / DESCRIPTION).write_text(json.dumps({"identity": "other", "groups": 4, "partitions": 2}))
+    job.remove()
+    assert runs_of("other").exists()
+
+
+def test_only_folders_of_jobs_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one").touch()
+    job = JobFolder(tmp_path / "job", "job")
+    with job.held():
+        pass
+    (tmp_path / "link").symlink_to(job.path)
+    assert [path.name for path in sorted(tmp_path.iterdir()) if is_job(path)] == ["job"]

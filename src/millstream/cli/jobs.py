@@ -64,6 +64,7 @@ def forget(
 
 def _folders(session: Session) -> list[Path]:
     from millstream.sinks.remembered import jobs_folder
+    from millstream.spark.folder import is_job
 
     if address := session.kafka():  # whether it answers or not: a job's folder is on this machine
         jobs = jobs_folder(address)
@@ -72,7 +73,7 @@ def _folders(session: Session) -> list[Path]:
     else:
         with session.log() as log:
             jobs = jobs_folder(log)
-    return sorted(folder for folder in jobs.iterdir() if folder.is_dir()) if jobs.is_dir() else []
+    return sorted(folder for folder in jobs.iterdir() if is_job(folder)) if jobs.is_dir() else []
 
 
 def _state(folder: Path) -> tuple[str, int, list[str]]:

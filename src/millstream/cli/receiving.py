@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 
@@ -51,8 +52,14 @@ class Receiver:
                     continue
                 break
             [message] = messages
-            code = self._run(command, message)
+            code: int | None = None
             try:
+                try:
+                    code = self._run(command, message)
+                except Undeliverable as error:  # it fails in the same way at every try
+                    refused += 1
+                    message.refuse(str(error), dead=True)
+                    continue
                 if code == 0:
                     message.acknowledge()
                     done += 1
@@ -71,7 +78,7 @@ class Receiver:
     def _run(self, command: str, message: Message) -> int:
         """The exit code of the command. As long as it runs, the message is kept from others."""
         timeout = self._queue.settings.timeout
-        process = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=_environment(message))
+        process = _started(command, message)
         content: bytes | None = self._rendering.value(message) or b""
         try:
             while True:
@@ -97,13 +104,39 @@ class Receiver:
             warn(str(error), as_json=self._session.json)
 
 
-def _environment(message: Message) -> dict[str, str]:
+class Undeliverable(Exception):
+    """A message whose content no command can be given."""
+
+
+def _started(command: str, message: Message) -> subprocess.Popen[bytes]:
+    key = message.record.key or b""
+    if b"\0" in key:
+        raise Undeliverable("the key has a NUL character, which the variable MILLSTREAM_KEY cannot hold")
+    try:
+        return _shell(command, message, key)
+    except OSError as error:
+        if error.errno != errno.E2BIG or not _starts_without_key(message):
+            raise
+        raise Undeliverable(
+            f"the key has {len(key):,} bytes, more than this system passes to a command in the variable MILLSTREAM_KEY"
+        ) from error
+
+
+def _starts_without_key(message: Message) -> bool:
+    """Whether it is the key that is too long, and not what else stands in the environment."""
+    try:
+        return _shell(":", message, b"").communicate() is not None
+    except OSError:
+        return False
+
+
+def _shell(command: str, message: Message, key: bytes) -> subprocess.Popen[bytes]:
     record = message.record
     own = {
         "MILLSTREAM_TOPIC": record.topic,
         "MILLSTREAM_PARTITION": str(record.partition),
         "MILLSTREAM_OFFSET": str(record.offset),
-        "MILLSTREAM_KEY": "" if record.key is None else os.fsdecode(record.key).replace("\0", ""),
+        "MILLSTREAM_KEY": os.fsdecode(key),
         "MILLSTREAM_TRIES": str(message.tries),
     }
-    return {**os.environ, **own}
+    return subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env={**os.environ, **own})

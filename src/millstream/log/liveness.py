@@ -18,6 +18,7 @@ from millstream.log.disk import storage_errors
 from millstream.private_files import create_alike, open_private
 
 IDENTITY = re.compile(r"[0-9A-Za-z-]{1,64}")
+"""What a participant is called: one plain part of a path."""
 _held: set[int] = set()
 
 

@@ -47,10 +47,12 @@ from millstream.plan.nodes import (
     Write,
 )
 from millstream.plan.place import AtUsersLine, users_line
-from millstream.plan.places import Place
+from millstream.plan.places import Files, Kafka, Place
+from millstream.plan.places import Table as DatabaseTable
 from millstream.plan.spark_types import quoted
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
 from millstream.plan.windows import Window
+from millstream.plan.written import Written, check_behind_sinks
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
 
 if TYPE_CHECKING:
@@ -160,6 +162,7 @@ class Flow:
         """What the flow writes; a flow that writes nothing is refused."""
         if not self.outputs:
             raise refusal(f"the flow '{self.name}' writes nothing", "end a stream with .write('topic')")
+        check_behind_sinks(self.outputs)
         return tuple(self.outputs)
 
     def explain(self, format: Format = "text", *, physical: bool = False) -> str:
@@ -478,7 +481,8 @@ class Stream:
         if not isinstance(node, MapRows | Process | Read):
             raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",
-                "rows die where bytes are decoded and in map, flat_map and process: take .dead right behind those",
+                "rows die where bytes are decoded and in map, flat_map and process: take .dead right behind those; "
+                "and in sinks: write(…).dead",
             )
         return self._side(node, Dead, "dead", DEAD_LETTER_SCHEMA)
 
@@ -490,11 +494,11 @@ class Stream:
             found = self.flow._sides[node, kind] = kind(step, schema, (node,), users_line())
         return self._next(found)
 
-    def write(self, sink: Any, *, name: str | None = None) -> None:
-        """Sends the rows to a topic or to another sink."""
-        self._write(sink, name)
+    def write(self, sink: Any, *, name: str | None = None) -> Written:
+        """Sends the rows to a topic or to another sink; `.dead` of what it returns are those that the sink refuses."""
+        return self._write(sink, name)
 
-    def _write(self, sink: Any, name: str | None, *, net: bool = False, keys: tuple[str, ...] = ()) -> None:
+    def _write(self, sink: Any, name: str | None, *, net: bool = False, keys: tuple[str, ...] = ()) -> Written:
         check_place(sink, "write")
         if isinstance(sink, Place):
             sink.check_written(self.schema)
@@ -507,7 +511,10 @@ class Stream:
         if isinstance(sink, str) and sink in [source for source in self.flow._sources if isinstance(source, str)]:
             raise loop(sink)
         step = self.flow.step(name, f"write {called(sink)}")
-        self.flow.outputs.append(Write(step, self.schema, (self.node,), users_line(), sink, net, keys))
+        traced = isinstance(sink, DatabaseTable | Files | Kafka)
+        made = Write(step, self.schema, (self.node,), users_line(), sink, net, keys, traced)
+        self.flow.outputs.append(made)
+        return Written(self, made)
 
     def _next(self, node: Node) -> Stream:
         if node.is_table:

@@ -228,6 +228,8 @@ class Write(Node):
     """Whether a batch of it is what changed in a table all in all: each row once, what is taken back first."""
     keys: tuple[str, ...] = ()
     """The key of that table, if it has one."""
+    traced: bool = False
+    """Whether the sink may refuse single rows, so that it must be known where they came from."""
 
     @property
     def is_changing(self) -> bool:

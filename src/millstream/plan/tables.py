@@ -24,6 +24,7 @@ from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, R
 from millstream.plan.place import AtUsersLine, users_line
 from millstream.plan.places import Table as DatabaseTable
 from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
+from millstream.plan.written import Written
 from millstream.records import Schema, duration
 
 CHANGE_COLUMNS = ("weight", "event_time")
@@ -79,7 +80,7 @@ class Table(Stream):
             self.key,
         )
 
-    def write(self, sink: Any, *, name: str | None = None) -> None:
+    def write(self, sink: Any, *, name: str | None = None) -> Written:
         """Keeps a copy of the table up to date: in a database, in a compacted topic, or as changes with a weight.
 
         A topic is keyed by the table's key, and a row that goes is a tombstone; without a key it holds the changes.
@@ -87,7 +88,7 @@ class Table(Stream):
         self._check_columns(("weight",), "what is written of a table may have")
         if isinstance(sink, DatabaseTable) and sink.mode == "append" and self.key:
             sink = replace(sink, mode="upsert", key=self.key)
-        self._write(sink, name, net=True, keys=self.key)
+        return self._write(sink, name, net=True, keys=self.key)
 
     def _check_columns(self, names: Sequence[str], what: str) -> None:
         taken = {column.lower() for column in self.schema.names}

@@ -18,16 +18,19 @@ from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of
 from millstream.plan import places
 from millstream.records import Schema
 from millstream.sinks.file_ledger import FileLedger
+from millstream.sinks.refusals import Refusal, Refuse, stop
 
-__all__ = ["Sink", "open_sink"]
+__all__ = ["Refusal", "Refuse", "Sink", "open_sink"]
 
 
 class Sink(Protocol):
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         """Writes a batch, once: a batch that was written before is not written again.
 
         Numbers of batches grow. `weights` has a weight for each row, or is None where rows are never taken back.
-        Raises SinkUnavailable if the same batch should be tried again later, and any other error if that is no use.
+        Rows that it will never take are left out: `refuse` is called with them, before the rest is final, and not if
+        the batch was written before. Raises SinkUnavailable if the same batch should be tried again later, and any
+        other error if that is no use.
         """
 
     def close(self) -> None: ...

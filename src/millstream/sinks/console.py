@@ -13,6 +13,7 @@ from rich.text import Text
 from millstream.plan.places import Console
 from millstream.records import batch_to_rows
 from millstream.sinks.file_ledger import FileLedger
+from millstream.sinks.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit, without
 from millstream.sinks.weights import WEIGHT, one_batch, with_weights
 
 PLAIN_WIDTH = 200  # where there is no screen whose width counts
@@ -24,11 +25,14 @@ class ConsoleSink:
         self._step = step
         self._ledger = ledger
 
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         if self._ledger.has(batch):
             return
-        if rows.num_rows:
-            self._show(batch, with_weights(rows, weights))
+        refused = unfit(rows, AS_TEXT)
+        refuse(refusals_of(refused))
+        shown = without(with_weights(rows, weights), refused)
+        if shown.num_rows:
+            self._show(batch, shown)
         self._ledger.record(batch)
 
     def close(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from millstream.sinks.refusals import Refuse, stop
+
 
 class DiscardSink:
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         """Nothing stays, so nothing is there twice."""
 
     def close(self) -> None:

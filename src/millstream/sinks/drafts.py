@@ -20,13 +20,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millstream.plan.folders import NAME_BYTES_MAX
 from millstream.records import Schema, align, codec
 from millstream.sinks.flat import flat_rows
-from millstream.sinks.partitioned import by_folder
+from millstream.sinks.partitioned import by_folder, without_folder
+from millstream.sinks.refusals import AS_TEXT, unfit
 from millstream.sinks.weights import aligned, one_batch, with_weights
 
 WRITING = min(4, os.cpu_count() or 1)
 """Threads that write files: most of it is done where the interpreter does not hold it up."""
+PATH_BYTES_MAX = 4095
+FILE_BYTES_MAX = 32
+"""What the name of a file has besides step and run."""
 
 Draft = tuple[str, str]
 """The name of a draft, and the folder it is for, below that of the sink."""
@@ -39,10 +44,22 @@ class Drafting:
     format: str
     partition_by: tuple[str, ...]
     schema: Schema
+    name_bytes_max: int = NAME_BYTES_MAX
 
     @property
     def folder(self) -> Path:
         return self.sink_folder / self.name
+
+    def unfit(self, rows: pa.Table) -> dict[int, str]:
+        """The rows that cannot be in a file, and why."""
+        written = rows if self.format != "parquet" else rows.select(list(self.partition_by))
+        found = unfit(written, AS_TEXT)
+        if not self.partition_by:
+            return found
+        # Below the folder of the sink there is also the name of the file: step, run, batch, number and ending.
+        taken = len(os.fsencode(self.sink_folder)) + len(os.fsencode(self.name)) + FILE_BYTES_MAX
+        room_bytes = PATH_BYTES_MAX - taken
+        return found | without_folder(rows, self.partition_by, self.name_bytes_max, room_bytes)
 
     def draft(self, rows: pa.Table, weights: pa.Array | None) -> list[Draft]:
         """Rows as files, one for each folder they are for: on disk when this returns, and none if it fails."""

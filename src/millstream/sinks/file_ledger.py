@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +21,9 @@ from typing import Any
 from millstream.errors import SinkFailed, SinkUnavailable
 from millstream.log.disk import sync_folder
 from millstream.private_files import create_alike, make_folders
+from millstream.sinks import drafts_folder
 
 DRAFTS = "drafts"
-HIDDEN = ".drafts-"
-"""How the names of folders with drafts begin."""
-
 Move = tuple[str, str]
 """A draft, and the file it becomes."""
 
@@ -67,9 +64,7 @@ def replace_durably(path: Path, content: bytes) -> None:
 class FileLedger:
     def __init__(self, folder: Path, step: str) -> None:
         self.step = step
-        # A file system may not tell names apart that differ in case only; the digest does.
-        digest = hashlib.sha256(step.encode()).hexdigest()[:8]
-        self.path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9._-]', '_', step)[:100]}-{digest}.json"
+        self.path = Path(folder) / file_name(step)
         self._known: dict[str, Any] | None = None
         if "run" not in self._content():
             self._write({"run": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"})
@@ -91,7 +86,20 @@ class FileLedger:
         writing = self._content().get("writing")
         if writing is None or writing["batch"] != batch:
             return None
-        return Moves(writing["folder"], writing["hidden"], tuple((draft, path) for draft, path in writing["moves"]))
+        moves = Moves(writing["folder"], writing["hidden"], tuple((draft, path) for draft, path in writing["moves"]))
+        self._check(moves)
+        return moves
+
+    def _check(self, moves: Moves) -> None:
+        """Refuses to rename anything but this run's own drafts, or to anything but a file that this run names."""
+        hidden, own = Path(moves.hidden), f"{self.step}-{self.run}-"
+        if hidden != Path(moves.folder) / drafts_folder.folder_name(self.step, self.run):
+            raise self._damaged(f"it names {hidden} as the folder of its drafts")
+        for draft, path in moves.moves:
+            if not drafts_folder.DRAFT.fullmatch(draft):
+                raise self._damaged(f"it names {draft!r} as a draft")
+            if not drafts_folder.is_below(path) or not Path(path).name.startswith(own):
+                raise self._damaged(f"it names {path!r} as a file of this step")
 
     def is_settled(self) -> bool:
         """Whether there is nothing that was about to be done."""
@@ -113,13 +121,20 @@ class FileLedger:
                 except FileNotFoundError:
                     known = {}
                 except ValueError as error:
-                    raise SinkFailed(
-                        f"the ledger of step '{self.step}' cannot be read: {error}",
-                        where=str(self.path),
-                        next_step="restore the file from a copy; it says which batches were written",
-                    ) from error
+                    raise self._damaged(str(error)) from error
+            if not isinstance(known, dict):
+                raise self._damaged("it is no JSON object")
+            if "run" in known and not drafts_folder.RUN.fullmatch(str(known["run"])):
+                raise self._damaged(f"it names {known['run']!r} as its run")
             self._known = known
         return self._known
+
+    def _damaged(self, why: str) -> SinkFailed:
+        return SinkFailed(
+            f"the ledger of step '{self.step}' cannot be read: {why}",
+            where=str(self.path),
+            next_step="restore the file from a copy; it says which batches were written",
+        )
 
     def _write(self, content: dict[str, Any]) -> None:
         self._known = None  # whatever fails below: the file says how far it came
@@ -129,12 +144,23 @@ class FileLedger:
         self._known = content
 
 
+def file_name(step: str) -> str:
+    """Of the ledger of a step. A file system may not tell names apart that differ in case only; the digest does."""
+    digest = hashlib.sha256(step.encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', step)[:100]}-{digest}.json"
+
+
 def remove_drafts(folder: Path) -> None:
-    """Removes what the sinks whose ledgers lie below a folder have drafted: nobody will go on with it."""
+    """Removes what the sinks whose ledgers lie below a folder have drafted: nobody will go on with it.
+
+    A folder that a ledger names is removed only if it is that of its own step and run.
+    """
     for path in folder.rglob("*.json"):
-        with suppress(OSError, ValueError):  # no use to anybody, and no harm
-            drafts = json.loads(path.read_bytes()).get(DRAFTS)
-            if isinstance(drafts, str) and Path(drafts).name.startswith(
-                HIDDEN
-            ):  # never what anybody may have put there
-                shutil.rmtree(drafts, ignore_errors=True)
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # left behind, it is of no use and no harm
+            content = json.loads(path.read_bytes())
+            drafts, run = Path(content[DRAFTS]) if DRAFTS in content else None, str(content.get("run"))
+            if drafts is None or not drafts.is_absolute():
+                continue
+            step = drafts.name.removeprefix(drafts_folder.PREFIX).removesuffix(f"-{run}")
+            if file_name(step) == path.name:
+                drafts_folder.clear(drafts, step, run, whole=True)

@@ -10,7 +10,8 @@ holds the run of the job, so that nobody's files are taken for one's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +19,14 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput, SinkFailed, SinkUnavailable
 from millstream.log.disk import sync_folder
+from millstream.plan.folders import NAME_BYTES_MAX
 from millstream.plan.places import Files
 from millstream.records import Schema
+from millstream.sinks import drafts_folder
 from millstream.sinks.drafts import Draft, Drafting
-from millstream.sinks.file_ledger import HIDDEN, FileLedger, Move, Moves, unavailable_if_refused
+from millstream.sinks.file_ledger import FileLedger, Move, Moves, unavailable_if_refused
 from millstream.sinks.flat import check_json
+from millstream.sinks.refusals import Refuse, kept, refusals_of, stop, without
 
 
 class FilesSink:
@@ -38,8 +42,10 @@ class FilesSink:
                 where=str(self._folder),
                 next_step="name another folder",
             )
-        hidden = f"{HIDDEN}{step}-{ledger.run}"
-        self._drafting = Drafting(self._folder, hidden, place.format, tuple(place.partition_by), schema)
+        hidden = drafts_folder.folder_name(step, ledger.run)
+        self._drafting = Drafting(
+            self._folder, hidden, place.format, tuple(place.partition_by), schema, _name_bytes_max(self._folder)
+        )
         self._is_shared = False
         self._own: tuple[pa.Table | None, list[Draft]] = None, []
 
@@ -50,20 +56,28 @@ class FilesSink:
             self._make_drafts_folder()
         return self._drafting
 
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
-        self.write_with_drafts(batch, rows, weights, [])
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        self.write_with_drafts(batch, rows, weights, [], refuse)
 
     def write_with_drafts(
-        self, batch: int, rows: pa.Table, weights: pa.Array | None, drafts: Sequence[Sequence[Draft]]
+        self,
+        batch: int,
+        rows: pa.Table,
+        weights: pa.Array | None,
+        drafts: Sequence[Sequence[Draft]],
+        refuse: Refuse = stop,
     ) -> None:
         """Also rows that are files already: the drafts of each worker's task."""
         if self._ledger.has(batch):
             return
         with unavailable_if_refused(str(self._folder), self._step):
             moves = self._ledger.prepared(batch)
-            if moves is None and (rows.num_rows or drafts):
-                moves = self._moves(batch, rows, weights, drafts)
-                self._ledger.prepare(batch, moves)
+            if moves is None:
+                refused = self._drafting.unfit(rows)
+                refuse(refusals_of(refused))
+                if rows.num_rows > len(refused) or drafts:
+                    moves = self._moves(batch, rows, weights, drafts, refused)
+                    self._ledger.prepare(batch, moves)
             if moves is not None:
                 _appear(moves, self._step)
         self._ledger.record(batch)
@@ -78,11 +92,28 @@ class FilesSink:
 
     def _make_drafts_folder(self) -> None:
         self._ledger.use(self._drafting.folder)
-        if not self._drafting.folder.is_dir():
-            self._drafting.folder.mkdir(parents=True)
+        hidden = self._drafting.folder
+        if hidden.is_symlink():
+            raise SinkFailed(
+                "there is a link where the folder of drafts should be",
+                where=str(hidden),
+                next_step="remove the link; it was not created by this job",
+            )
+        if not hidden.is_dir():
+            hidden.mkdir(parents=True)
+            drafts_folder.mark(hidden, self._step, self._ledger.run)
             sync_folder(self._folder)
+        else:
+            drafts_folder.mark(hidden, self._step, self._ledger.run)
 
-    def _moves(self, batch: int, rows: pa.Table, weights: pa.Array | None, drafts: Sequence[Sequence[Draft]]) -> Moves:
+    def _moves(
+        self,
+        batch: int,
+        rows: pa.Table,
+        weights: pa.Array | None,
+        drafts: Sequence[Sequence[Draft]],
+        refused: Mapping[int, str],
+    ) -> Moves:
         """Drafts the rows that are here, and names all files; those of workers are numbered."""
         hidden = self._drafting.folder
         if drafts:
@@ -90,7 +121,7 @@ class FilesSink:
         else:
             self._make_drafts_folder()
         name, ending = f"{self._step}-{self._ledger.run}-{batch:010d}", self._drafting.format
-        moves = [(draft, f"{below}/{name}.{ending}") for draft, below in self._drafted(rows, weights)]
+        moves = [(draft, f"{below}/{name}.{ending}") for draft, below in self._drafted(rows, weights, refused)]
         for number, of_task in enumerate(drafts, 1):
             moves += [(draft, f"{below}/{name}-{number:04d}.{ending}") for draft, below in of_task]
         if not all((hidden / draft).exists() for draft, _ in moves):
@@ -103,11 +134,13 @@ class FilesSink:
         sync_folder(hidden)
         return Moves(str(self._folder), str(hidden), tuple(moves))
 
-    def _drafted(self, rows: pa.Table, weights: pa.Array | None) -> list[Draft]:
+    def _drafted(self, rows: pa.Table, weights: pa.Array | None, refused: Mapping[int, str]) -> list[Draft]:
         """The rows that are here as drafts. Who tries the same rows again finds those of the try before."""
         known, own = self._own
         if known is not rows or not all((self._drafting.folder / draft).exists() for draft, _ in own):
-            self._own = rows, self._drafting.draft(rows, weights) if rows.num_rows else []
+            fit = without(rows, refused)
+            kept_weights = weights.filter(kept(rows.num_rows, refused)) if refused and weights is not None else weights
+            self._own = rows, self._drafting.draft(fit, kept_weights) if fit.num_rows else []
         return self._own[1]
 
     def _make_folders(self, moves: Sequence[Move]) -> None:
@@ -127,10 +160,16 @@ class FilesSink:
     def _tidy(self) -> None:
         """Removes what tries that failed have left behind: nobody drafts between two batches."""
         with suppress(OSError):  # no use to anybody, and no harm
-            for left in self._drafting.folder.iterdir():
-                left.unlink()
-            if not self._is_shared:
-                self._drafting.folder.rmdir()
+            drafts_folder.clear(self._drafting.folder, self._step, self._ledger.run, whole=not self._is_shared)
+
+
+def _name_bytes_max(folder: Path) -> int:
+    """Some file systems have shorter names than most."""
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+    try:
+        return min(NAME_BYTES_MAX, os.pathconf(there, "PC_NAME_MAX"))
+    except (OSError, ValueError):
+        return NAME_BYTES_MAX
 
 
 def _appear(moves: Moves, step: str) -> None:
@@ -153,7 +192,7 @@ def _appear(moves: Moves, step: str) -> None:
 
 
 def _check_there(hidden: Path, step: str) -> None:
-    if not hidden.is_dir():
+    if not hidden.is_dir() or hidden.is_symlink():
         raise SinkUnavailable(
             f"the files that were drafted cannot be reached: there is no folder {hidden}",
             where=f"step '{step}'",

@@ -7,6 +7,7 @@ import pyarrow as pa
 from millstream.errors import MillstreamError, SinkFailed
 from millstream.plan.places import Foreach
 from millstream.sinks.file_ledger import FileLedger
+from millstream.sinks.refusals import Refuse, stop
 from millstream.sinks.weights import with_weights
 
 
@@ -16,7 +17,7 @@ class ForeachSink:
         self._step = step
         self._ledger = ledger
 
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         if self._ledger.has(batch):
             return
         if rows.num_rows:

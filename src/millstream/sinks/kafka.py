@@ -19,9 +19,11 @@ from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import OPEN_SECONDS
 from millstream.log.kafka.failures import client_module, translated
 from millstream.log.kafka.log import KafkaLog
+from millstream.log.kafka.topics import kept_settings
 from millstream.records import Schema
 from millstream.sinks.kafka_markers import Marker, make_ready
 from millstream.sinks.records import RecordsSink, as_texts
+from millstream.sinks.refusals import Refuse, stop
 
 ROWS_AT_ONCE = 1 << 16  # encoded and handed over, so that sending begins while the rest is still rows
 PROGRESS_S = 30
@@ -35,9 +37,13 @@ DEFAULTS = {
     "compression.type": "lz4",
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 256 << 10,
+    "delivery.report.only.error": True,  # to hear of each record would cost more than to send it
 }
+TOO_LARGE = "MSG_SIZE_TOO_LARGE"
+OVERHEAD_BYTES = 100
+"""At most, of a record that is alone in its batch."""
 LASTING_CODES = (
-    "MSG_SIZE_TOO_LARGE",
+    TOO_LARGE,
     "RECORD_LIST_TOO_LARGE",
     "INVALID_RECORD",
     "INVALID_MSG",
@@ -64,6 +70,9 @@ class KafkaSink(RecordsSink):
         self._marker: Marker
         self._begun_at = 0.0
         self._timeout_ms = 0
+        self._record_bytes_max: int | None = None
+        self._is_too_large = False
+        self._undelivered: Any = None
         super().__init__(topic, schema, owns_log=isinstance(log, KafkaAddress), **named)
 
     def _log(self) -> KafkaLog:
@@ -83,7 +92,9 @@ class KafkaSink(RecordsSink):
         self._marker = Marker(clients, self._producer_name, self._run, said)
         self._begun_at = time.time()
         self._timeout_ms = int(clients.settings(unsaid=DEFAULTS)[TIMEOUT])
-        self._producer = clients.producer(unsaid=DEFAULTS, transactional_id=self._producer_name)
+        self._undelivered = None
+        callbacks = {"on_delivery": self._note_undelivered}
+        self._producer = clients.producer(unsaid=DEFAULTS | callbacks, transactional_id=self._producer_name)
         with self._plainly():
             self._producer.init_transactions(OPEN_SECONDS)
         self._newest = self._marker.newest()
@@ -122,22 +133,56 @@ class KafkaSink(RecordsSink):
 
     # ------------------------------------------------------------ records
 
-    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> None:
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        self._is_too_large = False
+        try:
+            super().write(batch, rows, weights, refuse)
+        except SinkFailed:
+            # Brokers refuse all that travels together with a record that is too large. Now that their limit is
+            # asked for, the batch is written without such records.
+            if not self._is_too_large or not self._learn_limit():
+                raise
+            super().write(batch, rows, weights, refuse)
+
+    def _learn_limit(self) -> bool:
+        """Whether the topic's limit for a record is now known that was not before."""
+        before = self._record_bytes_max
+        with self._unavailable_if_it_may_pass():
+            self._record_bytes_max = int(kept_settings(self._log().clients, self._topic)["max.message.bytes"])
+        return self._record_bytes_max != before
+
+    def _writes_texts(self) -> bool:
+        return True
+
+    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> dict[int, str]:
+        refused: dict[int, str] = {}
         for start in range(0, rows.num_rows, ROWS_AT_ONCE):
             values = as_texts(rows.slice(start, ROWS_AT_ONCE)).to_pylist()
             own = repeat(None) if keys is None else keys.slice(start, ROWS_AT_ONCE).to_pylist()
-            self._produce(zip(values, own, strict=False))
+            found = self._produce(zip(values, own, strict=False))
+            refused |= {start + row: reason for row, reason in found.items()}
+        return refused
 
     def _put_tombstones(self, keys: list[bytes]) -> None:
         self._produce((None, key) for key in keys)
 
-    def _produce(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        produce, topic = self._producer.produce, self._topic
-        for value, key in records:
+    def _produce(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[int, str]:
+        """Hands records over; those that are too large, by their number, and why."""
+        produce, topic, refused = self._producer.produce, self._topic, {}
+        bytes_max, failed = self._record_bytes_max, client_module().KafkaException
+        for number, (value, key) in enumerate(records):
             try:
+                if bytes_max is not None and _size_bytes(value, key) > bytes_max:
+                    refused[number] = _too_large(value, key, f"the topic's limit is {bytes_max:,}")
+                    continue
                 produce(topic, value, key)
             except BufferError:
                 self._produce_when_there_is_room(value, key)
+            except failed as error:
+                if error.args[0].name() != TOO_LARGE:
+                    raise
+                refused[number] = _too_large(value, key, "more than message.max.bytes of the settings")
+        return refused
 
     def _produce_when_there_is_room(self, value: bytes | None, key: bytes | None) -> None:
         """A large record may need the room of many that the client still holds."""
@@ -160,6 +205,11 @@ class KafkaSink(RecordsSink):
         while len(self._producer):
             self._until_fewer(lambda: self._producer.flush(1))
 
+    def _note_undelivered(self, error: Any, _: Any) -> None:
+        """The first record that a broker refused: with it the transaction has failed, and the rest is not sent."""
+        if error is not None and not error.name().startswith("_PURGE"):
+            self._undelivered = self._undelivered or error
+
     def _until_fewer(self, wait: Callable[[], Any]) -> None:
         before, deadline = len(self._producer), time.monotonic() + PROGRESS_S
         while before and len(self._producer) >= before:
@@ -170,6 +220,8 @@ class KafkaSink(RecordsSink):
                     next_step="see whether its brokers are up and reachable",
                 )
             wait()
+            if self._undelivered is not None:
+                raise client_module().KafkaException(self._undelivered)
 
     # ------------------------------------------------------------ failures
 
@@ -206,6 +258,15 @@ class KafkaSink(RecordsSink):
                 where=self._where,
                 next_step="stop one of the two, or give this flow another name",
             )
+        self._is_too_large = self._is_too_large or error.name() in (TOO_LARGE, "RECORD_LIST_TOO_LARGE")
         if error.name() in LASTING_CODES:
             return SinkFailed(f"Kafka refuses the rows of step '{self._step}': {error.str()}", where=self._where)
         return told
+
+
+def _size_bytes(value: bytes | None, key: bytes | None) -> int:
+    return len(value or b"") + len(key or b"") + OVERHEAD_BYTES
+
+
+def _too_large(value: bytes | None, key: bytes | None, why: str) -> str:
+    return f"as a record of Kafka it has {len(value or b'') + len(key or b''):,} bytes, and {why}"

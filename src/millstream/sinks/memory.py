@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.plan.places import Memory
+from millstream.sinks.refusals import Refuse, stop
 from millstream.sinks.weights import with_weights
 
 
@@ -15,7 +16,7 @@ class MemorySink:
         self._collected = place.collected
         self._ledger_key = (job, step, run)
 
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         if batch <= self._collected.batches.get(self._ledger_key, -1):
             return
         if rows.num_rows:

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.errors import SinkFailed
-from millstream.plan.folders import NAME_BYTES_MAX, folder_name
+from millstream.plan.folders import folder_name
 from millstream.records.texts import to_texts
 
 ROW = "row"
@@ -35,7 +34,7 @@ def by_folder(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Path, pa
     texts = [to_texts(groups.column(key).combine_chunks()) for key in keys]
     start = 0
     for values, count in zip(zip(*texts, strict=True), pc.list_value_length(members).to_pylist(), strict=True):
-        names = [_fitting(folder_name(*named), named[0]) for named in zip(columns, values, strict=True)]
+        names = [folder_name(*named) for named in zip(columns, values, strict=True)]
         yield Path(*names), grouped.slice(start, count)
         start += count
 
@@ -47,12 +46,19 @@ def _without_empty(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
 
 
-def _fitting(name: str, column: str) -> str:
-    size_bytes = len(os.fsencode(name))
-    if size_bytes > NAME_BYTES_MAX:
-        raise SinkFailed(
-            f"a value of '{column}' makes a folder's name of {size_bytes} bytes, and {NAME_BYTES_MAX} is the most",
-            where=f"{name[:80]}…",
-            next_step="partition by something shorter: make it with with_column(…)",
-        )
-    return name
+def without_folder(rows: pa.Table, columns: Sequence[str], name_bytes_max: int, path_bytes_max: int) -> dict[int, str]:
+    """The rows whose values make the name of a folder, or the path of all of them, longer than it can be, and why."""
+    found: dict[int, str] = {}
+    total = np.zeros(rows.num_rows, np.int64)
+    for column in columns:
+        encoded = rows.column(column).combine_chunks().dictionary_encode(null_encoding="encode")
+        names = [folder_name(column, text) for text in to_texts(encoded.dictionary)]
+        sizes = np.array([len(os.fsencode(name)) for name in names], np.int64)[encoded.indices.to_numpy()]
+        for row in np.flatnonzero(sizes > name_bytes_max):
+            reason = f"makes a folder's name of {sizes[row]} bytes, and {name_bytes_max} is the most"
+            found.setdefault(int(row), f"its value of '{column}' {reason}")
+        total += sizes + 1
+    for row in np.flatnonzero(total > path_bytes_max):
+        listed = ", ".join(f"'{column}'" for column in columns)
+        found.setdefault(int(row), f"its values of {listed} make a path of folders that is longer than a path can be")
+    return found

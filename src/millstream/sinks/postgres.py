@@ -7,7 +7,7 @@ statements change the table as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from millstream.plan.places import Postgres, without_password
 from millstream.records import Schema
 from millstream.sinks.changes import COPIES, Changes
 from millstream.sinks.flat import as_json, texts_of_decimals, texts_of_times
-from millstream.sinks.tables import LEDGER, Layout, warn_of_missing
+from millstream.sinks.refusals import Refuse, RowRefused, has_nul, refusals_of, stop, unfit
+from millstream.sinks.tables import LEDGER, Layout, Units, warn_of_missing
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,6 +36,9 @@ FOR_GOOD = re.compile(
     r'authentication failed|database ".*" does not exist|role ".*" does not exist|no pg_hba\.conf entry|'
     r"no password supplied"
 )
+OF_A_ROW = ("22", "23", "44", "54", "21", "P0001")
+"""Of SQLSTATE: data, constraints, views, limits such as that of an index entry, and triggers of the user."""
+UNFIT = {"a NUL character, which texts of Postgres cannot hold": has_nul}
 # What libpq says of such an address may quote a part of the password.
 UNREADABLE = re.compile(
     r'missing "=" after|invalid (connection option|URI|port|integer|percent)|in URI|connection info string|Servname'
@@ -58,8 +62,15 @@ class PostgresSink:
         with suppress(SinkUnavailable):  # `write` says so, and tries again
             self._run(None, None)
 
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
-        self._run(batch, self._layout.changes(rows, weights))
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        refused = unfit(rows, UNFIT)
+        units = self._layout.units(rows, weights, refused)
+
+        def put(db: psycopg.Connection[Any]) -> None:
+            found = units.applied(lambda part: self._attempt(db, part, staged=part is not units))
+            refuse(refusals_of(refused | found))
+
+        self._run(batch, put)
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -69,14 +80,14 @@ class PostgresSink:
 
     # ------------------------------------------------------------ one transaction
 
-    def _run(self, batch: int | None, changes: Changes | None) -> None:
-        """Applies the changes of a batch; without one it only sees that the table is there."""
+    def _run(self, batch: int | None, put: Callable[[psycopg.Connection[Any]], None] | None) -> None:
+        """Puts the rows of a batch; without one it only sees that the table is there."""
         try:
             db = self._db or self._open()
-            if batch is not None and changes is not None:
+            if batch is not None and put is not None:
                 with db.transaction():
                     if self._is_new(db, batch):
-                        self._apply(db, changes)
+                        put(db)
         except self._psycopg.Error as error:
             connected = self._db is not None
             self.close()
@@ -177,6 +188,18 @@ class PostgresSink:
 
     # ------------------------------------------------------------ changing it
 
+    def _attempt(self, db: psycopg.Connection[Any], units: Units, *, staged: bool) -> None:
+        try:
+            with db.transaction():  # inside the batch's own, so a savepoint
+                if staged:
+                    self._do(db, f"TRUNCATE {STAGE}")  # what was staged for an earlier part is done
+                self._apply(db, self._layout.changes(units))
+                self._do(db, "SET CONSTRAINTS ALL IMMEDIATE")  # those that are deferred must not fail the commit
+        except self._psycopg.Error as error:
+            if not (error.sqlstate or "").startswith(OF_A_ROW):
+                raise
+            raise RowRefused(f"Postgres refuses it: {_said(error)}") from error
+
     def _apply(self, db: psycopg.Connection[Any], changes: Changes) -> None:
         upserts = bool(self._layout.key)
         if upserts or changes.deleted.height:
@@ -240,7 +263,7 @@ class PostgresSink:
 
     def _error(self, error: psycopg.Error, batch: int | None) -> MillstreamError:
         passing = isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
-        said = (error.diag.message_primary or str(error)).strip()
+        said = _said(error)
         if passing and not FOR_GOOD.search(said):
             return SinkUnavailable(
                 f"Postgres cannot be written: {said}",
@@ -251,6 +274,10 @@ class PostgresSink:
         return SinkFailed(
             f"{what}: {said}", where=self._where, next_step=error.diag.message_hint or "see that it takes such rows"
         )
+
+
+def _said(error: psycopg.Error) -> str:
+    return (error.diag.message_primary or str(error)).strip()
 
 
 def _driver(step: str) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,6 +33,7 @@ from millstream.errors import (
 from millstream.log import Broker
 from millstream.records import Schema, align, can_evolve, codec
 from millstream.sinks.flat import as_json
+from millstream.sinks.refusals import AS_TEXT, Refuse, kept, refusals_of, stop, unfit
 from millstream.sinks.weights import WEIGHT, one_batch, weighted, with_weights
 
 NULL_KEY = b"\0null"
@@ -67,13 +69,20 @@ class RecordsSink(ABC):
         with suppress(SinkUnavailable), self._unavailable_if_it_may_pass():  # `write` says so, and tries again
             self._open()
 
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         with self._unavailable_if_it_may_pass():
             if not self._is_open:
                 self._open()
             if self._has(batch):
                 return
+            refused = unfit(rows, AS_TEXT) if self._writes_texts() else {}
+            places = np.arange(rows.num_rows)
+            if refused:
+                chosen = kept(rows.num_rows, refused)
+                rows, places = rows.filter(chosen), places[chosen.to_numpy(zero_copy_only=False)]
+                weights = None if weights is None else weights.filter(chosen)
             if not rows.num_rows:
+                refuse(refusals_of(refused))
                 self._note(batch)
                 return
             carried = rows if self._is_copy else with_weights(rows, weights)
@@ -82,9 +91,10 @@ class RecordsSink(ABC):
                 self._prepare(self._schema)
             with self._transaction(batch):
                 if self._is_copy and weights is not None:
-                    self._put_changes(one_batch(carried), weights)
+                    found = self._put_changes(one_batch(carried), weights)
                 else:
-                    self._put_rows(one_batch(carried))
+                    found = self._put_rows(one_batch(carried))
+                refuse(refusals_of(refused | {int(places[row]): reason for row, reason in found.items()}))
 
     def close(self) -> None:
         self._drop_producer()
@@ -114,11 +124,16 @@ class RecordsSink(ABC):
         """What is put inside it becomes seen at its end, together with the note of the batch, or not at all."""
 
     @abstractmethod
-    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> None:
-        """Puts rows, with the columns of the topic's schema if it has one."""
+    def _writes_texts(self) -> bool:
+        """Whether values are written as JSON."""
 
     @abstractmethod
-    def _put_tombstones(self, keys: list[bytes]) -> None: ...
+    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> dict[int, str]:
+        """Puts rows, with the columns of the topic's schema if it has one. Which of them it refuses, and why."""
+
+    @abstractmethod
+    def _put_tombstones(self, keys: list[bytes]) -> None:
+        """Of keys that have no row any more. One that is too long for a record never had one."""
 
     @abstractmethod
     def _drop_producer(self) -> None:
@@ -163,21 +178,22 @@ class RecordsSink(ABC):
             )
         self._target = held
 
-    def _put_rows(self, rows: pa.RecordBatch) -> None:
+    def _put_rows(self, rows: pa.RecordBatch) -> dict[int, str]:
         aligned = rows if self._target is None else align(rows, self._target.arrow)
-        self._put(aligned, record_keys(rows, self._keys))
+        return self._put(aligned, record_keys(rows, self._keys))
 
-    def _put_changes(self, rows: pa.RecordBatch, weights: pa.Array) -> None:
+    def _put_changes(self, rows: pa.RecordBatch, weights: pa.Array) -> dict[int, str]:
         """The new rows of a table, and tombstones for keys that have none."""
         there = pc.greater(weights, 0)
         put = rows.filter(there)
         keys = record_keys(rows, self._keys)
         assert keys is not None
-        kept = pc.unique(keys.filter(there))
+        refused = self._put_rows(put) if put.num_rows else {}
+        held = pc.unique(keys.filter(there).filter(kept(put.num_rows, refused)))
         gone = pc.unique(keys.filter(pc.invert(there)))
-        if put.num_rows:
-            self._put_rows(put)
-        self._put_tombstones(gone.filter(pc.invert(pc.is_in(gone, value_set=kept))).to_pylist())
+        self._put_tombstones(gone.filter(pc.invert(pc.is_in(gone, value_set=held))).to_pylist())
+        places = np.flatnonzero(there.to_numpy(zero_copy_only=False))
+        return {int(places[row]): reason for row, reason in refused.items()}
 
 
 def as_texts(rows: pa.RecordBatch) -> pa.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,10 +16,13 @@ from millstream.plan.places import Sqlite
 from millstream.records import Schema
 from millstream.sinks.changes import COPIES, Changes
 from millstream.sinks.flat import as_json, texts_of_decimals, texts_of_times
-from millstream.sinks.tables import LEDGER, Layout, warn_of_missing
+from millstream.sinks.refusals import AS_TEXT, Refuse, RowRefused, refusals_of, stop, unfit
+from millstream.sinks.tables import LEDGER, Layout, Units, warn_of_missing
 
 BUSY_SECONDS = 10.0
 PASSING = ("BUSY", "LOCKED", "IOERR", "FULL", "CANTOPEN", "READONLY", "PROTOCOL", "NOMEM", "PERM", "INTERRUPT")
+OF_A_ROW = ("CONSTRAINT", "MISMATCH", "TOOBIG")
+ATTEMPT = "_millstream_attempt"
 
 
 class SqliteSink:
@@ -33,8 +36,15 @@ class SqliteSink:
         with suppress(SinkUnavailable):  # `write` says so, and tries again
             self._run(None, None)
 
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None) -> None:
-        self._run(batch, self._layout.changes(rows, weights))
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        refused = unfit(rows, AS_TEXT)
+        units = self._layout.units(rows, weights, refused)
+
+        def put(db: sqlite3.Connection) -> None:
+            found = units.applied(lambda part: self._attempt(db, part))
+            refuse(refusals_of(refused | found))
+
+        self._run(batch, put)
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -44,14 +54,14 @@ class SqliteSink:
 
     # ------------------------------------------------------------ one transaction
 
-    def _run(self, batch: int | None, changes: Changes | None) -> None:
-        """Applies the changes of a batch; without one it only sees that the table is there."""
+    def _run(self, batch: int | None, put: Callable[[sqlite3.Connection], None] | None) -> None:
+        """Puts the rows of a batch; without one it only sees that the table is there."""
         try:
             db = self._db or self._open()
-            if batch is not None and changes is not None:
+            if batch is not None and put is not None:
                 db.execute("BEGIN IMMEDIATE")
                 if self._is_new(db, batch):
-                    self._apply(db, changes)
+                    put(db)
                 db.execute("COMMIT")
         except sqlite3.Error as error:
             self.close()
@@ -103,6 +113,18 @@ class SqliteSink:
             db.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {quoted(self._table)} ({columns})")
             self._indexed = True
 
+    def _attempt(self, db: sqlite3.Connection, units: Units) -> None:
+        db.execute(f"SAVEPOINT {ATTEMPT}")
+        try:
+            self._apply(db, self._layout.changes(units))
+        except sqlite3.Error as error:
+            if not _name(error).startswith(OF_A_ROW) or not db.in_transaction:
+                raise
+            db.execute(f"ROLLBACK TO {ATTEMPT}")
+            db.execute(f"RELEASE {ATTEMPT}")
+            raise RowRefused(f"SQLite refuses it: {error}") from error
+        db.execute(f"RELEASE {ATTEMPT}")
+
     def _apply(self, db: sqlite3.Connection, changes: Changes) -> None:
         table, names, key = quoted(self._table), self._layout.names, self._layout.key
         if changes.deleted.height:
@@ -120,7 +142,7 @@ class SqliteSink:
         db.executemany(f"INSERT INTO {table} ({listed(names)}) VALUES ({marks})", changes.put.rows())
 
     def _error(self, error: sqlite3.Error, batch: int | None) -> MillstreamError:
-        name = (getattr(error, "sqlite_errorname", "") or "").removeprefix("SQLITE_")
+        name = _name(error)
         where = f"step '{self._step}', table '{self._table}' of {self._path}"
         if name.startswith(PASSING):
             return SinkUnavailable(
@@ -130,6 +152,10 @@ class SqliteSink:
             )
         what = "SQLite refuses the table" if batch is None else f"SQLite refuses batch {batch}"
         return SinkFailed(f"{what}: {error}", where=where, next_step="see that the table takes such rows")
+
+
+def _name(error: sqlite3.Error) -> str:
+    return (getattr(error, "sqlite_errorname", "") or "").removeprefix("SQLITE_")
 
 
 def quoted(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
@@ -13,13 +14,39 @@ from millstream.plan.places import FlatColumn, Table, flat_columns
 from millstream.records import Schema, align
 from millstream.sinks.changes import Changes, append_changes, upsert_changes
 from millstream.sinks.flat import check_json, flat_arrays
+from millstream.sinks.refusals import kept, narrowed
 from millstream.sinks.weights import WEIGHT, one_batch
 
 LEDGER = "_millstream_batches"
+UNIT_WEIGHT, UNIT_PLACES = "__unit_weight", "__unit_places"
 LOOKUP_COLUMNS = 3  # by these a row that is taken back is looked up where there is no key: of panes, key and window
 
 logger = logging.getLogger(__name__)
 Stored = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True)
+class Units:
+    """Rows as a table stores them, each with its weight, and with the places in the batch that it stands for."""
+
+    rows: pl.DataFrame
+    weights: pl.Series | None
+    places: pl.Series
+
+    def part(self, start: int, end: int) -> Units:
+        count = end - start
+        weights = None if self.weights is None else self.weights.slice(start, count)
+        return Units(self.rows.slice(start, count), weights, self.places.slice(start, count))
+
+    def applied(self, attempt: Callable[[Units], None]) -> dict[int, str]:
+        """Tries to apply all of them, by halves where some row is refused; the places of those that are, and why."""
+        refused: dict[int, str] = {}
+
+        def note(units: Units, reason: str) -> None:
+            refused.update(dict.fromkeys(units.places.explode().to_list(), reason))
+
+        narrowed(self, lambda units: units.rows.height, Units.part, attempt, note)
+        return refused
 
 
 class Layout:
@@ -36,8 +63,14 @@ class Layout:
         simple = [column.name for column in self.columns if not pa.types.is_nested(column.type)]
         self.lookup = self.key or simple[:LOOKUP_COLUMNS] or self.names[:1]
 
-    def changes(self, rows: pa.Table, weights: pa.Array | None) -> Changes:
+    def units(self, rows: pa.Table, weights: pa.Array | None, refused: Mapping[int, str]) -> Units:
+        """The rows as they are stored, but for those that are refused."""
         batch = align(one_batch(rows), self._schema.arrow)
+        places = pl.int_range(batch.num_rows, dtype=pl.Int64, eager=True)
+        if refused:
+            chosen = kept(batch.num_rows, refused)
+            batch, places = batch.filter(chosen), places.filter(pl.Series(chosen))
+            weights = None if weights is None else weights.filter(chosen)
         if weights is not None and WEIGHT in self._schema:
             # A row that is taken back is the one that came, but for its weight: tables hold it as it came.
             came = pa.repeat(pa.scalar(1, self._schema.field(WEIGHT).type), batch.num_rows)
@@ -45,9 +78,20 @@ class Layout:
         arrays = [self._stored(array) for array in flat_arrays(batch, self.columns)]
         frame = pl.DataFrame(pa.table(arrays, names=self.names))
         given = None if weights is None else pl.Series(weights)
+        if self.key or given is None or bool((given > 0).all()):
+            return Units(frame, given, places)
+        # Equal rows that come and go are one unit: done one after the other, a row might go before it came.
+        sums = (
+            frame.with_columns(given.cast(pl.Int64).alias(UNIT_WEIGHT), places.alias(UNIT_PLACES))
+            .group_by(frame.columns, maintain_order=True)
+            .agg(pl.col(UNIT_WEIGHT).sum(), pl.col(UNIT_PLACES))
+        )
+        return Units(sums.select(frame.columns), sums[UNIT_WEIGHT], sums[UNIT_PLACES])
+
+    def changes(self, units: Units) -> Changes:
         if self.key:
-            return upsert_changes(frame, given, self.key)
-        return append_changes(frame, given)
+            return upsert_changes(units.rows, units.weights, self.key)
+        return append_changes(units.rows, units.weights)
 
     def check_table(self, found: Mapping[str, str], fits: Callable[[pa.DataType, str], bool], where: str) -> None:
         """Refuses a table with other columns, or with types that cannot hold the rows; `found` maps name to type."""

@@ -52,18 +52,22 @@ class TopicSink(RecordsSink):
             with suppress(MillstreamError):
                 producer.close()
 
-    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> None:
+    def _writes_texts(self) -> bool:
+        return self._target is None
+
+    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> dict[int, str]:
         producer = self._writing()
         if self._target is None:
             columns = {"value": as_texts(rows)} | ({} if keys is None else {"key": keys})
             producer.send_batch(self._topic, pa.table(columns))
-            return
+            return {}
         for start in range(0, rows.num_rows, BATCH_ROWS):
             part = rows.slice(start, BATCH_ROWS)
             if keys is None:
                 producer.send_batch(self._topic, part)
             else:
                 send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS))
+        return {}  # the log takes records of any size
 
     def _put_tombstones(self, keys: list[bytes]) -> None:
         for key in keys:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from millstream.plan.explain import in_order
 from millstream.plan.frames import SparkFrame
-from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.nodes import Read, Write
 from millstream.plan.places import Files
+from millstream.plan.rewiring import rewired
 
 DONE = "_SUCCESS"
 
@@ -19,15 +19,9 @@ TIMES = "spark.sql.parquet.outputTimestampType"
 
 def as_files(outputs: Sequence[Write], folder: Path) -> tuple[Write, ...]:
     """The same outputs, over files where there were DataFrames that do not stream."""
-    order = in_order(outputs)
-    bounded = [node for node in order if isinstance(node, Read) and _is_bounded(node)]
-    if not bounded:
-        return tuple(outputs)
-    made: dict[Node, Node] = {}
-    for node in order:
-        kept = replace(node, inputs=tuple(made[given] for given in node.inputs))
-        made[node] = _from_files(kept, folder) if isinstance(kept, Read) and _is_bounded(kept) else kept
-    return tuple(found for output in outputs if isinstance(found := made[output], Write))
+    return rewired(
+        outputs, lambda node: _from_files(node, folder) if isinstance(node, Read) and _is_bounded(node) else node
+    )
 
 
 def _is_bounded(node: Read) -> bool:

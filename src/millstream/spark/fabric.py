@@ -29,6 +29,7 @@ from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.operators.windowed import Clock
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node, Write
+from millstream.plan.rewiring import rewired
 from millstream.private_files import private_folder
 from millstream.sinks.drafts import Drafting
 from millstream.spark.failures import marked, new_mark
@@ -146,12 +147,12 @@ class Shipment:
     @cached_property
     def _packed_layout(self) -> bytes:
         # Sinks stay in the driver: what they hold, such as a function, need not be known elsewhere.
-        outputs = [
-            replace(node, sink=None) if isinstance(node, Write) and not node.is_discarded else node
-            for node in self.layout.outputs
-        ]
+        outputs = rewired(
+            self.layout.outputs,
+            lambda node: replace(node, sink=None) if isinstance(node, Write) and not node.is_discarded else node,
+        )
         ship(self.layout.order)
-        packed: bytes = cloudpickle.dumps(replace(self.layout, outputs=tuple(outputs)))  # type: ignore[no-untyped-call]
+        packed: bytes = cloudpickle.dumps(replace(self.layout, outputs=outputs))  # type: ignore[no-untyped-call]
         return packed
 
     def __reduce__(self) -> tuple[Any, ...]:

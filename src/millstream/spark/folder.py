@@ -25,6 +25,7 @@ from millstream.plan.nodes import Node, Write
 from millstream.plan.table_nodes import SideJoin
 from millstream.private_files import is_private, make_folders, open_alike, open_private, private_folder
 from millstream.sinks.file_ledger import remove_drafts
+from millstream.sinks.remembered import NOTE
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
 
@@ -32,8 +33,9 @@ DESCRIPTION = "job.json"
 BEFORE_MOVE = "before_move.json"
 LOOKING_S = 0.5
 OWNER = ".job"
+LOCK = "lock"
+IDENTITY = re.compile(r"[A-Za-z0-9-]{1,100}")
 SINKS = "sinks"
-_IDENTITY = re.compile(r"[\w-]{1,100}")
 ORPHAN_S_MIN = 3600.0
 RUNS = "millstream-runs-"
 """How a folder is named that holds the state of one job beside each executor, rebuilt if it is lost. The job's random
@@ -112,7 +114,7 @@ class JobFolder:
     def held(self) -> Iterator[None]:
         """Nobody else runs the job meanwhile."""
         with storage_errors(self.path):
-            lock = open_alike(self.path / "lock", os.O_RDWR | os.O_CREAT)
+            lock = open_alike(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             if not _taken(lock):
                 raise JobRunning(
@@ -131,15 +133,13 @@ class JobFolder:
             return None
         try:
             kept = Kept(**read_document(path))
-            if not isinstance(kept.identity, str) or not _IDENTITY.fullmatch(
-                kept.identity
-            ):  # it names a folder of temporary files
-                raise ValueError(f"its identity is {str(kept.identity)[:50]!r}")
-        except (TypeError, ValueError) as error:
+            if not IDENTITY.fullmatch(kept.identity):
+                raise ValueError(f"{kept.identity[:50]!r} is not the identity of a job")
+        except (ValueError, TypeError) as error:
             raise DamagedState(
                 f"what the job '{self.job}' has kept cannot be read: {error}",
                 where=str(path),
-                next_step="restore the file from a backup, or remove the job's folder and run the job again",
+                next_step=f"restore the file from a backup, or start over: millstream jobs forget {self.job}",
             ) from error
         return kept
 
@@ -198,12 +198,14 @@ class JobFolder:
 
     def remove(self) -> None:
         """At once: a half of it, left by a process that died meanwhile, would not know what was written."""
-        kept = self.kept()
+        kept = None
+        with suppress(DamagedState):  # a job whose note is damaged can be removed too; its rows of state are left
+            kept = self.kept()
         gone = self.path.with_name(f".{self.path.name}-{uuid.uuid4().hex}")
         self.path.rename(gone)
         remove_drafts(gone / SINKS)
         shutil.rmtree(gone, ignore_errors=True)
-        if kept is not None:
+        if kept is not None and is_claimed(kept.identity, self.path):
             shutil.rmtree(runs_of(kept.identity), ignore_errors=True)
 
 
@@ -220,8 +222,25 @@ def _taken(lock: int) -> bool:
             time.sleep(LOOKING_S / 10)
 
 
+def is_job(path: Path) -> bool:
+    """Whether a folder is that of a job: a real one, with one of the files that a job leaves in it."""
+    found = path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+    return found and any((path / name).is_file() for name in (LOCK, DESCRIPTION, NOTE))
+
+
 def runs_of(identity: str) -> Path:
+    """Where the rows of state of a job lie on this machine. The identity stands in a file that somebody may edit."""
+    assert IDENTITY.fullmatch(identity), identity
     return Path(tempfile.gettempdir()) / f"{RUNS}{identity}"
+
+
+def is_claimed(identity: str, job: Path) -> bool:
+    """Whether the rows of state that lie under this identity are those of the job in this folder."""
+    runs = runs_of(identity)
+    try:
+        return not runs.is_symlink() and (runs / OWNER).read_bytes() == os.fsencode(job.absolute())
+    except OSError:
+        return False
 
 
 def claim_runs(identity: str, job: Path) -> None:

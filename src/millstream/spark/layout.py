@@ -37,10 +37,13 @@ class Place:
     topic: str
     partition: str
 
+    @property
+    def number(self) -> int | None:
+        return int(self.partition) if self.partition.isdigit() else None
+
     def told(self, dead: pl.DataFrame) -> pl.DataFrame:
         """Dead letters that say where their rows came from."""
-        number = int(self.partition) if self.partition.isdigit() else None
-        return dead.with_columns(pl.lit(self.topic).alias("topic"), pl.lit(number, pl.Int32).alias("partition"))
+        return dead.with_columns(pl.lit(self.topic).alias("topic"), pl.lit(self.number, pl.Int32).alias("partition"))
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,15 @@ def evaluated(step: Node, rows: pl.DataFrame, work: Callable[[pl.DataFrame], T],
 def record_failed(step: Node, dead: pl.DataFrame) -> RecordFailed:
     first = dead.row(0, named=True)
     place = [f"{name} {first[name]}" for name in ("topic", "partition", "offset") if first.get(name) is not None]
+    kept_apart = f"take .dead behind '{step.name}' and write it to a topic"
+    if isinstance(step, nodes.Write):
+        kept_apart = "write the rows that the sink refuses to a topic: .write(…).dead.write(…)"
     return RecordFailed(
         f"the step '{step.name}' cannot handle a record: {first['reason']}",
         where=", ".join(place) or step.place,
         next_step=(
-            f"mend the function or the record, and run the job again: it goes on there; or keep such records apart: "
-            f"take .dead behind '{step.name}' and write it to a topic"
+            "mend the function or the record, and run the job again: it goes on there; or keep such records apart: "
+            + kept_apart
         ),
     )
 
@@ -178,6 +184,23 @@ class Layout:
             is_origin = isinstance(node, nodes.Read) or node.keeps_state
             found[node] = [node] if is_origin else list(dict.fromkeys(before))
         return found
+
+    def traces(self, output: Node) -> bool:
+        """Whether rows of an output carry where they came from: its sink may refuse some of them."""
+        return isinstance(output, nodes.Write) and (output.traced or output in self._listening)
+
+    @cached_property
+    def _listening(self) -> frozenset[Node]:
+        return frozenset(node.inputs[0] for node in self.order if isinstance(node, nodes.Dead))
+
+    def refused(self, output: nodes.Write) -> Region:
+        """The steps behind the dead letters of a sink. They keep no state, and are done where the sink is written."""
+        behind: dict[Node, None] = {}
+        for node in self.order:
+            starts = isinstance(node, nodes.Dead) and node.inputs[0] is output
+            if starts or any(given in behind for given in node.inputs):
+                behind[node] = None
+        return Region(output, tuple(behind), self._listening)
 
     def takes_late(self, step: Node) -> bool:
         """Whether somebody takes the rows that come too late for a step."""
@@ -247,8 +270,7 @@ class Layout:
 
     def _region(self, origin: Node) -> Region:
         steps = tuple(node for node in self.order if node is not origin and origin in self._origins[node])
-        listening = {node.inputs[0] for node in self.order if isinstance(node, nodes.Dead)}
-        return Region(origin, steps, frozenset(listening if self.stops else self.order))
+        return Region(origin, steps, self._listening if self.stops else frozenset(self.order))
 
     @cached_property
     def _all_ends(self) -> dict[Node, list[End]]:

@@ -20,16 +20,19 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from millstream.errors import MillstreamError, SinkUnavailable
-from millstream.operators.elementwise import frame_of, net
+from millstream.operators.elementwise import OFFSET, frame_of, net
+from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bundles import BEGINNING, END
-from millstream.plan.nodes import Write
-from millstream.sinks import Sink
+from millstream.plan.nodes import Dead, Node, Write
+from millstream.sinks import Refusal, Sink
 from millstream.sinks.drafts import Draft
 from millstream.sinks.files import FilesSink
 from millstream.spark.failures import of_users_code
-from millstream.spark.layout import Layout
+from millstream.spark.folder import SINKS
+from millstream.spark.layout import Layout, record_failed
 from millstream.spark.live import REACHED, STOP
 from millstream.spark.packing import DRIVER, as_written, control_from_bytes, from_bytes
+from millstream.spark.refused_rows import TOPIC, RefusedRows, letters_of
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 UNPACKING = min(4, os.cpu_count() or 1)
@@ -103,20 +106,29 @@ class Outputs:
         self._note(reports, number)
         first = len(self._layout.chain)
         tables = {}
+        refused: dict[Node, list[pl.DataFrame]] = {}
         for place, output in enumerate(self._layout.outputs):
             assert isinstance(output, Write)
             mine = sorted(
                 (row.task, number_, row.blob) for number_, row in enumerate(rows) if row.step == first + place
             )
-            frames = list(self._unpacking.map(from_bytes, [blob for _, _, blob in mine]))
-            frame = pl.concat([frame_of([], output), *frames], how="diagonal")
+            frames = list(self._unpacking.map(self._unpacked, mine))
+            frame = pl.concat([frame_of([], output), *frames, *refused.get(output, [])], how="diagonal")
             if output.net:
                 frame = net(frame, output.schema.names)
             table, weights = as_written(frame, output)
             drafts = [report["drafts"] for report in reports if report.get("drafted") == output.name]
-            self._write(output, number, table, weights, drafts)
+            letters = self._write(output, number, frame, table, weights, drafts)
+            if len(letters):
+                self._progress.rows_dead += len(letters)
+                region = self._layout.refused(output)
+                made = region.run({SENT: frame.clear(), DEAD: letters}, self._progress.now)
+                for other in self._layout.outputs:
+                    if other in made and other is not output:
+                        refused.setdefault(other, []).append(made[other])
             tables[output.name] = table
-            self._progress.written[output.name] = self._progress.written.get(output.name, 0) + len(table)
+            count = len(table) - len(letters)
+            self._progress.written[output.name] = self._progress.written.get(output.name, 0) + count
         if self._on_batch is not None:
             try:
                 self._on_batch(number, tables)
@@ -125,23 +137,43 @@ class Outputs:
             except Exception as error:
                 raise of_users_code(error, "on_batch") from error
 
+    def _unpacked(self, packed: tuple[int, int, bytes]) -> pl.DataFrame:
+        """Rows of an output; those that say where in a source they stood also with its name."""
+        task, _, blob = packed
+        frame = from_bytes(blob)
+        if OFFSET not in frame.columns:
+            return frame
+        source = self._layout.fed_sources[task >> 16].source
+        return frame.with_columns(pl.lit(str(source)).alias(TOPIC))
+
     def _write(
         self,
         output: Write,
         number: int,
+        frame: pl.DataFrame,
         table: pa.Table,
         weights: pa.Array | None,
         drafts: Sequence[Sequence[Draft]],
-    ) -> None:
+    ) -> pl.DataFrame:
+        """Writes a batch, and returns the dead letters of the rows that the sink refused."""
         sink, pause = self._sinks[output], PAUSE_S_MIN
+        kept = RefusedRows(self._folder / SINKS / output.name, output.name)
+        is_taken = any(isinstance(node, Dead) and node.inputs[0] is output for node in self._layout.order)
+
+        def refuse(refusals: Sequence[Refusal]) -> None:
+            letters = letters_of(output, frame, table, refusals, self._progress.now)
+            if len(letters) and not is_taken:
+                raise record_failed(output, letters)
+            kept.keep(number, letters)
+
         while True:
             try:
                 if isinstance(sink, FilesSink):
-                    sink.write_with_drafts(number, table, weights, drafts)
+                    sink.write_with_drafts(number, table, weights, drafts, refuse)
                 else:
-                    sink.write(number, table, weights)
+                    sink.write(number, table, weights, refuse)
                 self._progress.waits_for = None
-                return
+                return kept.of(number)
             except SinkUnavailable as error:
                 self._progress.waits_for = f"{output.name}: {error.what}"
                 if (self._folder / STOP).exists():

@@ -25,6 +25,7 @@ from millstream.operators.stateful import Stateful
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node, Write
 from millstream.sinks.drafts import Drafting
+from millstream.sinks.refusals import kept
 from millstream.spark.layout import Frames, Layout, Place, evaluated
 
 ARROW = pa.schema(
@@ -38,6 +39,8 @@ ARROW = pa.schema(
 )
 ROWS, OTHERS, PARTIALS, CONTROL, REPORT = range(5)
 SIDES = (ROWS, OTHERS)
+PARTITION = "__partition"
+"""Where rows of an output came from, beside their offset, if its sink may refuse some."""
 DRIVER = -1
 """The step of what is for the driver alone: reports."""
 BLOB_BYTES_MAX = 4 << 20
@@ -112,7 +115,7 @@ class Packer:
                 self._discarded[end.node.name] = self._discarded.get(end.node.name, 0) + len(rows)
                 continue
             if end.side is None:
-                self._outputs.setdefault(number, []).append(_written(rows, end.node))
+                self._outputs.setdefault(number, []).append(self._written(rows, end.node, place))
                 continue
             step, count = self.steps[number], self._counts.get(number, 0)
             fold = partial(step.folded, first=count, watermark=self.reached, side=end.side)
@@ -136,29 +139,42 @@ class Packer:
             yield from self._sent(number, PARTIALS, self.steps[number].joined(frames))
         for number, frames in self._outputs.items():
             rows = pl.concat(frames, how="diagonal")
-            report = self._drafted(number, rows)
+            report, rows = self._drafted(number, rows)
             if report is not None:
                 yield self.own_label, DRIVER, REPORT, self.task, control_to_bytes(report)
-                continue
             for part in _moderate(rows):
                 yield self.own_label, number, ROWS, self.task, to_bytes(part)
         if self._discarded:
             yield self.own_label, DRIVER, REPORT, self.task, control_to_bytes({"discarded": self._discarded})
 
-    def _drafted(self, number: int, rows: pl.DataFrame) -> dict[str, Any] | None:
-        """What the driver is told of rows that were drafted as files here; None if they have to travel."""
+    def _written(self, rows: pl.DataFrame, output: Node, place: Place | None) -> pl.DataFrame:
+        """What a sink is given of rows: whether they are taken back, if they can be, but not what only steps need."""
+        if not isinstance(output, Write):
+            return rows
+        if OFFSET in rows.columns and place is not None and self.layout.traces(output):
+            rows = rows.with_columns(pl.lit(place.number, pl.Int32).alias(PARTITION))
+        else:
+            rows = rows.drop(OFFSET, strict=False)
+        return rows.drop(TIME, *([] if output.is_changing else [WEIGHT]), strict=False)
+
+    def _drafted(self, number: int, rows: pl.DataFrame) -> tuple[dict[str, Any] | None, pl.DataFrame]:
+        """What the driver is told of rows that were drafted as files here, and those that have to travel."""
         output = self.layout.outputs[number - len(self.layout.chain)]
         drafting = self.drafting.get(output.name)
         if drafting is None or rows.estimated_size() <= BLOB_BYTES_MAX:
-            return None
+            return None, rows
         assert isinstance(output, Write)
         try:
             if not drafting.folder.is_dir():
-                return None
-            drafts = drafting.draft(*as_written(rows, output))
+                return None, rows
+            table, weights = as_written(rows, output)
+            unfit = list(drafting.unfit(table))
+            chosen = kept(len(rows), dict.fromkeys(unfit, ""))
+            drafts = drafting.draft(table.filter(chosen), None if weights is None else weights.filter(chosen))
         except Exception:  # the driver tries the same, waits if that may help, and says what is wrong
-            return None
-        return {"drafted": output.name, "rows": len(rows), "drafts": drafts}
+            return None, rows
+        # What cannot be in a file is refused by the sink itself, in the driver.
+        return {"drafted": output.name, "rows": len(rows) - len(unfit), "drafts": drafts}, rows[sorted(unfit)]
 
     def _sent(self, number: int, kind: int, rows: pl.DataFrame) -> Iterable[Packed]:
         if number in self.near:
@@ -179,13 +195,6 @@ class Packer:
         for group, (start, end) in enumerate(pairwise(bounds)):
             if end > start:
                 yield from ((group, to_bytes(part)) for part in _moderate(rows.slice(int(start), int(end - start))))
-
-
-def _written(rows: pl.DataFrame, output: Node) -> pl.DataFrame:
-    """What a sink is given of rows: whether they are taken back, if they can be, but not what only steps need."""
-    if not isinstance(output, Write):
-        return rows
-    return rows.drop(TIME, OFFSET, *([] if output.is_changing else [WEIGHT]), strict=False)
 
 
 def as_written(rows: pl.DataFrame, output: Write) -> tuple[pa.Table, pa.Array | None]:

@@ -10,6 +10,7 @@ from millstream.errors import InvalidInput
 from millstream.plan.nodes import Dead, Late, Node, Write
 from millstream.plan.place import users_line
 from millstream.plan.places import Files, Kafka, Table
+from millstream.plan.rewiring import rewired
 
 
 def renamed(outputs: Sequence[Write], into: str) -> tuple[Write, ...]:
@@ -28,10 +29,14 @@ def renamed(outputs: Sequence[Write], into: str) -> tuple[Write, ...]:
             f"'{into}' is where the flow writes already", where=users_line(), next_step="choose a new name"
         )
     ending = into.removeprefix(before) if into.startswith(before) else f".{into}"
-    return tuple(
-        replace(output, sink=_called(output.sink, into) if output is main[0] else _with_ending(output.sink, ending))
-        for output in outputs
-    )
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Write):
+            return node
+        # The main output is nobody's side, so it is fed as before and is still itself.
+        return replace(node, sink=_called(node.sink, into) if node is main[0] else _with_ending(node.sink, ending))
+
+    return rewired(outputs, change)
 
 
 def _called(sink: str | Kafka, name: str) -> str | Kafka:

@@ -1,0 +1,21 @@
+"""The same plan with other nodes in the place of some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from millstream.plan.explain import in_order
+from millstream.plan.nodes import Node
+
+End = TypeVar("End", bound=Node)
+
+
+def rewired(ends: Sequence[End], change: Callable[[Node], Node]) -> tuple[End, ...]:
+    """The ends of a plan in which every node is what `change` makes of it, and is fed by such nodes."""
+    made: dict[Node, Node] = {}
+    for node in in_order(ends):
+        inputs = tuple(made[given] for given in node.inputs)
+        made[node] = change(node if inputs == node.inputs else replace(node, inputs=inputs))
+    return tuple(cast(End, made[end]) for end in ends)

@@ -1,0 +1,41 @@
+"""Where a stream ends: the rows that its sink refuses come out again as dead letters, for another sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from millstream.errors import InvalidPlan
+from millstream.plan.explain import in_order
+from millstream.plan.nodes import Dead, Node, Write
+from millstream.records import DEAD_LETTER_SCHEMA
+
+if TYPE_CHECKING:
+    from millstream.plan.flow import Stream
+
+
+class Written:
+    """What was written somewhere."""
+
+    def __init__(self, stream: Stream, node: Write) -> None:
+        self._stream = stream
+        self.node = node
+
+    @property
+    def dead(self) -> Stream:
+        """The rows that the sink will never take, with the reason: to be written to another sink."""
+        return self._stream._side(self.node, Dead, "dead", DEAD_LETTER_SCHEMA)
+
+
+def check_behind_sinks(outputs: Sequence[Write]) -> None:
+    """Refuses steps that keep state over the rows that a sink refused: these are known when all state is kept."""
+    behind: set[Node] = set()
+    for node in in_order(outputs):
+        if (isinstance(node, Dead) and isinstance(node.inputs[0], Write)) or behind.intersection(node.inputs):
+            behind.add(node)
+            if node.keeps_state:
+                raise InvalidPlan(
+                    f"the step '{node.name}' keeps state ({node.label}) behind the dead letters of a sink",
+                    where=node.place,
+                    next_step="write the dead letters to a topic, and read that in another flow",
+                )

@@ -55,9 +55,7 @@ class CsvCodec(Codec):
         records: list[list[str | None]] = []
         for index, value in enumerate(values):
             try:
-                fields = _fields(value.decode(), self.delimiter)
-                if len(fields) != count:
-                    raise Refused(f"expected {count} fields, found {len(fields)}")
+                fields = _fields(value.decode(), self.delimiter, count)
             except UnicodeDecodeError as bad:
                 faults[index] = f"not valid UTF-8 at byte {bad.start}"
                 fields = blank
@@ -76,12 +74,13 @@ class _CsvRules(Rules):
         return f"'{shortened(str(value))}'"
 
 
-def _fields(text: str, delimiter: str) -> list[str | None]:
+def _fields(text: str, delimiter: str, count: int) -> list[str | None]:
     if text.endswith("\n"):
         text = text[: -2 if text.endswith("\r\n") else -1]
     if '"' not in text:
         if "\n" in text or "\r" in text:
             raise Refused("a line break outside quotes; a value holds one record")
+        _check_count(text.count(delimiter) + 1, count)  # before there is an object for each
         return [field or None for field in text.split(delimiter)]
     pattern = _field_pattern(delimiter)
     found: list[str | None] = []
@@ -93,8 +92,16 @@ def _fields(text: str, delimiter: str) -> list[str | None]:
         quoted, plain, end = match.groups()
         found.append(plain or None if quoted is None else quoted.replace('""', '"'))
         if not end:
+            _check_count(len(found), count)
             return found
+        if len(found) > count:
+            raise Refused(f"expected {count} fields, found more")
         at = match.end()
+
+
+def _check_count(found: int, count: int) -> None:
+    if found != count:
+        raise Refused(f"expected {count} fields, found {found}")
 
 
 @lru_cache

@@ -22,6 +22,11 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
+def valid_text(text: str) -> str:
+    """What a stranger wrote, for a message: JSON may hold halves of surrogate pairs, which cannot be stored."""
+    return text.encode(errors="replace").decode()
+
+
 def check_size(size_bytes: int, size_bytes_max: int) -> None:
     if size_bytes > size_bytes_max:
         raise Refused(f"the record has {size_text(size_bytes)}, more than the limit of {size_text(size_bytes_max)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from millstream.records.bounds import CONTAINERS_MAX, NESTING_MAX, size_text, too_many_containers
+from millstream.records.bounds import CONTAINERS_MAX, NESTING_MAX, size_text, too_many_containers, valid_text
 from millstream.records.columns import Refused
 
 SCHEMA_BYTES_MAX = 1 << 20
@@ -53,7 +53,7 @@ class Shape:
         try:
             self._top = _Compiler().type(parsed, 0)
         except (KeyError, TypeError, AttributeError) as error:  # fastavro does not check everything
-            raise UnusableSchema(f"it is not complete: {error}") from None
+            raise UnusableSchema(f"it is not complete: {valid_text(str(error)[:200])}") from None
         everything, self.recursive = _from_leaves([self._top], lambda each: each.parts)
         records, is_endless = _from_leaves(everything, lambda each: each.parts if each.kind == "record" else [])
         if is_endless:
@@ -113,7 +113,7 @@ def writer_of(text: str) -> Writer:
     try:
         parsed = fastavro.parse_schema(found)
     except Exception as refusal:  # the schema is anyone's, and so is what a parser makes of it
-        raise UnusableSchema(f"it is not an Avro schema: {str(refusal)[:200]}") from None
+        raise UnusableSchema(f"it is not an Avro schema: {valid_text(str(refusal)[:200])}") from None
     return Writer(parsed, Shape(parsed))
 
 
@@ -166,7 +166,7 @@ def _simple(kind: str, schema: dict[str, Any]) -> _Type:
     if kind == "fixed":
         size = schema["size"]
         if type(size) is not int or size < 0:
-            raise UnusableSchema(f"the size of a 'fixed' is {size!r}")
+            raise UnusableSchema(f"the size of a 'fixed' is {size!a:.40}")
         return _Type(kind, width=size, free=None if size else 1, decimal=decimal)
     if kind in _WIDTHS:
         return _Type("fixed", width=_WIDTHS[kind])
@@ -174,7 +174,7 @@ def _simple(kind: str, schema: dict[str, Any]) -> _Type:
         return _Type("varint")
     if kind in _TEXTS:
         return _Type("bytes", decimal=decimal)
-    raise UnusableSchema(f"there is no type {kind!r}")
+    raise UnusableSchema(f"there is no type {kind!a:.40}")
 
 
 def _from_leaves(tops: Iterable[_Type], parts: Callable[[_Type], list[_Type]]) -> tuple[list[_Type], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from millstream.records.bounds import size_text
-from millstream.sources.file_bounds import FileBounds
+from millstream.sources.file_bounds import FileBounds, Unreadable
 
 CHUNK_LINES = 20_000
 CHUNK_BYTES = 16 << 20
 CSV_RECORD_LINES_MAX = 1000  # a quote that is still open after so many lines was never meant to be one
 SKIPPED_BYTES = 1 << 20  # at once
 SHOWN_BYTES = 1000  # of a line that is too long
+DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, Unreadable)
 
 
 class Line(NamedTuple):
@@ -44,8 +46,9 @@ def lines(file: BinaryIO, bounds: FileBounds) -> Iterator[Line]:
         number += 1
         bounds.unpack(len(line))
         content = line.rstrip(b"\r\n")
-        if len(content) > size_max:
-            size = len(line) if line.endswith(b"\n") else len(line) + _skip_line(file, bounds)
+        is_cut = len(line) > size_max + 1 and not line.endswith(b"\n")
+        if is_cut or len(content) > size_max:
+            size = len(line) + (_skip_line(file, bounds) if is_cut else 0)
             fault = f"the line has {size_text(size)}, more than the limit of {size_text(size_max)}"
             yield Line(number, content[:SHOWN_BYTES], f"{fault}; to read it, say files(…, max_record=…)")
         elif content:
@@ -64,15 +67,20 @@ def _skip_line(file: BinaryIO, bounds: FileBounds) -> int:
 
 
 def chunks(found: Iterator[Line]) -> Iterator[list[Line]]:
-    """So many at a time that few bytes are held."""
+    """So many at a time that few bytes are held; those before the place where a file is damaged come as well."""
     chunk: list[Line] = []
     size = 0
-    for line in found:
-        chunk.append(line)
-        size += len(line.content)
-        if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
+    try:
+        for line in found:
+            chunk.append(line)
+            size += len(line.content)
+            if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+    except DAMAGE:
+        if chunk:
             yield chunk
-            chunk, size = [], 0
+        raise
     if chunk:
         yield chunk
 

@@ -7,7 +7,9 @@ as in JSON texts (`timestamp` as ISO 8601, without a zone taken as UTC; `binary`
 
 from __future__ import annotations
 
+import csv
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +23,9 @@ from millstream.records.columns import Faults, Leaf, Refused, Rules
 from millstream.records.ddl import format_type
 from millstream.records.ranges import shortened
 from millstream.records.texts import text_leaf, to_texts
+
+HEADER_NAMES_MAX = 100_000
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,21 @@ class CsvCodec(Codec):
                 fields = blank
             records.append(fields)
         return ([record[position] for record in records] for position in range(count))
+
+
+def header_names(header: bytes) -> list[str]:
+    """The columns that the first line of a file names; Refused if it is no such line."""
+    text = header.removeprefix(_BYTE_ORDER_MARK).decode(errors="replace")
+    if text.count(",") >= HEADER_NAMES_MAX:
+        raise Refused(f"the header line names more than {HEADER_NAMES_MAX:,} columns")
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error as error:
+        raise Refused(f"the header line cannot be read: {error}") from None
+
+
+def name_given_twice(names: Iterable[str]) -> str | None:
+    return min((name for name, count in Counter(names).items() if count > 1), default=None)
 
 
 class _CsvRules(Rules):

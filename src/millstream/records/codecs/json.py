@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 
 from millstream.errors import InvalidSchema
-from millstream.records.bounds import CHUNK_BYTES, CONTAINERS_MAX, too_many_containers
+from millstream.records.bounds import CONTAINERS_MAX, too_many_containers
 from millstream.records.codecs.base import Codec
 from millstream.records.columns import Faults, Leaf, Refused, Rules
 from millstream.records.ddl import format_type
@@ -60,8 +60,7 @@ class JsonCodec(Codec):
         parsed: list[dict[str, Any]] = []
         for index, value in enumerate(values):
             try:
-                if len(value) > CHUNK_BYTES:
-                    _check_containers(value)
+                check_containers(value)
                 found = parse(value)
             except Refused as refusal:
                 faults[index] = str(refusal)
@@ -87,9 +86,9 @@ def _parse_exactly(value: bytes) -> Any:
     return _exact_numbers.decode(value.decode())
 
 
-def _check_containers(value: bytes) -> None:
-    """Brackets inside of texts count as well: to leave them out would take as long as parsing."""
-    if value.count(b"[") + value.count(b"{") > CONTAINERS_MAX:
+def check_containers(value: bytes) -> None:
+    """Refuses a value that holds too many; brackets inside of texts count, for to leave those out means parsing it."""
+    if len(value) > CONTAINERS_MAX and value.count(b"[") + value.count(b"{") > CONTAINERS_MAX:
         raise too_many_containers()
 
 

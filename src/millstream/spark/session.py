@@ -70,14 +70,10 @@ SETTINGS = (
     Setting("spark.driver.bindAddress", "127.0.0.1", "nothing outside this machine needs the driver", local=True),
     Setting("spark.driver.memory", "1g", "Spark's own default, said aloud", local=True),
     # Spark makes the secret itself, in the JVM's memory. Nothing of a local session uses the network: it costs nothing.
-    Setting(
-        "spark.authenticate", "true", "all users of this machine reach the loopback interface", local=True
-    ),
+    Setting("spark.authenticate", "true", "all users of this machine reach the loopback interface", local=True),
     Setting("spark.network.crypto.enabled", "true", "a handshake by AES, not by MD5", local=True),
     Setting("spark.network.crypto.saslFallback", "false", "and by nothing weaker", local=True),
-    Setting(
-        "spark.ui.killEnabled", "false", "a UI that is switched on would let everybody end jobs", local=True
-    ),
+    Setting("spark.ui.killEnabled", "false", "a UI that is switched on would let everybody end jobs", local=True),
 )
 # For a JVM on this machine. The serial collector has no threads to take from the work, which makes little garbage.
 # The optimizing compiler waits ten times longer than usual: early, it took a fifth of the CPU time to a first output.

@@ -264,8 +264,8 @@ class KafkaSource:
             reader = self._reader(number)
             try:
                 for messages, numbers in reader.read(start, slice.end):
-                    if messages:
-                        yield self._fetched(messages, numbers)
+                    for piece in _pieces(messages):
+                        yield self._fetched(messages[piece], numbers[piece])
             except KafkaUnavailable:
                 if self._still_there({slice.partition: slice.end})[slice.partition] == slice.end:
                     raise
@@ -323,6 +323,22 @@ class KafkaSource:
 
 
 _STORED = stored_schema(None)
+
+
+def _pieces(messages: list[Message]) -> Iterator[slice]:
+    """Parts not much larger than a slab: a compressed batch comes whole, and a small one may hold gigabytes."""
+    if not messages:
+        return
+    sizes = list(map(len, messages))  # of their values
+    if sum(sizes) <= SLAB_BYTES:
+        yield slice(0, len(messages))
+        return
+    begin = size_bytes = 0
+    for place, added in enumerate(sizes, 1):
+        size_bytes += added
+        if size_bytes >= SLAB_BYTES or place == len(sizes):
+            yield slice(begin, place)
+            begin, size_bytes = place, 0
 
 
 def _times(messages: list[Message]) -> pa.Array:

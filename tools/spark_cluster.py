@@ -3,16 +3,19 @@
 usage: spark_cluster.py [--workers N] [--cores N] [--memory 1g] [--folder FOLDER]
 
 A master and its workers are processes of their own. Every worker has folders of its own for what it is sent and for
-temporary files, so that nothing but what is meant to be shared is.
+temporary files, so that nothing but what is meant to be shared is. They take work only from drivers that know their
+secret, which is in the folder that SPARK_CONF_DIR names: other users of the machine reach the loopback interface, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import base64
 import contextlib
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -28,6 +31,7 @@ from typing import Self
 
 from foreground import run
 from millstream.errors import MillstreamError
+from millstream.private_files import open_private, private_folder
 from millstream.spark import java, launch
 
 HOST = "127.0.0.1"
@@ -45,6 +49,17 @@ MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 # A dead worker is noticed by its broken connection; these are for one that hangs.
 DAEMON_OPTIONS = ("-Dspark.worker.timeout=10", "-Dspark.worker.cleanup.enabled=false", "-Dspark.ui.enabled=false")
+DEFAULTS = """\
+spark.authenticate true
+spark.authenticate.secret {secret}
+spark.network.crypto.enabled true
+spark.network.crypto.saslFallback false
+"""
+# The web pages of the master and of workers cannot be switched off: nobody has this key to them.
+PAGES = """\
+spark.ui.filters org.apache.spark.ui.JWSFilter
+spark.org.apache.spark.ui.JWSFilter.param.secretKey {key}
+"""
 
 
 class ClusterFailed(MillstreamError):
@@ -154,6 +169,11 @@ class SparkCluster:
         """The address for `--master`."""
         return f"spark://{HOST}:{self._port}"
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """What a driver must have in its environment, so that the cluster takes work from it."""
+        return {"SPARK_CONF_DIR": str(self.folder / "conf")}
+
     def folder_of(self, number: int) -> Path:
         """What a worker has for itself: `tmp` for temporary files, `work` for what it is sent, `local` for shuffles."""
         return self._worker(number).folder
@@ -170,6 +190,7 @@ class SparkCluster:
             return self
         runtime = java.find()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._write_settings()
         atexit.register(self._kill_at_exit, os.getpid())
         environ = self._environment(runtime)
         opened = launch.MODULE_OPTIONS
@@ -177,7 +198,8 @@ class SparkCluster:
         self._port = free_port()
         try:
             self._master = Node("the master", self.folder / "master", self.folder / "master.log", environ)
-            self._master.start([*self._command, MASTER, "--host", HOST, "--port", str(self._port), "--webui-port", "0"])
+            at = ["--host", HOST, "--port", str(self._port), "--webui-port", "0", *self._settings_option]
+            self._master.start([*self._command, MASTER, *at])
             self._until(self._answers, self._master, "the master of Spark did not start")
             for number in range(1, self._count + 1):
                 name = f"worker-{number}"
@@ -244,11 +266,24 @@ class SparkCluster:
             **self._environ,
         }
 
+    def _write_settings(self) -> None:
+        """In files that only this user can read: arguments are for everybody."""
+        defaults = DEFAULTS.format(secret=secrets.token_hex(32))
+        pages = PAGES.format(key=base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+        conf = private_folder(self.folder / "conf")
+        for name, content in (("spark-defaults.conf", defaults), ("daemons.conf", defaults + pages)):
+            with os.fdopen(open_private(conf / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+                file.write(content)
+
+    @property
+    def _settings_option(self) -> list[str]:
+        return ["--properties-file", str(self.folder / "conf" / "daemons.conf")]
+
     def _begin(self, number: int) -> None:
         node = self._worker(number)
         node.log.unlink(missing_ok=True)  # what it says there tells whether it has started
         has = ["--cores", str(self._cores), "--memory", self._memory, "--work-dir", str(node.folder / "work")]
-        at = ["--host", HOST, "--port", str(free_port()), "--webui-port", "0"]
+        at = ["--host", HOST, "--port", str(free_port()), "--webui-port", "0", *self._settings_option]
         node.start([*self._command, f"-Djava.io.tmpdir={node.folder / 'tmp'}", WORKER, *has, *at, self.master])
 
     def _worker(self, number: int) -> Node:
@@ -317,7 +352,10 @@ def main() -> int:
     return run(
         lambda: SparkCluster(said.workers, said.cores, said.memory, said.folder),
         "Starting a master and its workers",
-        lambda cluster: (f"MILLSTREAM_MASTER={cluster.master}", f"Logs: {cluster.folder}. Ctrl-C stops it."),
+        lambda cluster: (
+            f"MILLSTREAM_MASTER={cluster.master} SPARK_CONF_DIR={cluster.environ['SPARK_CONF_DIR']}",
+            f"Logs: {cluster.folder}. Ctrl-C stops it.",
+        ),
         "The cluster has stopped",
     )
 

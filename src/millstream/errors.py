@@ -51,6 +51,10 @@ class InvalidSetting(InvalidInput):
     """A setting with a value that makes no sense, or one that does not exist."""
 
 
+class UnusableSchema(InvalidSetting):
+    """A writer's schema, kept by a schema registry, that its values cannot be read with."""
+
+
 class InvalidDuration(InvalidInput):
     """A duration that cannot be read or is negative."""
 
@@ -74,6 +78,10 @@ class UnknownTopic(NotFound):
 
 class TopicMoved(NotFound):
     """The topic is with another broker now, and takes no more records here."""
+
+
+class UnknownSchema(NotFound):
+    """A schema registry has no schema with that id."""
 
 
 class UnknownPartition(NotFound):

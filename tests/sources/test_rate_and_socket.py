@@ -11,7 +11,7 @@ import pytest
 from millstream.errors import InvalidInput
 from millstream.plan import places
 
-from .reading import offsets, rows
+from .reading import dead, offsets, rows
 
 
 def test_rows_of_a_rate_are_the_same_after_a_restart(open_):
@@ -95,3 +95,18 @@ def test_a_server_that_is_not_there_yet_is_waited_for(open_):
         with connection:
             connection.sendall(b"late\n")
             assert received(source, 1) == [{"value": "late"}]
+
+
+def test_a_line_without_end_is_one_dead_letter(open_):
+    mebibyte = 1 << 20
+    long = b"x" * (5 * mebibyte)
+    exact = b"y" * mebibyte
+    server = Server(b"one\n" + long + b"\ntwo\n" + exact + b"\n" + exact + b"y\nthree\n" + long, b"four\n")
+    source = open_(places.socket("127.0.0.1", server.port), "value string NOT NULL")
+    found = received(source, 8)
+    assert [row["value"] for row in found] == ["one", "two", exact.decode(), "three", "four"]
+    letters = dead(source, start={"0": 0}, end={"0": 8})
+    assert [letter["offset"] for letter in letters] == [1, 4, 6]
+    assert letters[0]["reason"] == "a line has more than 1 MiB, and was not kept"
+    assert letters[0]["topic"] == f"socket(127.0.0.1:{server.port})"
+    assert len(rows(open_(places.socket("127.0.0.1", server.port), "at timestamp"), {"0": 0}, {"0": 8})) == 5

@@ -123,7 +123,7 @@ class ClusterJob:
         self.err = here / "err"
         command = [sys.executable, "-m", "millstream.cli", "run", str(file), "--log", log, "--master", cluster.master]
         command += ["--folder", str(self.folder), "--until", "caught up", "--batch-rows", str(BATCH_ROWS), *more]
-        environ = {**os.environ, "PYSPARK_PYTHON": str(python)}
+        environ = {**os.environ, **cluster.environ, "PYSPARK_PYTHON": str(python)}
         with self.err.open("wb") as err:
             self.process = subprocess.Popen(command, stderr=err, env=environ, cwd=here)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from spark_cluster import SparkCluster
 
 from .on_cluster import SCHEMA, ClusterJob, answer, bare_python, found, rows_of, write_flow
 from .support import read
+from .test_loopback import RPC_ANSWER, asked, listening, spark_request
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(600)]
 
@@ -129,6 +131,43 @@ def test_a_python_that_workers_do_not_have_is_named(start: Start) -> None:
     said = job.err.read_text()
     assert "'/nowhere/python'" in said
     assert "\tat " not in said
+
+
+# ---------------------------------------------------------------- who is let in
+
+
+def secret_of(cluster: SparkCluster) -> str:
+    lines = Path(cluster.environ["SPARK_CONF_DIR"], "spark-defaults.conf").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith("spark.authenticate.secret"))
+
+
+def command_lines() -> str:
+    """Of all processes: any user can read them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            found.append(entry.read_text(errors="replace"))
+    return "\n".join(found)
+
+
+@pytest.mark.soak
+def test_a_cluster_takes_work_only_from_who_has_its_secret(
+    start: Start, cluster: SparkCluster, log: EmbeddedLog
+) -> None:
+    """Its web pages, which cannot be switched off, answer nobody; the secret stands on no command line."""
+    pids = [pid for number in (1, 2) for pid in cluster.processes_of(number)]
+    ports = {int(cluster.master.rpartition(":")[2]), *(port for pid in pids for _, port in listening(pid))}
+    assert len(ports) == 5
+    for port in ports:
+        assert asked(port, spark_request())[8:9] != bytes([RPC_ANSWER])
+        page = asked(port, b"GET / HTTP/1.0\r\n\r\n")
+        assert not page or page.split()[1] == b"403" or not page.startswith(b"HTTP")
+    job = start()
+    job.until_batch(2)
+    assert "CoarseGrainedExecutorBackend" in command_lines()
+    assert secret_of(cluster) not in command_lines()
+    job.ends()
+    assert found(lambda topic: read(log, topic)) == answer()
 
 
 # ---------------------------------------------------------------- what is sent

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from millstream.errors import JavaMissing
-from millstream.spark import archive, launch
-from millstream.spark.java import Java, cache_folder, find, launcher_home, version_of
+from millstream.errors import JavaMissing, UntrustedFolder
+from millstream.spark import archive, launch, shipping
+from millstream.spark.cache import cache_folder
+from millstream.spark.java import Java, find, launcher_home, version_of
 
 MODULES = "java.base jdk.incubator.vector"
 
@@ -112,6 +114,35 @@ def test_the_cache_goes_with_the_environment(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("sys.base_prefix", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert cache_folder() == Path("/cache/millstream")
+
+
+def test_a_cache_that_others_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is in it is run: a `java`, classes, code for workers. Only root can have somebody else's here."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(cache))
+    home = runtime(tmp_path / "java", "17", modules="java.base")
+    java = Java(home, 17, "PATH", has_vector=False)
+    shim = launcher_home(java) / "bin" / "java"
+    zipped = shipping.zipped("modules", {"a.py": tmp_path / "java" / "release"}, str)
+    archive.place(java).touch()
+    assert archive.options(java) != []
+    for file in (archive.place(java), zipped, shim):
+        file.chmod(0o777)
+    assert archive.options(java) == []  # it can be done without, and the others are made again
+    for file in (
+        shipping.zipped("modules", {"a.py": tmp_path / "java" / "release"}, str),
+        launcher_home(java) / "bin/java",
+    ):
+        assert stat.S_IMODE(file.stat().st_mode) & 0o022 == 0
+    cache.chmod(0o777)
+    launcher_home(java)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o755
+    if os.geteuid() == 0:
+        os.chown(cache, 65534, -1)
+        for use in (lambda: launcher_home(java), lambda: archive.options(java) or archive.place(java).touch()):
+            archive.place(java).touch()
+            with pytest.raises(UntrustedFolder, match=r"(?s)belongs to user 65534.*MILLSTREAM_CACHE"):
+                use()
 
 
 @pytest.mark.parametrize(("version", "option"), [(17, "SharedArchiveFile"), (25, "AOTCache")])

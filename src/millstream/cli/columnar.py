@@ -41,15 +41,22 @@ def batches(stream: BinaryIO, path: Path | None, format: str) -> Iterator[tuple[
 
 
 def _parquet(stream: BinaryIO) -> Iterator[tuple[pa.RecordBatch, float]]:
-    import pyarrow.parquet as pq
+    from millstream.sources.file_bounds import Unreadable  # not above: with it come all sources
+    from millstream.sources.parquet_pages import group_batches, parquet_file
 
     if not stream.seekable():
         raise InvalidInput("a Parquet file cannot be read from a pipe", next_step="name the file")
-    file = pq.ParquetFile(stream)
+    file = parquet_file(stream)
     read = 0
-    for batch in file.iter_batches(batch_size=BATCH_ROWS):
-        read += batch.num_rows
-        yield batch, read / file.metadata.num_rows
+    try:
+        for group in range(file.num_row_groups):
+            for whole in group_batches(stream, file, group, file.schema_arrow.names):
+                for begin in range(0, whole.num_rows, BATCH_ROWS):
+                    batch = whole.slice(begin, BATCH_ROWS)
+                    read += batch.num_rows
+                    yield batch, read / file.metadata.num_rows
+    except Unreadable as refusal:
+        raise pa.ArrowInvalid(str(refusal)) from None
 
 
 def _arrow(stream: BinaryIO) -> Iterator[tuple[pa.RecordBatch, float]]:

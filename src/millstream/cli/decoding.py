@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,9 @@ from millstream.log import Producer, Receipt
 from millstream.log.layout import HEADERS, TIMESTAMP
 from millstream.log.topics import TopicSettings
 from millstream.records import Codec, Failure, Schema, batch_to_rows, codec
+from millstream.records.codecs.csv import header_names, name_given_twice
+from millstream.records.codecs.json import check_containers
+from millstream.records.columns import Refused
 
 if TYPE_CHECKING:
     from millstream.cli.importing import Options
@@ -63,10 +65,13 @@ def csv_decoder(settings: TopicSettings, options: Options, header: bytes, *, whe
             where=where,
             next_step="give the topic one, or store the lines as they are with --format lines",
         )
-    names = next(csv.reader([header.decode(errors="replace")]), [])
+    try:
+        names = header_names(header)
+    except Refused as refusal:
+        raise InvalidInput(str(refusal), where=where) from None
     fields = [settings.schema.field(name) for name in names]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInput(f"the header line names column '{twice[0]}' twice", where=where)
+    if twice := name_given_twice(names):
+        raise InvalidInput(f"the header line names column '{twice}' twice", where=where)
     missing = [field.name for field in settings.schema.arrow if not field.nullable and field.name not in names]
     if missing:
         raise InvalidInput(f"column '{missing[0]}' is NOT NULL, but the header line does not name it", where=where)
@@ -226,8 +231,11 @@ def _json_keys(values: Sequence[bytes | None], name: str | None, refused: dict[i
         key = None
         if value is not None and index not in refused:
             try:
+                check_containers(value)
                 document = orjson.loads(value)
                 key = None if name is None else _json_key(document, name)
+            except Refused as refusal:
+                refused[index] = str(refusal)
             except orjson.JSONDecodeError as error:
                 refused[index] = f"not valid JSON at character {error.pos}: {error.msg}"
             except ValueError as error:

@@ -28,8 +28,6 @@ from millstream.records import DEAD_LETTER_SCHEMA, Failure, dead_letters
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 
 @dataclass(frozen=True)
 class Options:
@@ -218,16 +216,17 @@ class Import:
 
     def _decoder(self) -> tuple[Iterator[Chunk], Decoder]:
         settings = self._log.topic(self._topic).settings
-        chunks = read_chunks(self._stream)
+        chunks = read_chunks(self._stream, where=self._source())
         if self._options.format != "csv":
             return chunks, line_decoder(settings, self._options)
         chunks = join_quoted(chunks)
         first = next((chunk for chunk in chunks if chunk.lines), None)
         if first is None:
             raise InvalidInput("the CSV input is empty; its first line names the columns", where=self._source())
-        names = first.lines[0].removeprefix(BYTE_ORDER_MARK)
         rest = Chunk(first.lines[1:], first.numbers[1:], first.size_bytes)
-        return _chain(rest, chunks), csv_decoder(settings, self._options, names, where=f"topic '{self._topic}'")
+        return _chain(rest, chunks), csv_decoder(
+            settings, self._options, first.lines[0], where=f"topic '{self._topic}'"
+        )
 
     def _letters(self, chunk: Chunk, refusals: list[Refusal]) -> pa.RecordBatch:
         prefix = f"{self._path}: " if self._path else ""

@@ -17,6 +17,7 @@ CHUNK_BYTES = 4 << 20
 GATHER_SECONDS, GATHER_SECONDS_MAX = 0.005, 0.1
 LINE_BYTES_MAX = 64 << 20
 CSV_RECORD_BYTES_MAX = 1 << 20
+LINE_BYTES = 64  # what a line takes in memory besides its content
 _OPEN_QUOTE = re.compile(rb'(?:\A|,)"(?:[^"]|"")*+\Z')
 _FIELD = rb'(?:"(?:[^"]|"")*+"|[^",]*+)'
 _RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*+")
@@ -46,7 +47,7 @@ def size_of(stream: BinaryIO) -> int | None:
     return about.st_size if stat.S_ISREG(about.st_mode) else None
 
 
-def read_chunks(stream: BinaryIO) -> Iterator[Chunk]:
+def read_chunks(stream: BinaryIO, *, where: str | None = None) -> Iterator[Chunk]:
     number = 1
     rest: list[bytes] = []
     rest_bytes = 0
@@ -58,6 +59,7 @@ def read_chunks(stream: BinaryIO) -> Iterator[Chunk]:
             if rest_bytes > LINE_BYTES_MAX:
                 raise InvalidInput(
                     f"line {number} is longer than {LINE_BYTES_MAX >> 20} MiB",
+                    where=where,
                     next_step="see that the input is made of lines",
                 )
             continue
@@ -132,7 +134,7 @@ def _record_lines(lines: Sequence[tuple[bytes, int]], at: int) -> int | None:
         return 1
     size = len(line)
     for end in range(at + 1, len(lines)):
-        size += len(lines[end][0])
+        size += len(lines[end][0]) + LINE_BYTES  # so that empty lines, too, come to an end
         if size > CSV_RECORD_BYTES_MAX:
             return 1
         if lines[end][0].count(b'"') % 2:

@@ -7,9 +7,9 @@ go of, and the next one is found by offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ class Fetch:
     first_offset: int
     thinned_offsets: npt.NDArray[np.int64] | None
     size_bytes: int
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Records, by their place here, that somebody must not take for whole, and why."""
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:

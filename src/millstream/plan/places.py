@@ -14,9 +14,11 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 
 from millstream.errors import InvalidInput, InvalidPlan
+from millstream.plan.flat_columns import flat_columns
 from millstream.plan.folders import check_partitions, partition_names
 from millstream.plan.place import users_line, what_exists
 from millstream.records import Schema
+from millstream.records.sizes import size_bytes
 from millstream.secrets import Secret, hidden
 
 TableMode = Literal["append", "upsert"]
@@ -27,6 +29,8 @@ PORT_MAX = 65535
 LOST_CHOICES = ("error", "earliest", "latest")
 VALUE_FORMATS = ("json", "avro", "csv", "string", "bytes")
 REGISTRY_FORMATS = ("json", "avro")
+MAX_RECORD_BYTES, MAX_RECORD_BYTES_LIMIT = 16 << 20, 1 << 30
+MAX_EXPANSION = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +69,9 @@ class Files(Place):
     format: str
     files_per_batch: int | None = None
     partition_by: tuple[str, ...] = ()
+    max_record_bytes: int = MAX_RECORD_BYTES
+    max_expansion: int | None = MAX_EXPANSION
+    """How many times its size a file may become; None: as often as it does."""
     can_read: ClassVar[bool] = True
     can_write: ClassVar[bool] = True
 
@@ -304,8 +311,12 @@ def files(
     *,
     files_per_batch: int | None = None,
     partition_by: str | Sequence[str] | None = None,
+    max_record: str | int = MAX_RECORD_BYTES,
+    max_expansion: int = MAX_EXPANSION,
 ) -> Files:
     """A folder of files. Read: parquet, json (lines), csv, avro, at most `files_per_batch` new ones at a time.
+    A line or record larger than `max_record` ("16 MiB") is a dead letter; a file that unpacks to more than 1 GiB and
+    more than `max_expansion` times its size is not read further.
     Written: one file per batch (a large one: several), as parquet, json (lines) or csv; with `partition_by`, the
     names of columns, one for each of their values, in folders such as `dt=2024-03-01`. Such folders are read back
     without saying so."""
@@ -313,7 +324,12 @@ def files(
         raise _refuse(f"there is no file format {format!r}", what_exists(format, FORMATS, kind="formats"))
     if files_per_batch is not None:
         _whole_number(files_per_batch, "files_per_batch", "leave it out to read all that are new")
-    return Files(_path(path, "files('data/in')"), format, files_per_batch, partition_names(partition_by))
+    record_bytes = size_bytes(max_record, what="max_record")
+    if not 0 < record_bytes <= MAX_RECORD_BYTES_LIMIT:
+        raise _refuse(f"max_record is at least one byte and at most 1 GiB, not {max_record!r}", "max_record='64 MiB'")
+    _whole_number(max_expansion, "max_expansion", f"leave it out: {MAX_EXPANSION}")
+    place, folders = _path(path, "files('data/in')"), partition_names(partition_by)
+    return Files(place, format, files_per_batch, folders, record_bytes, max_expansion)
 
 
 def sqlite(
@@ -416,41 +432,6 @@ def socket(host: str, port: int) -> Socket:
     if _whole_number(port, "port", "for example socket('localhost', 9999)") > PORT_MAX:
         raise _refuse(f"a port is at most {PORT_MAX}, not {port}", None)
     return Socket(_text(host, "a server has a name", "socket('localhost', 9999)"), port)
-
-
-# ---------------------------------------------------------------- columns of a table
-
-
-@dataclass(frozen=True)
-class FlatColumn:
-    """A column of a table or of a CSV file: a column of the rows, or a part of a struct in them."""
-
-    name: str
-    path: tuple[str, ...]
-    type: pa.DataType
-
-
-def flat_columns(schema: Schema) -> tuple[FlatColumn, ...]:
-    """Structs are taken apart (`window` becomes `window_start` and `window_end`), also inside one another."""
-    found: dict[str, FlatColumn] = {}
-
-    def visit(path: tuple[str, ...], kind: pa.DataType) -> None:
-        if pa.types.is_struct(kind):
-            for part in kind:
-                visit((*path, part.name), part.type)
-            return
-        column = FlatColumn("_".join(path), path, kind)
-        other = found.setdefault(column.name.lower(), column)
-        if other is not column:
-            raise InvalidPlan(
-                f"'{'.'.join(other.path)}' and '{'.'.join(path)}' would both be the column '{column.name}' of a table",
-                where=users_line(),
-                next_step="rename one of them before it is written",
-            )
-
-    for member in schema.arrow:
-        visit((member.name,), member.type)
-    return tuple(found.values())
 
 
 # ---------------------------------------------------------------- checks

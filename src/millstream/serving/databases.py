@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millstream.errors import InvalidInput, MillstreamError
-from millstream.plan.places import flat_columns, without_password
+from millstream.plan.flat_columns import flat_columns
+from millstream.plan.places import without_password
 from millstream.records import Schema, codec
 from millstream.records.texts import text_leaf
 from millstream.serving.rows import Key, Row, TableUnavailable, TypedRow

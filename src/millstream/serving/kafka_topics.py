@@ -19,6 +19,7 @@ from millstream.log.kafka.clients import OPEN_SECONDS, Clients
 from millstream.log.kafka.failures import admin_module, said_plainly, translated
 from millstream.log.kafka.fetching import END, UNSAID
 from millstream.log.kafka.log import KafkaLog
+from millstream.log.kafka.messages import nearest_us, times_ms
 from millstream.log.kafka.topics import KafkaTopic, as_kafka, described, offsets
 from millstream.log.layout import TIMESTAMP
 from millstream.records import codec
@@ -108,11 +109,10 @@ class KafkaIndex(Index[KafkaTopic]):
         self._reading.add(offsets(self._clients, fresh, "earliest", seconds=OPEN_SECONDS))
         self._known += len(fresh)
         for place, messages in self._reading.up_to_now():
-            times = [message.timestamp()[1] * 1000 for message in messages]
             columns = {
                 "key": pa.array([message.key() for message in messages], pa.binary()),
                 "value": pa.array([message.value() for message in messages], pa.binary()),
-                "timestamp": pa.array(times, pa.int64()).cast(TIMESTAMP),
+                "timestamp": pa.array(nearest_us(times_ms(messages))).cast(TIMESTAMP),
             }
             found = np.array([message.offset() for message in messages], np.int64)
             yield place.partition, pa.RecordBatch.from_pydict(columns), found

@@ -7,6 +7,7 @@ could hold it too, but Kafka forgets those of a group that was idle for a week; 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ SETTINGS = {
 HELD_BACK_S = 10
 READ_AT_ONCE = 1000
 READ_S = 0.05  # it waits so long for as many
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Marker:
 
     def _read(self, consumer: Any, end: int) -> int | None:
         newest: int | None = None
+        foreign: int | None = None
         came, refusal = time.monotonic(), None
         reached = 0
         while reached < end:
@@ -98,9 +101,25 @@ class Marker:
                 if message.offset() > reached:
                     reached, came = message.offset(), time.monotonic()
                 if error is None and message.key() == self.key:
-                    newest = json.loads(message.value())["batch"]
+                    batch = _batch_of(message.value())
+                    newest, foreign = (newest, message.offset()) if batch is None else (batch, foreign)
             if time.monotonic() - came > HELD_BACK_S:
                 raise self._held_back(refusal)
+        if newest is None and foreign is not None:
+            # One of ours may have been here: a newer record of the same key has taken its place.
+            raise SinkFailed(
+                f"the record at offset {foreign} has the key of this step and was not written by Millstream, so it is "
+                "not known which batches were written",
+                where=self._where,
+                next_step="run the job under another name, or into another topic; and let nobody but Millstream "
+                f"write to {TOPIC}",
+            )
+        if foreign is not None:
+            logger.warning(
+                "%s, offset %d: not written by Millstream, and passed over: leave this topic to it",
+                self._where,
+                foreign,
+            )
         return newest
 
     def _held_back(self, refusal: Any) -> KafkaUnavailable:
@@ -114,6 +133,15 @@ class Marker:
             where=self._where,
             next_step="start that job again, or wait: Kafka ends it in some minutes",
         )
+
+
+def _batch_of(value: bytes | None) -> int | None:
+    """None of what is no marker: any client may have written it."""
+    try:
+        batch = json.loads(value or b"")["batch"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return None
+    return batch if isinstance(batch, int) and not isinstance(batch, bool) and batch >= 0 else None
 
 
 def make_ready(clients: Clients) -> None:

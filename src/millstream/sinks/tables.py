@@ -10,7 +10,8 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.errors import InvalidSchema
-from millstream.plan.places import FlatColumn, Table, flat_columns
+from millstream.plan.flat_columns import FlatColumn, flat_columns
+from millstream.plan.places import Table
 from millstream.records import Schema, align
 from millstream.sinks.changes import Changes, append_changes, upsert_changes
 from millstream.sinks.flat import check_json, flat_arrays

@@ -6,15 +6,10 @@ What the names of a file's folders say fills columns that the file does not have
 
 from __future__ import annotations
 
-import csv
-import gzip
-import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -25,21 +20,20 @@ import pyarrow.parquet as pq
 
 from millstream.errors import InvalidInput, InvalidSchema
 from millstream.plan.folders import folder_value
-from millstream.records import Failure, Schema, align, can_evolve, codec
+from millstream.records import Codec, Schema, align, can_evolve, codec
+from millstream.records.bounds import CHUNK_BYTES
+from millstream.records.codecs.csv import header_names, name_given_twice
 from millstream.records.columns import Columns, Refused
 from millstream.records.rows import PythonRules
-from millstream.sources.base import SLAB_ROWS
+from millstream.sources.avro_file import AvroFile, Record
+from millstream.sources.file_bounds import FileBounds, Unreadable
+from millstream.sources.file_lines import CHUNK_LINES, DAMAGE, Line, chunks, csv_records, lines, opened
 from millstream.sources.letters import nullable
+from millstream.sources.parquet_pages import ROWS_MAX, group_batches, parquet_file
 
-LINES_PER_CHUNK = 20_000
-CSV_RECORD_LINES_MAX = 1000  # a quote that is still open after so many lines was never meant to be one
 Said = Mapping[str, str | None]
 EMPTY: Said = {}
 WHOLE_FILE = 0  # the number in the letter of a file of which nothing can be read
-
-
-class Unreadable(Exception):
-    """The bytes of a file are damaged."""
 
 
 class WrongFolder(Exception):
@@ -85,7 +79,7 @@ class Filling:
 
 
 def parts_of(
-    path: Path, format: str, schema: Schema, first: int, end: int | None, said: Said = EMPTY
+    path: Path, format: str, schema: Schema, first: int, end: int | None, bounds: FileBounds, said: Said = EMPTY
 ) -> Iterator[Part]:
     """The rows of a file; `first` and `end` bound those of Parquet, the others are always read whole.
 
@@ -93,7 +87,9 @@ def parts_of(
     """
     readers = {"avro": avro_parts, "csv": csv_parts, "json": json_parts}
     parts = (
-        parquet_parts(path, schema, first, end, said) if format == "parquet" else readers[format](path, schema, said)
+        parquet_parts(path, schema, first, end, bounds, said)
+        if format == "parquet"
+        else readers[format](path, schema, bounds, said)
     )
     reached = first
     try:
@@ -105,7 +101,7 @@ def parts_of(
             yield _unreadable(schema, str(refusal))
     except InvalidSchema as refusal:
         raise InvalidInput(refusal.what, where=str(path), next_step="read the column as it is stored") from None
-    except (pa.ArrowException, EOFError, zlib.error, gzip.BadGzipFile, Unreadable) as damage:
+    except (pa.ArrowException, *DAMAGE) as damage:
         reason = f"from here on the file cannot be read: {str(damage).partition(chr(10))[0]}"
         yield Part(schema.arrow.empty_table(), np.empty(0, np.int64), [(reached, None, reason)])
 
@@ -127,10 +123,11 @@ def row_groups(path: Path) -> list[tuple[int, int]]:
     return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def parquet_parts(path: Path, schema: Schema, first: int, end: int | None, said: Said = EMPTY) -> Iterator[Part]:
+def parquet_parts(
+    path: Path, schema: Schema, first: int, end: int | None, bounds: FileBounds, said: Said = EMPTY
+) -> Iterator[Part]:
     try:
-        # Not mapped: where somebody cuts a mapped file short, the process dies instead of telling it.
-        file = pq.ParquetFile(path, pre_buffer=False)
+        file = parquet_file(path)
     except (FileNotFoundError, PermissionError):
         raise
     except (pa.ArrowException, OSError) as error:
@@ -145,11 +142,15 @@ def parquet_parts(path: Path, schema: Schema, first: int, end: int | None, said:
             if first <= at and (end is None or at < end):
                 groups.append(number)
             at += file.metadata.row_group(number).num_rows
+        if at >= ROWS_MAX:
+            raise Unreadable(f"it has {at} rows, more than can be numbered")
         number = first
-        for batch in _intact(file.iter_batches(SLAB_ROWS, row_groups=groups, columns=names, use_threads=False)):
-            rows = filling.filled(batch)
-            yield Part(rows, np.arange(number, number + rows.num_rows, dtype=np.int64))
-            number += rows.num_rows
+        for group in groups:
+            for batch in _intact(group_batches(path, file, group, names)):
+                bounds.unpack(batch.nbytes)
+                rows = filling.filled(batch)
+                yield Part(rows, np.arange(number, number + rows.num_rows, dtype=np.int64))
+                number += rows.num_rows
 
 
 def _intact(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -195,40 +196,60 @@ class _AvroRules(PythonRules):
     refuses_unknown_fields = False
 
 
-def avro_parts(path: Path, schema: Schema, said: Said = EMPTY) -> Iterator[Part]:
-    import fastavro
-
-    number = 0
+def avro_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
     with path.open("rb") as file:
         try:
-            records = fastavro.reader(file)
-        except Exception as error:  # the bytes are anyone's, and so is what a parser makes of them
-            yield _unreadable(schema, f"not an Avro file: {error}")
+            stored = AvroFile(file, bounds)
+        except Unreadable as refusal:
+            yield _unreadable(schema, f"not an Avro file that can be read: {refusal}")
             return
-        filling = Filling.of(schema, said, _avro_names(records.writer_schema))
-        source = _readable(records)
-        while chunk := list(islice(source, LINES_PER_CHUNK)):
-            damage = chunk.pop() if isinstance(chunk[-1], Unreadable) else None
-            columns = Columns(filling.schema, _AvroRules())
-            values = ([_plain(record.get(name)) for record in chunk] for name in schema.names)
-            batch, kept = columns.batch(values, len(chunk))
-            bad = [(number + index, None, reason) for index, reason in sorted(columns.faults.items())]
-            yield Part(filling.filled(batch), kept + number, bad)
-            number += len(chunk)
-            if damage is not None:
-                raise damage
+        filling = Filling.of(schema, said, stored.names)
+        held = _AvroRows(schema, filling)
+        try:
+            for record in stored.records():
+                held.add(record)
+                if held.is_full:
+                    yield held.part()
+                    held = _AvroRows(schema, filling, held.number)
+        except Unreadable:
+            yield held.part()
+            raise
+        yield held.part()
 
 
-def _avro_names(stored: Any) -> set[str]:
-    return {field["name"] for field in stored.get("fields", [])} if isinstance(stored, dict) else set()
+class _AvroRows:
+    """Records of a file as far as there are columns for them."""
 
+    def __init__(self, schema: Schema, filling: Filling, first: int = 0) -> None:
+        self._names = schema.names
+        self._filling = filling
+        self._numbers: list[int] = []
+        self._columns: list[list[Any]] = [[] for _ in self._names]
+        self._bad: list[tuple[int, bytes | None, str]] = []
+        self._size_bytes = 0
+        self.number = first  # of the next one
 
-def _readable(records: Any) -> Iterator[Any]:
-    """The records, and what stopped the reading as the last of them: those before it are good."""
-    try:
-        yield from records
-    except Exception as error:
-        yield Unreadable(str(error) or type(error).__name__)
+    @property
+    def is_full(self) -> bool:
+        return len(self._numbers) >= CHUNK_LINES or self._size_bytes >= CHUNK_BYTES or len(self._bad) >= CHUNK_LINES
+
+    def add(self, record: Record) -> None:
+        if record.fault is None:
+            self._numbers.append(self.number)
+            self._size_bytes += record.size_bytes
+            for name, column in zip(self._names, self._columns, strict=True):
+                column.append(_plain(record.value.get(name)))
+        else:
+            lost = f"; the {record.skipped} records after it in its block are lost as well" if record.skipped else ""
+            self._bad.append((self.number, None, record.fault + lost))
+        self.number += 1 + record.skipped
+
+    def part(self) -> Part:
+        columns = Columns(self._filling.schema, _AvroRules())
+        batch, kept = columns.batch(iter(self._columns), len(self._numbers))
+        numbers = np.array(self._numbers, dtype=np.int64)
+        bad = self._bad + [(self._numbers[index], None, reason) for index, reason in columns.faults.items()]
+        return Part(self._filling.filled(batch), numbers[kept], sorted(bad, key=lambda each: each[0]))
 
 
 def _plain(value: Any) -> Any:
@@ -238,73 +259,49 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- lines
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    if path.suffix == ".gz":
-        with gzip.open(path, "rb") as unpacked:
-            yield cast(BinaryIO, unpacked)
-    else:
-        with path.open("rb") as file:
-            yield file
-
-
-Line = tuple[int, bytes]
-
-
-def _lines(file: BinaryIO) -> Iterator[Line]:
-    """The lines that are not empty, with their numbers."""
-    for number, line in enumerate(file, start=1):
-        if stripped := line.rstrip(b"\r\n"):
-            yield number, stripped
-
-
-def json_parts(path: Path, schema: Schema, said: Said = EMPTY) -> Iterator[Part]:
+def json_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
     filling = Filling.of(schema, said, there=())  # each line has what it has
     decoder = codec("json", Schema(filling.schema))
-    with _opened(path) as file:
-        lines = _lines(file)
-        while chunk := list(islice(lines, LINES_PER_CHUNK)):
-            yield _decoded(decoder, chunk, filling)
+    with opened(path) as file:
+        for chunk in chunks(lines(file, bounds)):
+            yield _decoded(decoder, chunk, filling, bounds)
 
 
-def csv_parts(path: Path, schema: Schema, said: Said = EMPTY) -> Iterator[Part]:
-    with _opened(path) as file:
-        records = _records(_lines(file))
+def csv_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
+    with opened(path) as file:
+        records = csv_records(lines(file, bounds), bounds.record_bytes_max)
         header = next(records, None)
         if header is None:
             return
-        names = next(csv.reader([header[1].removeprefix(b"\xef\xbb\xbf").decode(errors="replace")]))
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise InvalidInput(f"the header line names column '{twice[0]}' twice", where=str(path))
+        names = _header_names(path, header)
         filling = Filling.of(schema, said, names)
         for field in filling.schema:
             if field.name not in names and not field.nullable:
                 raise _missing(path, field.name, names)
         fields = [schema.field(name) if name in schema else pa.field(name, pa.string()) for name in names]
         decoder = codec("csv", Schema.of(pa.schema(fields)))
-        while chunk := list(islice(records, LINES_PER_CHUNK)):
-            yield _decoded(decoder, chunk, filling)
+        for chunk in chunks(records):
+            yield _decoded(decoder, chunk, filling, bounds)
 
 
-def _decoded(decoder: Any, chunk: Sequence[Line], filling: Filling) -> Part:
-    decoded = decoder.decode([line for _, line in chunk])
-    failures: Sequence[Failure] = decoded.failures
-    numbers = np.array([number for number, _ in chunk], dtype=np.int64)
-    bad = [(chunk[failure.index][0], chunk[failure.index][1], failure.reason) for failure in failures]
-    return Part(filling.filled(decoded.rows), numbers[decoded.indices], bad)
+def _header_names(path: Path, header: Line) -> list[str]:
+    if header.fault is not None:
+        raise Unreadable(header.fault)
+    try:
+        names = header_names(header.content)
+    except Refused as refusal:
+        raise Unreadable(str(refusal)) from None
+    if twice := name_given_twice(names):
+        raise InvalidInput(f"the header line names column '{twice}' twice", where=str(path))
+    return names
 
 
-def _records(lines: Iterator[Line]) -> Iterator[Line]:
-    """CSV records: a line whose quotes are still open goes on in the next one."""
-    for number, line in lines:
-        if line.count(b'"') % 2 == 0:
-            yield number, line
-            continue
-        held = [(number, line)]
-        for more in islice(lines, CSV_RECORD_LINES_MAX):
-            held.append(more)
-            if more[1].count(b'"') % 2:
-                yield number, b"\n".join(text for _, text in held)
-                break
-        else:  # it is never closed: only the line it is in is lost by that
-            yield from held
+def _decoded(decoder: Codec, chunk: Sequence[Line], filling: Filling, bounds: FileBounds) -> Part:
+    good = [line for line in chunk if line.fault is None]
+    decoded = decoder.decode([line.content for line in good], size_bytes_max=bounds.record_bytes_max)
+    numbers = np.array([line.number for line in good], dtype=np.int64)
+    bad: list[tuple[int, bytes | None, str]] = [
+        (line.number, line.content, line.fault) for line in chunk if line.fault is not None
+    ]
+    bad += [(good[each.index].number, good[each.index].content, each.reason) for each in decoded.failures]
+    return Part(filling.filled(decoded.rows), numbers[decoded.indices], sorted(bad, key=lambda each: each[0]))

@@ -23,6 +23,7 @@ from millstream.plan.folders import folder_values, is_folder_name
 from millstream.plan.places import Files
 from millstream.records import Failure, Schema
 from millstream.sources.base import Offsets, Slab, Slice
+from millstream.sources.file_bounds import FileBounds
 from millstream.sources.file_formats import Part, parts_of, row_groups
 from millstream.sources.journal import Entry, Journal
 from millstream.sources.letters import Origin, letters, without_missing
@@ -166,7 +167,8 @@ class FilesSource:
         said = folder_values(below)
         name = os.fsencode(below if said else path.name).decode(errors="replace")
         with storage_errors(path):
-            for part in parts_of(path, self.place.format, self.schema, first, None if whole else until, said):
+            bounds = FileBounds(entry.size_bytes, self.place.max_record_bytes, self.place.max_expansion)
+            for part in parts_of(path, self.place.format, self.schema, first, None if whole else until, bounds, said):
                 yield self._slab(part, number, name)
         self._check_unchanged(entry)  # as well afterwards: it may have been written to meanwhile
 

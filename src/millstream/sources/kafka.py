@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import Clients
+from millstream.log.kafka.messages import BAD_HEADER, TIME_MS_MAX, headers_of, nearest_us, times_ms
 from millstream.log.kafka.topics import described, offsets
 from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
 from millstream.log.reader import Fetch
@@ -264,8 +264,8 @@ class KafkaSource:
             reader = self._reader(number)
             try:
                 for messages, numbers in reader.read(start, slice.end):
-                    if messages:
-                        yield self._fetched(messages, numbers)
+                    for piece in _pieces(messages):
+                        yield self._fetched(messages[piece], numbers[piece])
             except KafkaUnavailable:
                 if self._still_there({slice.partition: slice.end})[slice.partition] == slice.end:
                     raise
@@ -308,11 +308,13 @@ class KafkaSource:
             columns["key"] = pa.array([each.key() for each in messages], pa.binary())
         if "timestamp" in self._asked:
             columns["timestamp"] = _times(messages)
+        refused = {}
         if "headers" in self._asked:
-            said = [each.headers() for each in messages]
+            said, bad = headers_of(messages)
             columns["headers"] = pa.array([list(dict(each).items()) if each else None for each in said], HEADERS)
+            refused = dict.fromkeys(bad, BAD_HEADER)
         stored = pa.RecordBatch.from_pydict(columns)
-        return Fetch(stored, _STORED, int(numbers[0]), numbers, stored.nbytes)
+        return Fetch(stored, _STORED, int(numbers[0]), numbers, stored.nbytes, refused)
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -323,10 +325,26 @@ class KafkaSource:
 _STORED = stored_schema(None)
 
 
+def _pieces(messages: list[Message]) -> Iterator[slice]:
+    """Parts not much larger than a slab: a compressed batch comes whole, and a small one may hold gigabytes."""
+    if not messages:
+        return
+    sizes = list(map(len, messages))  # of their values
+    if sum(sizes) <= SLAB_BYTES:
+        yield slice(0, len(messages))
+        return
+    begin = size_bytes = 0
+    for place, added in enumerate(sizes, 1):
+        size_bytes += added
+        if size_bytes >= SLAB_BYTES or place == len(sizes):
+            yield slice(begin, place)
+            begin, size_bytes = place, 0
+
+
 def _times(messages: list[Message]) -> pa.Array:
-    """Kafka counts milliseconds; a record of an old producer may have no time."""
-    made = np.array([each.timestamp()[1] for each in messages], np.int64)
-    return pa.array(made * 1000, pa.int64(), mask=made < 0).cast(TIMESTAMP)
+    """A record of an old producer may have no time; and what no timestamp can hold is none."""
+    made = times_ms(messages)
+    return pa.array(nearest_us(made), pa.int64(), mask=(made < 0) | (made > TIME_MS_MAX)).cast(TIMESTAMP)
 
 
 def _columns(schema: Schema, format: str, registry: Registry | None) -> Columns:

@@ -1,7 +1,8 @@
 """Values in Confluent's wire format: a zero, the id of the writer's schema in four bytes, then the record itself.
 
-The schema is asked for once, at a schema registry, by its id. A value without that beginning is a dead letter; a
-registry that does not answer, or does not know an id, is an error: it would be one for every value that follows.
+The schema is asked for once, at a schema registry, by its id. Ids and schemas come from whoever writes to the topic: a
+value without a known id, or with a schema that cannot be used, is a dead letter. A registry that cannot be asked is an
+error: it would be one for every value that follows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -17,9 +19,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from millstream.errors import InvalidSetting, KafkaUnavailable, MillstreamError, NoAccess, NotFound
+from millstream.errors import (
+    InvalidSetting,
+    KafkaUnavailable,
+    MillstreamError,
+    NoAccess,
+    NotFound,
+    UnknownSchema,
+    UnusableSchema,
+)
 from millstream.log.kafka.address import KafkaAddress
 from millstream.records import Codec, Schema, codec
+from millstream.records.bounds import size_text, valid_text
 from millstream.records.codecs import AvroCodec
 from millstream.records.columns import Faults, Rules
 from millstream.secrets import Secret, revealed
@@ -27,7 +38,14 @@ from millstream.secrets import Secret, revealed
 MAGIC = 0
 HEADER_BYTES = 5
 ANSWER_SECONDS = 10.0
+ANSWER_SECONDS_MAX = 30.0  # altogether, for one that comes in drops
+ANSWER_BYTES_MAX = 4 << 20
+READ_BYTES = 1 << 16
+KNOWN_MAX, KNOWN_CHARACTERS_MAX = 1000, 16 << 20
+FORGET_SECONDS = 60.0  # a schema that was missing may have been registered meanwhile
 TRIES = 3
+UNKNOWN = (400, 404, 410, 422)  # for an id out of their range, registries differ
+PASSING = (408, 429)
 USER = "basic.auth.user.info"
 
 
@@ -38,7 +56,17 @@ class _Refusing(urllib.request.HTTPRedirectHandler):
         return None  # which makes the answer an error
 
 
+logger = logging.getLogger(__name__)
 _OPENER = urllib.request.build_opener(_Refusing)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a registry answered for an id: the schema's text, or why there is none."""
+
+    text: str = ""
+    error: UnknownSchema | UnusableSchema | None = None
+    until: float = float("inf")
 
 
 @dataclass(eq=False)
@@ -48,7 +76,8 @@ class Registry:
     url: str
     user: Secret | None = None
     """As `name:password`."""
-    _known: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+    _known: dict[int, _Known] = field(default_factory=dict, repr=False)
+    _known_characters: int = field(default=0, repr=False)
 
     @classmethod
     def of(cls, url: str, address: KafkaAddress) -> Registry:
@@ -68,17 +97,33 @@ class Registry:
         return cls(url.rstrip("/"), Secret(user) if user else None)
 
     def avro(self, number: int) -> str:
-        """The text of the Avro schema with this id."""
-        said = self._known.get(number)
-        if said is None:
-            said = self._known[number] = self._ask(number)
-        kind = said.get("schemaType", "AVRO")
-        if kind != "AVRO" or said.get("references"):
-            why = f"is of {kind}, not of Avro" if kind != "AVRO" else "refers to other schemas, which is not supported"
-            raise InvalidSetting(
-                f"the schema {number} {why}", where=self.url, next_step="read such values with format='bytes'"
-            )
-        return str(said["schema"])
+        """The text of the Avro schema with this id; UnknownSchema or UnusableSchema if there is none to use."""
+        known = self._known.get(number)
+        if known is None or known.until < time.monotonic():
+            known = self._looked_up(number)
+            self._remember(number, known)
+        if known.error is not None:
+            raise known.error.with_traceback(None)
+        return known.text
+
+    def _looked_up(self, number: int) -> _Known:
+        try:
+            found = self._ask(number)
+        except (UnknownSchema, UnusableSchema) as error:
+            logger.warning("%s; its values become dead letters", error.what)
+            return _Known(error=error, until=time.monotonic() + FORGET_SECONDS)
+        kind = found.get("schemaType", "AVRO")
+        if kind != "AVRO":
+            return _Known(error=self.unusable(number, f"it is of {valid_text(str(kind)[:40])}, not of Avro"))
+        if found.get("references"):
+            return _Known(error=self.unusable(number, "it refers to other schemas, which is not supported"))
+        return _Known(str(found["schema"]))
+
+    def _remember(self, number: int, known: _Known) -> None:
+        self._known_characters += len(known.text) - len(self._known.pop(number, _Known()).text)
+        self._known[number] = known
+        while len(self._known) > KNOWN_MAX or self._known_characters > KNOWN_CHARACTERS_MAX:
+            self._known_characters -= len(self._known.pop(next(iter(self._known))).text)
 
     def _ask(self, number: int) -> dict[str, Any]:
         asked = urllib.request.Request(f"{self.url}/schemas/ids/{number}")
@@ -88,18 +133,21 @@ class Registry:
         for attempt in range(TRIES):
             try:
                 with _OPENER.open(asked, timeout=ANSWER_SECONDS) as answer:
-                    found = json.load(answer)
+                    found = json.loads(self._content(answer, number))
                 if isinstance(found, dict) and "schema" in found:
                     return found
                 raise self._strange(number, "something else than a schema")
             except urllib.error.HTTPError as refusal:
+                refusal.close()
                 if refusal.code < 400:
                     raise self._elsewhere(refusal.headers.get("Location")) from None
-                if refusal.code < 500:
+                if refusal.code < 500 and refusal.code not in PASSING:
                     raise self._refused(number, refusal.code) from None
                 failure: Exception = refusal
             except ValueError:
                 raise self._strange(number, "something that is not JSON") from None
+            except RecursionError:
+                raise self._strange(number, "JSON that is nested too deeply") from None
             except (OSError, http.client.HTTPException) as error:
                 failure = error
             if attempt + 1 < TRIES:
@@ -109,6 +157,27 @@ class Registry:
             f"the schema registry does not answer: {reason}",
             where=self.url,
             next_step="see whether it runs; the job goes on from its last complete batch",
+        )
+
+    def _content(self, answer: Any, number: int) -> bytes:
+        """The answer's bytes, but not more than a schema can have, nor for longer than it can take."""
+        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        content = bytearray()
+        while piece := answer.read1(READ_BYTES):
+            content += piece
+            if len(content) > ANSWER_BYTES_MAX:
+                raise self.unusable(number, f"the answer has more than {size_text(ANSWER_BYTES_MAX)}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"an answer was not complete within {ANSWER_SECONDS_MAX:.0f} seconds")
+        if answer.length:
+            raise http.client.IncompleteRead(bytes(content), answer.length)
+        return bytes(content)
+
+    def unusable(self, number: int, why: str) -> UnusableSchema:
+        return UnusableSchema(
+            f"the schema {number} of the schema registry cannot be used: {why}",
+            where=self.url,
+            next_step="read such values with format='bytes'",
         )
 
     def _elsewhere(self, place: str | None) -> MillstreamError:
@@ -132,10 +201,16 @@ class Registry:
                 where=self.url,
                 next_step=f"give them with settings={{'{USER}': 'name:password'}}",
             )
+        if status in UNKNOWN:
+            return UnknownSchema(
+                f"the schema registry has no schema {number}, which a value was written with (HTTP {status})",
+                where=self.url,
+                next_step="see whether it is the registry that the producers use",
+            )
         return NotFound(
-            f"the schema registry has no schema {number}, which a value was written with (HTTP {status})",
+            f"the schema registry does not answer a request for a schema (HTTP {status})",
             where=self.url,
-            next_step="see whether it is the registry that the producers use",
+            next_step="see whether the address is right: registry='http://host:8081'",
         )
 
 
@@ -164,7 +239,12 @@ class RegistryCodec(Codec):
         columns: list[list[Any]] = [[None] * len(values) for _ in self.schema.names]
         for number, own in places.items():
             found: Faults = {}
-            read = self._reader(number)._columns([values[place][HEADER_BYTES:] for place in own], found)
+            try:
+                reader = self._reader(number)
+            except (UnknownSchema, UnusableSchema) as refusal:
+                faults.update(dict.fromkeys(own, refusal.what))
+                continue
+            read = reader._columns([values[place][HEADER_BYTES:] for place in own], found)
             faults.update({own[index]: reason for index, reason in found.items()})
             for column, parts in zip(columns, read, strict=True):
                 for place, part in zip(own, parts, strict=True):
@@ -179,11 +259,7 @@ class RegistryCodec(Codec):
         try:
             return AvroCodec(self.schema, text)
         except InvalidSetting as refusal:
-            raise InvalidSetting(
-                f"the schema {number} cannot be used: {refusal.what}",
-                where=self.registry.url,
-                next_step="read such values with format='bytes'",
-            ) from None
+            raise self.registry.unusable(number, refusal.what) from None
 
 
 def registry_codec(schema: Schema, format: str, registry: Registry) -> Codec:

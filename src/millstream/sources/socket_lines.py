@@ -1,7 +1,8 @@
 """Lines from a socket as a source: what came is spooled into a log of its own, and read from there.
 
 Only the planner receives, in a thread it starts with its first look at what there is; workers read the spool. So lines
-can be read again as often as needed, but those that a server sends while nobody listens are gone.
+can be read again as often as needed, but those that a server sends while nobody listens are gone. Of a line that is too
+long no byte is kept, only that it came: a null in the spool, which becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import pyarrow as pa
 from millstream.errors import AlreadyExists, ClosedError, MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.plan.places import Socket
-from millstream.records import Schema
+from millstream.records import Failure, Schema
 from millstream.sources.base import Offsets, Slab, Slice
+from millstream.sources.letters import Origin, letters
 from millstream.sources.rate import check_columns
 from millstream.sources.topic import TopicSource
 
@@ -31,6 +33,7 @@ CONNECT_SECONDS = 10.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 RECEIVE_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
+TOO_LONG = f"a line has more than {LINE_BYTES_MAX >> 20} MiB, and was not kept"
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +45,7 @@ class SocketSource:
         self._log = EmbeddedLog(folder / "spool")
         with suppress(AlreadyExists):
             self._log.create_topic(TOPIC, schema=COLUMNS, retention=RETENTION)
-        self._spool = TopicSource(TOPIC, schema, broker=str(folder / "spool"))
+        self._spool = TopicSource(TOPIC, COLUMNS, broker=str(folder / "spool"))
         self._receiver: Receiver | None = None
 
     @property
@@ -68,7 +71,23 @@ class SocketSource:
         return self._spool.slices(start, end, tasks)
 
     def read(self, slice: Slice) -> Iterator[Slab]:
-        return self._spool.read(slice)
+        for slab in self._spool.read(slice):
+            yield self._checked(slab)
+
+    def _checked(self, slab: Slab) -> Slab:
+        """With the columns asked for, and without the lines that were too long."""
+        rows, offsets, dead = slab.rows, slab.offsets, slab.dead
+        too_long = rows.column("value").is_null().to_numpy()
+        if too_long.any():
+            at = offsets[too_long]
+            failures = [Failure(index, TOO_LONG) for index in range(len(at))]
+            dead = letters([None] * len(at), at, failures, Origin(str(self.place), 0))
+            rows, offsets = rows.filter(pa.array(~too_long)), offsets[~too_long]
+        columns = [
+            rows.column(field.name) if field.name in COLUMNS else pa.nulls(rows.num_rows, field.type)
+            for field in self.schema.arrow
+        ]
+        return Slab(slab.partition, pa.Table.from_arrays(columns, schema=self.schema.arrow), offsets, dead)
 
     def wait(self, start: Offsets, timeout_s: float) -> bool:
         self._receive()
@@ -116,21 +135,31 @@ class Receiver:
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
     def _read(self, connection: socket.socket) -> None:
-        rest = b""
+        rest, is_cut = b"", False
         while received := connection.recv(RECEIVE_BYTES):
             *lines, rest = (rest + received).split(b"\n")
+            if lines and is_cut:
+                lines, is_cut = lines[1:], False  # the end of the line that is in the spool as too long
+            checked: list[bytes | None] = [line if len(line) <= LINE_BYTES_MAX else None for line in lines]
             if len(rest) > LINE_BYTES_MAX:
-                lines, rest = [*lines, rest], b""
-            self._store(lines)
-        if rest:
+                rest = b""
+                if not is_cut:
+                    checked.append(None)
+                    is_cut = True
+            self._store(checked)
+        if rest and not is_cut:
             self._store([rest])  # the last line need not end with a line break
 
-    def _store(self, lines: list[bytes]) -> None:
+    def _store(self, lines: list[bytes | None]) -> None:
         if not lines:
             return
-        texts = [line.removesuffix(b"\r").decode(errors="replace") for line in lines]
+        if None in lines:
+            logger.warning("%s: %s", self._place, TOO_LONG)
+        texts = [None if line is None else line.removesuffix(b"\r").decode(errors="replace") for line in lines]
         now = pa.scalar(datetime.now(UTC), COLUMNS.field("at").type)
-        batch = pa.RecordBatch.from_arrays([pa.array(texts), pa.repeat(now, len(texts))], schema=COLUMNS.arrow)
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(texts, pa.string()), pa.repeat(now, len(texts))], schema=COLUMNS.arrow
+        )
         self._producer.send_batch(TOPIC, batch, timestamp="at")
         self._producer.flush()
 

@@ -71,6 +71,15 @@ class Chunk:
             return [pa.concat_arrays(parts)]
         return parts
 
+    def refused(self) -> dict[int, str]:
+        """Why records cannot be read, by their place among all."""
+        found: dict[int, str] = {}
+        begin = 0
+        for fetch in self.fetches:
+            found |= {begin + place: reason for place, reason in fetch.refused.items()}
+            begin += fetch.stored.num_rows
+        return found
+
     def keys_not_text(self) -> npt.NDArray[np.int64]:
         """The positions of the keys that `metadata` cannot give as text."""
         keys = pa.chunked_array(self.stored("key"))
@@ -260,6 +269,9 @@ class DecodedColumns:
         if bad:  # where the value had a key of its own, that of the record was not asked for
             missing = set(np.flatnonzero(columns["key"].is_null().to_numpy()).tolist())
             bad = {row: reason for row, reason in bad.items() if row in missing}
+        if refused := chunk.refused():
+            places = range(len(offsets)) if kept is None else kept.tolist()
+            bad |= {row: refused[place] for row, place in enumerate(places) if place in refused}
         return without_missing(partition, chunk.origin, rows, offsets, self._schema, dead, reasons=bad)
 
 

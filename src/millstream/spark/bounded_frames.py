@@ -38,4 +38,4 @@ def _from_files(node: Read, folder: Path) -> Read:
             node.source.frame.write.mode("overwrite").parquet(str(path))
         finally:
             spark.conf.set(TIMES, before)
-    return replace(node, source=Files(str(path), "parquet"))
+    return replace(node, source=Files(str(path), "parquet", max_expansion=None))

@@ -8,13 +8,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import JavaMissing
+from millstream.spark.cache import cache_folder, is_trusted, made_folder
 
 SUPPORTED = (17, 21, 25)
 NEXT_STEP = "install the one of PyPI: pip install 'millstream[java]', or set JAVA_HOME to a Java 17, 21 or 25"
@@ -101,23 +101,14 @@ def launcher_home(java: Java) -> Path:
         return java.home
     shim = cache_folder() / f"java-{java.version}-{java.found}" / "bin" / "java"
     text = SHIM.format(module=VECTOR, command=shlex.quote(str(java.command)))
-    if _read(shim) != text or not os.access(shim, os.X_OK):
-        shim.parent.mkdir(parents=True, exist_ok=True)
+    if not is_trusted(shim) or _read(shim) != text or not os.access(shim, os.X_OK):
+        made_folder(shim.parent)
         descriptor, unfinished = tempfile.mkstemp(dir=shim.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         Path(unfinished).chmod(0o755)
         Path(unfinished).replace(shim)  # another process sees the old one or the new one
     return shim.parent.parent
-
-
-def cache_folder() -> Path:
-    """Where things made once are kept: with the virtual environment, and gone with it; else the user's cache."""
-    if os.environ.get("MILLSTREAM_CACHE"):
-        return Path(os.environ["MILLSTREAM_CACHE"])
-    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
-        return Path(sys.prefix, "var", "millstream")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "millstream")
 
 
 # ---------------------------------------------------------------- small readers

@@ -70,6 +70,7 @@ def start(java: Java, options: Sequence[str], log: Path) -> Any:
         environ = dict(os.environ, _PYSPARK_DRIVER_CONN_INFO_PATH=str(answer), SPARK_CONNECT_MODE="0")
         # Told its home, Spark has workers load pyspark from a zip without bytecode: 2 s of CPU to a first output.
         environ.pop("SPARK_HOME", None)
+        environ.pop("SPARK_LOCAL_DIRS", None)  # they are in the settings, as private folders
         environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # else it looks for a network to be reached by
         with log.open("ab") as complaints:
             # The JVM ends when its standard input does: with this process, however that ends. Ctrl-C is not for it: in

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidSetting, MillstreamError, NotFound, SparkFailed
-from millstream.spark import archive, java, launch, shipping
+from millstream.spark import archive, callbacks, java, launch, shipping, submitting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[*]"
 LOG_NAME = "spark.log"
+TEMPORARY = "tmp"
 REACH_S_MAX = 10
 SOCKET_FOLDER_MAX = 60
 """The path of a socket has about a hundred bytes, and Spark's names for them have 42."""
@@ -68,6 +69,11 @@ SETTINGS = (
     Setting("spark.driver.host", "127.0.0.1", "a laptop's own name often does not resolve", local=True),
     Setting("spark.driver.bindAddress", "127.0.0.1", "nothing outside this machine needs the driver", local=True),
     Setting("spark.driver.memory", "1g", "Spark's own default, said aloud", local=True),
+    # Spark makes the secret itself, in the JVM's memory. Nothing of a local session uses the network: it costs nothing.
+    Setting("spark.authenticate", "true", "all users of this machine reach the loopback interface", local=True),
+    Setting("spark.network.crypto.enabled", "true", "a handshake by AES, not by MD5", local=True),
+    Setting("spark.network.crypto.saslFallback", "false", "and by nothing weaker", local=True),
+    Setting("spark.ui.killEnabled", "false", "a UI that is switched on would let everybody end jobs", local=True),
 )
 # For a JVM on this machine. The serial collector has no threads to take from the work, which makes little garbage.
 # The optimizing compiler waits ten times longer than usual: early, it took a fifth of the CPU time to a first output.
@@ -151,6 +157,7 @@ def created(
     environment: str | None = None,
 ) -> SparkSession:
     """A new session. `jvm_options` stand in for those of the class archive."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     local = shipping.is_local(master)
@@ -170,7 +177,10 @@ def created(
     if local:
         chosen |= _sockets(folder)
     chosen |= settings
+    if local:
+        chosen |= _scratch(chosen)
     _start_jvm(local, chosen, folder, jvm_options, moved=shipped is not None)
+    callbacks.authenticate(SparkContext._gateway)
     try:
         return SparkSession.builder.master(master).appName(name).config(map=dict(chosen)).getOrCreate()
     except MillstreamError:
@@ -235,6 +245,31 @@ def _sockets(folder: Path) -> dict[str, str]:
     return {f"{setting}.enabled": "true", f"{setting}.dir": str(folder)}
 
 
+def _scratch(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Where Spark keeps shuffled rows: in the private folder, unless somebody says where. Then in private folders
+    there, since Spark leaves its own readable for everybody."""
+    said = os.environ.get("SPARK_LOCAL_DIRS") or chosen.get("spark.local.dir")
+    if not said:
+        return {}
+    made = [Path(tempfile.mkdtemp(prefix="millstream-spark-", dir=_folder(each))) for each in said.split(",")]
+    for folder in made:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"spark.local.dir": ",".join(map(str, made))}
+
+
+def _folder(said: str) -> Path:
+    try:
+        folder = Path(said.strip())
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder.absolute()
+    except OSError as error:
+        raise InvalidSetting(
+            f"Spark cannot keep files in '{said}': {error.strerror}",
+            where="spark.local.dir, or SPARK_LOCAL_DIRS",
+            next_step="name a folder that this user may write to",
+        ) from error
+
+
 def _python(local: bool) -> dict[str, str]:
     """Workers run the interpreter that runs this. On a cluster, where paths may differ, PYSPARK_PYTHON is heard."""
     chosen = sys.executable if local else os.environ.get("PYSPARK_PYTHON", sys.executable)
@@ -282,8 +317,7 @@ def _start_jvm(
     """`moved`: with `folder` as its working directory, where Python is called what workers call it; paths that users
     write still begin where they are."""
     global _log
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
+    from pyspark import SparkContext
 
     if SparkContext._gateway is not None:
         return
@@ -292,6 +326,10 @@ def _start_jvm(
     logging = folder / "log4j2.properties"
     logging.write_text(LOGGING.format(log=_log))
     log_option = f"-Dlog4j2.configurationFile={logging.as_uri()}"
+    temporary = folder / TEMPORARY
+    temporary.mkdir()
+    # Libraries that Java unpacks and runs, and shuffled rows: Spark leaves the folders of some open to every user.
+    temporary_option = f"-Djava.io.tmpdir={temporary}"
     submitted = any(key.startswith(SUBMITTED) for key in chosen) or any(map(os.environ.get, SUBMIT_VARIABLES))
     if local and not submitted:
         cached = archive.options(found) if options is None else options
@@ -300,6 +338,7 @@ def _start_jvm(
             memory,
             *JVM_OPTIONS,
             log_option,
+            temporary_option,
             f"-XX:ErrorFile={folder / 'crash.log'}",
             "-XX:-CreateCoredumpOnCrash",
         ]
@@ -313,14 +352,14 @@ def _start_jvm(
             gateway = launch.start(found, plain, _log)
     else:
         os.environ["JAVA_HOME"] = str(java.launcher_home(found))
-        conf = SparkConf(loadDefaults=False).setAll(list(chosen.items()))
-        more = [conf.get("spark.driver.extraJavaOptions", "") or "", log_option]
+        more = [chosen.get("spark.driver.extraJavaOptions", ""), log_option, f'"{temporary_option}"']
         more += [f'"-Duser.dir={Path.cwd()}"'] if moved else []
-        conf.set("spark.driver.extraJavaOptions", " ".join(filter(None, more)))
+        given = {**chosen, "spark.driver.extraJavaOptions": " ".join(filter(None, more))}
         with _log.open("ab") as complaints:
             try:
-                how = {"stderr": complaints, "cwd": folder if moved else None}
-                gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
+                gateway = submitting.submit(given, folder, complaints, cwd=folder if moved else None, local=local)
+            except MillstreamError:
+                raise
             except Exception:
                 raise launch.failed_to_start(_log, "Spark's launcher ended") from None
     SparkContext._ensure_initialized(gateway=gateway)
@@ -346,6 +385,7 @@ def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, st
                 next_step=f'make the session with .config("{key}", "{value}"), or let session() make it',
             )
         active.conf.set(key, value)
+    callbacks.authenticate(active.sparkContext._gateway)
     return active
 
 
@@ -401,3 +441,6 @@ def _tidy(folder: Path) -> None:
     said = log.read_text(errors="replace") if log.exists() else ""
     if not re.search(r"^\S+ \S+ ERROR |^Error|Exception|Traceback", said, re.MULTILINE):
         shutil.rmtree(folder, ignore_errors=True)
+    else:
+        shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
+        (folder / submitting.FILE_NAME).unlink(missing_ok=True)

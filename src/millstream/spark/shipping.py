@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import SparkFailed
 from millstream.plan.places import Kafka
-from millstream.spark import java
+from millstream.spark.cache import cache_folder, is_trusted, made_folder
 from millstream.spark.failures import SHIPPED, reason_of
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def zipped(name: str, files: Mapping[str, Path], called: Callable[[Path], str]) 
     digest = hashlib.sha256(f"{FORM} {sys.version}".encode())
     for place, content in contents.items():
         digest.update(f"{place}\0{called(files[place])}\0{len(content)}\0".encode() + content)
-    made = java.cache_folder() / "shipped" / f"{name}-{digest.hexdigest()[:16]}.zip"
-    if made.exists():
+    made = cache_folder() / "shipped" / f"{name}-{digest.hexdigest()[:16]}.zip"
+    if is_trusted(made):
         return made
-    made.parent.mkdir(parents=True, exist_ok=True)
+    made_folder(made.parent)
     descriptor, unfinished = tempfile.mkstemp(dir=made.parent)
     with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for folder in sorted({str(folder) for place in contents for folder in Path(place).parents} - {"."}):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from millstream.errors import MillstreamError
 from millstream.spark import archive
 from millstream.spark import java as javas
+from millstream.spark.cache import made_folder
 from millstream.spark.session import created, stop
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def make() -> Path:
     """Makes the archive for the Java that would be used. Written beside its place and moved there when complete."""
     java = javas.find()
     file = archive.place(java)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    made_folder(file.parent)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         unfinished = Path(folder, file.name)
         spark = created("local[2]", "training", 2, {}, jvm_options=archive.recording(java, unfinished))

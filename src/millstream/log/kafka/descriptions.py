@@ -24,6 +24,7 @@ TOPIC = "_millstream"
 SETTINGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
 LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 3.0
+SHOWN_CHARACTERS_MAX = 100
 Documents = Mapping[str, Mapping[str, Any]]
 logger = logging.getLogger(__name__)
 
@@ -139,12 +140,10 @@ class Descriptions:
         self._looked_at = time.monotonic()
         for (kind, name), offset in self._unreadable.items():  # and nothing newer took its place
             logger.warning(
-                "%s, offset %d: what is said of %s '%s' cannot be read and is passed over: "
-                "leave this topic to Millstream",
+                "%s, offset %d: what is said of %r cannot be read and is passed over: leave this topic to Millstream",
                 self._where,
                 offset,
-                kind,
-                name,
+                f"{kind}/{name}"[:SHOWN_CHARACTERS_MAX],  # anybody may have written it: it is shown escaped
             )
         self._unreadable.clear()
 
@@ -164,7 +163,7 @@ class Descriptions:
             return
         try:
             document = json.loads(message.value())
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if isinstance(document, dict):
             documents[name] = document

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from millstream.log.batches import Batch
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import admin_module, client_module
+from millstream.log.kafka.messages import BAD_HEADER, Headers, headers_of, nearest_us, times_ms
 from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
 from millstream.records import Codec, Schema, codec
 
@@ -35,14 +36,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The first record that does not fit the schema of its topic."""
+    """The first record that does not fit the schema of its topic, or cannot be read at all."""
 
     offset: int
     reason: str
+    what: str = "does not fit the schema of its topic"
 
     def error(self, place: TopicPartition) -> InvalidRecord:
         return InvalidRecord(
-            f"a record does not fit the schema of its topic: {self.reason}",
+            f"a record {self.what}: {self.reason}",
             where=f"{place}, offset {self.offset}",
             next_step=f"it was not written through Millstream; go on behind it: seek({self.offset + 1})",
         )
@@ -57,6 +59,17 @@ def to_batch(
     place: TopicPartition, schema: Schema | None, messages: Sequence[Message]
 ) -> tuple[Batch | None, Unreadable | None]:
     """The records up to the first that cannot be read, and that."""
+    headers, bad = headers_of(messages)
+    if not bad:
+        return _to_batch(place, schema, messages, headers)
+    cut = bad[0]
+    batch, unreadable = _to_batch(place, schema, messages[:cut], headers) if cut else (None, None)
+    return batch, unreadable or Unreadable(int(messages[cut].offset() or 0), BAD_HEADER, "cannot be read")
+
+
+def _to_batch(
+    place: TopicPartition, schema: Schema | None, messages: Sequence[Message], headers: Sequence[Headers | None]
+) -> tuple[Batch | None, Unreadable | None]:
     values = [message.value() for message in messages]
     unreadable = None
     if schema is None:
@@ -68,7 +81,7 @@ def to_batch(
             first = min(decoded.failures, key=lambda failure: failure.index)
             cut = there[first.index]
             unreadable = Unreadable(int(messages[cut].offset() or 0), first.reason)
-            batch, _ = to_batch(place, schema, messages[:cut]) if cut else (None, None)
+            batch, _ = _to_batch(place, schema, messages[:cut], headers) if cut else (None, None)
             return batch, unreadable
         struct = stored_schema(schema).field("value").type
         rows = pa.StructArray.from_arrays(decoded.rows.columns, fields=list(struct))
@@ -76,19 +89,19 @@ def to_batch(
         for position, index in enumerate(there):
             source[index] = position
         column = rows if len(there) == len(values) else rows.take(pa.array(source, pa.int64()))
-    times = pa.array([message.timestamp()[1] * 1000 for message in messages], pa.int64()).cast(TIMESTAMP)
+    times = pa.array(nearest_us(times_ms(messages))).cast(TIMESTAMP)
     columns = [
         pa.array([message.key() for message in messages], pa.binary()),
         column,
         times,
-        pa.array([_pairs(message.headers()) for message in messages], HEADERS),
+        pa.array([_pairs(each) for each in headers[: len(messages)]], HEADERS),
     ]
     found = np.array([message.offset() for message in messages], np.int64)
     records = pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
     return Batch(place.topic, place.partition, found, records), unreadable
 
 
-def _pairs(headers: Any) -> list[tuple[str, bytes]] | None:
+def _pairs(headers: Headers | None) -> list[tuple[str, bytes]] | None:
     return [(name, b"" if value is None else value) for name, value in headers] if headers else None
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from millstream.errors import (
     AlreadyExists,
     ClosedError,
+    DamagedLog,
     DeliveryExpired,
     InvalidInput,
     InvalidName,
@@ -28,6 +29,7 @@ from millstream.errors import (
 )
 from millstream.log.batches import Record
 from millstream.log.groups import TopicPartition
+from millstream.log.kafka.descriptions import TOPIC as DESCRIPTIONS
 from millstream.log.kafka.failures import client_module, said_plainly
 from millstream.log.kafka.fetching import to_batch
 from millstream.log.kafka.topics import KafkaTopic, alter_configs, offsets
@@ -117,15 +119,26 @@ def _alter_group(log: KafkaLog, name: str, settings: Mapping[str, str]) -> None:
 
 def load(log: KafkaLog, name: str) -> tuple[str, QueueSettings, dict[int, int]]:
     """Its topic, its settings, and where it begins."""
+    document = _document(log, name)
+    try:
+        topic, starts = str(document.pop("topic")), document.pop("starts")
+        return topic, QueueSettings.of(**document), {int(number): int(offset) for number, offset in starts.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidSetting) as error:
+        raise DamagedLog(
+            f"what is said of the queue '{name}' cannot be read: {error}",
+            where=f"topic '{DESCRIPTIONS}', {log.address}",
+            next_step="it was not written by Millstream: delete the queue and create it again",
+        ) from error
+
+
+def _document(log: KafkaLog, name: str) -> dict[str, Any]:
     known = log.descriptions.of(KIND)
     if name not in known:
         raise UnknownQueue(
             f"there is no queue '{name}'",
             next_step=f"create it first; queues that exist: {', '.join(sorted(known)) or 'none'}",
         )
-    document = dict(known[name])
-    topic, starts = str(document.pop("topic")), document.pop("starts")
-    return topic, QueueSettings.of(**document), {int(number): offset for number, offset in starts.items()}
+    return dict(known[name])
 
 
 def describe(log: KafkaLog, name: str) -> QueueInfo:
@@ -135,7 +148,7 @@ def describe(log: KafkaLog, name: str) -> QueueInfo:
 
 
 def delete(log: KafkaLog, name: str) -> None:
-    load(log, name)
+    _document(log, name)  # it need not be readable
     kafka_exception = client_module().KafkaException
     try:
         log.clients.admin.delete_consumer_groups([group_of(name)])[group_of(name)].result(ANSWER_SECONDS)

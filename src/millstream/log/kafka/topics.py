@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.errors import AlreadyExists, KafkaUnavailable, UnknownPartition
+from millstream.errors import AlreadyExists, DamagedLog, KafkaUnavailable, MillstreamError, UnknownPartition
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import admin_module, client_module
@@ -94,13 +94,28 @@ def from_kafka(partitions: int, said: Mapping[str, str], description: Mapping[st
     schema = description.get("schema")
     return TopicSettings(
         partitions=partitions,
-        schema=Schema.of(schema) if schema else None,
+        schema=_schema(schema) if schema else None,
         codec=description.get("codec"),
         retention=None if age < 0 or said["cleanup.policy"] == "compact" else _length(age),
         retention_bytes=None if size < 0 or said["cleanup.policy"] == "compact" else size,
         segment_bytes=int(said["segment.bytes"]),
         compaction="compact" in said["cleanup.policy"],
         tombstone_retention=_length(int(said["delete.retention.ms"])),
+    )
+
+
+def _schema(described: Any) -> Schema:
+    try:
+        if isinstance(described, str):
+            return Schema.of(described)
+        reason = "it is no text"
+    except MillstreamError as error:
+        reason = error.what
+    raise DamagedLog(
+        f"the schema that is noted for a topic cannot be read: {reason}",
+        where="topic '_millstream'",
+        next_step="it was not written by Millstream: send a record with the key topic/NAME and no value there, with "
+        "Kafka's own tools; then set the schema of the topic again",
     )
 
 

@@ -11,15 +11,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, ClassVar
 from uuid import UUID
 
 import pyarrow as pa
 
 from millstream.errors import InvalidRecord, InvalidSchema, InvalidSetting
+from millstream.records.codecs.avro_shape import SCHEMA_BYTES_MAX, UnusableSchema, Writer, writer_of
 from millstream.records.codecs.base import Codec
-from millstream.records.columns import Faults, Leaf, Rules
+from millstream.records.columns import Faults, Leaf, Refused, Rules
 from millstream.records.ddl import format_type
 from millstream.records.rows import PythonRules, batch_to_rows
 from millstream.records.schema import Schema
@@ -50,15 +50,15 @@ class AvroCodec(Codec):
     def __post_init__(self) -> None:
         derived = avro_schema_of(self.schema)
         given = self.avro_schema
-        text = json.dumps(derived if given is None else _as_json(given))
-        _parsed(text)
+        text = _as_text(derived if given is None else given)
+        _writer_of_record(text)
         object.__setattr__(self, "avro_schema", None if given is None else text)  # a text can be compared and hashed
         object.__setattr__(self, "_writer", text)
 
     def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
         import fastavro
 
-        writer = _parsed(self._writer)
+        writer = _writer_of_record(self._writer).parsed
         encoded = []
         for row in batch_to_rows(rows):
             target = io.BytesIO()
@@ -75,20 +75,22 @@ class AvroCodec(Codec):
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
         import fastavro
 
-        writer = _parsed(self._writer)
-        records: list[dict[str, Any]] = []
+        writer = _writer_of_record(self._writer)
+        columns: list[list[Any]] = [[] for _ in self.schema.names]
         for index, value in enumerate(values):
             source = io.BytesIO(value)
+            record: Any = {}
             try:
-                record: Any = fastavro.schemaless_reader(source, writer, None)
+                writer.shape.check(value)
+                record = fastavro.schemaless_reader(source, writer.parsed, None)
                 extra = len(value) - source.tell()
                 if extra:
                     faults[index] = f"{extra} bytes follow the Avro record"
             except Exception as refusal:  # the bytes are anyone's, and so is what a parser makes of them
-                faults[index] = _why_unreadable(refusal)
-                record = {}
-            records.append(record)
-        return ([record.get(name) for record in records] for name in self.schema.names)
+                faults[index] = why_unreadable(refusal)
+            for name, column in zip(self.schema.names, columns, strict=True):
+                column.append(record.get(name))
+        return columns
 
 
 class _AvroRules(PythonRules):
@@ -137,31 +139,38 @@ def _avro_type(dtype: pa.DataType, name: str, path: str) -> Any:
     )
 
 
-@lru_cache(maxsize=64)
-def _parsed(text: str) -> Any:
-    import fastavro
-
+def _writer_of_record(text: str) -> Writer:
     try:
-        parsed = fastavro.parse_schema(json.loads(text))
-    except Exception as refusal:
-        raise InvalidSetting(f"avro_schema is not an Avro schema: {refusal}") from None
-    if not isinstance(parsed, dict) or parsed.get("type") != "record":
+        writer = writer_of(text)
+    except UnusableSchema as refusal:
+        raise InvalidSetting(f"avro_schema cannot be used: {refusal}") from None
+    if not isinstance(writer.parsed, dict) or writer.parsed.get("type") != "record":
         raise InvalidSetting("avro_schema is not the schema of a record", next_step='give {"type": "record", …}')
-    return parsed
+    return writer
 
 
-def _as_json(given: Any) -> Any:
-    if isinstance(given, Mapping):
-        return dict(given)
+def _as_text(given: Any) -> str:
+    if isinstance(given, str) and len(given) > SCHEMA_BYTES_MAX:
+        return given  # which is refused for its size, before it is read
     try:
-        return json.loads(given)
+        # What fastavro adds to a schema it has parsed is no part of it.
+        found = _without_notes(given) if isinstance(given, Mapping) else json.loads(given)
+        return json.dumps(found)
+    except RecursionError:
+        raise InvalidSetting("avro_schema is nested too deeply") from None
     except (TypeError, ValueError) as refusal:
         raise InvalidSetting(
             f"avro_schema is not JSON: {refusal}", next_step="give the text of an .avsc file, or a dict"
         ) from None
 
 
-def _why_unreadable(refusal: Exception) -> str:
+def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if not name.startswith("__")}
+
+
+def why_unreadable(refusal: Exception) -> str:
+    if isinstance(refusal, Refused):
+        return str(refusal)
     if isinstance(refusal, EOFError):
         return "the bytes end in the middle of the Avro record"
     if isinstance(refusal, UnicodeDecodeError):

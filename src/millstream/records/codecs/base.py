@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.records.columns import Columns, Failure, Faults, Rules
+from millstream.records.bounds import CHUNK_BYTES, RECORD_BYTES_MAX, check_size
+from millstream.records.columns import Columns, Failure, Faults, Refused, Rules
 from millstream.records.evolution import align
 from millstream.records.schema import Schema
 
@@ -38,8 +39,9 @@ class Codec(ABC):
     schema: Schema
 
     name: ClassVar[str]
+    bounded: ClassVar[bool] = True  # whether a value may become many times its size in memory, and has a limit
 
-    def decode(self, values: pa.Array | Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: pa.Array | Sequence[bytes | None], *, size_bytes_max: int = RECORD_BYTES_MAX) -> Decoded:
         """Rows for the values that can be read, a reason for each that cannot; null values are tombstones."""
         listed = _as_list(values)
         present = [index for index, value in enumerate(listed) if value is not None]
@@ -47,12 +49,13 @@ class Codec(ABC):
         batches: list[pa.RecordBatch] = []
         kept: list[Indices] = []
         failures: list[Failure] = []
-        for start in range(0, len(held), CHUNK_RECORDS):
-            chunk = held[start : start + CHUNK_RECORDS]
+        for start, end in _chunks(held):
+            chunk = held[start:end]
+            too_large = self._take_out_too_large(chunk, size_bytes_max)
             faults: Faults = {}
-            rows, positions = Columns(self.schema.arrow, self._rules(), faults).batch(
-                self._columns(chunk, faults), len(chunk)
-            )
+            columns = self._columns(chunk, faults)
+            faults |= too_large
+            rows, positions = Columns(self.schema.arrow, self._rules(), faults).batch(columns, len(chunk))
             batches.append(rows)
             kept.append(positions + start)
             failures += [Failure(present[start + index], faults[index]) for index in sorted(faults)]
@@ -63,6 +66,17 @@ class Codec(ABC):
             failures=failures,
             tombstones=np.array([index for index, value in enumerate(listed) if value is None], dtype=np.int64),
         )
+
+    def _take_out_too_large(self, chunk: list[bytes], size_bytes_max: int) -> Faults:
+        """Empties the values that are too large, and gives the reason for each."""
+        faults: Faults = {}
+        if self.bounded and sum(map(len, chunk)) > size_bytes_max:
+            for index, value in enumerate(chunk):
+                try:
+                    check_size(len(value), size_bytes_max)
+                except Refused as refusal:
+                    faults[index], chunk[index] = str(refusal), b""
+        return faults
 
     def encode(self, rows: pa.RecordBatch) -> pa.Array:
         """One binary value per row; the rows may have any schema that evolves into this one."""
@@ -82,6 +96,18 @@ class Codec(ABC):
     @abstractmethod
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
         """Column by column, what stands in each of the values; unreadable values get a reason in `faults`."""
+
+
+def _chunks(values: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Bounds of chunks that are limited in records and in bytes; a larger value is alone in its chunk."""
+    start = size_bytes = 0
+    for index, value in enumerate(values):
+        if index - start >= CHUNK_RECORDS or (size_bytes + len(value) > CHUNK_BYTES and index > start):
+            yield start, index
+            start, size_bytes = index, 0
+        size_bytes += len(value)
+    if start < len(values):
+        yield start, len(values)
 
 
 def empty_batch(schema: Schema) -> pa.RecordBatch:

@@ -7,7 +7,9 @@ as in JSON texts (`timestamp` as ISO 8601, without a zone taken as UTC; `binary`
 
 from __future__ import annotations
 
+import csv
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +23,9 @@ from millstream.records.columns import Faults, Leaf, Refused, Rules
 from millstream.records.ddl import format_type
 from millstream.records.ranges import shortened
 from millstream.records.texts import text_leaf, to_texts
+
+HEADER_NAMES_MAX = 100_000
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,7 @@ class CsvCodec(Codec):
         records: list[list[str | None]] = []
         for index, value in enumerate(values):
             try:
-                fields = _fields(value.decode(), self.delimiter)
-                if len(fields) != count:
-                    raise Refused(f"expected {count} fields, found {len(fields)}")
+                fields = _fields(value.decode(), self.delimiter, count)
             except UnicodeDecodeError as bad:
                 faults[index] = f"not valid UTF-8 at byte {bad.start}"
                 fields = blank
@@ -68,6 +71,21 @@ class CsvCodec(Codec):
         return ([record[position] for record in records] for position in range(count))
 
 
+def header_names(header: bytes) -> list[str]:
+    """The columns that the first line of a file names; Refused if it is no such line."""
+    text = header.removeprefix(_BYTE_ORDER_MARK).decode(errors="replace")
+    if text.count(",") >= HEADER_NAMES_MAX:
+        raise Refused(f"the header line names more than {HEADER_NAMES_MAX:,} columns")
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error as error:
+        raise Refused(f"the header line cannot be read: {error}") from None
+
+
+def name_given_twice(names: Iterable[str]) -> str | None:
+    return min((name for name, count in Counter(names).items() if count > 1), default=None)
+
+
 class _CsvRules(Rules):
     def leaf(self, dtype: pa.DataType) -> Leaf:
         return text_leaf(dtype)
@@ -76,12 +94,13 @@ class _CsvRules(Rules):
         return f"'{shortened(str(value))}'"
 
 
-def _fields(text: str, delimiter: str) -> list[str | None]:
+def _fields(text: str, delimiter: str, count: int) -> list[str | None]:
     if text.endswith("\n"):
         text = text[: -2 if text.endswith("\r\n") else -1]
     if '"' not in text:
         if "\n" in text or "\r" in text:
             raise Refused("a line break outside quotes; a value holds one record")
+        _check_count(text.count(delimiter) + 1, count)  # before there is an object for each
         return [field or None for field in text.split(delimiter)]
     pattern = _field_pattern(delimiter)
     found: list[str | None] = []
@@ -93,8 +112,16 @@ def _fields(text: str, delimiter: str) -> list[str | None]:
         quoted, plain, end = match.groups()
         found.append(plain or None if quoted is None else quoted.replace('""', '"'))
         if not end:
+            _check_count(len(found), count)
             return found
+        if len(found) > count:
+            raise Refused(f"expected {count} fields, found more")
         at = match.end()
+
+
+def _check_count(found: int, count: int) -> None:
+    if found != count:
+        raise Refused(f"expected {count} fields, found {found}")
 
 
 @lru_cache

@@ -22,6 +22,7 @@ import orjson
 import pyarrow as pa
 
 from millstream.errors import InvalidSchema
+from millstream.records.bounds import CONTAINERS_MAX, too_many_containers
 from millstream.records.codecs.base import Codec
 from millstream.records.columns import Faults, Leaf, Refused, Rules
 from millstream.records.ddl import format_type
@@ -59,7 +60,12 @@ class JsonCodec(Codec):
         parsed: list[dict[str, Any]] = []
         for index, value in enumerate(values):
             try:
+                check_containers(value)
                 found = parse(value)
+            except Refused as refusal:
+                faults[index] = str(refusal)
+                parsed.append({})
+                continue
             except (ValueError, RecursionError, InvalidOperation) as refusal:
                 faults[index] = _why_unreadable(value, refusal)
                 found = {}
@@ -78,6 +84,12 @@ _exact_numbers = json.JSONDecoder(parse_float=Decimal)
 def _parse_exactly(value: bytes) -> Any:
     orjson.loads(value)  # so that the same texts count as JSON whether or not a column is a decimal
     return _exact_numbers.decode(value.decode())
+
+
+def check_containers(value: bytes) -> None:
+    """Refuses a value that holds too many; brackets inside of texts count, for to leave those out means parsing it."""
+    if len(value) > CONTAINERS_MAX and value.count(b"[") + value.count(b"{") > CONTAINERS_MAX:
+        raise too_many_containers()
 
 
 def _holds_decimals(of: Any) -> bool:

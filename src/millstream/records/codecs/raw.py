@@ -23,6 +23,7 @@ class _RawCodec(Codec):
     """One column of `column_type`; a null in it is encoded as a null value, a tombstone, as Kafka's serializers do."""
 
     column_type: ClassVar[pa.DataType]
+    bounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         types = [column.type for column in self.schema.arrow]

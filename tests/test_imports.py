@@ -13,7 +13,8 @@ import millstream
 ROOT = Path(millstream.__file__).parent
 EVERYTHING = "everything"
 MAY_IMPORT: dict[str, list[str]] = {
-    "errors": [],
+    "terminal": [],
+    "errors": ["terminal"],
     "private_files": ["errors"],
     "secrets": ["errors"],
     "records": ["errors"],
@@ -36,6 +37,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "__main__": ["cli"],
 }
 WITHOUT_SPARK = {
+    "terminal",
     "errors",
     "private_files",
     "secrets",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli.failures import INTERRUPTED
-from millstream.cli.output import show_done
+from millstream.cli.output import show_done, show_text
 from millstream.cli.session import Session, command
 from millstream.errors import InvalidInput, MillstreamError, NotFound
 
@@ -69,7 +69,7 @@ def run(
     """
     chosen, said = _chosen(file, flow)
     if explain:
-        typer.echo(chosen.explain(physical=True))
+        show_text(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
     given |= {"folder": folder and folder.absolute(), "archive": archive, "conf": _pairs(conf) or None}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from millstream.cli.failures import warn
-from millstream.cli.output import show_table
+from millstream.cli.output import show_note, show_table
 from millstream.cli.session import Session, command, subcommands
+from millstream.terminal import escaped_bytes, is_terminal
 
 TableName = Annotated[str, typer.Argument(metavar="NAME", help="Of a topic, or of a table of a database.")]
 Address = Annotated[
@@ -76,7 +78,8 @@ def get(
         tables = Tables(log, at=at, follows=False)
         try:
             asked = as_key(key, tables.open(name).key)
-            write_lines([tables.row(name, asked).json()])
+            row = tables.row(name, asked).json()
+            write_lines([escaped_bytes(row) if is_terminal(sys.stdout) else row])
         finally:
             tables.close()
 
@@ -122,7 +125,7 @@ def serve(
                 as_json=session.json,
             )
         shown = f"[{host}]" if ":" in host else host
-        typer.echo(f"tables are served at http://{shown}:{number}/tables until Ctrl-C", err=True)
+        show_note(f"tables are served at http://{shown}:{number}/tables until Ctrl-C")
         try:
             http.serve(tables, taken, host)
         finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import polars as pl
 import pyarrow as pa
 
+from millstream import terminal
 from millstream.errors import InvalidSchema
 from millstream.plan.places import FlatColumn, Table, flat_columns
 from millstream.records import Schema, align
@@ -18,7 +18,7 @@ from millstream.sinks.weights import WEIGHT, one_batch
 LEDGER = "_millstream_batches"
 LOOKUP_COLUMNS = 3  # by these a row that is taken back is looked up where there is no key: of panes, key and window
 
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 Stored = Callable[[pa.Array], pa.Array]
 
 

@@ -6,7 +6,6 @@ can be read again as often as needed, but those that a server sends while nobody
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millstream import terminal
 from millstream.errors import AlreadyExists, ClosedError, MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.plan.places import Socket
@@ -31,7 +31,7 @@ CONNECT_SECONDS = 10.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 RECEIVE_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class SocketSource:

@@ -25,6 +25,7 @@ from millstream.plan.table_nodes import SideJoin
 from millstream.sinks.file_ledger import remove_drafts
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
+from millstream.terminal import escaped
 
 DESCRIPTION = "job.json"
 BEFORE_MOVE = "before_move.json"
@@ -249,4 +250,4 @@ def differences(kept: dict[str, dict[str, str]], steps: dict[str, dict[str, str]
                 lines += [f"    {name}, {part}", f"  - {before.get(part)}", f"  + {now.get(part)}"]
     if not lines:
         lines = [f"  - in this order: {', '.join(kept)}", f"  + in this order: {', '.join(steps)}"]
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))

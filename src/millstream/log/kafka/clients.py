@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.failures import client_module, said_plainly, translated
@@ -56,7 +57,7 @@ OUTDATED = frozenset(("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER
 UNKNOWN = frozenset(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"))
 NEWS_SECONDS = 10.0  # within which every broker has heard of a new topic
 Answer = TypeVar("Answer")
-heard = logging.getLogger("millstream.kafka")
+heard = terminal.logger("millstream.kafka")
 heard.addHandler(logging.NullHandler())  # who wants to read what the client says gives it a handler
 
 

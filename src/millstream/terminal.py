@@ -78,12 +78,12 @@ def _escape(found: re.Match[str]) -> str:
 class _Escaping(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         given = record.args
-        if isinstance(given, tuple):
+        if not given:
+            record.msg = _quoted(record.msg)
+        elif isinstance(given, tuple):
             record.args = tuple(map(_quoted, given))
-        elif given:
-            record.args = {name: _quoted(value) for name, value in given.items()}
         else:
-            record.msg = escaped(str(record.msg))
+            record.args = {name: _quoted(value) for name, value in given.items()}
         return True
 
 

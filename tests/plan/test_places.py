@@ -6,7 +6,8 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan
-from millstream.plan.places import flat_columns, without_password
+from millstream.plan.places import flat_columns
+from millstream.postgres_address import without_password
 from millstream.records import Schema
 
 PANES = Schema.of(

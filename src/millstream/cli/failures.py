@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from millstream.errors import MillstreamError
+from millstream.secrets import shown_address
 from millstream.terminal import show_traceback, shown_lines, write_line
 
 OTHER_FAILURE, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
@@ -107,7 +108,10 @@ def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return error.exit_code
-    return tell(WrongUsage(error.format_message(), where=command, next_step=f"{command} --help"), as_json=as_json)
+    # An argument that stands where none is expected is quoted, and may be an address with a password.
+    return tell(
+        WrongUsage(shown_address(error.format_message()), where=command, next_step=f"{command} --help"), as_json=as_json
+    )
 
 
 class _Warnings(logging.Handler):

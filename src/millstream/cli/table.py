@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from millstream.cli.failures import warn
 from millstream.cli.output import show_note, show_table
+from millstream.cli.passwords import database_address
 from millstream.cli.session import Session, command, subcommands
 from millstream.terminal import escaped_bytes, is_terminal
 
 TableName = Annotated[str, typer.Argument(metavar="NAME", help="Of a topic, or of a table of a database.")]
 Address = Annotated[
     str | None,
-    typer.Option("--at", metavar="DSN", help="The whole address of the Postgres database: no password is kept."),
+    typer.Option("--at", metavar="ADDRESS", help="Of the Postgres database, without a password."),
+]
+AddressVariable = Annotated[
+    str | None,
+    typer.Option("--at-env", metavar="NAME", help="The environment variable with the whole address, password and all."),
+]
+AddressFile = Annotated[
+    Path | None, typer.Option("--at-file", metavar="FILE", help="The file with the whole address, password and all.")
 ]
 
 
@@ -60,10 +69,13 @@ def get(
         list[str], typer.Argument(metavar="KEY…", help="A value, COLUMN=VALUE for each column, or a JSON object.")
     ],
     at: Address = None,
+    at_env: AddressVariable = None,
+    at_file: AddressFile = None,
 ) -> None:
     """Print the current row of a key as JSON, on one line.
 
-    Any topic can be asked for the newest record of a key, too.
+    Any topic can be asked for the newest record of a key, too. The password of a Postgres database comes from
+    PGPASSWORD, from ~/.pgpass, or with the whole address from --at-env or --at-file.
 
     \b
     Example:
@@ -74,8 +86,9 @@ def get(
     from millstream.cli.rendering import write_lines
     from millstream.serving import Tables
 
+    address = database_address(session, at, at_env, at_file)
     with session.log() as log:
-        tables = Tables(log, at=at, follows=False)
+        tables = Tables(log, at=address, follows=False)
         try:
             asked = as_key(key, tables.open(name).key)
             row = tables.row(name, asked).json()
@@ -104,6 +117,8 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on: as it is, this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8080,
     at: Address = None,
+    at_env: AddressVariable = None,
+    at_file: AddressFile = None,
 ) -> None:
     """Answer for the current rows of all tables over HTTP, until Ctrl-C.
 
@@ -116,8 +131,9 @@ def serve(
     """
     from millstream.serving import Tables, http
 
+    address = database_address(session, at, at_env, at_file)
     with session.log() as log, http.listening(host, port) as taken:
-        tables = Tables(log, at=at)
+        tables = Tables(log, at=address)
         number = taken.getsockname()[1]
         if host not in http.LOOPBACK:
             warn(

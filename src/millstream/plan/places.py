@@ -16,8 +16,9 @@ import pyarrow as pa
 from millstream.errors import InvalidInput, InvalidPlan
 from millstream.plan.folders import check_partitions, partition_names
 from millstream.plan.place import users_line, what_exists
+from millstream.postgres_address import without_password
 from millstream.records import Schema
-from millstream.secrets import Secret, hidden
+from millstream.secrets import Secret, hidden, shown_address
 
 TableMode = Literal["append", "upsert"]
 FORMATS = ("parquet", "json", "csv", "avro")
@@ -70,7 +71,7 @@ class Files(Place):
 
     @property
     def name(self) -> str:
-        return f"files {_last_part(self.path)}"
+        return f"files {_last_part(shown_address(self.path))}"
 
     def check_written(self, schema: Schema) -> None:
         if self.format not in WRITTEN_FORMATS:
@@ -93,7 +94,7 @@ class Files(Place):
 
     def __str__(self) -> str:
         folders = f", by {', '.join(self.partition_by)}" if self.partition_by else ""
-        return f"files({self.path}, {self.format}{folders})"
+        return f"files({shown_address(self.path)}, {self.format}{folders})"
 
 
 @dataclass(frozen=True)
@@ -144,14 +145,14 @@ class Sqlite(Table):
 
 @dataclass(frozen=True)
 class Postgres(Table):
-    dsn: str = field(repr=False)  # it may hold a password
+    dsn: Secret = field(repr=False)  # it may hold a password, and plans are pickled
 
     @property
     def name(self) -> str:
         return f"postgres {self.table}"
 
     def __str__(self) -> str:
-        return f"postgres({without_password(self.dsn)}, {self.table}, {self._how})"
+        return f"postgres({without_password(self.dsn.reveal())}, {self.table}, {self._how})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,7 +349,7 @@ def postgres(
         raise _refuse(f"{name!r} is not the name of a table", "write 'table' or 'schema.table'")
     if name.rpartition(".")[2].startswith("_millstream"):
         raise _refuse(f"the table name '{name}' is reserved", "choose another name")
-    return Postgres(name, made, columns, address)
+    return Postgres(name, made, columns, Secret(address))
 
 
 def console(rows: int = 20) -> Console:
@@ -400,6 +401,11 @@ def kafka(
         raise _refuse(f"there is no format {format!r}", what_exists(format, VALUE_FORMATS, kind="formats"))
     if registry is not None and format not in REGISTRY_FORMATS:
         raise _refuse(f"a registry has schemas of {' and '.join(REGISTRY_FORMATS)}, not of {format}", "format='avro'")
+    if registry is not None and shown_address(registry) != registry:
+        raise _refuse(
+            "a user, a password or a query does not belong into the address of a registry: it is shown and stored",
+            "give the user with settings={'basic.auth.user.info': 'name:password'}",
+        )
     if on_lost not in LOST_CHOICES:
         raise _refuse(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
     named = {str(name): str(value) for name, value in (settings or {}).items()}
@@ -454,12 +460,6 @@ def flat_columns(schema: Schema) -> tuple[FlatColumn, ...]:
 
 
 # ---------------------------------------------------------------- checks
-
-
-def without_password(dsn: str) -> str:
-    """A Postgres address that may be shown: of `user:secret@host` or `password=secret` nothing is left."""
-    shown = re.sub(r"^(\w+://[^:@]*):.*@", r"\1@", dsn)
-    return re.sub(r"((?:ssl)?password|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]*)", r"\1=…", shown, flags=re.IGNORECASE)
 
 
 def _mode(mode: object, key: str | Sequence[str] | None) -> tuple[TableMode, tuple[str, ...]]:

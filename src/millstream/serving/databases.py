@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millstream.errors import InvalidInput, MillstreamError
-from millstream.plan.places import flat_columns, without_password
+from millstream.plan.places import flat_columns
+from millstream.postgres_address import secrets_of, without_password
 from millstream.records import Schema, codec
 from millstream.records.texts import text_leaf
+from millstream.secrets import concealed
 from millstream.serving.rows import Key, Row, TableUnavailable, TypedRow
 from millstream.sinks import postgres, sqlite
 from millstream.sinks.remembered import Remembered
@@ -203,15 +205,19 @@ class PostgresTable(DatabaseTable):
             raise self._error(error) from None
 
     def _error(self, error: Any) -> MillstreamError:
-        said = str(error).strip()
+        hidden = secrets_of(self._dsn)
+        said = concealed(str(error).strip(), hidden)
         if postgres.UNREADABLE.search(said):
             return InvalidInput(
                 "the address of the database cannot be read",
                 next_step="write postgresql://user:password@host:port/database",
             )
-        keeps = "a job's password is not kept: give the whole address with --at (at= in Python), or set PGPASSWORD"
+        keeps = (
+            "a job's password is not kept: set PGPASSWORD or write it into ~/.pgpass, or give the whole address with "
+            "--at-env or --at-file (at= in Python)"
+        )
         return TableUnavailable(
-            f"Postgres cannot be read: {(error.diag.message_primary or said).strip()}",
+            f"Postgres cannot be read: {concealed((error.diag.message_primary or said).strip(), hidden)}",
             where=self._where,
             next_step="see that the server is up and the table there"
             if self._has_address and "password" not in said

@@ -29,7 +29,7 @@ _WORDS = re.compile(
     re.DOTALL,
 )
 _URL = re.compile(
-    r"(?P<scheme>postgres(?:ql)?://)(?:(?P<user>[^:@/?=]*)(?::(?P<password>[^@/]*))?@)?"
+    r"(?P<scheme>postgres(?:ql)?://)(?:(?P<user>[^:@/?=]*)(?::(?P<password>[^@/?]*))?@)?"
     r"(?P<servers>(?:\[[^\]/?,@]*\]|[^:/?,@\[]*)(?::\d*)?(?:,(?:\[[^\]/?,@]*\]|[^:/?,@\[]*)(?::\d*)?)*)"
     r"(?P<database>/[^?@]*)?(?:\?(?P<query>.*))?",
     re.DOTALL,
@@ -40,6 +40,23 @@ _OPTIONS = re.compile(
 )
 _NESTED = re.compile(r"://|password\s*=", re.IGNORECASE)  # an address inside of one
 UNREADABLE = SHOWN
+_SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://")
+
+
+def scheme_of(address: str) -> str | None:
+    """What the address begins with, if it is a URL."""
+    found = _SCHEME.match(address)
+    return found[1] if found else None
+
+
+def is_ambiguous(address: str) -> bool:
+    """Whether libpq would take a part of a password for the server: signs in it must be written as %40, %2F, %3F."""
+    if scheme_of(address) is None:
+        return False
+    rest = address.partition("://")[2]
+    server, _, database = rest.partition("?")[0].partition("/")
+    before = rest.partition("@")[0] if "@" in rest else ""
+    return server.count("@") > 1 or "@" in database or "/" in before or "?" in before
 
 
 def without_password(address: str) -> str:
@@ -53,8 +70,7 @@ def without_password(address: str) -> str:
         shown = [f"{name}={text if _is_shown(name, unquote(text)) else SHOWN}" for name, text in pairs]
         query = f"?{'&'.join(shown)}" if shown else ""
         return f"{url['scheme']}{user}{url['servers']}{url['database'] or ''}{query}"
-    if "://" in address:
-        scheme = address.partition("://")[0]
+    if scheme := scheme_of(address):
         return f"{scheme}://{UNREADABLE}" if scheme in ("postgres", "postgresql") else UNREADABLE
     words = _words(address)
     if words is None:

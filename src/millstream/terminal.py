@@ -92,11 +92,12 @@ def _quoted(value: Any) -> Any:
     return value if isinstance(value, int | float) or getattr(value, "is_escaped", False) else escaped(str(value))
 
 
-def logger(name: str) -> logging.Logger:
-    """The logger of a module, whose messages quote contents."""
+def logger(name: str, *before: logging.Filter) -> logging.Logger:
+    """The logger of a module, whose messages quote contents; `before` are filters that want them as they are."""
     found = logging.getLogger(name)
     if not any(isinstance(each, _Escaping) for each in found.filters):
-        found.addFilter(_Escaping())
+        for each in (*before, _Escaping()):
+            found.addFilter(each)
     return found
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from millstream.errors import InvalidInput, InvalidPlan
 from millstream.plan.folders import check_partitions, partition_names
 from millstream.plan.place import users_line, what_exists
-from millstream.postgres_address import without_password
+from millstream.postgres_address import is_ambiguous, scheme_of, without_password
 from millstream.records import Schema
 from millstream.secrets import Secret, hidden, shown_address
 
@@ -335,15 +335,15 @@ def postgres(
     made, columns = _mode(mode, key)
     example = "postgres('postgresql://user@host/database', 'totals')"
     address, name = _text(dsn, "a database has an address", example), _text(table, "a table has a name", example)
-    if "://" in address and not address.startswith(("postgresql://", "postgres://")):
-        scheme = address.partition("://")[0]
+    scheme = scheme_of(address)
+    if scheme not in (None, "postgresql", "postgres"):
         raise _refuse(f"'{scheme}://' is not an address of Postgres", f"for example {example}")
-    if "://" not in address and "=" not in address:
+    if scheme is None and "=" not in address:
         raise _refuse("the address of the database cannot be read", f"for example {example}")
-    server, _, rest = address.partition("://")[2].partition("?")[0].partition("/")
-    if server.count("@") > 1 or "@" in rest:
+    if is_ambiguous(address):
         raise _refuse(
-            "the address of the database has a '@' or '/' too many", "in a password write %40 for '@' and %2F for '/'"
+            "the address of the database has a '@', '/' or '?' too many",
+            "in a password write %40 for '@', %2F for '/' and %3F for '?'",
         )
     if name.count(".") > 1 or not all(name.split(".")):
         raise _refuse(f"{name!r} is not the name of a table", "write 'table' or 'schema.table'")

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput, MillstreamError
 from millstream.plan.places import flat_columns
-from millstream.postgres_address import secrets_of, without_password
+from millstream.postgres_address import is_ambiguous, secrets_of, without_password
 from millstream.records import Schema, codec
 from millstream.records.texts import text_leaf
 from millstream.secrets import concealed
@@ -140,6 +140,8 @@ class PostgresTable(DatabaseTable):
         super().__init__(table)
         self._psycopg = _driver()
         self._dsn = at or table.where
+        if is_ambiguous(self._dsn):
+            raise _unreadable()
         self._has_address = at is not None
         self._where = f"table '{table.name}' of {without_password(self._dsn)}"
         folder, _, name = table.name.rpartition(".")
@@ -208,10 +210,7 @@ class PostgresTable(DatabaseTable):
         hidden = secrets_of(self._dsn)
         said = concealed(str(error).strip(), hidden)
         if postgres.UNREADABLE.search(said):
-            return InvalidInput(
-                "the address of the database cannot be read",
-                next_step="write postgresql://user:password@host:port/database",
-            )
+            return _unreadable()
         keeps = (
             "a job's password is not kept: set PGPASSWORD or write it into ~/.pgpass, or give the whole address with "
             "--at-env or --at-file (at= in Python)"
@@ -233,6 +232,13 @@ class PostgresTable(DatabaseTable):
         if db is not None:
             with suppress(self._psycopg.Error):
                 db.close()
+
+
+def _unreadable() -> InvalidInput:
+    return InvalidInput(
+        "the address of the database cannot be read",
+        next_step="write postgresql://user:password@host:port/database, in a password %40 for '@' and %2F for '/'",
+    )
 
 
 def _quoted(name: str) -> str:

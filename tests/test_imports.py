@@ -13,12 +13,14 @@ import millstream
 ROOT = Path(millstream.__file__).parent
 EVERYTHING = "everything"
 MAY_IMPORT: dict[str, list[str]] = {
-    "errors": [],
+    "terminal": [],
+    "errors": ["terminal"],
     "private_files": ["errors"],
     "secrets": ["errors"],
+    "postgres_address": ["secrets"],
     "records": ["errors"],
     "log": ["records", "secrets", "private_files"],
-    "plan": ["records", "secrets", "private_files"],
+    "plan": ["records", "secrets", "private_files", "postgres_address"],
     "sources": ["plan", "log"],
     "operators": ["plan"],
     "reference": ["plan"],
@@ -36,9 +38,11 @@ MAY_IMPORT: dict[str, list[str]] = {
     "__main__": ["cli"],
 }
 WITHOUT_SPARK = {
+    "terminal",
     "errors",
     "private_files",
     "secrets",
+    "postgres_address",
     "records",
     "log",
     "plan",

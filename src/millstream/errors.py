@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from millstream.terminal import escaped, escaped_lines
+
 
 class MillstreamError(Exception):
-    """The root. `where` names the place (topic, partition, offset, file, step); `next_step` what the user can do."""
+    """The root. `where` names the place (topic, partition, offset, file, step); `next_step` what the user can do.
+
+    As text it is for people: what it quotes is escaped, so that no record can act on a terminal or add a line of its
+    own. The attributes hold the exact text.
+    """
 
     exit_code = 1
+    has_lines: ClassVar[bool] = False
+    """Whether line breaks in `what` are ours."""
+    is_escaped: ClassVar[bool] = True
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         super().__init__(what, where, next_step)
@@ -15,11 +26,11 @@ class MillstreamError(Exception):
         self.next_step = next_step
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [escaped_lines(self.what) if self.has_lines else escaped(self.what)]
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {escaped(self.where)}")
         if self.next_step:
-            lines.append(f"  next:  {self.next_step}")
+            lines.append(f"  next:  {escaped(self.next_step)}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -217,6 +228,12 @@ class SparkFailed(MillstreamError):
     exit_code = 6
 
 
+class UnfitWorkers(SparkFailed):
+    """Some workers lack what the job needs: a line for each."""
+
+    has_lines = True
+
+
 class JavaMissing(SparkFailed):
     """No Java that Spark can run on."""
 
@@ -248,6 +265,7 @@ class JobChanged(MillstreamError):
     """A flow that does not fit what its job has kept."""
 
     exit_code = 2
+    has_lines = True
 
 
 class StepFailed(MillstreamError):

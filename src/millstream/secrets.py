@@ -2,6 +2,8 @@
 
 A secret is sent to another process as a number. The process that made it gives its workers what the numbers stand for
 in their environment (`delivery`), so it stands in no plan, no log and no checkpoint.
+
+Only settings known to be harmless are shown: one that nobody has looked at yet is treated as a secret.
 """
 
 from __future__ import annotations
@@ -10,16 +12,55 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millstream.errors import InvalidSetting
 
 VARIABLE = "MILLSTREAM_SECRETS"
 SHOWN = "…"
-NAMES = re.compile(
-    r"password|secret|token|jaas|\.pem$|passphrase|user\.info|oauthbearer\.config|private", re.IGNORECASE
+# Settings of librdkafka, and of Kafka's Java client under the same names, whose values may be shown. Left out are,
+# beside secrets themselves, URLs and commands, in which users write passwords, and whatever can hold any text.
+_HARMLESS_KAFKA = """
+acks allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms
+auto.commit.enable auto.commit.interval.ms auto.offset.reset basic.auth.credentials.source batch.num.messages
+batch.size broker.address.family broker.address.ttl broker.version.fallback check.crcs client.dns.lookup client.id
+client.rack compression.codec compression.level compression.type connections.max.idle.ms
+consume.callback.max.messages coordinator.query.interval.ms debug delivery.report.only.error delivery.timeout.ms
+enable.auto.commit enable.auto.offset.store enable.gapless.guarantee enable.idempotence enable.metrics.push
+enable.partition.eof enable.random.seed enable.sasl.oauthbearer.unsecure.jwt enable.ssl.certificate.verification
+enabled_events fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
+fetch.wait.max.ms group.id group.instance.id group.protocol group.protocol.type group.remote.assignor
+heartbeat.interval.ms https.ca.location internal.termination.signal isolation.level linger.ms log.connection.close
+log.queue log.thread.name log_level max.in.flight max.in.flight.requests.per.connection max.partition.fetch.bytes
+max.poll.interval.ms max.poll.records message.copy.max.bytes message.max.bytes message.send.max.retries
+message.timeout.ms metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy
+partition.assignment.strategy partitioner produce.offset.report queue.buffering.backpressure.threshold
+queue.buffering.max.kbytes queue.buffering.max.messages queue.buffering.max.ms queued.max.messages.kbytes
+queued.min.messages queuing.strategy receive.message.max.bytes reconnect.backoff.jitter.ms reconnect.backoff.max.ms
+reconnect.backoff.ms request.required.acks request.timeout.ms retries retry.backoff.max.ms retry.backoff.ms
+sasl.kerberos.keytab sasl.kerberos.min.time.before.relogin sasl.kerberos.principal sasl.kerberos.service.name
+sasl.mechanism sasl.mechanisms sasl.oauthbearer.method sasl.username security.protocol session.timeout.ms
+share.acknowledgement.mode socket.blocking.max.ms socket.connection.setup.timeout.ms socket.keepalive.enable
+socket.max.fails socket.nagle.disable socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms
+ssl.ca.certificate.stores ssl.ca.location ssl.certificate.location ssl.cipher.suites ssl.crl.location
+ssl.curves.list ssl.endpoint.identification.algorithm ssl.engine.id ssl.engine.location ssl.key.location
+ssl.keystore.location ssl.providers ssl.sigalgs.list statistics.interval.ms sticky.partitioning.linger.ms
+topic.blacklist topic.metadata.propagation.max.ms topic.metadata.refresh.fast.cnt
+topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+transaction.timeout.ms transactional.id
+"""
+HARMLESS_KAFKA = frozenset(_HARMLESS_KAFKA.split())
+# For settings of which there are too many to list, those of Spark: what is likely to be a secret.
+LIKELY = re.compile(
+    r"password|passwd|pwd|secret|token|credential|jaas|\.pem$|passphrase|user\.info|private|"
+    r"(access|account|encryption|sas|api|shared)[._-]?key|signature|\.sas\.",
+    re.IGNORECASE,
 )
+CONCEALED_CHARACTERS_MIN = 4
+"""What is shorter occurs in any text."""
+_CREDENTIALS = re.compile(r"([A-Za-z][\w+.-]*://)[^\s/@?#'\"]*@")
+_QUERY = re.compile(r"([A-Za-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*")
 
 
 class Secret:
@@ -29,8 +70,9 @@ class Secret:
 
     def __init__(self, value: str, number: str | None = None) -> None:
         self._value = value
-        self.number = number or uuid.uuid4().hex
+        self.number = number or _NUMBERS.get(value) or uuid.uuid4().hex
         _KNOWN[self.number] = value
+        _NUMBERS[value] = self.number
 
     def reveal(self) -> str:
         return self._value
@@ -49,6 +91,7 @@ class Secret:
 
 
 _KNOWN: dict[str, str] = {}
+_NUMBERS: dict[str, str] = {}
 
 
 def _received(number: str) -> Secret:
@@ -71,8 +114,13 @@ def delivery() -> dict[str, str]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of this name must not be shown."""
-    return NAMES.search(name) is not None
+    """Whether the value of a setting of Kafka must not be shown."""
+    return name not in HARMLESS_KAFKA
+
+
+def is_likely_secret(name: str) -> bool:
+    """Whether a setting of Spark, by its name, holds a secret."""
+    return LIKELY.search(name) is not None
 
 
 def hidden(settings: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
@@ -84,3 +132,16 @@ def hidden(settings: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
 
 def revealed(settings: Mapping[str, str | Secret]) -> dict[str, str]:
     return {name: value.reveal() if isinstance(value, Secret) else value for name, value in settings.items()}
+
+
+def concealed(text: str, values: Iterable[str] = ()) -> str:
+    """A text of somebody else, such as what a client says of its settings, without the secrets that it quotes."""
+    for value in sorted({*values, *_KNOWN.values()}, key=len, reverse=True):
+        if len(value) >= CONCEALED_CHARACTERS_MIN:
+            text = text.replace(value, SHOWN)
+    return text
+
+
+def shown_address(text: str) -> str:
+    """A URL, or a text with URLs in it, without the users, passwords, queries and signatures in them."""
+    return _QUERY.sub(rf"\1?{SHOWN}", _CREDENTIALS.sub(rf"\1{SHOWN}@", text))

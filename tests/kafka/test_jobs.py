@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
@@ -19,6 +21,8 @@ from millstream.errors import JobChanged
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from millstream.sinks.remembered import remembered
+from millstream.spark.session import log_file
+from sinks.postgres import Server
 from spark.conftest import spark  # noqa: F401
 from spark.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t, until, unweighted
 
@@ -178,7 +182,27 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_before(log: KafkaLog, name: 
         copied(name).run(broker=log.address, until=CAUGHT_UP)
 
 
-def test_a_password_stands_in_no_file_of_a_job(log: KafkaLog, kafka: KafkaCluster, name: str, home: Path) -> None:
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    """The address of a Postgres, with a password that occurs nowhere else."""
+    server = Server()
+    yield server.new_database().replace("millstream@", "millstream:Xq7JmzW9Vt@")
+    server.close()
+
+
+def arguments() -> list[bytes]:
+    """Of every process of this machine."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.append(process.read_bytes())
+    return found
+
+
+def test_a_password_stands_in_no_file_of_a_job(
+    log: KafkaLog, kafka: KafkaCluster, name: str, home: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor in the arguments of a process, nor in anything the command line shows of the job."""
     settings = {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "PLAIN",
@@ -190,12 +214,27 @@ def test_a_password_stands_in_no_file_of_a_job(log: KafkaLog, kafka: KafkaCluste
     flow = ms.Flow(name)
     place = ms.kafka(kafka.secure_bootstrap, topic=f"{name}.scores", settings=settings)
     found = flow.read(place, SCHEMA, event_time="at", name="secret")
-    found.to_table(key="user").write(ms.kafka(kafka.secure_bootstrap, topic=f"{name}.latest", settings=settings))
-    flow.run(broker=log.address, until=CAUGHT_UP)
+    latest = found.to_table(key="user")
+    latest.write(ms.kafka(kafka.secure_bootstrap, topic=f"{name}.latest", settings=settings))
+    latest.write(ms.postgres(database, "latest"))
+    seen: list[bytes] = []
+    flow.run(broker=log.address, until=CAUGHT_UP, on_batch=lambda *_: seen.extend(arguments()))
     assert [row["n"] for row in read(log, f"{name}.latest")] == [2]
+    with psycopg.connect(database) as db:
+        assert db.execute("SELECT n FROM latest").fetchall() == [(2,)]
+    secrets = [USERS["ann"].encode(), b"Xq7JmzW9Vt"]
     files = [path for path in (home / "jobs" / name).rglob("*") if path.is_file()]
     assert len(files) > 5
-    assert [path for path in files if USERS["ann"].encode() in path.read_bytes()] == []
+    assert [path for path in files for secret in secrets if secret in path.read_bytes()] == []
+    assert seen
+    assert not [line for line in seen for secret in secrets if secret in line]
+    spark_log = log_file()
+    assert spark_log is None or not any(secret in spark_log.read_bytes() for secret in secrets)
+    monkeypatch.setenv("MILLSTREAM_BROKER", log.address)
+    for command in ("jobs list", "table list", "jobs list --json", "table list --json"):
+        shown = CliRunner().invoke(app, command.split()).output
+        assert name in shown
+        assert not any(secret.decode() in shown for secret in secrets)
 
 
 def test_the_jobs_own_broker_may_have_a_password(

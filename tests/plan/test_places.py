@@ -7,7 +7,7 @@ import pytest
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan
 from millstream.plan.flat_columns import flat_columns
-from millstream.plan.places import without_password
+from millstream.postgres_address import without_password
 from millstream.records import Schema
 
 PANES = Schema.of(

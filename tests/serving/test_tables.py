@@ -387,7 +387,7 @@ def test_a_password_is_not_kept_and_the_refusal_says_how_to_give_it(
         with pytest.raises(TableUnavailable, match="no password supplied") as refused:
             table.get("red")
         said = str(refused.value)
-        assert "give the whole address with --at" in said
+        assert "give the whole address with --at-env or --at-file" in said
         assert "PGPASSWORD" in said
         assert "geheim" not in said
         monkeypatch.setenv("PGPASSWORD", "geheim")

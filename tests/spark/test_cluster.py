@@ -277,7 +277,7 @@ def test_failures_of_a_jvm_far_away_are_told_in_a_line(said: str, told: list[str
             SparkFailed.exit_code,
             "no master of Spark answers at 'spark://127.0.0.1:9'",
         ),
-        (["--conf", "nonsense"], 2, "--conf nonsense says no value"),
+        (["--conf", "nonsense"], 2, "--conf nonsense has no value"),
         (["--conf", "executor.memory=1g"], 2, "spark.executor.memory"),
         (["--master", "spark://127.0.0.1:9", "--archive", "nothing.tar.gz"], 3, "millstream pack"),
     ],

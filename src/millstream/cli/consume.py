@@ -11,6 +11,7 @@ from millstream.cli.failures import warn
 from millstream.cli.session import Session, TopicName, command, complete_groups
 from millstream.cli.starts import FORMS, read_start
 from millstream.errors import PartitionsRevoked
+from millstream.terminal import escaped
 
 if TYPE_CHECKING:
     from millstream.cli.rendering import Rendering
@@ -140,7 +141,7 @@ def copy_out(
             try:
                 consumer.commit()
             except PartitionsRevoked as error:  # another member prints them again: at least once
-                warn(error.what, as_json=session.json)
+                warn(escaped(error.what), as_json=session.json)
 
 
 def is_caught_up(consumer: Consumer, ends: dict[int, int]) -> bool:

@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from millstream.errors import MillstreamError
+from millstream.secrets import shown_address
+from millstream.terminal import show_traceback, shown_lines, write_line
 
 OTHER_FAILURE, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
 NOT_FOR_ALL = 6
@@ -55,6 +57,7 @@ class Root(TyperGroup):
         given = list(sys.argv[1:] if args is None else args)
         as_json = "--json" in given
         _tell_warnings(as_json)
+        sys.excepthook = show_traceback
         try:
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except MillstreamError as error:
@@ -87,7 +90,7 @@ def tell(error: MillstreamError, *, as_json: bool) -> int:
         parts = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
         _say(json.dumps({"error": {**parts, "exit_code": error.exit_code}}, ensure_ascii=False))
     else:
-        _say(f"error: {error}")
+        _say(f"error: {error}")  # whose parts are escaped
     return error.exit_code
 
 
@@ -97,7 +100,7 @@ def warn(message: str, *, as_json: bool) -> None:
 
 def _say(text: str) -> None:
     with suppress(OSError):  # nobody is there to be told
-        typer.echo(text, err=True)
+        write_line(shown_lines(text, sys.stderr), err=True)
 
 
 def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
@@ -105,7 +108,10 @@ def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return error.exit_code
-    return tell(WrongUsage(error.format_message(), where=command, next_step=f"{command} --help"), as_json=as_json)
+    # An argument that stands where none is expected is quoted, and may be an address with a password.
+    return tell(
+        WrongUsage(shown_address(error.format_message()), where=command, next_step=f"{command} --help"), as_json=as_json
+    )
 
 
 class _Warnings(logging.Handler):

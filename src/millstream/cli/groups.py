@@ -9,6 +9,7 @@ import typer
 from millstream.cli.output import count_text, show_details, show_done, show_table
 from millstream.cli.session import GroupName, Session, command, complete_topics, subcommands
 from millstream.cli.starts import FORMS, read_start
+from millstream.terminal import write_line
 
 if TYPE_CHECKING:
     from millstream.log import GroupInfo
@@ -103,7 +104,7 @@ def _show(session: Session, info: GroupInfo) -> None:
     if not session.json:
         members = count_text(len(info.members), "member")
         show_details(session, {"group": info.name, "members": members, "lag": info.lag}, document=None)
-        typer.echo()
+        write_line("")
     rows = [(p.topic, p.partition, p.next_offset, p.end_offset, p.lag, p.owner) for p in info.partitions]
     titles = ["topic", "partition", "committed", "end", "lag", "owner"]
     show_table(session, titles, rows, document=document, empty="the group has committed nothing yet")

@@ -60,7 +60,7 @@ def move(session: Session, names: Names) -> None:
         "jobs": [{"name": name, "folder": folder} for name, folder in jobs],
         "to": address,
     }
-    show_done(session, "\n".join(lines), document=document)
+    show_done(session, *lines, document=document)
 
 
 class Counted(ImportProgress):

@@ -1,4 +1,7 @@
-"""What is printed is a table on a terminal, aligned text without colour or lines in a pipe, or one JSON document."""
+"""What is printed is a table on a terminal, aligned text without colour or lines in a pipe, or one JSON document.
+
+Names and values in it come from logs, jobs and brokers: a terminal is given them escaped, a pipe as they are.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import typer
 
 from millstream.cli.session import Session
 from millstream.errors import InvalidInput
+from millstream.terminal import escaped, is_terminal, shown, shown_lines, write_line
 
 Cell = str | int | None
 
@@ -21,8 +25,8 @@ def show_table(
     if session.json:
         show_document(document)
     elif not rows:
-        typer.echo(empty, err=True)
-    elif sys.stdout.isatty():
+        show_note(empty)
+    elif is_terminal(sys.stdout):
         _rich_table(titles, rows)
     else:
         _plain(
@@ -37,20 +41,33 @@ def show_details(session: Session, details: Mapping[str, Cell], *, document: Any
         return
     width = max(map(len, details)) + 2
     for name, value in details.items():
-        typer.echo(f"{name + ':':<{width}}{_text(value, thousands=sys.stdout.isatty())}")
+        text = _text(value, thousands=is_terminal(sys.stdout))
+        write_line(f"{name + ':':<{width}}{shown(text, sys.stdout)}")
 
 
 def show_document(document: Any) -> None:
-    indent = 2 if sys.stdout.isatty() else None
-    typer.echo(json.dumps(document, ensure_ascii=False, indent=indent, default=str))
+    indent = 2 if is_terminal(sys.stdout) else None
+    text = json.dumps(document, ensure_ascii=False, indent=indent, default=str)
+    write_line(shown_lines(text, sys.stdout))
 
 
-def show_done(session: Session, message: str, *, document: Any) -> None:
-    """That something was done: said on stderr, so that stdout holds data alone."""
+def show_done(session: Session, *lines: str, document: Any) -> None:
+    """That something was done: reported on stderr, so that stdout holds data alone."""
     if session.json:
         show_document(document)
     else:
-        typer.echo(message, err=True)
+        for line in lines:
+            show_note(line)
+
+
+def show_text(text: str) -> None:
+    """A text of several lines."""
+    write_line(shown_lines(text.removesuffix("\n"), sys.stdout))
+
+
+def show_note(text: str) -> None:
+    """A line for people, beside the data."""
+    write_line(shown(text, sys.stderr), err=True)
 
 
 def ask(question: str, *, yes: bool) -> None:
@@ -59,7 +76,7 @@ def ask(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidInput(f"nobody is here to be asked: {question}", next_step="add --yes to say so")
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(escaped(question), err=True):
         raise typer.Abort
 
 
@@ -82,7 +99,7 @@ def _text(cell: Cell, *, thousands: bool = False) -> str:
 def _plain(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        write_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -96,5 +113,5 @@ def _rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         numbers = all(isinstance(cell, int | None) for cell in column)
         table.add_column(title, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[Text(_text(cell, thousands=True)) for cell in row])
+        table.add_row(*[Text(escaped(_text(cell, thousands=True))) for cell in row])
     Console().print(table)

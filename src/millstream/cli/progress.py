@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from millstream.terminal import escaped
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -14,7 +16,7 @@ PATIENCE_SECONDS = 1.0
 
 class ImportProgress:
     def __init__(self, topic: str, total_bytes: int | None) -> None:
-        self._topic = topic
+        self._topic = escaped(topic)
         self._total_bytes = total_bytes
         self._begun_at = time.monotonic()
         self._progress: Progress | None = None
@@ -40,7 +42,7 @@ class ImportProgress:
         known = [BarColumn(), DownloadColumn(), *counts, TimeRemainingColumn()]
         columns = known if self._total_bytes is not None else counts
         self._progress = Progress(
-            TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True
+            TextColumn("{task.description}", markup=False), *columns, console=Console(stderr=True), transient=True
         )
         self._task = self._progress.add_task(self._topic, total=self._total_bytes, records="", rate="")
         self._progress.start()

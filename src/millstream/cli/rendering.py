@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ import orjson
 import pyarrow as pa
 
 from millstream.records import codec, rows_to_batch
+from millstream.terminal import escaped_bytes, is_terminal
 
 if TYPE_CHECKING:
     from millstream.log import Batch, Message
@@ -30,6 +31,8 @@ class Rendering:
     with_key: bool = False
     separator: str = "\t"
     null: str = "null"
+    escapes: bool = field(default_factory=lambda: is_terminal(sys.stdout))
+    """Whether contents are shown and not obeyed; what stands between them is ours, or the user's."""
 
     def batch(self, batch: Batch) -> list[bytes]:
         columns = batch.columns
@@ -63,10 +66,13 @@ class Rendering:
         return None if self.schema is None else codec("json", self.schema)
 
     def _line(self, key: bytes | None, value: bytes | None) -> bytes:
-        text = self.null.encode() if value is None else value
-        if not self.with_key:
-            return text
-        return (self.null.encode() if key is None else key) + self.separator.encode() + text
+        text = self._shown(value)
+        return self._shown(key) + self.separator.encode() + text if self.with_key else text
+
+    def _shown(self, content: bytes | None) -> bytes:
+        if content is None:
+            return self.null.encode()
+        return escaped_bytes(content) if self.escapes else content
 
     def _whole(
         self,
@@ -82,9 +88,9 @@ class Rendering:
         moment = None if time_us is None else _iso(time_us)
         if self.format == "full":
             marks = " ".join(f"{name}={content.decode(errors='replace')}" for name, content in headers or ())
-            place = f"{topic}/{partition}\t{offset}\t{moment}\t".encode()
-            texts = [self.null.encode() if part is None else part for part in (key, value)]
-            return place + b"\t".join([*texts, marks.encode()]).rstrip(b"\t")
+            place = b"%b/%d\t%d\t%b" % (self._shown(topic.encode()), partition, offset, str(moment).encode())
+            texts = [self._shown(part) for part in (key, value, *([marks.encode()] if marks else []))]
+            return b"\t".join([place, *texts])
         held = orjson.Fragment(value) if self.schema is not None and value is not None else _readable(value)
         document = {
             "topic": topic,
@@ -96,7 +102,7 @@ class Rendering:
             "headers": [[name, _readable(content)] for name, content in headers or ()],
             **extra,
         }
-        return orjson.dumps(document)
+        return self._shown(orjson.dumps(document))
 
 
 def write_lines(lines: Sequence[bytes]) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli.failures import INTERRUPTED
-from millstream.cli.output import show_done
+from millstream.cli.output import show_done, show_text
+from millstream.cli.passwords import spark_settings
 from millstream.cli.session import Session, command
 from millstream.errors import InvalidInput, MillstreamError, NotFound
 
@@ -49,7 +50,11 @@ def run(
         ),
     ] = None,
     conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be said several times.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be given several times.")
+    ] = None,
+    conf_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings of Spark, as 'name value' in a line: the place for passwords."),
     ] = None,
     archive: Annotated[
         str | None, typer.Option(metavar="FILE", help="The libraries of workers, made by millstream pack.")
@@ -69,10 +74,14 @@ def run(
     """
     chosen, said = _chosen(file, flow)
     if explain:
-        typer.echo(chosen.explain(physical=True))
+        show_text(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
-    given |= {"folder": folder and folder.absolute(), "archive": archive, "conf": _pairs(conf) or None}
+    given |= {
+        "folder": folder and folder.absolute(),
+        "archive": archive,
+        "conf": spark_settings(session, conf or [], conf_file) or None,
+    }
     said |= {name: value for name, value in given.items() if value is not None}
     said |= {"batch": True} if batch else {}
     if session.address is not None:
@@ -88,16 +97,6 @@ def run(
     )
     if job.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _pairs(said: list[str] | None) -> dict[str, str]:
-    found = {}
-    for each in said or []:
-        key, sign, value = each.partition("=")
-        if not sign or not key.strip():
-            raise InvalidInput(f"--conf {each} says no value", next_step="--conf spark.executor.memory=2g")
-        found[key.strip()] = value.strip()
-    return found
 
 
 def _chosen(file: Path, name: str | None) -> tuple[Flow, dict[str, Any]]:

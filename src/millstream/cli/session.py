@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from millstream.errors import NotFound
+from millstream.terminal import is_harmless
 
 if TYPE_CHECKING:
     from millstream.log import Broker
@@ -127,7 +128,8 @@ def _completion(names: Callable[[Broker], list[str]]) -> Callable[[typer.Context
         def look() -> None:
             # A shell that completes must not be disturbed.
             with suppress(Exception), connect(Session(address, json=False).existing()) as log:
-                found.extend(name for name in names(log) if name.startswith(incomplete))
+                # What it completes becomes part of a command line: only what can be read there.
+                found.extend(name for name in names(log) if name.startswith(incomplete) and is_harmless(name))
 
         from millstream.log import connect
 

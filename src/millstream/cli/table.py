@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from millstream.cli.failures import warn
-from millstream.cli.output import show_table
+from millstream.cli.output import show_note, show_table
+from millstream.cli.passwords import database_address
 from millstream.cli.session import Session, command, subcommands
+from millstream.terminal import escaped_bytes, is_terminal
 
 TableName = Annotated[str, typer.Argument(metavar="NAME", help="Of a topic, or of a table of a database.")]
 Address = Annotated[
     str | None,
-    typer.Option("--at", metavar="DSN", help="The whole address of the Postgres database: no password is kept."),
+    typer.Option("--at", metavar="ADDRESS", help="Of the Postgres database, without a password."),
+]
+AddressVariable = Annotated[
+    str | None,
+    typer.Option("--at-env", metavar="NAME", help="The environment variable with the whole address, password and all."),
+]
+AddressFile = Annotated[
+    Path | None, typer.Option("--at-file", metavar="FILE", help="The file with the whole address, password and all.")
 ]
 
 
@@ -60,10 +71,13 @@ def get(
         list[str], typer.Argument(metavar="KEY…", help="A value, COLUMN=VALUE for each column, or a JSON object.")
     ],
     at: Address = None,
+    at_env: AddressVariable = None,
+    at_file: AddressFile = None,
 ) -> None:
     """Print the current row of a key as JSON, on one line.
 
-    Any topic can be asked for the newest record of a key, too.
+    Any topic can be asked for the newest record of a key, too. The password of a Postgres database comes from
+    PGPASSWORD, from ~/.pgpass, or with the whole address from --at-env or --at-file.
 
     \b
     Example:
@@ -74,11 +88,13 @@ def get(
     from millstream.cli.rendering import write_lines
     from millstream.serving import Tables
 
+    address = database_address(session, at, at_env, at_file)
     with session.log() as log:
-        tables = Tables(log, at=at, follows=False)
+        tables = Tables(log, at=address, follows=False)
         try:
             asked = as_key(key, tables.open(name).key)
-            write_lines([tables.row(name, asked).json()])
+            row = tables.row(name, asked).json()
+            write_lines([escaped_bytes(row) if is_terminal(sys.stdout) else row])
         finally:
             tables.close()
 
@@ -120,6 +136,8 @@ def serve(
     max_tables: Annotated[int, typer.Option(min=1, help="How many tables are open at once.")] = 64,
     index_mb: Annotated[int, typer.Option(min=1, help="How much memory the indexes of topics take together.")] = 1024,
     at: Address = None,
+    at_env: AddressVariable = None,
+    at_file: AddressFile = None,
 ) -> None:
     """Answer for the current rows of tables over HTTP, until Ctrl-C.
 
@@ -138,8 +156,9 @@ def serve(
     http.check_installed()
     place = Place.of(host, port)
     access = Access.at(place, allowed_hosts=allowed_host or [], token=read_token(token_file, os.environ))
+    address = database_address(session, at, at_env, at_file)
     with session.log() as log:
-        served = Served(Tables(log, at=at), names or [], tables_max=max_tables, index_bytes_max=index_mb << 20)
+        served = Served(Tables(log, at=address), names or [], tables_max=max_tables, index_bytes_max=index_mb << 20)
         with http.listening(place) as taken, closing(served):
             if not place.is_local:
                 warn(
@@ -148,5 +167,5 @@ def serve(
                 )
             shown = f"[{host}]" if ":" in host else host
             number = taken.getsockname()[1]
-            typer.echo(f"tables are served at http://{shown}:{number}/tables until Ctrl-C", err=True)
+            show_note(f"tables are served at http://{shown}:{number}/tables until Ctrl-C")
             http.serve(served, taken, access)

@@ -10,6 +10,7 @@ from millstream.cli.moving import move
 from millstream.cli.output import ask, count_text, show_details, show_done, show_table, size_text
 from millstream.cli.session import Session, SharedGroup, TopicName, Yes, command, complete_topics, subcommands
 from millstream.errors import AlreadyExists, InvalidInput, StorageError
+from millstream.terminal import write_line
 
 if TYPE_CHECKING:
     from millstream.log import TopicInfo
@@ -295,7 +296,7 @@ def _show(session: Session, info: TopicInfo) -> None:
     switched = {"readers read": info.switched_to} if info.switched_to else {}
     serves = {"read as": ", ".join(info.serves)} if info.serves else {}
     show_details(session, {"topic": info.name, **switched, **serves, **values}, document=document)
-    typer.echo()
+    write_line("")
     rows = [
         (p.number, p.start_offset, p.end_offset, p.stable_offset, size_text(p.size_bytes), p.segments)
         for p in info.partitions

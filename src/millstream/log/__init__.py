@@ -15,6 +15,7 @@ from millstream.log.producer import Producer
 from millstream.log.queues import Message, Queue, QueueInfo
 from millstream.log.switches import Switch
 from millstream.log.topics import TopicInfo, TopicSettings, TopicVersion
+from millstream.secrets import shown_address
 
 ADDRESS_VARIABLE = "MILLSTREAM_BROKER"
 DEFAULT_FOLDER = ".millstream"
@@ -84,7 +85,7 @@ def _folder(given: str) -> str:
     if separator and scheme != "file":
         raise InvalidInput(
             f"there is no broker for '{scheme}://'",
-            where=given,
+            where=shown_address(given),
             next_step="give a folder, or an address that begins with file:// or kafka://",
         )
     return rest if separator else given

@@ -7,7 +7,6 @@ with the transaction of a producer.
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from millstream import terminal
 from millstream.errors import (
     ClosedError,
     InvalidInput,
@@ -43,7 +43,7 @@ ONE_BY_ONE = 500
 POLL_SECONDS_MIN = 1  # members look after each other several times within it
 LOST_CHOICES = ("earliest", "latest", "error")
 Start = str | int | datetime | Mapping[int, int]
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 @dataclass(slots=True, eq=False)

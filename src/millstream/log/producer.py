@@ -7,7 +7,6 @@ the disk refuses stays at the head and is tried again, so nothing overtakes it.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import random
 import sqlite3
@@ -24,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream import terminal
 from millstream.errors import (
     ClosedError,
     DamagedLog,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Acks = Literal[0, 1, "all"]
 RETRY_SECONDS = 0.2
 WARN_SECONDS = 10.0
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class Progress(Protocol):

@@ -8,11 +8,11 @@ A transaction of a dead producer is ended by whoever meets it: forwards if the v
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from millstream import terminal
 from millstream.errors import NotFound, ProducerFenced, StorageError, TransactionAborted
 from millstream.log.coordinator import Coordinator
 from millstream.log.groups import TopicPartition
@@ -20,7 +20,7 @@ from millstream.log.liveness import Participant, is_alive
 from millstream.log.partition import Partition
 
 FindPartition = Callable[[str, int], Partition]
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class NamedProducer:

@@ -5,12 +5,12 @@ A lock per partition lets one process at a time do it; the others go on.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from millstream import terminal
 from millstream.errors import MillstreamError, NotFound
 from millstream.log.compaction import compact
 from millstream.log.disk import FileLock, storage_errors
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millstream.log.embedded import EmbeddedLog, Topic
 
 INTERVAL_SECONDS = 15.0
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class Upkeep:

@@ -9,6 +9,7 @@ from html import escape
 from itertools import pairwise
 
 from millstream.plan.nodes import Node
+from millstream.terminal import escaped
 
 WIDTH = 290
 LINE = 17
@@ -62,12 +63,12 @@ def drawn(flow: str, steps: Sequence[Node], kinds: Mapping[Node, str]) -> str:
     height = max(box.y + box.height for box in boxes.values()) + MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}"'
-        f' height="{height:.0f}" role="img" aria-label="{escape(f"The plan of {flow}")}">',
+        f' height="{height:.0f}" role="img" aria-label="{_content(f"The plan of {flow}")}">',
         f"<style>{STYLE}</style>",
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto">'
         '<path class="tip" style="stroke: none; fill: #64748b" d="M 0 1 L 10 5 L 0 9 z"/></marker></defs>',
         f'<rect class="paper" width="{width:.0f}" height="{height:.0f}"/>',
-        f'<text class="flow" x="{MARGIN}" y="{MARGIN + 4}">{escape(flow)}</text>',
+        f'<text class="flow" x="{MARGIN}" y="{MARGIN + 4}">{_content(flow)}</text>',
     ]
     parts += [_arrow(way, side=kinds[end] == "side") for way, end in arrows]
     parts += [_box(box, kinds[node]) for node, box in boxes.items()]
@@ -103,7 +104,7 @@ def _layered(steps: Sequence[Node]) -> tuple[list[list[Box]], dict[Node, Box], l
 
 
 def _lines(node: Node) -> list[tuple[str, str]]:
-    said = textwrap.wrap(node.label, CHARACTERS, break_on_hyphens=False) or [""]
+    said = textwrap.wrap(escaped(node.label), CHARACTERS, break_on_hyphens=False) or [""]
     if len(said) > LINES_MAX:
         said = [*said[: LINES_MAX - 1], said[LINES_MAX - 1][: CHARACTERS - 1] + "…"]
     columns = textwrap.shorten(", ".join(node.schema.names), CHARACTERS + 4, placeholder=" …")
@@ -146,6 +147,11 @@ def _spread(layer: list[Box]) -> None:
         box.x -= moved
 
 
+def _content(text: str) -> str:
+    """Control characters have no place in XML, not even as references."""
+    return escape(escaped(text))
+
+
 def _arrow(way: Sequence[Box], *, side: bool) -> str:
     first = way[0]
     x, y = first.middle, first.y + first.height
@@ -159,12 +165,12 @@ def _arrow(way: Sequence[Box], *, side: bool) -> str:
 
 def _box(box: Box, kind: str) -> str:
     assert box.node is not None
-    whole = f"{box.node.name}: {box.node.label}\n{box.node.schema}"
-    lines = [f'<g class="{kind}"><title>{escape(whole)}</title>']
+    whole = f"{_content(f'{box.node.name}: {box.node.label}')}\n{_content(str(box.node.schema))}"
+    lines = [f'<g class="{kind}"><title>{whole}</title>']
     lines.append(
         f'<rect class="box" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width}" height="{box.height}" rx="7"/>'
     )
     for number, (style, line) in enumerate(box.lines):
         y = box.y + PADDING + number * LINE + 12.5
-        lines.append(f'<text class="{style}" x="{box.x + PADDING:.1f}" y="{y:.1f}">{escape(line)}</text>')
+        lines.append(f'<text class="{style}" x="{box.x + PADDING:.1f}" y="{y:.1f}">{_content(line)}</text>')
     return "\n".join([*lines, "</g>"])

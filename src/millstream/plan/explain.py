@@ -10,6 +10,7 @@ from millstream.errors import InvalidInput
 from millstream.plan.drawing import drawn
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
 from millstream.plan.place import users_line, what_exists
+from millstream.terminal import escaped
 
 Format = Literal["text", "mermaid", "svg"]
 FORMATS = ("text", "mermaid", "svg")
@@ -74,7 +75,7 @@ def as_text(flow: str, steps: Sequence[Node]) -> str:
         lines.append(f"    columns  {node.schema}")
         if node.place:
             lines.append(f"    at       {short_place(node.place)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(escaped, lines)) + "\n"
 
 
 def short_place(place: str) -> str:
@@ -103,4 +104,4 @@ def as_mermaid(steps: Sequence[Node]) -> str:
 
 def _escaped(text: str) -> str:
     """Mermaid's own escape for what it or HTML would read as more than text."""
-    return "".join(f"#{ord(sign)};" if sign in "\"'#&<>`\\{}[]|;" or sign < " " else sign for sign in text)
+    return "".join(f"#{ord(sign)};" if sign in "\"'#&<>`\\{}[]|;" else sign for sign in escaped(text))

@@ -17,9 +17,10 @@ from millstream.errors import InvalidInput, InvalidPlan
 from millstream.plan.flat_columns import flat_columns
 from millstream.plan.folders import check_partitions, partition_names
 from millstream.plan.place import users_line, what_exists
+from millstream.postgres_address import is_ambiguous, scheme_of, without_password
 from millstream.records import Schema
 from millstream.records.sizes import size_bytes
-from millstream.secrets import Secret, hidden
+from millstream.secrets import Secret, hidden, shown_address
 
 TableMode = Literal["append", "upsert"]
 FORMATS = ("parquet", "json", "csv", "avro")
@@ -77,7 +78,7 @@ class Files(Place):
 
     @property
     def name(self) -> str:
-        return f"files {_last_part(self.path)}"
+        return f"files {_last_part(shown_address(self.path))}"
 
     def check_written(self, schema: Schema) -> None:
         if self.format not in WRITTEN_FORMATS:
@@ -100,7 +101,7 @@ class Files(Place):
 
     def __str__(self) -> str:
         folders = f", by {', '.join(self.partition_by)}" if self.partition_by else ""
-        return f"files({self.path}, {self.format}{folders})"
+        return f"files({shown_address(self.path)}, {self.format}{folders})"
 
 
 @dataclass(frozen=True)
@@ -151,14 +152,14 @@ class Sqlite(Table):
 
 @dataclass(frozen=True)
 class Postgres(Table):
-    dsn: str = field(repr=False)  # it may hold a password
+    dsn: Secret = field(repr=False)  # it may hold a password, and plans are pickled
 
     @property
     def name(self) -> str:
         return f"postgres {self.table}"
 
     def __str__(self) -> str:
-        return f"postgres({without_password(self.dsn)}, {self.table}, {self._how})"
+        return f"postgres({without_password(self.dsn.reveal())}, {self.table}, {self._how})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,21 +351,21 @@ def postgres(
     made, columns = _mode(mode, key)
     example = "postgres('postgresql://user@host/database', 'totals')"
     address, name = _text(dsn, "a database has an address", example), _text(table, "a table has a name", example)
-    if "://" in address and not address.startswith(("postgresql://", "postgres://")):
-        scheme = address.partition("://")[0]
+    scheme = scheme_of(address)
+    if scheme not in (None, "postgresql", "postgres"):
         raise _refuse(f"'{scheme}://' is not an address of Postgres", f"for example {example}")
-    if "://" not in address and "=" not in address:
+    if scheme is None and "=" not in address:
         raise _refuse("the address of the database cannot be read", f"for example {example}")
-    server, _, rest = address.partition("://")[2].partition("?")[0].partition("/")
-    if server.count("@") > 1 or "@" in rest:
+    if is_ambiguous(address):
         raise _refuse(
-            "the address of the database has a '@' or '/' too many", "in a password write %40 for '@' and %2F for '/'"
+            "the address of the database has a '@', '/' or '?' too many",
+            "in a password write %40 for '@', %2F for '/' and %3F for '?'",
         )
     if name.count(".") > 1 or not all(name.split(".")):
         raise _refuse(f"{name!r} is not the name of a table", "write 'table' or 'schema.table'")
     if name.rpartition(".")[2].startswith("_millstream"):
         raise _refuse(f"the table name '{name}' is reserved", "choose another name")
-    return Postgres(name, made, columns, address)
+    return Postgres(name, made, columns, Secret(address))
 
 
 def console(rows: int = 20) -> Console:
@@ -416,6 +417,11 @@ def kafka(
         raise _refuse(f"there is no format {format!r}", what_exists(format, VALUE_FORMATS, kind="formats"))
     if registry is not None and format not in REGISTRY_FORMATS:
         raise _refuse(f"a registry has schemas of {' and '.join(REGISTRY_FORMATS)}, not of {format}", "format='avro'")
+    if registry is not None and shown_address(registry) != registry:
+        raise _refuse(
+            "a user, a password or a query does not belong into the address of a registry: it is shown and stored",
+            "give the user with settings={'basic.auth.user.info': 'name:password'}",
+        )
     if on_lost not in LOST_CHOICES:
         raise _refuse(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
     named = {str(name): str(value) for name, value in (settings or {}).items()}
@@ -435,12 +441,6 @@ def socket(host: str, port: int) -> Socket:
 
 
 # ---------------------------------------------------------------- checks
-
-
-def without_password(dsn: str) -> str:
-    """A Postgres address that may be shown: of `user:secret@host` or `password=secret` nothing is left."""
-    shown = re.sub(r"^(\w+://[^:@]*):.*@", r"\1@", dsn)
-    return re.sub(r"((?:ssl)?password|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]*)", r"\1=…", shown, flags=re.IGNORECASE)
 
 
 def _mode(mode: object, key: str | Sequence[str] | None) -> tuple[TableMode, tuple[str, ...]]:

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput, MillstreamError
 from millstream.plan.flat_columns import flat_columns
-from millstream.plan.places import without_password
+from millstream.postgres_address import is_ambiguous, secrets_of, without_password
 from millstream.records import Schema, codec
 from millstream.records.texts import text_leaf
+from millstream.secrets import concealed
 from millstream.serving.rows import Key, Row, TableUnavailable, TypedRow
 from millstream.sinks import postgres, sqlite
 from millstream.sinks.remembered import Remembered
@@ -141,6 +142,8 @@ class PostgresTable(DatabaseTable):
         super().__init__(table)
         self._psycopg = _driver()
         self._dsn = at or table.where
+        if is_ambiguous(self._dsn):
+            raise _unreadable()
         self._has_address = at is not None
         self._where = f"table '{table.name}' of {without_password(self._dsn)}"
         folder, _, name = table.name.rpartition(".")
@@ -206,15 +209,16 @@ class PostgresTable(DatabaseTable):
             raise self._error(error) from None
 
     def _error(self, error: Any) -> MillstreamError:
-        said = str(error).strip()
+        hidden = secrets_of(self._dsn)
+        said = concealed(str(error).strip(), hidden)
         if postgres.UNREADABLE.search(said):
-            return InvalidInput(
-                "the address of the database cannot be read",
-                next_step="write postgresql://user:password@host:port/database",
-            )
-        keeps = "a job's password is not kept: give the whole address with --at (at= in Python), or set PGPASSWORD"
+            return _unreadable()
+        keeps = (
+            "a job's password is not kept: set PGPASSWORD or write it into ~/.pgpass, or give the whole address with "
+            "--at-env or --at-file (at= in Python)"
+        )
         return TableUnavailable(
-            f"Postgres cannot be read: {(error.diag.message_primary or said).strip()}",
+            f"Postgres cannot be read: {concealed((error.diag.message_primary or said).strip(), hidden)}",
             where=self._where,
             next_step="see that the server is up and the table there"
             if self._has_address and "password" not in said
@@ -230,6 +234,13 @@ class PostgresTable(DatabaseTable):
         if db is not None:
             with suppress(self._psycopg.Error):
                 db.close()
+
+
+def _unreadable() -> InvalidInput:
+    return InvalidInput(
+        "the address of the database cannot be read",
+        next_step="write postgresql://user:password@host:port/database, in a password %40 for '@' and %2F for '/'",
+    )
 
 
 def _quoted(name: str) -> str:

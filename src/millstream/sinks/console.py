@@ -15,6 +15,7 @@ from millstream.records import batch_to_rows
 from millstream.sinks.file_ledger import FileLedger
 from millstream.sinks.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit, without
 from millstream.sinks.weights import WEIGHT, one_batch, with_weights
+from millstream.terminal import escaped, is_terminal
 
 PLAIN_WIDTH = 200  # where there is no screen whose width counts
 
@@ -42,17 +43,22 @@ class ConsoleSink:
         screen = Screen(highlight=False, soft_wrap=False)  # made now: who has redirected the output meanwhile is heard
         if not screen.is_terminal:
             screen.width = PLAIN_WIDTH
+        escapes = screen.is_terminal or is_terminal(screen.file)  # of which the first can be set by the environment
+
+        def content(text: str, style: str = "") -> Text:
+            return Text(escaped(text) if escapes else text, style=style)
+
         count = f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'}"
-        screen.print(Text(f"{self._step}, batch {batch}, {count}", style="bold"))
+        screen.print(content(f"{self._step}, batch {batch}, {count}", "bold"))
         shown = [_for_people(row) for row in batch_to_rows(one_batch(rows.slice(0, self._rows_max)))]
         if all(row.get(WEIGHT) == "1" for row in shown):
             shown = [{name: text for name, text in row.items() if name != WEIGHT} for row in shown]
         grid = Grid(box=None, pad_edge=False, header_style="dim")
         for name in shown[0]:
-            grid.add_column(Text(name))
+            grid.add_column(content(name))
         for row in shown:
             taken_back = row.get(WEIGHT, "1").startswith("-")
-            grid.add_row(*map(Text, row.values()), style="red" if taken_back else "")
+            grid.add_row(*map(content, row.values()), style="red" if taken_back else "")
         screen.print(grid)
         if rows.num_rows > self._rows_max:
             screen.print(Text(f"… and {rows.num_rows - self._rows_max} more", style="dim"))

@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import InvalidInput, InvalidSchema, MillstreamError, SinkFailed, SinkUnavailable
-from millstream.plan.places import Postgres, without_password
+from millstream.plan.places import Postgres
+from millstream.postgres_address import secrets_of, without_password
 from millstream.records import Schema
+from millstream.secrets import concealed
 from millstream.sinks.changes import COPIES, Changes
 from millstream.sinks.flat import as_json, texts_of_decimals, texts_of_times
 from millstream.sinks.refusals import Refuse, RowRefused, has_nul, refusals_of, stop, unfit
@@ -48,8 +50,8 @@ UNREADABLE = re.compile(
 class PostgresSink:
     def __init__(self, place: Postgres, schema: Schema, *, job: str, step: str, run: str) -> None:
         self._psycopg = _driver(step)
-        self._dsn = place.dsn
-        self._where = f"step '{step}', table '{place.table}' of {without_password(place.dsn)}"
+        self._dsn = place.dsn.reveal()
+        self._where = f"step '{step}', table '{place.table}' of {without_password(self._dsn)}"
         folder, _, name = place.table.rpartition(".")
         prefix = f"{quoted(folder)}." if folder else ""
         self._name = name
@@ -263,7 +265,7 @@ class PostgresSink:
 
     def _error(self, error: psycopg.Error, batch: int | None) -> MillstreamError:
         passing = isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
-        said = _said(error)
+        said = concealed(_said(error), secrets_of(self._dsn))
         if passing and not FOR_GOOD.search(said):
             return SinkUnavailable(
                 f"Postgres cannot be written: {said}",

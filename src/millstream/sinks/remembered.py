@@ -16,7 +16,8 @@ from millstream.log import DEFAULT_FOLDER, Broker, EmbeddedLog
 from millstream.log.disk import read_document, write_document
 from millstream.log.kafka.address import SCHEME, with_ports
 from millstream.plan.nodes import Write
-from millstream.plan.places import Kafka, Postgres, Sqlite, Table, without_password
+from millstream.plan.places import Kafka, Postgres, Sqlite, Table
+from millstream.postgres_address import without_password
 
 Kind = Literal["topic", "sqlite", "postgres"]
 NOTE = "tables.json"
@@ -87,7 +88,7 @@ def _table(output: Write, log: Path | str) -> Remembered | None:
         # As the job sees it now: whoever asks may stand in another folder.
         return Remembered(sink.table, "sqlite", str(Path(sink.path).expanduser().absolute()), key, schema.ddl)
     if isinstance(sink, Postgres):
-        return Remembered(sink.table, "postgres", without_password(sink.dsn), key, schema.ddl)
+        return Remembered(sink.table, "postgres", without_password(sink.dsn.reveal()), key, schema.ddl)
     return None
 
 

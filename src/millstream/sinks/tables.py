@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
 
+from millstream import terminal
 from millstream.errors import InvalidSchema
 from millstream.plan.flat_columns import FlatColumn, flat_columns
 from millstream.plan.places import Table
@@ -22,7 +22,7 @@ LEDGER = "_millstream_batches"
 UNIT_WEIGHT, UNIT_PLACES = "__unit_weight", "__unit_places"
 LOOKUP_COLUMNS = 3  # by these a row that is taken back is looked up where there is no key: of panes, key and window
 
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 Stored = Callable[[pa.Array], pa.Array]
 
 

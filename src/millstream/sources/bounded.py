@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput, InvalidSchema, NotFound, StorageError
 from millstream.plan.place import what_exists
-from millstream.plan.places import Files, Postgres, Sqlite, without_password
+from millstream.plan.places import Files, Postgres, Sqlite
+from millstream.postgres_address import secrets_of, without_password
 from millstream.records import Schema, align, codec, rows_to_batch
+from millstream.secrets import concealed
 from millstream.sources.files import FilesSource
 
 CONNECT_SECONDS = 10
@@ -149,12 +151,13 @@ def _postgres(place: Postgres, schema: Schema) -> pa.Table:
             where=str(place),
             next_step="pip install 'millstream[postgres]'",
         ) from error
-    where = without_password(place.dsn)
+    dsn = place.dsn.reveal()
+    where = without_password(dsn)
     folder, _, name = place.table.rpartition(".")
     table = f"{_quoted(folder)}.{_quoted(name)}" if folder else _quoted(name)
-    options: dict[str, Any] = {} if "connect_timeout" in place.dsn else {"connect_timeout": CONNECT_SECONDS}
+    options: dict[str, Any] = {} if "connect_timeout" in dsn else {"connect_timeout": CONNECT_SECONDS}
     try:
-        with psycopg.connect(place.dsn, **options) as db:
+        with psycopg.connect(dsn, **options) as db:
             columns = _postgres_columns(db, table)
             if not columns:
                 there = db.execute(
@@ -165,7 +168,7 @@ def _postgres(place: Postgres, schema: Schema) -> pa.Table:
             _check_columns(place.table, where, columns, schema)
             found = db.execute(f"SELECT {_listed(schema)} FROM {table}".encode()).fetchall()
     except psycopg.Error as error:
-        said = (error.diag.message_primary or str(error)).strip()
+        said = concealed((error.diag.message_primary or str(error)).strip(), secrets_of(dsn))
         if UNREADABLE.search(said):
             raise InvalidInput(
                 "the address of the database cannot be read",

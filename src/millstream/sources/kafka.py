@@ -6,7 +6,6 @@ reader has come to its end, not when a certain record was seen.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from millstream import terminal
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.address import KafkaAddress
@@ -39,7 +39,7 @@ POLL_SECONDS, POLL_SECONDS_MAX = 0.002, 0.025
 READERS_MAX = 4  # each has connections of its own, and records that it fetched ahead
 RECORD_BYTES = 64  # what a record takes besides key and value
 
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class KafkaSource:

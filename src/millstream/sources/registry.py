@@ -33,7 +33,7 @@ from millstream.records import Codec, Schema, codec
 from millstream.records.bounds import size_text, valid_text
 from millstream.records.codecs import AvroCodec
 from millstream.records.columns import Faults, Rules
-from millstream.secrets import Secret, revealed
+from millstream.secrets import Secret, revealed, shown_address
 
 MAGIC = 0
 HEADER_BYTES = 5
@@ -92,6 +92,12 @@ class Registry:
                 "a user and a password do not belong into an address: it is shown and stored",
                 where=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
                 next_step=f"give them with settings={{'{USER}': 'name:password'}}",
+            )
+        if parts.query or parts.fragment:
+            raise InvalidSetting(
+                "a query does not belong into the address of a schema registry: it is shown and stored",
+                where=shown_address(url),
+                next_step="leave out what stands behind the '?'",
             )
         user = revealed(address.settings).get(USER)
         return cls(url.rstrip("/"), Secret(user) if user else None)
@@ -182,7 +188,8 @@ class Registry:
 
     def _elsewhere(self, place: str | None) -> MillstreamError:
         return InvalidSetting(
-            f"the schema registry sends on to {place or 'another place'}, where the password does not follow",
+            f"the schema registry sends on to {shown_address(place or 'another place')}, where the password does not "
+            "follow",
             where=self.url,
             next_step="if that is right, name that place: registry='https://host'",
         )

@@ -7,7 +7,6 @@ long no byte is kept, only that it came: a null in the spool, which becomes a de
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millstream import terminal
 from millstream.errors import AlreadyExists, ClosedError, MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.plan.places import Socket
@@ -34,7 +34,7 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 RECEIVE_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
 TOO_LONG = f"a line has more than {LINE_BYTES_MAX >> 20} MiB, and was not kept"
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class SocketSource:

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from millstream.plan.bundles import BEGINNING, END, moment
+from millstream.terminal import escaped
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.text import Text
 
     from millstream.spark.running import Job
 
@@ -39,12 +41,12 @@ class Terminal(Display):
 
         self._name = name
         self._begun = time.monotonic()
-        self._status: Status = Console(stderr=True).status(f"{name}: starting")
+        self._status: Status = Console(stderr=True).status(_text(f"{name}: starting"))
         self._status.start()
         self._seen = 0.0
 
     def phase(self, text: str) -> None:
-        self._status.update(f"{self._name}: {text} ({time.monotonic() - self._begun:.0f} s)")
+        self._status.update(_text(f"{self._name}: {text} ({time.monotonic() - self._begun:.0f} s)"))
 
     def look(self, job: Job) -> None:
         if time.monotonic() - self._seen < LOOK_S:
@@ -53,10 +55,17 @@ class Terminal(Display):
         if job.progress.batch < 0:
             self.phase("starting the first batch")
         else:
-            self._status.update(said(job))
+            self._status.update(_text(said(job)))
 
     def close(self) -> None:
         self._status.stop()
+
+
+def _text(content: str) -> Text:
+    """Neither the terminal nor rich's markup finds anything to obey in it."""
+    from rich.text import Text
+
+    return Text(escaped(content))
 
 
 class Lines(Display):

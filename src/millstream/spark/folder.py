@@ -28,6 +28,7 @@ from millstream.sinks.file_ledger import remove_drafts
 from millstream.sinks.remembered import NOTE
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP
+from millstream.terminal import escaped
 
 DESCRIPTION = "job.json"
 BEFORE_MOVE = "before_move.json"
@@ -289,4 +290,4 @@ def differences(kept: dict[str, dict[str, str]], steps: dict[str, dict[str, str]
                 lines += [f"    {name}, {part}", f"  - {before.get(part)}", f"  + {now.get(part)}"]
     if not lines:
         lines = [f"  - in this order: {', '.join(kept)}", f"  + in this order: {', '.join(steps)}"]
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))

@@ -7,7 +7,6 @@ planner waits at the log, so rows are seen as soon as they are there.
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from millstream import terminal
 from millstream.errors import KafkaUnavailable
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.operators.accumulators import TIME, WEIGHT
@@ -39,7 +39,7 @@ from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to
 
 STOP = "stop"
 Answer = TypeVar("Answer")
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 REACHED = "reached.json"
 SEVERAL_WAIT_S = 0.02
 AWAY_S_MAX, AWAY_LOOK_S = 600.0, 1.0

@@ -39,6 +39,7 @@ from millstream.spark.real_time_steps import MARK, compiled
 from millstream.spark.renaming import renamed
 from millstream.spark.running import LOOK_S, Asked, Job, Settings, _log, _share_path
 from millstream.spark.workers import session_of
+from millstream.terminal import escaped
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
@@ -89,7 +90,7 @@ class Work:
             if not isinstance(node, Read | Write):
                 lines.append(f"    {node.name}: {node.label}, in Spark SQL")
         lines += [f"    writes  {topic}" for topic in self.sinks.values()]
-        return "\n".join(lines) + "\n"
+        return "\n".join(map(escaped, lines)) + "\n"
 
 
 # ---------------------------------------------------------------- what can run so

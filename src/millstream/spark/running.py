@@ -77,7 +77,7 @@ class Settings:
     on_batch: OnBatch | None = None
     mode: str | None = None
     """"real time": each record by itself, from Kafka to Kafka; unsaid: in micro-batches."""
-    conf: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of Spark, for a session that is made for the job."""
     archive: str | None = None
     """The libraries of workers, made by `millstream pack`."""

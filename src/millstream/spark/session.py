@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidSetting, MillstreamError, NotFound, SparkFailed
+from millstream.secrets import SHOWN
 from millstream.spark import archive, callbacks, java, launch, shipping, submitting
 
 if TYPE_CHECKING:
@@ -380,13 +381,19 @@ def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, st
             continue
         if not active.conf.isModifiable(key):
             raise InvalidSetting(
-                f"the session that runs has {key} = {active.conf.get(key, None)}, and it cannot change while it runs",
+                f"the session that runs has {key} = {_shown(key, active.conf.get(key, None))}, and it cannot change "
+                "while it runs",
                 where=f"setting {key}",
-                next_step=f'make the session with .config("{key}", "{value}"), or let session() make it',
+                next_step=f'make the session with .config("{key}", "{_shown(key, value)}"), or let session() make it',
             )
         active.conf.set(key, value)
     callbacks.authenticate(active.sparkContext._gateway)
     return active
+
+
+def _shown(key: str, value: str | None) -> str | None:
+    """The value of a setting, if it is one of those above: others may be passwords."""
+    return value if value is None or any(each.key == key for each in SETTINGS) else SHOWN
 
 
 # ---------------------------------------------------------------- why it did not start

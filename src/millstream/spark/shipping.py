@@ -22,10 +22,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import SparkFailed
+from millstream.errors import SparkFailed, UnfitWorkers
 from millstream.plan.places import Kafka
 from millstream.spark.cache import cache_folder, is_trusted, made_folder
 from millstream.spark.failures import SHIPPED, reason_of
+from millstream.terminal import escaped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -279,14 +280,17 @@ def _complaints(told: Mapping[str, Any], needs: Needs) -> list[str]:
 
 
 def _unfit(lacking: Mapping[tuple[str, str], list[str]]) -> SparkFailed:
-    lines = [f"  {host} ({folder}): {'; '.join(complaints)}" for (host, folder), complaints in sorted(lacking.items())]
+    lines = [
+        escaped(f"  {host} ({folder}): {'; '.join(complaints)}")
+        for (host, folder), complaints in sorted(lacking.items())
+    ]
     said = " ".join(part for complaints in lacking.values() for part in complaints)
     steps = []
     if "no library" in said or "is here" in said:
         steps.append("install the libraries there, or send them: millstream pack env.tar.gz, then --archive env.tar.gz")
     if "folder" in said:
         steps.append("put the log and the job's folder (--folder) where all machines have them under the same name")
-    return SparkFailed(
+    return UnfitWorkers(
         "\n".join([f"{len(lacking)} of the workers cannot run this job:", *lines]), next_step="; ".join(steps)
     )
 

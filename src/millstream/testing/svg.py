@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.sax.saxutils import escape, quoteattr
 
+from millstream.terminal import escaped
+
 FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
 
 
@@ -19,16 +21,21 @@ def tag(name: str, content: str | None = None, /, **attributes: object) -> str:
 
 
 def _text(value: object) -> str:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else escaped(str(value))
+
+
+def _content(text: str) -> str:
+    """Control characters have no place in XML, not even as references."""
+    return escape(escaped(text))
 
 
 def group(parts: Iterable[str], *, title: str | None = None, **attributes: object) -> str:
-    said = [tag("title", escape(title))] if title else []
+    said = [tag("title", _content(title))] if title else []
     return tag("g", "".join([*said, *parts]), **attributes)
 
 
 def words(x: float, y: float, text: str, *, size: int = 11, **attributes: object) -> str:
-    return tag("text", escape(text), x=float(x), y=float(y), font_size=size, **attributes)
+    return tag("text", _content(text), x=float(x), y=float(y), font_size=size, **attributes)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from millstream.terminal import escaped, is_terminal
 from millstream.testing.times import ShortTimes, times_in
 
 Fields = dict[str, Any]
@@ -19,7 +21,7 @@ def print_panes(out: Sequence[Any]) -> None:
         lines = [{name: value for name, value in line.items() if name != "event_time"} for line in lines]
     if all(line.get("weight") == 1 for line in lines):
         lines = [{name: value for name, value in line.items() if name != "weight"} for line in lines]
-    print("\n".join(aligned(lines)) if lines else "nothing was sent")
+    print("\n".join(aligned(lines, escapes=is_terminal(sys.stdout))) if lines else "nothing was sent")
 
 
 def _rows(out: Sequence[Any]) -> Iterable[tuple[Fields, Fields]]:
@@ -59,11 +61,16 @@ def _is_end_of_window(row: Fields) -> bool:
 # ---------------------------------------------------------------- lines of text
 
 
-def aligned(rows: Sequence[Fields], *, times: ShortTimes | None = None) -> list[str]:
-    """A heading and a line for each row, in columns; a field that a row lacks is left empty."""
+def aligned(rows: Sequence[Fields], *, times: ShortTimes | None = None, escapes: bool = True) -> list[str]:
+    """A heading and a line for each row, in columns; a field that a row lacks is left empty.
+
+    A pipe may be given contents as they are; `escapes` keeps them from acting on a terminal, and each in one line.
+    """
     times = times or ShortTimes(times_in(list(rows)))
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, *([written(row[name], times) if name in row else "" for name in names] for row in rows)]
+    if escapes:
+        lines = [list(map(escaped, line)) for line in lines]
     widths = [max(len(line[place]) for line in lines) for place in range(len(names))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 

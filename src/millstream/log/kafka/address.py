@@ -49,14 +49,14 @@ class KafkaAddress:
                 next_step=f"write them into a file and name it: {SCHEME}host:{PORT}?settings=FILE",
             )
         said = dict(parse_qsl(query.rstrip("/"), keep_blank_values=True))
+        file = said.pop("settings", None) or os.environ.get(SETTINGS_VARIABLE)
         for name in said:
             if is_secret(name):
                 raise InvalidSetting(
-                    f"'{name}' does not belong into an address, which is shown and stored",
+                    f"'{name}' is not known to be harmless, and an address is shown and stored",
                     where=SCHEME + servers,
                     next_step=f"write it into a file and name that: {SCHEME}{servers}?settings=FILE",
                 )
-        file = said.pop("settings", None) or os.environ.get(SETTINGS_VARIABLE)
         settings = {**(properties(Path(file)) if file else {}), **said}
         return cls(with_ports(servers), hidden(settings), address)
 

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.failures import client_module, said_plainly, translated
+from millstream.secrets import concealed
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer, ShareConsumer
@@ -56,7 +58,17 @@ OUTDATED = frozenset(("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER
 UNKNOWN = frozenset(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"))
 NEWS_SECONDS = 10.0  # within which every broker has heard of a new topic
 Answer = TypeVar("Answer")
-heard = logging.getLogger("millstream.kafka")
+
+
+class _Concealing(logging.Filter):
+    """The client hides some of its settings in what it says, not all that are secret."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = concealed(record.getMessage()), ()
+        return True
+
+
+heard = terminal.logger("millstream.kafka", _Concealing())
 heard.addHandler(logging.NullHandler())  # who wants to read what the client says gives it a handler
 
 

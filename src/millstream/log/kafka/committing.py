@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from millstream import terminal
 from millstream.errors import InvalidInput, PartitionsRevoked, TransactionAborted
 from millstream.log.consumer import Consumer, Start
 from millstream.log.groups import TopicPartition
@@ -19,7 +19,7 @@ from millstream.log.kafka.topics import as_kafka
 RETRY_SECONDS = 0.1
 SETTLE_SECONDS = 1.0
 GONE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID", "_ASSIGNMENT_LOST", "_STATE")
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class Committing(Consumer):

@@ -6,13 +6,13 @@ only after what was handed out before counts as done.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+from millstream import terminal
 from millstream.errors import (
     ClosedError,
     InvalidInput,
@@ -47,7 +47,7 @@ SLICE_SECONDS = 0.2
 SERVE_SECONDS = 0.1
 GRACE_SECONDS = 2.0  # what is on the broker already is waited for, even by who does not wait
 FETCHED_MAX = 5000
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class KafkaConsumer(Committing):

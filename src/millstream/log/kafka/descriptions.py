@@ -7,12 +7,12 @@ have it and until this process has read it. Two that change the same document at
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from millstream import terminal
 from millstream.errors import KafkaUnavailable, UnknownTopic
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS, Clients
 from millstream.log.kafka.failures import client_module, translated
@@ -26,7 +26,7 @@ LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 3.0
 SHOWN_CHARACTERS_MAX = 100
 Documents = Mapping[str, Mapping[str, Any]]
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class Descriptions:

@@ -15,6 +15,7 @@ from millstream.errors import (
     ProducerFenced,
     UnknownTopic,
 )
+from millstream.secrets import concealed
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -46,11 +47,12 @@ def said_plainly(where: str) -> Iterator[None]:
     try:
         yield
     except confluent_kafka.KafkaException as error:
-        raise translated(error.args[0], where) from error
+        # A client that refuses a setting may quote it.
+        raise translated(error.args[0], where) from (None if concealed(str(error)) != str(error) else error)
 
 
 def translated(error: KafkaError, where: str) -> MillstreamError:
-    code, text = error.name(), error.str()
+    code, text = error.name(), concealed(error.str())
     if code in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION"):
         return UnknownTopic(
             "there is no such topic", where=where, next_step="create it first: millstream topics create"

@@ -6,7 +6,6 @@ Kafka's client tries on; with acks='all', the default here, each record is store
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream import terminal
 from millstream.errors import (
     InvalidInput,
     InvalidRecord,
@@ -55,7 +55,7 @@ REFUSED = (
 COMMIT, ABORT = "commit_transaction", "abort_transaction"
 Work = Callable[[Any], None]
 Refused = tuple[tuple[Any, ...], str]  # a record, its row first, and why
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 class KafkaProducer(Producer):

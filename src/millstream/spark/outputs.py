@@ -29,6 +29,7 @@ from millstream.sinks.files import FilesSink
 from millstream.spark.failures import of_users_code
 from millstream.spark.layout import Layout
 from millstream.spark.live import REACHED, STOP
+from millstream.spark.notices import Notices
 from millstream.spark.packing import DRIVER, as_written, control_from_bytes, from_bytes
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
@@ -79,12 +80,14 @@ class Outputs:
         sinks: Mapping[Write, Sink],
         folder: Path,
         progress: Progress,
+        notices: Notices,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
     ) -> None:
         self._layout = layout
         self._sinks = sinks
         self._folder = folder
         self._progress = progress
+        self._notices = notices
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
@@ -180,6 +183,7 @@ class Outputs:
             progress.rows_late += report["late"]
         progress.watermarks |= watermarks
         progress.rows_held |= held
+        self._notices.hear(reports, progress.watermarks)
         known = [progress.watermarks.get(step.name, END) for step in self._layout.chain]  # unheard of: anything may be
         self._leave_word(max(known, default=BEGINNING))
 

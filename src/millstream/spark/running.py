@@ -42,6 +42,7 @@ from millstream.spark.failures import new_mark, of_query
 from millstream.spark.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
+from millstream.spark.notices import Notices
 from millstream.spark.outputs import Outputs, Progress, Stopped
 from millstream.spark.renaming import renamed
 from millstream.spark.session import log_file
@@ -121,6 +122,8 @@ class Job:
         self._sources = sources
         self._query: StreamingQuery | None = None
         self._outputs: Outputs | None = None
+        self._notices: Notices | None = None
+        self._is_bounded = False
         self._mark = new_mark()
         self._closing = ExitStack()
         self.interrupted = False
@@ -186,6 +189,8 @@ class Job:
             raise of_query(failure, self._mark, _log()) from failure
         if error is not None:
             raise of_query(error, self._mark, _log())
+        if self._is_bounded and self._notices is not None:
+            self._notices.end(self.progress.watermarks, self.progress.rows_read)
 
 
 def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | None = None) -> Job:
@@ -241,7 +246,9 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         asked.check()
         job = Job(name, folder, dict.fromkeys(layout.fed_sources, feed), progress)
         job._mark = feed.shipment.mark
-        job._outputs = Outputs(layout, sinks, folder.path, progress, settings.on_batch)
+        job._is_bounded = settings.batch or settings.until == CAUGHT_UP
+        job._notices = Notices(name, layout)
+        job._outputs = Outputs(layout, sinks, folder.path, progress, job._notices, settings.on_batch)
         job._query = _query(spark, job._outputs, feed, folder, settings)
         if settings.batch:
             opening.callback(_forget_if_done, job, feed.shipment.folder)

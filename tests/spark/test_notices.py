@@ -33,7 +33,9 @@ def notices(steady: Steady, *, takes_late: bool = False, **options: Any) -> Noti
 
 
 def batch(rows: int, **partitions: int | None) -> list[dict[str, Any]]:
-    return [{"source": "read_scores", "rows": rows, "partitions": {name[1:]: told for name, told in partitions.items()}}]
+    return [
+        {"source": "read_scores", "rows": rows, "partitions": {name[1:]: told for name, told in partitions.items()}}
+    ]
 
 
 @pytest.fixture
@@ -88,5 +90,7 @@ def test_a_live_job_reports_a_watermark_that_stands_still_while_rows_come(said: 
 
 
 def test_a_note_of_the_planner_is_passed_on(said: pytest.LogCaptureFixture) -> None:
-    notices(Steady()).hear([{"source": "read_scores", "rows": 0, "notes": ["the machine's clock is 9 s behind: odd"]}], {})
+    notices(Steady()).hear(
+        [{"source": "read_scores", "rows": 0, "notes": ["the machine's clock is 9 s behind: odd"]}], {}
+    )
     assert said.messages == ["totals: the machine's clock is 9 s behind: odd"]

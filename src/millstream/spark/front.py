@@ -29,8 +29,9 @@ from millstream.spark.feed import FEED
 from millstream.spark.layout import Layout
 from millstream.spark.live import LiveFeed
 from millstream.spark.packing import from_bytes
-from millstream.spark.running import CAUGHT_UP, TICK_S, Job, Settings, address_of, run_job, start_job
+from millstream.spark.running import Job, address_of, run_job, start_job
 from millstream.spark.session import session
+from millstream.spark.settings import CAUGHT_UP, TICK_S, Settings
 from millstream.spark.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.users_code import modules
 
@@ -45,10 +46,10 @@ def run(
     *,
     broker: str | PathLike[str] | None = None,
     folder: str | PathLike[str] | None = None,
-    show: bool | None = None,
+    progress: str = "auto",
     **said: Any,
 ) -> Job:
-    with watched(flow.name, show) as display:
+    with watched(flow.name, progress) as display:
         return run_job(flow, _settings(broker, folder, said), display)
 
 

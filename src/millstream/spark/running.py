@@ -44,7 +44,7 @@ from millstream.spark.notices import Notices
 from millstream.spark.outputs import Outputs, Stopped
 from millstream.spark.progress import Progress, ProgressFile
 from millstream.spark.renaming import renamed
-from millstream.spark.session import log_file
+from millstream.spark.session import kept_log
 from millstream.spark.settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.spark.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.stop_request import StopRequest
@@ -305,7 +305,7 @@ def _query(
 
 
 def _log() -> str | None:
-    found = log_file()
+    found = kept_log()
     return None if found is None else str(found)
 
 
@@ -414,9 +414,9 @@ def jvm_alive() -> Iterator[None]:
     """What a call to a JVM that is gone raises is no help to anybody."""
     try:
         yield
-    except (Py4JError, ConnectionError) as error:
+    except (Py4JError, ConnectionError):
         raise SparkFailed(
             "the JVM that Spark runs in has ended, most often for want of memory",
             where=_log(),
-            next_step="start anew, with more memory (spark.driver.memory) or fewer rows in a batch (batch_rows=…)",
-        ) from error
+            next_step="run it again, with more memory (spark.driver.memory) or fewer rows in a batch (batch_rows=…)",
+        ) from None  # what py4j noticed of it says no more

@@ -55,7 +55,7 @@ def batch_seconds(folder: Path, scratch: Path) -> float:
     events = flow.read(ms.files(folder, files_per_batch=1), SCHEMA, "at", ms.bounded("1 day"))
     sums = events.key_by("key").window(ms.fixed("1 second")).agg(total=ms.sum("value"), n=ms.count())
     sums.write(ms.discard())
-    job = flow.run(broker=scratch / "log", until="caught up", show=False)
+    job = flow.run(broker=scratch / "log", until="caught up", progress="none")
     times: list[float] = job.batch_times()
     return statistics.median(times[2:])
 

@@ -82,7 +82,9 @@ def own_windows(address: str, topic: str, scratch: Path) -> float:
     totals = rows.key_by("user").window(ms.fixed("1 minute")).agg(total=ms.sum("score"), n=ms.count())
     totals.write(ms.foreach(nothing))
     begun = time.perf_counter()
-    flow.run(broker=address, folder=scratch / f"job-{time.time_ns()}", until="caught up", show=False, batch_rows=None)
+    flow.run(
+        broker=address, folder=scratch / f"job-{time.time_ns()}", until="caught up", progress="none", batch_rows=None
+    )
     return time.perf_counter() - begun
 
 
@@ -132,7 +134,7 @@ def pumped() -> ms.Flow:
 
 def end_to_end(address: str, scratch: Path) -> float:
     begun = time.perf_counter()
-    pumped().run(broker=address, folder=scratch / f"job-{time.time_ns()}", until="caught up", show=False)
+    pumped().run(broker=address, folder=scratch / f"job-{time.time_ns()}", until="caught up", progress="none")
     return time.perf_counter() - begun
 
 

@@ -53,10 +53,10 @@ def measured(scratch: Path, held: int, batches: int) -> float:
         log.create_topic("events", schema=SCHEMA, partitions=2)
         for first in range(0, held, LOAD_ROWS):
             append(log, np.arange(first, min(held, first + LOAD_ROWS)))
-        flow().run(broker=broker, until="caught up", batch_rows=LOAD_ROWS, key_groups=8, show=False)
+        flow().run(broker=broker, until="caught up", batch_rows=LOAD_ROWS, key_groups=8, progress="none")
         for _ in range(batches):
             append(log, random.integers(0, held, SMALL_ROWS))
-        job = flow().run(broker=broker, until="caught up", batch_rows=SMALL_ROWS, key_groups=8, show=False)
+        job = flow().run(broker=broker, until="caught up", batch_rows=SMALL_ROWS, key_groups=8, progress="none")
     seconds = job.batch_times()[5:]
     shutil.rmtree(broker)
     return float(statistics.median(seconds))

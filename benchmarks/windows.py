@@ -94,7 +94,7 @@ def ours(folder: Path, per_batch: int, scratch: Path, build: Callable[[ms.Flow, 
     )
     build(flow, events)
     broker = scratch / f"log-{time.time_ns()}"
-    job = flow.run(broker=broker, until="caught up", show=False)
+    job = flow.run(broker=broker, until="caught up", progress="none")
     return steady(job.batch_times())
 
 

@@ -38,7 +38,7 @@ def built(task: Task, name: str) -> Stream:
 def timed(task: Task, name: str) -> Timed:
     query = built(task, name)
     query.write(_files(filed.new_folder(task)) if name == filed.FILED else ms.discard())
-    times: list[float] = query.flow.run(broker=_log(task), until="caught up", show=False).batch_times()
+    times: list[float] = query.flow.run(broker=_log(task), until="caught up", progress="none").batch_times()
     return task.steady, sum(times[1:])
 
 
@@ -47,13 +47,13 @@ def rows(task: Task, name: str) -> list[Row]:
     if name == filed.FILED:
         folder = filed.new_folder(task)
         query.write(_files(folder))
-        query.flow.run(broker=_log(task), until="caught up", show=False)
+        query.flow.run(broker=_log(task), until="caught up", progress="none")
         return filed.read(folder)
     kept = ms.memory(f"{name}-{time.time_ns()}")
     query.write(kept)
     # Windows of processing time end with the batch run; all others end with the last events.
     how: dict[str, Any] = {"batch": True} if name == "q12" else {"until": "caught up"}
-    query.flow.run(broker=_log(task), show=False, **how)
+    query.flow.run(broker=_log(task), progress="none", **how)
     try:
         return list(kept.rows())
     finally:

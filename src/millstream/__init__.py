@@ -1,4 +1,4 @@
-"""Millstream: a durable log, the Dataflow model and a live console in one Python package, on Spark."""
+"""Millstream: a durable log and the Dataflow model in one Python package, on Spark."""
 
 from __future__ import annotations
 

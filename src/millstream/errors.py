@@ -225,7 +225,7 @@ class ExpressionFailed(MillstreamError):
 class SparkFailed(MillstreamError):
     """Spark did not start, or ended a query, for a reason outside the flow."""
 
-    exit_code = 6
+    exit_code = 7
 
 
 class UnfitWorkers(SparkFailed):

@@ -74,7 +74,7 @@ def test_a_leader_and_the_controller_die_in_the_middle_of_a_run(kafka3: KafkaClu
                 acknowledged += send(log, topic, range(600, 900))
         finally:
             job.stop()
-        sums(topic).run(broker=address, folder=tmp_path / "job", until="caught up", show=False)
+        sums(topic).run(broker=address, folder=tmp_path / "job", until="caught up", progress="none")
         assert acknowledged == list(range(900))
         stored = Counter(record.value["score"] for record in read(log, topic))
         assert stored == Counter(range(900))

@@ -272,7 +272,7 @@ def test_a_job_goes_on_where_it_was(log: EmbeddedLog, target: KafkaLog, topic: s
                 producer.send(topic, row, key=row["user"])
 
     send(log, rows[:80])
-    total_flow(topic, "totals").run(broker=log.path, until="caught up", show=False)
+    total_flow(topic, "totals").run(broker=log.path, until="caught up", progress="none")
     send(log, rows[80:120])  # waits for the job, which reads it there
     result = CliRunner().invoke(app, ["topics", "move", topic, target.address, "--log", str(log.path), "--json"])
     assert result.exit_code == 0, result.output
@@ -280,7 +280,9 @@ def test_a_job_goes_on_where_it_was(log: EmbeddedLog, target: KafkaLog, topic: s
     assert {each["name"] for each in document["topics"]} == {topic, f"{topic}.totals"}
     [job] = document["jobs"]
     send(target, rows[120:])
-    ran = total_flow(topic, "totals").run(broker=target.address, folder=job["folder"], until="caught up", show=False)
+    ran = total_flow(topic, "totals").run(
+        broker=target.address, folder=job["folder"], until="caught up", progress="none"
+    )
     assert ran.progress.rows_read == 120
     expected = {
         f"u{user}".encode(): {"user": f"u{user}", "total": sum(range(user, 200, 5)), "n": 40} for user in range(5)
@@ -295,7 +297,7 @@ def test_a_job_with_another_source_is_not_torn_apart(log: EmbeddedLog, target: K
     flow = ms.Flow("two")
     both = flow.read(topic, SCHEMA).union(flow.read(f"{topic}.more", SCHEMA))
     both.write(f"{topic}.out")
-    flow.run(broker=log.path, until="caught up", show=False)
+    flow.run(broker=log.path, until="caught up", progress="none")
     with pytest.raises(InvalidInput, match=r"also reads .*\.more"):
         move(log, target, [topic])
     assert topic not in target.topics()

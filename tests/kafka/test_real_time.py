@@ -30,7 +30,7 @@ from millstream.spark.folder import JobFolder
 from millstream.spark.java_client import java_settings
 from millstream.spark.real_time import CHECKPOINT, _translated, refuse_other_mode, work_of
 from millstream.spark.real_time_steps import MARK
-from millstream.spark.running import Settings
+from millstream.spark.settings import Settings
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = "user string, score int, at timestamp"

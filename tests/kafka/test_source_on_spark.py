@@ -328,7 +328,7 @@ frame = frame.option("startingOffsets", "earliest").load()
 rows = frame.select(sf.from_json(sf.col("value").cast("string"), "user string, n int, at timestamp").alias("v"))
 flow = ms.Flow("connected")
 flow.read(rows.select("v.*"), event_time="at").where("n > 1").select("user", "n").write("out")
-flow.run(broker=folder, until="caught up", show=False)
+flow.run(broker=folder, until="caught up", progress="none")
 """
 
 

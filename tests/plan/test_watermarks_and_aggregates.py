@@ -16,7 +16,7 @@ FUNCTIONS = (int, lambda state, value: state, lambda one, other: one, lambda sta
 
 
 def test_they_say_what_they_are() -> None:
-    assert str(ms.bounded("10 seconds", idle="1 minute")) == "bounded(10 seconds)"
+    assert str(ms.bounded("10 seconds", idle="1 minute")) == "bounded(10 seconds, idle=1 minute)"
     assert str(ms.ascending()) == "ascending()"
     assert str(ms.punctuated("mark")) == "punctuated(mark)"
     assert str(ms.custom(max)) == "custom(max)"

@@ -56,7 +56,8 @@ def test_a_jvm_that_dies_is_told_in_plain_words(killed: Killed) -> None:
     assert killed.run_and_kill(jvm_only=True) == SparkFailed.exit_code
     *_, what, where, following = (killed.folder / "err").read_text().splitlines()
     assert what.startswith("error: the JVM that Spark runs in has ended")
-    assert "spark.log" in where
+    assert Path(where.partition("where: ")[2]).read_text()
+    assert "Traceback" not in (killed.folder / "err").read_text()
     assert "next:" in following
     killed.feed(300)
     killed.catch_up()

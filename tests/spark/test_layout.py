@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 import millstream as ms
 from millstream.spark.layout import Layout
+
+from .support import per_user, scores
 
 ROWS = "user long, other long, small int, n int, at timestamp"
 
@@ -95,3 +98,18 @@ def test_of_all_rows_only_the_columns_are_read_that_somebody_looks_at() -> None:
     table.where("n > 0").group_by("user").agg(k=ms.count()).write("out")
     layout = Layout(tuple(flow.outputs), 4)
     assert {name for schema in layout.reading.values() for name in schema.names} == {"user", "n", "at"}
+
+
+@pytest.mark.parametrize("format", ["svg", "mermaid"])
+def test_a_physical_plan_is_drawn_without_text_behind_it(format: Any) -> None:
+    flow = ms.Flow("drawn")
+    panes = per_user(scores(flow).where("n > 0"))
+    panes.write("totals")
+    panes.late.write("late")
+    said = flow.explain(format, physical=True)
+    assert "read_scores, then where" in said
+    assert "shuffle by key group" in said
+    if format == "svg":
+        assert ElementTree.fromstring(said).tag.endswith("svg")
+    else:
+        assert said.count("-->") == 3

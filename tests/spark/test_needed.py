@@ -116,6 +116,6 @@ def test_rows_that_nobody_keeps_are_counted(tmp_path: Path) -> None:
     rows = flow.read(ms.files(tmp_path, files_per_batch=1), "user string, n long")
     rows.where("n > 1").write(ms.discard(), name="some")
     rows.group_by("user").agg(total=ms.sum("n")).write(ms.discard(), name="totals")
-    job = flow.run(broker=tmp_path / "log", until="caught up", show=False)
+    job = flow.run(broker=tmp_path / "log", until="caught up", progress="none")
     assert job.progress.written == {"some": 2, "totals": 2}
     assert job.progress.rows_read == 3

@@ -55,7 +55,7 @@ def test_runs_that_are_gone_or_damaged_are_made_anew(spark: SparkSession, tmp_pa
         log.create_topic("scores", schema=SCHEMA)
         for part in (ROWS[:70], ROWS[70:140], [*ROWS[140:], *END]):
             put(log, "scores", part)
-            job = flow().run(broker=log.path, until=CAUGHT_UP, show=False)
+            job = flow().run(broker=log.path, until=CAUGHT_UP, progress="none")
             folder = runs_of(job)
             assert any(folder.rglob("*"))
             harm(folder)
@@ -68,7 +68,7 @@ def test_forgetting_a_job_also_removes_its_runs(spark: SparkSession, tmp_path: P
     with EmbeddedLog(tmp_path / "log") as log:
         log.create_topic("scores", schema=SCHEMA)
         put(log, "scores", ROWS[:20])
-        job = flow().run(broker=log.path, until=CAUGHT_UP, show=False)
+        job = flow().run(broker=log.path, until=CAUGHT_UP, progress="none")
         folder = runs_of(job)
         assert folder.exists()
         job.folder.remove()
@@ -82,7 +82,7 @@ flow = ms.Flow("kept")
 scores = flow.read("scores", "user string, n int, at timestamp", event_time="at", watermark=ms.bounded("5 seconds"))
 windows = scores.key_by("user").window(ms.fixed("10 seconds")).trigger(ms.after_watermark(early=ms.after_count(3)))
 windows.retracting().agg(total=ms.sum("n"), k=ms.count()).write("totals")
-flow.run(master="local-cluster[2,1,1024]", batch_rows=10, show=False)
+flow.run(master="local-cluster[2,1,1024]", batch_rows=10, progress="none")
 """
 
 

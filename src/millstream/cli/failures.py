@@ -28,8 +28,10 @@ EXIT_CODES = {
     4: "exists already",
     5: "storage: no room, no rights, damaged, not a log; Kafka or the database of a table is away",
     6: "done, but not for all: dead letters were written, or a queue's command failed",
+    7: "Spark did not start, or stopped the job",
     130: "interrupted with Ctrl-C",
     141: "the reader of the output went away",
+    143: "ended by SIGTERM before the running batch was complete",
 }
 
 # Typer raises it for every wrong option or argument, but does not export it.

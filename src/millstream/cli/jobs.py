@@ -27,14 +27,18 @@ def list_jobs(session: Session) -> None:
     Example:
       millstream jobs list
     """
+    from millstream.spark.progress import read_progress
+
     rows, document = [], []
     for folder in _folders(session):
         state, batches, steps = _state(folder)
-        rows.append((folder.name, state, batches, ", ".join(steps) or None))
-        document.append({"name": folder.name, "state": state, "batches": batches, "steps": steps})
-    show_table(
-        session, ["job", "state", "batches", "keeps state"], rows, document=document, empty=session.nothing("jobs")
-    )
+        live = read_progress(folder) if state == "running" else {}
+        shown = [live.get(name) for name in ("lag", "rows_per_s", "watermark")]
+        rows.append((folder.name, state, batches, *shown, ", ".join(steps) or None))
+        now = {name: live.get(name) for name in ("rows", "lag", "rows_per_s", "watermark", "late", "dead", "waits_for")}
+        document.append({"name": folder.name, "state": state, "batches": batches, "steps": steps, **now})
+    columns = ["job", "state", "batches", "lag", "rows/s", "watermark", "keeps state"]
+    show_table(session, columns, rows, document=document, empty=session.nothing("jobs"))
 
 
 def forget(

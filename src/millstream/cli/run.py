@@ -62,6 +62,14 @@ def run(
     mode: Annotated[
         str | None, typer.Option(metavar="'real time'", help="Each record by itself, from Kafka to Kafka.")
     ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long Ctrl-C and SIGTERM wait for the running batch; default: 30."),
+    ] = None,
+    progress: Annotated[
+        str | None,
+        typer.Option(metavar="HOW", help="auto, terminal, lines, json or none: how progress is shown on stderr."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
 ) -> None:
     """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
@@ -77,6 +85,7 @@ def run(
         show_text(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
+    given |= {"grace_s": grace, "progress": progress}
     given |= {
         "folder": folder and folder.absolute(),
         "archive": archive,
@@ -88,6 +97,8 @@ def run(
         said["broker"] = session.address
     if said.get("broker") is None and (missing := session.missing_folder()):
         raise NotFound(f"there is no log in '{missing}'", next_step="name another with --log or MILLSTREAM_BROKER")
+    from millstream.spark.stop_request import TERMINATED, TIDY_S_MAX, end_after
+
     job = chosen.run(**said)
     assert job is not None
     show_done(
@@ -95,8 +106,10 @@ def run(
         f"read {job.progress.rows_read:,} rows in {job.progress.batch + 1:,} batches",
         document={"rows": job.progress.rows_read, "batches": job.progress.batch + 1},
     )
-    if job.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if job.gave_up:  # a thread may still wait for a sink that does not answer
+        end_after(TIDY_S_MAX, INTERRUPTED if job.interrupted else TERMINATED)
+    if job.interrupted or job.gave_up:
+        raise typer.Exit(INTERRUPTED if job.interrupted else TERMINATED)
 
 
 def _chosen(file: Path, name: str | None) -> tuple[Flow, dict[str, Any]]:

@@ -51,6 +51,10 @@ class SourceWatermark:
         if watermark is not None:
             state.watermark = max(state.watermark, watermark)
 
+    def leave(self, partition: Hashable) -> None:
+        """A partition counts as idle until it speaks again, however long it has been silent."""
+        self._partitions[partition].heard_at = BEGINNING
+
     def now(self, clock: int) -> int:
         """The watermark at a processing time."""
         active = self._active(clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -32,12 +33,27 @@ def explained(flow: str, ends: Sequence[Node], format: Format) -> str:
             where=users_line(),
             next_step=what_exists(format, FORMATS, kind="formats"),
         )
-    steps = in_order(ends)
+    return shown(flow, in_order(ends), format)
+
+
+def shown(flow: str, steps: Sequence[Node], format: Format) -> str:
     if format == "mermaid":
         return as_mermaid(steps)
     if format == "svg":
         return drawn(flow, steps, {node: kind_of(node) for node in steps})
     return as_text(flow, steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage(Node):
+    """Steps of a plan that an engine runs together, to be drawn as one box."""
+
+    does: str
+    kind: str
+
+    @property
+    def label(self) -> str:
+        return self.does
 
 
 def in_order(ends: Sequence[Node]) -> list[Node]:
@@ -56,6 +72,8 @@ def in_order(ends: Sequence[Node]) -> list[Node]:
 
 
 def kind_of(node: Node) -> str:
+    if isinstance(node, Stage):
+        return node.kind
     if isinstance(node, Read):
         return "source"
     if isinstance(node, Write):

@@ -166,9 +166,15 @@ class Flow:
         return tuple(self.outputs)
 
     def explain(self, format: Format = "text", *, physical: bool = False) -> str:
-        """The steps as text, as a Mermaid flowchart, or as an SVG drawing; `physical`: and how they lie on Spark."""
+        """The steps as text, as a Mermaid flowchart, or as an SVG drawing; `physical`: as Spark runs them.
+
+        As text the physical plan follows the logical one; as a drawing it takes its place.
+        """
         logical = explained(self.name, self.check(), format)
-        return f"{logical}\n{engine.call(self, 'explained', {})}" if physical else logical
+        if not physical:
+            return logical
+        on_spark = str(engine.call(self, "explained", {"format": format}))
+        return f"{logical}\n{on_spark}" if format == "text" else on_spark
 
     def table(self, rows: Any, schema: SchemaLike) -> Side:
         """Rows that are known beforehand, to join a stream with: of files, a table of a database, or a list of dicts.

@@ -144,7 +144,9 @@ def _remainder(name: str, template: str) -> Lower:
     def lower(parts: Sequence[Lowered]) -> Lowered:
         (one, other), kind = together(list(parts), name)
         if pa.types.is_decimal(kind):
-            raise Refusal(f"the digits of {name} of decimals differ without Spark", "use %, or cast to double")
+            raise Refusal(
+                f"the digits of {name} of decimals would differ between the runners", "use %, or cast to double"
+            )
         made = f"CAST({template.format(one.sql, other.sql)} AS {duckdb_name(kind)})"
         return Lowered(divided(one, other, made), kind, fails=True)
 

@@ -122,7 +122,7 @@ def cast(part: Lowered, kind: pa.DataType, *, safe: bool = False) -> Lowered:
     lower = CASTS.get((part.family, family(kind)))
     if lower is None:
         raise Refusal(
-            f"a cast from {type_name(part.type)} to {type_name(kind)} is not possible without Spark",
+            f"a cast from {type_name(part.type)} to {type_name(kind)} is not supported in a flow",
             CAST_HINTS.get((part.family, family(kind))),
         )
     return Lowered(lower(part, kind, safe), kind, part.fails or not (safe or _is_widening(part.type, kind)))

@@ -45,7 +45,7 @@ def for_duckdb(pattern: str, *, reading: bool = False) -> tuple[str, str]:
             if code is None or (reading and form is None):
                 choices = [letters for letters, (_, form) in LETTERS.items() if form or not reading]
                 raise Refusal(
-                    f"'{found}' in the pattern '{pattern}' has no equal without Spark",
+                    f"'{found}' in the pattern '{pattern}' is not supported in a flow",
                     f"letters that have: {', '.join(choices)}; text stands in '…'",
                 )
             made += code

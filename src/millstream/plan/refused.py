@@ -18,12 +18,12 @@ DIFFERENT: dict[str, str] = {
         "hash xxhash64 format_number format_string printf initcap soundex levenshtein reverse base64 unbase64 hex "
         "unhex bin conv get_json_object from_json to_json json_tuple months_between next_day array_distinct "
         "array_union array_intersect array_except array_sort bround rint substring_index to_char to_number",
-        "its answer differs without Spark",
+        "its answer would differ between the runners",
     ),
-    **_all("from_utc_timestamp to_utc_timestamp convert_timezone", "time zones need Spark here"),
+    **_all("from_utc_timestamp to_utc_timestamp convert_timezone", "time zones are not supported in a flow"),
     **_all(
         "transform filter exists forall aggregate reduce zip_with map_filter transform_keys transform_values",
-        "functions of functions run on Spark only",
+        "functions of functions are not supported in a flow",
     ),
 }
 """Refused by name, and why."""

@@ -95,7 +95,7 @@ class _Lowering:
                         "read it as another type, or compute in a map(…)",
                     )
                 return made
-        raise Refusal(f"{_said(node)} has no equal without Spark", "write it otherwise, or as a map(…)")
+        raise Refusal(f"{_said(node)} is not supported in a flow", "write it otherwise, or as a map(…)")
 
     def parts(self, *nodes: Expr) -> list[Lowered]:
         return [self.visit(node) for node in nodes]
@@ -117,7 +117,7 @@ class _Lowering:
 
     def visit_Dot(self, node: exp.Dot) -> Lowered:  # noqa: N802
         if not isinstance(node.expression, exp.Identifier):
-            raise Refusal(f"{_said(node)} has no equal without Spark", "write it as a map(…)")
+            raise Refusal(f"{_said(node)} is not supported in a flow", "write it as a map(…)")
         return _field(self.visit(node.this), node.expression.name)
 
     def visit_Paren(self, node: exp.Paren) -> Lowered:  # noqa: N802
@@ -160,7 +160,7 @@ class _Lowering:
             return self._comparison(node, COMPARISONS[type(node)])
         if type(node) in SIGNS:
             return self._arithmetic(node, SIGNS[type(node)])
-        raise Refusal(f"{_said(node)} has no equal without Spark", "write it otherwise, or as a map(…)")
+        raise Refusal(f"{_said(node)} is not supported in a flow", "write it otherwise, or as a map(…)")
 
     def _arithmetic(self, node: exp.Binary, sign: str) -> Lowered:
         one, other = self.parts(node.left, node.right)
@@ -183,7 +183,9 @@ class _Lowering:
             _only("number", part, "/")
         decimals = [part for part in (one, other) if pa.types.is_decimal(part.type)]
         if decimals and not any(pa.types.is_floating(part.type) for part in (one, other)):
-            raise Refusal("the digits of a divided decimal differ without Spark", "write cast(… as double) / …")
+            raise Refusal(
+                "the digits of a divided decimal would differ between the runners", "write cast(… as double) / …"
+            )
         left, right = widened(one, DOUBLE), widened(other, DOUBLE)
         return Lowered(divided(left, right, f"({left.sql} / {right.sql})"), DOUBLE, fails=True)
 
@@ -263,7 +265,7 @@ class _Lowering:
         if isinstance(node.expression, exp.Boolean):
             wanted = "TRUE" if node.expression.this else "FALSE"
             return Lowered(f"({_condition(part).sql} IS {wanted})", BOOLEAN, part.fails)
-        raise Refusal(f"{_said(node)} has no equal without Spark", "is null, is true, is false")
+        raise Refusal(f"{_said(node)} is not supported in a flow", "is null, is true, is false")
 
     def visit_Like(self, node: exp.Like) -> Lowered:  # noqa: N802
         return self._like(node, "LIKE", "\\")
@@ -348,7 +350,7 @@ class _Lowering:
         if name not in FUNCTIONS:
             near = what_exists(name, FUNCTIONS).split("? ")
             hint = f"{near[0]}? or " if len(near) == 2 else ""
-            raise Refusal(f"the function {name} does not run without Spark", f"{hint}write it as a map(…)")
+            raise Refusal(f"the function {name} is not supported in a flow", f"{hint}write it as a map(…)")
         given = node.expressions
         if name == "position" and len(given) == 1 and isinstance(given[0], exp.In) and given[0].args.get("field"):
             given = [given[0].this, given[0].args["field"]]
@@ -418,7 +420,7 @@ def _moved(one: Lowered, other: Lowered, sign: str) -> Lowered:
         ("date", "interval"): "use date_add(…, days), or cast the date as timestamp",
     }
     raise Refusal(
-        f"{type_name(one.type)} {sign} {type_name(other.type)} has no equal without Spark",
+        f"{type_name(one.type)} {sign} {type_name(other.type)} is not supported in a flow",
         hints.get((one.family, other.family), "add an interval to a timestamp: at + interval 1 hour"),
     )
 
@@ -461,7 +463,7 @@ def _type(node: exp.DataType) -> pa.DataType:
         return pa.decimal128(precision, scale)
     if node.this not in TYPES:
         raise Refusal(
-            f"a cast to {node.sql(dialect='spark').lower()} has no equal without Spark",
+            f"a cast to {node.sql(dialect='spark').lower()} is not supported in a flow",
             "boolean, tinyint, smallint, int, bigint, float, double, decimal, string, binary, date or timestamp",
         )
     return TYPES[node.this]

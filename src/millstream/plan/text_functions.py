@@ -112,5 +112,5 @@ def split(parts: Sequence[Lowered]) -> Lowered:
 
 def sha2(parts: Sequence[Lowered]) -> Lowered:
     if parts[1].literal not in (0, 256):
-        raise Refusal("without Spark sha2 has 256 bits", "write sha2(…, 256)")
+        raise Refusal("sha2 is supported with 256 bits", "write sha2(…, 256)")
     return Lowered(f"sha256({parts[0].sql})", STRING)

@@ -18,13 +18,17 @@ class Watermark:
 
     idle: timedelta | None = None
 
+    def _shown(self, kind: str, *arguments: str) -> str:
+        idle = [] if self.idle is None else [f"idle={format_duration(self.idle)}"]
+        return f"{kind}({', '.join([*arguments, *idle])})"
+
 
 @dataclass(frozen=True)
 class Bounded(Watermark):
     delay: timedelta = timedelta(0)
 
     def __str__(self) -> str:
-        return f"bounded({format_duration(self.delay)})" if self.delay else "ascending()"
+        return self._shown("bounded", format_duration(self.delay)) if self.delay else self._shown("ascending")
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Punctuated(Watermark):
     expression: str = ""
 
     def __str__(self) -> str:
-        return f"punctuated({self.expression})"
+        return self._shown("punctuated", self.expression)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Custom(Watermark):
     function: Callable[[list[dict[str, Any]]], datetime | None] | None = None
 
     def __str__(self) -> str:
-        return f"custom({getattr(self.function, '__name__', 'function')})"
+        return self._shown("custom", getattr(self.function, "__name__", "function"))
 
 
 def bounded(delay: str | timedelta, *, idle: str | timedelta | None = None) -> Bounded:

@@ -1,14 +1,17 @@
-"""What a running job shows on the terminal: what is starting, then how far it has come. Nothing if nobody looks."""
+"""What a running job shows on the terminal: what is starting, then then how far it has come."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from millstream.plan.bundles import BEGINNING, END, moment
+from millstream.errors import InvalidInput
+from millstream.plan.place import users_line, what_exists
+from millstream.spark.progress import instant
 from millstream.terminal import escaped
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class Terminal(Display):
         if job.progress.batch < 0:
             self.phase("starting the first batch")
         else:
-            self._status.update(_text(said(job)))
+            self._status.update(_text(in_one_line(job)))
 
     def close(self) -> None:
         self._status.stop()
@@ -69,27 +72,48 @@ def _text(content: str) -> Text:
 
 
 class Lines(Display):
-    """For a log: a line now and then."""
+    """For a log: what is being done, then a line every ten seconds."""
 
-    def __init__(self) -> None:
-        self._said_at = time.monotonic()
-        self._batch = -1
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._shown_at = time.monotonic()
+
+    def phase(self, text: str) -> None:
+        self._print(f"{self._name}: {text}")
 
     def look(self, job: Job) -> None:
-        if time.monotonic() - self._said_at >= LINE_S and job.progress.batch != self._batch:
-            self._said_at, self._batch = time.monotonic(), job.progress.batch
-            print(said(job), file=sys.stderr, flush=True)
+        if time.monotonic() - self._shown_at >= LINE_S:
+            self._shown_at = time.monotonic()
+            self._show(job)
+
+    def _show(self, job: Job) -> None:
+        self._print(in_one_line(job))
+
+    def _print(self, line: str) -> None:
+        print(escaped(line), file=sys.stderr, flush=True)
 
 
-def said(job: Job) -> str:
-    """How far a job has come, in one line."""
+class JsonLines(Lines):
+    """The same for programs: each line is a document."""
+
+    def phase(self, text: str) -> None:
+        self._print(json.dumps({"job": self._name, "phase": text}))
+
+    def _show(self, job: Job) -> None:
+        self._print(json.dumps(job.progress.document(job.name, job.lag())))
+
+
+def in_one_line(job: Job) -> str:
+    """How far a job has come."""
     progress = job.progress
+    if progress.batch < 0:
+        return f"{job.name}: starting the first batch"
     parts = [job.name, f"batch {progress.batch}", f"{progress.rows_read:,} rows"]
-    if progress.batch_seconds > 0:
-        parts.append(f"{progress.batch_rows / progress.batch_seconds:,.0f} rows/s")
+    if progress.rows_per_s is not None:
+        parts.append(f"{progress.rows_per_s:,.0f} rows/s")
     parts.append(f"lag {job.lag():,}")
-    if progress.watermarks:
-        parts.append(f"watermark {instant(min(progress.watermarks.values()))}")
+    if progress.watermark is not None:
+        parts.append(f"watermark {instant(progress.watermark)}")
     parts += [f"late {progress.rows_late:,}"] if progress.rows_late else []
     parts += [f"dead {progress.rows_dead:,}"] if progress.rows_dead else []
     parts += [f"waits for {progress.waits_for}"] if progress.waits_for else []
@@ -97,20 +121,22 @@ def said(job: Job) -> str:
     return " · ".join(parts)
 
 
-def instant(micros: int) -> str:
-    if micros <= BEGINNING:
-        return "not yet known"
-    found = None if micros >= END else moment(micros)
-    return "the end of time" if found is None else found.strftime("%Y-%m-%d %H:%M:%S")
+PROGRESS = ("auto", "terminal", "lines", "json", "none")
 
 
 @contextmanager
-def watched(name: str, show: bool | None) -> Iterator[Display]:
-    """A terminal gets a live line, a log a line now and then; `show=False` nothing."""
-    wanted = sys.stderr.isatty() if show is None else show
+def watched(name: str, progress: str) -> Iterator[Display]:
+    """Shows progress on stderr: by default as a live line on a terminal, else as lines."""
+    if progress not in PROGRESS:
+        raise InvalidInput(
+            f"progress={progress!r} is unknown",
+            where=users_line(),
+            next_step=what_exists(progress, PROGRESS, kind="ways to show progress"),
+        )
+    chosen = ("terminal" if sys.stderr.isatty() else "lines") if progress == "auto" else progress
     display: Display = Display()
-    if wanted:
-        display = Terminal(name) if sys.stderr.isatty() else Lines()
+    if chosen != "none":
+        display = {"terminal": Terminal, "lines": Lines, "json": JsonLines}[chosen](name)
     try:
         yield display
     finally:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 
 from millstream.errors import InvalidInput
 from millstream.log import connect
+from millstream.plan.explain import Format, shown
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Write
@@ -29,8 +30,10 @@ from millstream.spark.feed import FEED
 from millstream.spark.layout import Layout
 from millstream.spark.live import LiveFeed
 from millstream.spark.packing import from_bytes
-from millstream.spark.running import CAUGHT_UP, TICK_S, Job, Settings, address_of, run_job, start_job
+from millstream.spark.physical import stages_of
+from millstream.spark.running import Job, address_of, run_job, start_job
 from millstream.spark.session import session
+from millstream.spark.settings import CAUGHT_UP, TICK_S, Settings
 from millstream.spark.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.users_code import modules
 
@@ -45,10 +48,10 @@ def run(
     *,
     broker: str | PathLike[str] | None = None,
     folder: str | PathLike[str] | None = None,
-    show: bool | None = None,
+    progress: str = "auto",
     **said: Any,
 ) -> Job:
-    with watched(flow.name, show) as display:
+    with watched(flow.name, progress) as display:
         return run_job(flow, _settings(broker, folder, said), display)
 
 
@@ -99,9 +102,11 @@ def dataframe(
     return packed.mapInArrow(unpack, str(stream.schema))
 
 
-def explained(flow: Flow) -> str:
+def explained(flow: Flow, format: Format = "text") -> str:
     """How a flow lies on Spark: what is done where rows are read, the steps that keep state, and Spark's own plan."""
     layout = Layout(flow.check(), 1)
+    if format != "text":
+        return shown(f"{flow.name}, on Spark", stages_of(layout), format)
     lines = ["on Spark"]
     for source in layout.sources:
         where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "where it is read"

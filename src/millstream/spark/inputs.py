@@ -48,6 +48,9 @@ class InputWatermark:
         for partition, (told, spoke) in control.get("partitions", {}).items():
             if name in self._sources:
                 self._sources[name].hear(partition, told, self.now, spoke=spoke)
+        for partition in control.get("done", ()):
+            if name in self._sources:
+                self._sources[name].leave(partition)
 
     def watermark(self) -> int:
         inputs = self._inputs()

@@ -7,6 +7,7 @@ planner waits at the log, so rows are seen as soon as they are there.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from millstream.sources import KafkaSource, Offsets, Slab, Slice, Source, TopicS
 from millstream.spark.fabric import Plan, Shipment
 from millstream.spark.failures import marked
 from millstream.spark.inputs import CLOCK
+from millstream.spark.job_clock import JobClock
 from millstream.spark.layout import Place, event_times
 from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to_bytes, to_batch
 
@@ -55,7 +57,11 @@ class Task:
     slices: dict[int, list[Slice]]
     silent: dict[int, list[str]]
     ends: dict[str, Offsets]
-    """By the name of a source, how far the batch goes; one task tells it."""
+    """By the name of a source, how far the batch goes; one task reports it."""
+    done: dict[str, list[str]]
+    """By the name of a source, partitions that count as idle from now on."""
+    notes: list[str]
+    """What the planner found odd: one task reports it."""
     now: int
     ended: bool
     reached: int
@@ -76,6 +82,8 @@ class LiveFeed:
     """Whether time ends with what is there now: a bounded run whose windows all close."""
     _until: dict[str, Offsets] | None = field(default=None, repr=False)
     _ticked: bool = False
+    _clock: JobClock = field(default_factory=JobClock, repr=False)
+    _planned_at: float = field(default=-math.inf, repr=False)
     _kafka: KafkaAddress | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +107,7 @@ class LiveFeed:
             sources = self._patiently(lambda: self._reachable(start["sources"]))
         ended = self.ends and self._is_all(sources)
         moves = sources != start["sources"] or ended != start["ended"]
-        waited_s = time.time() - start["clock"] / 1e6
+        waited_s = time.monotonic() - self._planned_at
         ticks = (
             self._until is None
             and bool(self.shipment.layout.chain)
@@ -109,7 +117,22 @@ class LiveFeed:
             ticks = self._ticked = True  # once, so that a DataFrame's rows have a time
         if not moves and not ticks:
             return start
-        return {"clock": max(start["clock"] + 1, time.time_ns() // 1000), "ended": ended, "sources": sources}
+        self._planned_at = time.monotonic()
+        clock = self._clock.read(start["clock"])
+        return {"clock": clock, "ended": ended, "sources": sources, "done": self._done(sources)}
+
+    def _done(self, sources: dict[str, Offsets]) -> dict[str, list[str]]:
+        """In a bounded run, the partitions that are read to their end: with `idle` given, nobody waits for them.
+
+        It is part of the offset, so that a batch that is done again, in whatever kind of run, has the same watermarks.
+        """
+        if self._until is None:
+            return {}
+        return {
+            node.name: [part for part, end in self._until[node.name].items() if sources[node.name].get(part, 0) >= end]
+            for node in self._nodes()
+            if node.watermark is not None and node.watermark.idle is not None
+        }
 
     def _reachable(self, start: dict[str, Offsets]) -> dict[str, Offsets]:
         """As far as a batch may go that begins there. A source that is not in the flow now keeps its place."""
@@ -174,12 +197,15 @@ class LiveFeed:
             spoke = {each.partition for part in found for each in part}
             silent[number] = [name for name in until if name not in spoke]
         reached = self._reached(start["clock"])
+        notes = [self._clock.report] if self._clock.report else []
         return [
             Task(
                 task,
                 parts,
                 silent if task == 0 else {},
                 end["sources"] if task == 0 else {},
+                end.get("done", {}) if task == 0 else {},
+                notes if task == 0 else [],
                 end["clock"],
                 end["ended"],
                 reached,
@@ -235,11 +261,14 @@ class LiveFeed:
                     partitions[each.partition] = (said if before is None else max(said, before), True)
                 packer.add({SENT: rows, DEAD: dead_frame(slab)}, task.now, Place(str(node.source), each.partition))
         control: dict[str, Any] = {"now": task.now, "partitions": partitions}
+        if done := [name for name in task.silent.get(number, []) if name in task.done.get(node.name, [])]:
+            control["done"] = done
         if task.ended:
             control["watermark"] = END
         yield from packer.pack(control)
         ends = task.ends.get(node.name, {})
         report = {"source": node.name, "rows": count, "dead": dead, "now": task.now, "ends": ends}
+        report |= {"partitions": {name: told_ for name, (told_, _) in partitions.items()}, "notes": task.notes}
         yield plan.labels[0], DRIVER, REPORT, task.number, control_to_bytes(report)
 
 

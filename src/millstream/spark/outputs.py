@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,32 +30,14 @@ from millstream.spark.failures import of_users_code
 from millstream.spark.folder import SINKS
 from millstream.spark.layout import Layout, record_failed
 from millstream.spark.live import REACHED, STOP
+from millstream.spark.notices import Notices
 from millstream.spark.packing import DRIVER, as_written, control_from_bytes, from_bytes
+from millstream.spark.progress import Progress
 from millstream.spark.refused_rows import TOPIC, RefusedRows, letters_of
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 UNPACKING = min(4, os.cpu_count() or 1)
 """Threads that unpack frames, which the interpreter does not hold up."""
-
-
-@dataclass
-class Progress:
-    """How far a job has come."""
-
-    batch: int = -1
-    rows_read: int = 0
-    rows_late: int = 0
-    rows_dead: int = 0
-    batch_rows: int = 0
-    batch_seconds: float = 0.0
-    now: int = 0
-    watermarks: dict[str, int] = field(default_factory=dict)
-    """By step, the smallest over its key groups."""
-    rows_held: dict[str, int] = field(default_factory=dict)
-    offsets: dict[str, dict[str, int]] = field(default_factory=dict)
-    written: dict[str, int] = field(default_factory=dict)
-    waits_for: str | None = None
-    """The sink that is down, and why."""
 
 
 class PackedRow(NamedTuple):
@@ -82,12 +63,16 @@ class Outputs:
         sinks: Mapping[Write, Sink],
         folder: Path,
         progress: Progress,
+        on_noted: Callable[[], None],
+        notices: Notices,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
     ) -> None:
         self._layout = layout
         self._sinks = sinks
         self._folder = folder
         self._progress = progress
+        self._on_noted = on_noted
+        self._notices = notices
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
@@ -212,6 +197,8 @@ class Outputs:
             progress.rows_late += report["late"]
         progress.watermarks |= watermarks
         progress.rows_held |= held
+        self._notices.hear(reports, progress.watermarks)
+        self._on_noted()
         known = [progress.watermarks.get(step.name, END) for step in self._layout.chain]  # unheard of: anything may be
         self._leave_word(max(known, default=BEGINNING))
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +35,12 @@ from millstream.spark.failures import new_mark, of_query
 from millstream.spark.folder import JobFolder
 from millstream.spark.java_client import java_settings
 from millstream.spark.json_sql import check_type
-from millstream.spark.outputs import Progress
+from millstream.spark.progress import Progress
 from millstream.spark.real_time_steps import MARK, compiled
 from millstream.spark.renaming import renamed
-from millstream.spark.running import LOOK_S, Asked, Job, Settings, _log, _share_path
+from millstream.spark.running import LOOK_S, Job, _log, _share_path
+from millstream.spark.settings import Settings
+from millstream.spark.stop_request import StopRequest
 from millstream.spark.workers import session_of
 from millstream.terminal import escaped
 
@@ -212,6 +215,7 @@ class RealTimeJob(Job):
         """Takes over what Spark has told of its batches since."""
         if self._query is None:
             return
+        before = self._noted
         for told in self._query.recentProgress:
             if told["batchId"] <= self._noted:
                 continue
@@ -223,10 +227,12 @@ class RealTimeJob(Job):
                 ends = source["endOffset"]
                 ends = json.loads(ends) if isinstance(ends, str) else ends
                 self.progress.offsets[node.name] = dict((ends or {}).get(topic.name, {}))
+        if self._noted > before:
+            self._note_batch()
 
     def lag(self) -> int:
         """How many rows the sources have that were not noted as read yet; of a job that ended, as it was seen last."""
-        if not self.is_running:
+        if not super().is_running:
             return self._lag
         behind = 0
         for node, topic in self.work.sources.items():
@@ -236,7 +242,7 @@ class RealTimeJob(Job):
         self._lag = behind
         return behind
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
         """Stops right after it was noted how far the job is, so that hardly a record comes again."""
         assert self._query is not None
         noted, deadline = _commits(self.folder), time.monotonic() + 2 * BATCH_S
@@ -254,9 +260,9 @@ class RealTimeJob(Job):
             raise _translated(error)
 
 
-def start(flow: Flow, settings: Settings, display: Display, asked: Asked | None = None) -> RealTimeJob:
+def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | None = None) -> RealTimeJob:
     """Starts a flow in real time, and returns when its query runs."""
-    asked = asked or Asked(deaf=True)
+    stop = stop or StopRequest(deaf=True)
     work = work_of(flow, settings)
     with ExitStack() as opening:
         broker = connect(settings.broker)
@@ -272,10 +278,10 @@ def start(flow: Flow, settings: Settings, display: Display, asked: Asked | None 
             work.schemas[output] = _prepared(sink, output, topic)
         display.phase("starting Spark")
         _share_path()
-        spark = session_of(settings, work.name, display, asked)
+        spark = session_of(settings, work.name, display, stop)
         _check_spark(spark, partitions)
         display.phase(f"starting the query, in real time: {PROMISE}")
-        asked.check()
+        stop.check()
         job = RealTimeJob(work, folder, logs)
         job._query = _query(spark, work, folder, settings)
         write_document(folder.path / DESCRIPTION, {"sources": _described(work)})

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-import signal
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,11 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millstream import terminal
 from millstream.errors import InvalidInput, MillstreamError, SparkFailed
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
-from millstream.plan.place import users_line, what_exists
 from millstream.plan.places import Kafka, Socket
 from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
@@ -43,73 +41,22 @@ from millstream.spark.failures import new_mark, of_query
 from millstream.spark.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
-from millstream.spark.outputs import Outputs, Progress, Stopped
+from millstream.spark.notices import Notices
+from millstream.spark.outputs import Outputs, Stopped
+from millstream.spark.progress import Progress, ProgressFile
 from millstream.spark.renaming import renamed
-from millstream.spark.session import log_file
+from millstream.spark.session import kept_log
+from millstream.spark.settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.spark.shipping import check_workers, needs_of, ship_modules
+from millstream.spark.stop_request import StopRequest
 from millstream.spark.users_code import modules
 from millstream.spark.workers import session_of
 
-CAUGHT_UP = "caught up"
-REAL_TIME = "real time"
-BATCH_ROWS = 1_000_000
-KEY_GROUPS_MAX = 512  # every key group of a step tells every one of the next how far it has come
-TICK_S = 1.0
+GIVE_UP_S = 10.0
+"""How long Spark may take to break a batch off."""
 LOOK_S = 0.1
 
-OnBatch = Callable[[int, Mapping[str, pa.Table]], None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a job is run. What is unsaid is chosen for the machine."""
-
-    until: str | None = None
-    batch: bool = False
-    into: str | None = None
-    since: Any = None
-    master: str | None = None
-    broker: str | None = None
-    folder: Path | None = None
-    batch_rows: int | None = BATCH_ROWS
-    key_groups: int | None = None
-    tick_s: float = TICK_S
-    on_batch: OnBatch | None = None
-    mode: str | None = None
-    """"real time": each record by itself, from Kafka to Kafka; unsaid: in micro-batches."""
-    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Settings of Spark, for a session that is made for the job."""
-    archive: str | None = None
-    """The libraries of workers, made by `millstream pack`."""
-
-    @classmethod
-    def of(cls, said: dict[str, Any]) -> Settings:
-        """From what a user said."""
-        known = [each.name for each in fields(cls)]
-        for name in said:
-            if name not in known:
-                raise _refuse(f"there is no setting '{name}'", what_exists(name, [*known, "show"], kind="settings"))
-        return cls(**said).checked()
-
-    def checked(self) -> Settings:
-        if self.until not in (None, CAUGHT_UP):
-            raise _refuse(f"until={self.until!r} is unknown", f"until is {CAUGHT_UP!r}, or unsaid to run for ever")
-        if self.batch_rows is not None and (not isinstance(self.batch_rows, int) or self.batch_rows < 1):
-            raise _refuse(f"batch_rows is a number of rows, not {self.batch_rows!r}", "leave it out: 1,000,000")
-        if self.key_groups is not None and (
-            not isinstance(self.key_groups, int) or not 1 <= self.key_groups <= KEY_GROUPS_MAX
-        ):
-            raise _refuse(f"key_groups is from 1 to {KEY_GROUPS_MAX}, not {self.key_groups!r}", "leave it out")
-        if self.into is not None and (not isinstance(self.into, str) or not self.into):
-            raise _refuse(f"into is the name of a topic, not {self.into!r}", "for example into='totals.v2'")
-        if self.mode not in (None, REAL_TIME):
-            raise _refuse(f"mode={self.mode!r} is unknown", f"mode is {REAL_TIME!r}, or unsaid: in micro-batches")
-        if self.on_batch is not None and not callable(self.on_batch):
-            raise _refuse(f"on_batch is a function, not {self.on_batch!r}", "on_batch=lambda number, tables: …")
-        for key in self.conf:
-            if not key.startswith("spark."):
-                raise _refuse(f"'{key}' is no setting of Spark", "name it in full, as in spark.executor.memory")
-        return replace(self, since=_instant(self.since))
+logger = terminal.logger(__name__)
 
 
 class Job:
@@ -120,12 +67,19 @@ class Job:
         self.folder = folder
         self.progress = progress
         self._sources = sources
+        self._file = ProgressFile(folder.path)
         self._query: StreamingQuery | None = None
         self._outputs: Outputs | None = None
+        self._notices: Notices | None = None
+        self._is_bounded = False
         self._mark = new_mark()
         self._closing = ExitStack()
         self.interrupted = False
         """Whether Ctrl-C ended it."""
+        self.terminated = False
+        """Whether SIGTERM ended it."""
+        self.gave_up = False
+        """Whether it was ended in the middle of a batch."""
 
     @property
     def promise(self) -> str:
@@ -147,6 +101,12 @@ class Job:
             behind += sum(max(0, end - done.get(partition, 0)) for partition, end in latest.items())
         return behind
 
+    def _note_batch(self) -> None:
+        """After each batch: others are shown how far the job is."""
+        if self._file.is_due:
+            with suppress(MillstreamError):  # the lag is not known while a broker is away
+                self._file.write(self.progress.document(self.name, self.lag()))
+
     def batch_times(self) -> list[float]:
         """The seconds of the last batches that had something to do."""
         assert self._query is not None
@@ -164,17 +124,37 @@ class Job:
         self._finish()
         return True
 
-    def stop(self) -> None:
-        """Stops after the running batch."""
+    def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """Stops after the running batch, or after `grace_s`: then the batch is given up, and done again next time."""
         assert self._query is not None
         if not self._query.isActive:
             self._finish()
             return
+        deadline = time.monotonic() + (math.inf if grace_s is None else grace_s)
         self.folder.path.joinpath(STOP).touch()
         while self._query.isActive and (self.folder.unfinished_batch() or self._query.status["isTriggerActive"]):
+            if time.monotonic() >= deadline or is_urgent():
+                self._give_up()
+                return
             time.sleep(LOOK_S / 5)
         self._query.stop()
         self._finish()
+
+    def _give_up(self) -> None:
+        """Breaks the running batch off. What it has written so far is known by its number, and not written twice."""
+        assert self._query is not None
+        self.gave_up = True
+        logger.warning("%s: the running batch is given up; it is done again at the next start", self.name)
+        stopping = threading.Thread(target=self._stop_query, daemon=True)
+        stopping.start()
+        stopping.join(GIVE_UP_S)
+        with suppress(MillstreamError):  # that the batch was broken off is known
+            self._finish()
+
+    def _stop_query(self) -> None:
+        assert self._query is not None
+        with suppress(Exception):
+            self._query.stop()
 
     def _finish(self) -> None:
         assert self._query is not None
@@ -187,16 +167,18 @@ class Job:
             raise of_query(failure, self._mark, _log()) from failure
         if error is not None:
             raise of_query(error, self._mark, _log())
+        if self._is_bounded and self._notices is not None:
+            self._notices.end(self.progress.watermarks, self.progress.rows_read)
 
 
-def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | None = None) -> Job:
+def start_job(flow: Flow, settings: Settings, display: Display, stop: StopRequest | None = None) -> Job:
     """Starts a job and returns when its query runs."""
-    asked = asked or Asked(deaf=True)
+    stop = stop or StopRequest(deaf=True)
     settings = settings.checked()
     from millstream.spark import real_time  # which is built on this module
 
     if settings.mode == REAL_TIME:
-        return real_time.start(flow, settings, display, asked)
+        return real_time.start(flow, settings, display, stop)
     outputs = flow.check()
     name = flow.name
     if settings.into is not None:
@@ -215,14 +197,14 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         identities = _check_sources(outputs, broker, folder.path)
         display.phase("starting Spark")
         _share_path()
-        spark = session_of(settings, name, display, asked)
+        spark = session_of(settings, name, display, stop)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
         before = folder.kept()
         groups = before.groups if before else settings.key_groups or max(4, 2 * cores)
         layout = Layout(tuple(outputs), groups)
         if settings.batch and layout.framed_sources:
-            raise _refuse(
+            raise refused(
                 f"batch=True closes every window, and '{layout.framed_sources[0].name}' is a DataFrame that streams",
                 "give it a DataFrame that does not stream: spark.read instead of spark.readStream",
             )
@@ -239,10 +221,12 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         feed = _feed(spark, settings, layout, kept, folder, broker, {} if settings.on_batch else _drafting(sinks))
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
-        asked.check()
+        stop.check()
         job = Job(name, folder, dict.fromkeys(layout.fed_sources, feed), progress)
         job._mark = feed.shipment.mark
-        job._outputs = Outputs(layout, sinks, folder.path, progress, settings.on_batch)
+        job._is_bounded = settings.batch or settings.until == CAUGHT_UP
+        job._notices = Notices(name, layout)
+        job._outputs = Outputs(layout, sinks, folder.path, progress, job._note_batch, job._notices, settings.on_batch)
         job._query = _query(spark, job._outputs, feed, folder, settings)
         if settings.batch:
             opening.callback(_forget_if_done, job, feed.shipment.folder)
@@ -276,18 +260,19 @@ def _close_ended(folder: Path) -> None:
 
 def run_job(flow: Flow, settings: Settings, display: Display) -> Job:
     """Runs a job until it ends or is told to (Ctrl-C), and then to the end of its running batch."""
-    with Asked() as asked, jvm_alive():
-        job = start_job(flow, settings, display, asked)
+    with StopRequest() as stop, jvm_alive():
+        job = start_job(flow, settings, display, stop)
+        stop.job_runs = True
         try:
             while job.is_running:
-                if asked.event.is_set():
-                    display.phase("stopping after the running batch")
-                    job.stop()
-                    job.interrupted = asked.interrupted
+                if stop.event.is_set():
+                    display.phase(f"stopping after the running batch, within {settings.grace_s:g} s")
+                    job.stop(settings.grace_s, lambda: stop.is_urgent)
+                    job.interrupted, job.terminated = stop.interrupted, stop.terminated
                     return job
                 with suppress(MillstreamError):  # what cannot be shown now is no reason to stop
                     display.look(job)
-                asked.event.wait(LOOK_S)
+                stop.event.wait(LOOK_S)
         except BaseException:
             with suppress(Exception):  # what went wrong first is what the user is told
                 job.stop()
@@ -321,7 +306,7 @@ def _query(
 
 
 def _log() -> str | None:
-    found = log_file()
+    found = kept_log()
     return None if found is None else str(found)
 
 
@@ -430,73 +415,9 @@ def jvm_alive() -> Iterator[None]:
     """What a call to a JVM that is gone raises is no help to anybody."""
     try:
         yield
-    except (Py4JError, ConnectionError) as error:
+    except (Py4JError, ConnectionError):
         raise SparkFailed(
             "the JVM that Spark runs in has ended, most often for want of memory",
             where=_log(),
-            next_step="start anew, with more memory (spark.driver.memory) or fewer rows in a batch (batch_rows=…)",
-        ) from error
-
-
-class Asked:
-    """Whether somebody asks the job to stop, by Ctrl-C or SIGTERM. Both are only noted: to break off a call to the JVM
-    confuses it, and Spark's own handler would break off the running batch."""
-
-    def __init__(self, *, deaf: bool = False) -> None:
-        self._deaf = deaf or threading.current_thread() is not threading.main_thread()
-        self.event = threading.Event()
-        self.interrupted = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Asked:
-        for number in () if self._deaf else (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._hear)
-        return self
-
-    def _hear(self, number: int, _: Any) -> None:
-        self.interrupted = self.interrupted or number == signal.SIGINT
-        self.event.set()
-
-    @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """A session brings a handler of its own for Ctrl-C: it would call the JVM in the middle of a call. Inside this
-        it stays away, and who asked meanwhile is heard at the end."""
-        plain = signal.signal
-
-        def chosen(number: int, handler: Any) -> Any:
-            return signal.getsignal(number) if callable(handler) else plain(number, handler)
-
-        if not self._deaf:
-            signal.signal = chosen  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            signal.signal = plain
-        self.check()
-
-    def check(self) -> None:
-        """Ends what has not begun to run yet."""
-        if self.event.is_set():
-            raise KeyboardInterrupt
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            with suppress(TypeError):
-                signal.signal(number, handler)
-
-
-def _instant(said: Any) -> datetime | None:
-    """A time as the user may say it: a datetime, or text in the form of ISO 8601."""
-    try:
-        found = datetime.fromisoformat(said) if isinstance(said, str) else said
-    except ValueError:
-        found = said
-    if found is not None and not isinstance(found, datetime):
-        raise _refuse(f"since={said!r} is not a time", "for example since='2026-01-01T00:00:00Z'")
-    if found is not None and found.tzinfo is None:
-        raise _refuse(f"since={said!s} has no time zone", "for example since='2026-01-01T00:00:00Z'")
-    return found
-
-
-def _refuse(what: str, next_step: str) -> InvalidInput:
-    return InvalidInput(what, where=users_line(), next_step=next_step)
+            next_step="run it again, with more memory (spark.driver.memory) or fewer rows in a batch (batch_rows=…)",
+        ) from None  # what py4j noticed of it says no more

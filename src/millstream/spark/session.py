@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shutil
@@ -183,11 +184,26 @@ def created(
     _start_jvm(local, chosen, folder, jvm_options, moved=shipped is not None)
     callbacks.authenticate(SparkContext._gateway)
     try:
-        return SparkSession.builder.master(master).appName(name).config(map=dict(chosen)).getOrCreate()
+        found = SparkSession.builder.master(master).appName(name).config(map=dict(chosen)).getOrCreate()
+        _hush_lost_jvm(found)
+        return found
     except MillstreamError:
         raise
     except Exception as error:
         raise _translated(error, master) from None
+
+
+def _hush_lost_jvm(spark: SparkSession) -> None:
+    """When the JVM dies, py4j and the thread that reads accumulators print stack traces around our own message."""
+    logging.getLogger().addFilter(_is_not_of_py4j)
+    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, address: None
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """py4j logs a lost connection with the root logger."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def stop(*, patience_seconds: float = 30) -> None:
@@ -216,6 +232,17 @@ def warm(spark: SparkSession) -> threading.Thread:
     thread = threading.Thread(target=run, name="millstream-warm", daemon=True)
     thread.start()
     return thread
+
+
+def kept_log() -> Path | None:
+    """Spark's log, for an error that names it: it stays when the process ends."""
+    found = log_file()
+    if found is not None:
+        _kept_logs.add(found)
+    return found
+
+
+_kept_logs: set[Path] = set()
 
 
 def log_file() -> Path | None:
@@ -443,10 +470,11 @@ def _translated(error: Exception, master: str) -> MillstreamError:
 
 
 def _tidy(folder: Path) -> None:
-    """The folder goes with the process, unless Spark had to complain: then its log stays for the user to read."""
+    """The folder goes with the process, unless an error names Spark's log or Spark complained in it: then the log
+    stays for the user to read."""
     log = folder / LOG_NAME
     said = log.read_text(errors="replace") if log.exists() else ""
-    if not re.search(r"^\S+ \S+ ERROR |^Error|Exception|Traceback", said, re.MULTILINE):
+    if log not in _kept_logs and not re.search(r"^\S+ \S+ ERROR |^Error|Exception|Traceback", said, re.MULTILINE):
         shutil.rmtree(folder, ignore_errors=True)
     else:
         shutil.rmtree(folder / TEMPORARY, ignore_errors=True)

@@ -9,14 +9,15 @@ from pyspark.sql import SparkSession
 from millstream.spark.display import Display
 from millstream.spark.session import session
 from millstream.spark.shipping import is_local, until_workers
+from millstream.spark.stop_request import StopRequest
 
 if TYPE_CHECKING:
-    from millstream.spark.running import Asked, Settings
+    from millstream.spark.settings import Settings
 
 
-def session_of(settings: Settings, name: str, display: Display, asked: Asked) -> SparkSession:
+def session_of(settings: Settings, name: str, display: Display, stop: StopRequest) -> SparkSession:
     """How many cores a cluster has is known when its workers have come."""
-    with asked.undisturbed():
+    with stop.undisturbed():
         spark = session(master=settings.master, name=name, settings=settings.conf, environment=settings.archive)
     if not is_local(spark.sparkContext.master):
         display.phase("waiting for the workers")

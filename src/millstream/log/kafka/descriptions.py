@@ -59,7 +59,11 @@ class Descriptions:
             deadline = time.monotonic() + ANSWER_SECONDS
             while self._next_offset <= offset:
                 if time.monotonic() > deadline:
-                    raise KafkaUnavailable("what was written cannot be read back", where=self._where)
+                    raise KafkaUnavailable(
+                        f"a description that was just written could not be read back within {ANSWER_SECONDS} s",
+                        where=self._where,
+                        next_step="check that this user may read the topic and that its brokers are up, then try again",
+                    )
                 self._look()
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,6 +28,15 @@ def test_a_topic_is_created_with_all_its_settings(ms: Run, folder: Path) -> None
     assert (settings.retention, settings.retention_bytes) == (timedelta(days=7), 10**9)
     assert (settings.segment_bytes, settings.compaction) == (64 << 20, True)
     assert settings.tombstone_retention == timedelta(hours=2)
+
+
+def test_a_log_is_shared_with_a_group_when_a_topic_is_created(ms: Run, folder: Path) -> None:
+    assert ms("topics", "create", "scores", "--shared-group", "nobody-has-it").code == 2
+    own = str(os.getgid())
+    assert ms("topics", "create", "scores", "--shared-group", own).code == 0
+    assert json.loads((folder / "millstream.json").read_text())["shared_group"] == own
+    assert ms("produce", "scores", stdin="x").code == 0
+    assert {path.stat().st_mode & 0o7777 for path in [folder, *folder.rglob("*")]} == {0o2770, 0o660}
 
 
 def test_if_not_exists_is_fine_with_what_is_there(ms: Run, log: EmbeddedLog) -> None:

@@ -20,20 +20,28 @@ from millstream.errors import (
     ClosedError,
     DamagedLog,
     InvalidInput,
-    MillstreamError,
     NotALog,
     NotFound,
     StorageError,
     UnknownPartition,
     UnknownTopic,
-    UnsupportedFormat,
 )
 from millstream.log import access, groups, queues
 from millstream.log import partition as partitions
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer, Start
 from millstream.log.coordinator import Coordinator
-from millstream.log.disk import Disk, FileLock, read_document, storage_errors, sync_folder, write_document
+from millstream.log.description import (
+    DESCRIPTION,
+    FOLDERS,
+    FORMAT,
+    MOVED_TO,
+    TOPIC,
+    damaged,
+    log_description,
+    topic_description,
+)
+from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder, write_document
 from millstream.log.groups import GroupInfo, Membership
 from millstream.log.layout import stored_schema
 from millstream.log.partition import LOCK, UPKEEP_LOCK, Partition
@@ -47,14 +55,9 @@ from millstream.log.switches import SWITCHES, Switches, Switching
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name, is_name
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
-from millstream.private_files import is_plain_folder, make_folder
+from millstream.private_files import make_folder
 
-FORMAT = 1
-DESCRIPTION = "millstream.json"
-FOLDERS = ("topics", "people")
-TOPIC = "topic.json"
 COORDINATOR = "coordinator.sqlite"
-MOVED_TO = "moved_to"
 LEFTOVER_SECONDS = 60.0
 OPEN_FILES = 65536
 
@@ -165,23 +168,6 @@ def _held(locks: Iterable[FileLock]) -> Iterator[None]:
         yield
 
 
-def _document(path: Path, *names: str) -> dict[str, Any]:
-    """A description, which must have these entries."""
-    try:
-        document = read_document(path)
-    except ValueError as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(document, dict) or any(name not in document for name in names):
-        raise _damaged(path, "it lacks what a description has")
-    return document
-
-
-def _damaged(path: Path, why: str) -> DamagedLog:
-    return DamagedLog(
-        f"the description cannot be read: {why}", where=str(path), next_step="restore the file from a copy"
-    )
-
-
 class EmbeddedLog(Switching):
     """Opens the log in a folder, and makes it there if the folder is new or empty."""
 
@@ -228,7 +214,7 @@ class EmbeddedLog(Switching):
                     for name in FOLDERS:
                         make_folder(self.path / name)
                     write_document(description, {"what": "a Millstream log", "format": FORMAT, **shared})
-                document = self._described()
+                document = log_description(self.path)
                 recorded = document.get(access.SHARED_GROUP)
                 if group is not None and not (recorded == group and access.is_granted(self.path, rights)):
                     access.share(self.path, rights)
@@ -236,27 +222,6 @@ class EmbeddedLog(Switching):
                     recorded = group
                 self._sweep()
         access.check(self.path, recorded)
-
-    def _described(self) -> dict[str, Any]:
-        description = self.path / DESCRIPTION
-        document = _document(description)
-        version = document.get("format")
-        if version != FORMAT or isinstance(version, bool):
-            raise UnsupportedFormat(
-                f"the log has format {version}; this version of Millstream knows {FORMAT}",
-                where=str(description),
-                next_step="open it with the Millstream that wrote it",
-            )
-        if not isinstance(document.get(access.SHARED_GROUP, ""), str):
-            raise _damaged(description, f"{access.SHARED_GROUP} must be the name of a group")
-        for name in FOLDERS:
-            if not is_plain_folder(self.path / name):
-                raise DamagedLog(
-                    "a folder of the log is missing, or a link lies in its place",
-                    where=str(self.path / name),
-                    next_step="restore it from a copy; only a log as a whole may be linked to",
-                )
-        return document
 
     def _sweep(self) -> None:
         """Clears away what a process left that died while it made or deleted a topic."""
@@ -328,7 +293,7 @@ class EmbeddedLog(Switching):
         try:
             with self._topics_lock:
                 if folder.is_symlink():
-                    raise _damaged(folder, "a link lies in place of the topic's folder")
+                    raise damaged(folder, "a link lies in place of the topic's folder")
                 found = (folder / TOPIC).stat()
                 # Clocks of file systems are coarse: a new file in the same tick has another number at least.
                 version = (found.st_mtime_ns, found.st_ino, folder.stat().st_ino)
@@ -347,17 +312,7 @@ class EmbeddedLog(Switching):
             ) from None
 
     def _load_topic(self, name: str, folder: Path, before: Topic | None) -> Topic:
-        document = _document(folder / TOPIC, "id", "name")
-        identity = document.pop("id")
-        document.pop("name")
-        moved_to = document.pop(MOVED_TO, None)
-        if not isinstance(identity, str) or not isinstance(moved_to, str | None):
-            raise _damaged(folder / TOPIC, "its identity is no text")
-        try:
-            settings = TopicSettings.of(**document)
-        except (MillstreamError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            why = error.what if isinstance(error, MillstreamError) else repr(error)
-            raise _damaged(folder / TOPIC, why[:500]) from error
+        identity, settings, moved_to = topic_description(folder)
         topic = Topic(name, identity, settings, folder, self._disk, self.topic, self._cut, moved_to)
         if before is not None and before.identity == identity:
             topic.take_over(before)

@@ -1,9 +1,9 @@
 """What is read from a frame is checked before it is used: a checksum shows damage, not intent.
 
 A batch that passes can be read without leaving its buffers: every length fits the bytes that are there, offsets of
-texts, lists and maps rise and end within their values, and nothing is decompressed. That costs about a
-tenth of reading.
-Whether texts are UTF-8 is checked where they leave Arrow, by `check_texts`: for every frame it would double the time.
+texts, lists and maps rise and end within their values, and nothing is decompressed. That costs a fifth
+to a quarter of the time that reading takes. Whether texts are UTF-8 is checked where they leave Arrow, by
+`check_texts`: for every frame, text by text, it would double that time.
 
 Files are mapped, not copied, so this holds as long as nobody changes them afterwards: what protects a log from those
 who would is that they may not write to its folder.

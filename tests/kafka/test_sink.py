@@ -291,9 +291,10 @@ def test_one_that_is_shut_out_in_the_middle_of_a_batch_leaves_nothing_of_it(open
     whole = type(first)._put
 
     def put(self, given, keys):
-        whole(self, given, keys)
+        refused = whole(self, given, keys)
         if not took_over:
             took_over.append(opened())
+        return refused
 
     monkeypatch.setattr(type(first), "_put", put)
     with pytest.raises(ProducerFenced):
@@ -402,10 +403,11 @@ def test_a_transaction_that_kafka_ended_for_its_length_is_tried_again(kafka, ope
     whole = type(sink)._put
 
     def put(self, given, keys):
-        whole(self, given, keys)
+        refused = whole(self, given, keys)
         self._flush()
         slow.wait(25)
         slow.set()
+        return refused
 
     monkeypatch.setattr(type(sink), "_put", put)
     with pytest.raises(SinkUnavailable, match="ended a batch that took"):

@@ -120,7 +120,9 @@ class KafkaSink(RecordsSink):
         except KafkaUnavailable:
             raise  # an abort would wait for it in vain; the next producer ends the transaction
         except BaseException:
-            with suppress(client_module().KafkaException):  # so that readers need not wait for the next producer
+            with suppress(
+                client_module().KafkaException, SystemError
+            ):  # so that readers need not wait for the next producer
                 self._producer.abort_transaction(ABORT_S)
             raise
         self._newest = batch
@@ -233,9 +235,13 @@ class KafkaSink(RecordsSink):
     def _plainly(self, *, in_transaction: bool = False) -> Iterator[None]:
         try:
             yield
-        except client_module().KafkaException as raised:
-            error = raised.args[0]
-            raise self._told(self._why(error) if in_transaction else error) from raised
+        except (client_module().KafkaException, SystemError) as raised:
+            # The client may report a record while an error of its own is on its way: then Python raises SystemError.
+            known = raised.__cause__ if isinstance(raised, SystemError) else raised
+            if not isinstance(known, client_module().KafkaException):
+                raise
+            error = known.args[0]
+            raise self._told(self._why(error) if in_transaction else error) from known
 
     def _why(self, error: Any) -> Any:
         """A record that comes after the one that failed is only told that something did; a commit, which cannot
@@ -245,6 +251,8 @@ class KafkaSink(RecordsSink):
                 self._producer.commit_transaction(ABORT_S)
             except client_module().KafkaException as first:
                 return first.args[0]
+            except SystemError:  # as in `_plainly`
+                return error
         return error
 
     def _told(self, error: Any) -> MillstreamError:

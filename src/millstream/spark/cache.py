@@ -1,6 +1,6 @@
 """The folder where things made once are kept: an archive of classes, code to send to workers, a `java` for launchers.
 
-All of it is run. So nobody but this user, or root, may have put it there or be able to change it.
+All of it is run. So only this user, root and whoever owns this code may have put it there or be able to change it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def made_folder(path: Path) -> Path:
 
 
 def is_trusted(file: Path) -> bool:
-    """Whether a file of the cache is there and is this user's, or root's, alone. Another one is made in its place."""
+    """Whether a file of the cache is there and nobody else could have put it there. Another is made in its place."""
     if not file.is_file():
         return False
     made_folder(file.parent)
@@ -52,7 +52,7 @@ def is_trusted(file: Path) -> bool:
 
 def _fault(path: Path) -> str | None:
     found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0):
+    if found.st_uid not in (os.geteuid(), 0, Path(__file__).stat().st_uid):
         return f"belongs to user {found.st_uid}, not to user {os.geteuid()}"
     if found.st_mode & OTHERS_WRITE:
         return f"can be written by other users (mode {stat.S_IMODE(found.st_mode):o})"

@@ -27,9 +27,8 @@ def valid_text(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def check_size(size_bytes: int, size_bytes_max: int) -> None:
-    if size_bytes > size_bytes_max:
-        raise Refused(f"the record has {size_text(size_bytes)}, more than the limit of {size_text(size_bytes_max)}")
+def too_large(size_bytes: int, size_bytes_max: int) -> str:
+    return f"the record has {size_text(size_bytes)}, more than the limit of {size_text(size_bytes_max)}"
 
 
 def too_many_containers() -> Refused:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from millstream.records.bounds import check_size, size_text, valid_text
+from millstream.records.bounds import CHUNK_BYTES, size_text, too_large, valid_text
 from millstream.records.codecs.avro import why_unreadable
 from millstream.records.codecs.avro_shape import FREE_VALUES_MAX, UnusableSchema, writer_of
 from millstream.records.columns import Refused
@@ -28,11 +28,13 @@ HEADER_ENTRIES_MAX = 10_000
 BLOCK_BYTES_MAX = 64 << 20  # packed or not
 
 
-class Record(NamedTuple):
-    value: dict[str, Any]
+class Block(NamedTuple):
+    """Records that follow one another, and why the one behind them cannot be used, if it cannot."""
+
+    records: list[dict[str, Any]]
     size_bytes: int
     fault: str | None = None
-    skipped: int = 0  # how many records of its block are lost with it
+    lost: int = 0  # how many records that fault concerns
 
 
 class AvroFile:
@@ -57,40 +59,52 @@ class AvroFile:
             raise Unreadable("its schema is not that of a record")
         self.names = {field["name"] for field in parsed["fields"]}
 
-    def records(self) -> Iterator[Record]:
-        """All of them, in order, until Unreadable is raised; what came before that is good."""
+    def blocks(self) -> Iterator[Block]:
+        """All that there is, in order, until Unreadable is raised; what came before that is good."""
         while (count := self._varint(may_end=True)) is not None:
             size = self._varint() or 0
             if count < 0 or not 0 <= size <= BLOCK_BYTES_MAX:
                 raise Unreadable(f"a block of {count} records and {size} bytes; at most {size_text(BLOCK_BYTES_MAX)}")
-            yield from self._decoded(count, self._unpacked(self._exactly(size)))
+            data = self._unpacked(self._exactly(size))
+            shape = self._writer.shape
+            if count > (FREE_VALUES_MAX if shape.takes_no_bytes else len(data)):
+                raise Unreadable(f"a block of {len(data)} bytes cannot hold {count} records")
+            yield from self._decoded(count, data)
             if self._exactly(SYNC_BYTES) != self._sync:
                 raise Unreadable("a block does not end as it should")
 
-    def _decoded(self, count: int, data: bytes) -> Iterator[Record]:
+    def _decoded(self, count: int, data: bytes) -> Iterator[Block]:
+        """A large block comes in several, so that few records are there at once."""
         import fastavro
 
-        shape, parsed = self._writer.shape, self._writer.parsed
-        if count > (FREE_VALUES_MAX if shape.takes_no_bytes else len(data)):
-            raise Unreadable(f"a block of {len(data)} bytes cannot hold {count} records")
+        read, parsed, check = fastavro.schemaless_reader, self._writer.parsed, self._writer.shape.check
+        size_max = self._bounds.record_bytes_max
+        must_check = self._writer.shape.measures(len(data))
+        is_large = len(data) > CHUNK_BYTES
         source = io.BytesIO(data)
-        for number in range(count):
-            at = source.tell()
+        begin = before = 0
+        records: list[Any] = []
+        for left in range(count, 0, -1):
             try:
-                shape.check(data, at)
-                value: Any = fastavro.schemaless_reader(source, parsed, None)
+                if must_check:
+                    check(data, source.tell())
+                records.append(read(source, parsed, None))
             except Refused as refusal:  # where the next one begins is not known
-                yield Record({}, 0, str(refusal), skipped=count - number - 1)
+                yield Block(records, source.tell() - begin, _with_rest(str(refusal), left - 1), left)
                 return
             except Exception as error:  # the bytes are anyone's, and so is what a parser makes of them
+                yield Block(records, source.tell() - begin)
                 raise Unreadable(why_unreadable(error)) from None
-            size = source.tell() - at
-            try:
-                check_size(size, self._bounds.record_bytes_max)
-            except Refused as refusal:
-                yield Record({}, 0, str(refusal))
-            else:
-                yield Record(value, size)
+            if is_large or len(data) > size_max:
+                at = source.tell()
+                if at - before > size_max:
+                    yield Block(records[:-1], before - begin, too_large(at - before, size_max), 1)
+                    records, begin = [], at
+                elif at - begin > CHUNK_BYTES:
+                    yield Block(records, at - begin)
+                    records, begin = [], at
+                before = at
+        yield Block(records, len(data) - begin)
 
     # ------------------------------------------------------------ bytes
 
@@ -142,6 +156,10 @@ class AvroFile:
             if byte[0] < 0x80:
                 return (value >> 1) ^ -(value & 1)
         raise Unreadable("a number is longer than numbers are")
+
+
+def _with_rest(fault: str, count: int) -> str:
+    return f"{fault}; the {count} records after it in its block are lost as well" if count else fault
 
 
 # ---------------------------------------------------------------- what blocks are packed with

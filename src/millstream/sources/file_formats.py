@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -25,11 +27,11 @@ from millstream.records.bounds import CHUNK_BYTES
 from millstream.records.codecs.csv import header_names, name_given_twice
 from millstream.records.columns import Columns, Refused
 from millstream.records.rows import PythonRules
-from millstream.sources.avro_file import AvroFile, Record
+from millstream.sources.avro_file import AvroFile, Block
 from millstream.sources.file_bounds import FileBounds, Unreadable
 from millstream.sources.file_lines import CHUNK_LINES, DAMAGE, Line, chunks, csv_records, lines, opened
 from millstream.sources.letters import nullable
-from millstream.sources.parquet_pages import ROWS_MAX, group_batches, parquet_file
+from millstream.sources.parquet_pages import ROWS_MAX, group_batches, invalid_rows, parquet_file
 
 Said = Mapping[str, str | None]
 EMPTY: Said = {}
@@ -148,9 +150,15 @@ def parquet_parts(
         for group in groups:
             for batch in _intact(group_batches(path, file, group, names)):
                 bounds.unpack(batch.nbytes)
-                rows = filling.filled(batch)
-                yield Part(rows, np.arange(number, number + rows.num_rows, dtype=np.int64))
-                number += rows.num_rows
+                numbers = np.arange(number, number + batch.num_rows, dtype=np.int64)
+                number += batch.num_rows
+                invalid = invalid_rows(batch)
+                if invalid:
+                    bad = [(int(numbers[row]), None, "a text in the row is not valid UTF-8") for row in invalid]
+                    kept = np.delete(np.arange(batch.num_rows), invalid)
+                    yield Part(filling.filled(batch.take(pa.array(kept))), numbers[kept], bad)
+                else:
+                    yield Part(filling.filled(batch), numbers)
 
 
 def _intact(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -206,8 +214,8 @@ def avro_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPT
         filling = Filling.of(schema, said, stored.names)
         held = _AvroRows(schema, filling)
         try:
-            for record in stored.records():
-                held.add(record)
+            for block in stored.blocks():
+                held.add(block)
                 if held.is_full:
                     yield held.part()
                     held = _AvroRows(schema, filling, held.number)
@@ -221,10 +229,9 @@ class _AvroRows:
     """Records of a file as far as there are columns for them."""
 
     def __init__(self, schema: Schema, filling: Filling, first: int = 0) -> None:
-        self._names = schema.names
         self._filling = filling
         self._numbers: list[int] = []
-        self._columns: list[list[Any]] = [[] for _ in self._names]
+        self._columns: dict[str, list[Any]] = {name: [] for name in schema.names}
         self._bad: list[tuple[int, bytes | None, str]] = []
         self._size_bytes = 0
         self.number = first  # of the next one
@@ -233,23 +240,21 @@ class _AvroRows:
     def is_full(self) -> bool:
         return len(self._numbers) >= CHUNK_LINES or self._size_bytes >= CHUNK_BYTES or len(self._bad) >= CHUNK_LINES
 
-    def add(self, record: Record) -> None:
-        if record.fault is None:
-            self._numbers.append(self.number)
-            self._size_bytes += record.size_bytes
-            for name, column in zip(self._names, self._columns, strict=True):
-                column.append(_plain(record.value.get(name)))
-        else:
-            lost = f"; the {record.skipped} records after it in its block are lost as well" if record.skipped else ""
-            self._bad.append((self.number, None, record.fault + lost))
-        self.number += 1 + record.skipped
+    def add(self, block: Block) -> None:
+        self._numbers += range(self.number, self.number + len(block.records))
+        self._size_bytes += block.size_bytes
+        for name, column in self._columns.items():
+            column += [_plain(record.get(name)) for record in block.records]
+        self.number += len(block.records) + block.lost
+        if block.fault is not None:
+            self._bad.append((self.number - block.lost, None, block.fault))
 
     def part(self) -> Part:
         columns = Columns(self._filling.schema, _AvroRules())
-        batch, kept = columns.batch(iter(self._columns), len(self._numbers))
+        batch, kept = columns.batch(iter(self._columns.values()), len(self._numbers))
         numbers = np.array(self._numbers, dtype=np.int64)
         bad = self._bad + [(self._numbers[index], None, reason) for index, reason in columns.faults.items()]
-        return Part(self._filling.filled(batch), numbers[kept], sorted(bad, key=lambda each: each[0]))
+        return Part(self._filling.filled(batch), numbers[kept], sorted(bad, key=itemgetter(0)))
 
 
 def _plain(value: Any) -> Any:
@@ -269,26 +274,27 @@ def json_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPT
 
 def csv_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
     with opened(path) as file:
-        records = csv_records(lines(file, bounds), bounds.record_bytes_max)
-        header = next(records, None)
-        if header is None:
+        records = csv_records(chain.from_iterable(lines(file, bounds)), bounds.record_bytes_max)
+        begin = next(records, None)
+        if begin is None:
             return
-        names = _header_names(path, header)
+        names = _header_names(path, begin[0])
         filling = Filling.of(schema, said, names)
         for field in filling.schema:
             if field.name not in names and not field.nullable:
                 raise _missing(path, field.name, names)
         fields = [schema.field(name) if name in schema else pa.field(name, pa.string()) for name in names]
         decoder = codec("csv", Schema.of(pa.schema(fields)))
-        for chunk in chunks(records):
+        for chunk in chunks(chain([begin[1:]], records)):
             yield _decoded(decoder, chunk, filling, bounds)
 
 
 def _header_names(path: Path, header: Line) -> list[str]:
-    if header.fault is not None:
-        raise Unreadable(header.fault)
+    _, content, fault = header
     try:
-        names = header_names(header.content)
+        if fault is not None:
+            raise Refused(fault)
+        names = header_names(content)
     except Refused as refusal:
         raise Unreadable(str(refusal)) from None
     if twice := name_given_twice(names):
@@ -296,12 +302,11 @@ def _header_names(path: Path, header: Line) -> list[str]:
     return names
 
 
-def _decoded(decoder: Codec, chunk: Sequence[Line], filling: Filling, bounds: FileBounds) -> Part:
-    good = [line for line in chunk if line.fault is None]
-    decoded = decoder.decode([line.content for line in good], size_bytes_max=bounds.record_bytes_max)
-    numbers = np.array([line.number for line in good], dtype=np.int64)
-    bad: list[tuple[int, bytes | None, str]] = [
-        (line.number, line.content, line.fault) for line in chunk if line.fault is not None
-    ]
-    bad += [(good[each.index].number, good[each.index].content, each.reason) for each in decoded.failures]
-    return Part(filling.filled(decoded.rows), numbers[decoded.indices], sorted(bad, key=lambda each: each[0]))
+def _decoded(decoder: Codec, chunk: list[Line], filling: Filling, bounds: FileBounds) -> Part:
+    too_long = [(number, content, fault) for number, content, fault in chunk if fault is not None]
+    good = [line for line in chunk if line[2] is None] if too_long else chunk
+    decoded = decoder.decode([content for _, content, _ in good], size_bytes_max=bounds.record_bytes_max)
+    numbers = np.array([number for number, _, _ in good], dtype=np.int64)
+    bad: list[tuple[int, bytes | None, str]] = [*too_long]
+    bad += [(*good[failure.index][:2], failure.reason) for failure in decoded.failures]
+    return Part(filling.filled(decoded.rows), numbers[decoded.indices], sorted(bad, key=itemgetter(0)))

@@ -26,9 +26,11 @@ PAGES_BYTES_MAX = 1 << 30  # of one row group: the dictionaries and the largest 
 ROW_BYTES_MAX = 1 << 30
 REPEATED_EXPANSION_MAX = 50  # of arrays and maps, whose values a number of rows does not bound
 PAGES_MAX = 100_000
+SEARCHED_BYTES_MAX = 4 << 20  # of a dictionary; writers end it at 1 MiB
 HEADER_BYTES, HEADER_BYTES_MAX = 1 << 10, 16 << 20
 ROWS_MAX = 1 << 40
 
+_CODECS = {"UNCOMPRESSED": "", "SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd"}
 _DICTIONARY_PAGE, _INDEX_PAGE = 2, 1
 _DELTA_BYTE_ARRAY = 7
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -65,6 +67,7 @@ class _Pages:
     """Of one column in a row group."""
 
     dictionary_bytes: int = 0
+    dictionary_at: tuple[int, int] = (0, 0)  # where it begins and ends, packed
     largest_bytes: int = 0
     total_bytes: int = 0
     values: int = 0
@@ -85,8 +88,11 @@ def _reading(file: BinaryIO, stored: pq.ParquetFile, group: int, names: Sequence
         memory_bytes += pages.dictionary_bytes + pages.largest_bytes
         width = max(_WIDTH_MIN, kind.length if kind.length > 0 else _WIDTHS.get(kind.physical_type, 0))
         if kind.physical_type == "BYTE_ARRAY":
-            if pages.dictionary_bytes * about.num_rows > BATCH_BYTES or kind.max_repetition_level:
-                packed.append(path)
+            at_once = pages.values if kind.max_repetition_level else min(SLAB_ROWS, about.num_rows)
+            if pages.dictionary_bytes * at_once > BATCH_BYTES:
+                longest = _longest(file, pages, column.compression)
+                if longest is None or longest * at_once > BATCH_BYTES:
+                    packed.append(path)
             if pages.shares_prefixes:
                 width += pages.largest_bytes
         if kind.max_repetition_level:
@@ -137,6 +143,20 @@ def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
+def invalid_rows(batch: pa.RecordBatch, first: int = 0) -> list[int]:
+    """The rows with a text that is none: Arrow reads texts unseen, and whoever looks at them later fails."""
+    try:
+        batch.validate(full=True)
+        return []
+    except pa.ArrowInvalid:
+        if batch.num_rows <= 1:
+            return [first] * batch.num_rows
+    half = batch.num_rows // 2
+    # Not slices: of those, all that they are slices of would be looked at.
+    begin, end = (batch.take(pa.array(range(*ends), pa.int64())) for ends in ((0, half), (half, batch.num_rows)))
+    return invalid_rows(begin, first) + invalid_rows(end, first + half)
+
+
 def _unpacked_bytes(array: pa.Array) -> int:
     """Of the texts that stand in dictionaries alone; all else is as large as it is."""
     kind = array.type
@@ -168,23 +188,54 @@ def _pages(file: BinaryIO, column: pq.ColumnChunkMetaData) -> _Pages:
     if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < at:
         at = column.dictionary_page_offset
     end = at + column.total_compressed_size
+    if at < 0:
+        raise Unreadable("a column begins before the file")
     for _ in range(PAGES_MAX):
         if at >= end or found.values >= column.num_values:
             return found
         header, at = _page_header(file, at)
-        kind, size, packed_size = (header.get(number, -1) for number in (1, 2, 3))
-        if not (isinstance(size, int) and isinstance(packed_size, int) and size >= 0 and packed_size >= 0):
-            raise Unreadable("a page has no size")
+        kind, size, packed_size = (_number(header, field) for field in (1, 2, 3))
         at += packed_size
         found.total_bytes += size
         if kind == _DICTIONARY_PAGE:
-            found.dictionary_bytes = max(found.dictionary_bytes, size)
+            if found.dictionary_bytes:
+                raise Unreadable("a column has two dictionaries in one row group")
+            found.dictionary_bytes, found.dictionary_at = size, (at - packed_size, at)
         elif kind != _INDEX_PAGE:
             found.largest_bytes = max(found.largest_bytes, size)
-            about: Any = header.get(5) or header.get(8) or {}
-            found.values += max(0, about.get(1, 0))
-            found.shares_prefixes |= about.get(2 if 5 in header else 4) == _DELTA_BYTE_ARRAY
+            is_first_version = 5 in header
+            about = header.get(5 if is_first_version else 8)
+            found.values += _number(about, 1)
+            found.shares_prefixes |= _number(about, 2 if is_first_version else 4) == _DELTA_BYTE_ARRAY
     raise Unreadable(f"a column has more than {PAGES_MAX} pages in one row group")
+
+
+def _number(header: Any, field: int) -> int:
+    found = header.get(field) if isinstance(header, dict) else None
+    if type(found) is not int or found < 0:
+        raise Unreadable("the header of a page is not complete")
+    return found
+
+
+def _longest(file: BinaryIO, pages: _Pages, compression: str) -> int | None:
+    """The length of the longest text in a dictionary; None if that cannot be found out cheaply."""
+    if pages.dictionary_bytes > SEARCHED_BYTES_MAX or compression not in _CODECS:
+        return None
+    begin, end = pages.dictionary_at
+    file.seek(begin)
+    content = file.read(end - begin)
+    try:
+        if compression != "UNCOMPRESSED":
+            unpack = pa.Codec(_CODECS[compression])
+            content = unpack.decompress(content, decompressed_size=pages.dictionary_bytes, asbytes=True)
+    except (pa.ArrowException, OSError):
+        return None
+    at = longest = 0
+    while at + 4 <= len(content):
+        length = int.from_bytes(content[at : at + 4], "little")
+        longest = max(longest, length)
+        at += 4 + length
+    return longest
 
 
 def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:

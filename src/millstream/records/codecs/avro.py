@@ -76,21 +76,24 @@ class AvroCodec(Codec):
         import fastavro
 
         writer = _writer_of_record(self._writer)
-        columns: list[list[Any]] = [[] for _ in self.schema.names]
+        read, parsed, shape = fastavro.schemaless_reader, writer.parsed, writer.shape
+        names = self.schema.names
+        is_wide = len(parsed["fields"]) > len(names) + 16  # then what no column asks for is not kept
+        records: list[dict[str, Any]] = []
         for index, value in enumerate(values):
             source = io.BytesIO(value)
-            record: Any = {}
             try:
-                writer.shape.check(value)
-                record = fastavro.schemaless_reader(source, writer.parsed, None)
+                if shape.measured_from_bytes is not None and shape.measures(len(value)):
+                    shape.check(value)
+                record: Any = read(source, parsed, None)
                 extra = len(value) - source.tell()
                 if extra:
                     faults[index] = f"{extra} bytes follow the Avro record"
             except Exception as refusal:  # the bytes are anyone's, and so is what a parser makes of them
                 faults[index] = why_unreadable(refusal)
-            for name, column in zip(self.schema.names, columns, strict=True):
-                column.append(record.get(name))
-        return columns
+                record = {}
+            records.append({name: record.get(name) for name in names} if is_wide else record)
+        return ([record.get(name) for record in records] for name in names)
 
 
 class _AvroRules(PythonRules):

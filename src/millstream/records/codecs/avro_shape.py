@@ -77,10 +77,13 @@ class Shape:
                 found.append(MEASURED_FROM_CONTAINERS_BYTES)
         return min(found, default=None)
 
+    def measures(self, size_bytes: int) -> bool:
+        """Whether a record of this size has to be checked."""
+        return self.measured_from_bytes is not None and size_bytes >= self.measured_from_bytes
+
     def check(self, data: bytes, at: int = 0) -> None:
         """Raises Refused for a record that must not be decoded, EOFError if its bytes end too early."""
-        if self.measured_from_bytes is not None and len(data) - at >= self.measured_from_bytes:
-            _measure(self._top, data, at)
+        _measure(self._top, data, at)
 
 
 # ---------------------------------------------------------------- the schema

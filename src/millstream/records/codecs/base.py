@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.records.bounds import CHUNK_BYTES, RECORD_BYTES_MAX, check_size
-from millstream.records.columns import Columns, Failure, Faults, Refused, Rules
+from millstream.records.bounds import CHUNK_BYTES, RECORD_BYTES_MAX, too_large
+from millstream.records.columns import Columns, Failure, Faults, Rules
 from millstream.records.evolution import align
 from millstream.records.schema import Schema
 
@@ -72,10 +72,8 @@ class Codec(ABC):
         faults: Faults = {}
         if self.bounded and sum(map(len, chunk)) > size_bytes_max:
             for index, value in enumerate(chunk):
-                try:
-                    check_size(len(value), size_bytes_max)
-                except Refused as refusal:
-                    faults[index], chunk[index] = str(refusal), b""
+                if len(value) > size_bytes_max:
+                    faults[index], chunk[index] = too_large(len(value), size_bytes_max), b""
         return faults
 
     def encode(self, rows: pa.RecordBatch) -> pa.Array:
@@ -100,14 +98,19 @@ class Codec(ABC):
 
 def _chunks(values: list[bytes]) -> Iterator[tuple[int, int]]:
     """Bounds of chunks that are limited in records and in bytes; a larger value is alone in its chunk."""
-    start = size_bytes = 0
-    for index, value in enumerate(values):
-        if index - start >= CHUNK_RECORDS or (size_bytes + len(value) > CHUNK_BYTES and index > start):
-            yield start, index
-            start, size_bytes = index, 0
-        size_bytes += len(value)
-    if start < len(values):
-        yield start, len(values)
+    for start in range(0, len(values), CHUNK_RECORDS):
+        end = min(start + CHUNK_RECORDS, len(values))
+        sizes = list(map(len, values[start:end]))
+        if sum(sizes) <= CHUNK_BYTES:
+            yield start, end
+            continue
+        begin, size_bytes = start, 0
+        for index, size in enumerate(sizes, start):
+            if size_bytes + size > CHUNK_BYTES and index > begin:
+                yield begin, index
+                begin, size_bytes = index, 0
+            size_bytes += size
+        yield begin, end
 
 
 def empty_batch(schema: Schema) -> pa.RecordBatch:

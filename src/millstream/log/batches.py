@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from millstream.records import batch_to_rows
+from millstream.records import batch_to_rows, values_or_raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Batch:
 
     def records(self) -> list[Record]:
         headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may come more than once
-        rows = batch_to_rows(self.columns.drop_columns(["headers"]))
+        rows = batch_to_rows(self.columns.drop_columns(["headers"]), values_or_raw)
         return [
             Record(self.topic, self.partition, offset, row["timestamp"], row["key"], row["value"], tuple(pairs or ()))
             for offset, row, pairs in zip(self.offsets.tolist(), rows, headers, strict=True)

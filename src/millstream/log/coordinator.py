@@ -120,8 +120,10 @@ class Coordinator:
         """One transaction; `durable` also survives the death of the machine."""
         self._check_process()
         with self._turn, self._translated():
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             try:
+                if self._db.in_transaction:  # an exception kept the last change from being taken back
+                    self._db.execute("ROLLBACK")
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 self._db.execute("COMMIT")

@@ -76,7 +76,7 @@ def to_batch(
         for position, index in enumerate(there):
             source[index] = position
         column = rows if len(there) == len(values) else rows.take(pa.array(source, pa.int64()))
-    times = pa.array([message.timestamp()[1] * 1000 for message in messages], pa.int64()).cast(TIMESTAMP)
+    times = pa.array([_microseconds(message.timestamp()[1]) for message in messages], pa.int64()).cast(TIMESTAMP)
     columns = [
         pa.array([message.key() for message in messages], pa.binary()),
         column,
@@ -86,6 +86,11 @@ def to_batch(
     found = np.array([message.offset() for message in messages], np.int64)
     records = pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
     return Batch(place.topic, place.partition, found, records), unreadable
+
+
+def _microseconds(time_ms: int) -> int | None:
+    """None for a time so far off that its microseconds are no 64-bit number."""
+    return time_ms * 1000 if abs(time_ms) < (1 << 63) // 1000 else None
 
 
 def _pairs(headers: Any) -> list[tuple[str, bytes]] | None:

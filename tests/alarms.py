@@ -1,4 +1,4 @@
-"""Alarms that go off at random moments and raise, as a user's signal handler does, but only inside Millstream's code."""
+"""Alarms that go off at random moments and raise, as a user's signal handler does, in Millstream's code alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from types import FrameType
 import millstream
 
 SOURCE = millstream.__file__.removesuffix("__init__.py")
+
+
+SILENT = ("__del__", "_remove", "unraisable_hook")  # what is raised there Python only prints
 
 
 class Alarm(Exception):

@@ -1,4 +1,4 @@
-"""Goal: whatever is raised inside a poll, in whichever line, no record counts as handed out that its caller never got."""
+"""Goal: whatever is raised inside a poll, in whichever line, nothing counts as handed out that its caller never got."""
 
 import random
 from collections import Counter
@@ -54,12 +54,8 @@ def test_text_that_is_not_utf8_is_given_as_bytes(log):
     log.create_topic("t", schema="s string")
     offsets = pa.py_buffer(b"\0\0\0\0\2\0\0\0\3\0\0\0")
     text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"\xff\xfeb"))
-    try:
-        with log.producer() as producer:
-            producer.send_batch("t", pa.table({"s": text}))
-    except Exception as error:  # refused where it is sent is as good
-        assert "UTF" in str(error)
-        return
+    with log.producer() as producer:
+        producer.send_batch("t", pa.table({"s": text}))
     with log.consumer("t") as consumer:
         assert [record.value["s"] for record in consumer.poll()] == [b"\xff\xfe", "b"]
 

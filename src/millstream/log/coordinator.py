@@ -21,9 +21,11 @@ from millstream.errors import (
     DiskFull,
     MillstreamError,
     NoAccess,
+    NotALog,
     StorageError,
     UnsupportedFormat,
 )
+from millstream.log.disk import mounted_read_only
 
 FORMAT = 1
 BUSY_SECONDS = 60.0
@@ -170,9 +172,18 @@ class Coordinator:
             return ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
         name = getattr(error, "sqlite_errorname", "") or ""
         where = str(self.path)
+        if self.path.is_dir():
+            return NotALog(
+                "there is a folder where the coordinator's file should be",
+                where=where,
+                next_step="move the folder away and restore the file from a copy; if it is lost for good, make an "
+                "empty file of that name: groups, queues and named producers then start without their past",
+            )
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
             return DiskFull("there is no room left to coordinate", where=where, next_step="make room; then try again")
         if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+            if _is_mounted_read_only(self.path.parent):
+                return mounted_read_only(where)
             return NoAccess(
                 "this user may not write the log",
                 where=where,
@@ -181,3 +192,10 @@ class Coordinator:
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             return DamagedLog("the coordinator's file is damaged", where=where, next_step="restore it from a copy")
         return StorageError(f"the coordinator says: {error}", where=where, next_step="try again")
+
+
+def _is_mounted_read_only(folder: Path) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False

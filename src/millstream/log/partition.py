@@ -114,7 +114,15 @@ class Partition:
         self.check_alive()
         self._renew()
 
-    def _deleted(self) -> UnknownTopic:
+    def _deleted(self) -> UnknownTopic | DamagedLog:
+        self._renew()  # raises if the topic is another by now
+        if (self.folder.parent / "topic.json").exists() and not self.folder.exists():
+            return DamagedLog(
+                f"the folder of partition {self.number} is missing",
+                where=str(self.folder),
+                next_step=f"restore it from a copy, or run 'millstream topics repair {self.topic}': "
+                "the partition then goes on without its records",
+            )
         return UnknownTopic(
             f"topic '{self.topic}' was deleted", where=str(self.folder), next_step="create it again, or stop using it"
         )

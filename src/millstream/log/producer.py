@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from millstream.errors import (
     ClosedError,
     DamagedLog,
+    DiskFull,
     InvalidInput,
     InvalidRecord,
     InvalidSetting,
@@ -306,6 +307,7 @@ class Producer:
             except StorageError as error:
                 may_pass = not isinstance(error, DamagedLog | UnsupportedFormat | NotALog)
                 if may_pass and not (self._closing or self._giving_up):  # keep the chunk and try again
+                    error = _passing(error)
                     self._warn(chunk, error)
                     self._buffer.tell(error)
                     time.sleep(RETRY_SECONDS)
@@ -409,6 +411,13 @@ class Producer:
                 )
             )
         return drafts
+
+
+def _passing(error: StorageError) -> StorageError:
+    if not isinstance(error, DiskFull):
+        return error
+    step = "make room; the producer keeps the records and goes on by itself"
+    return DiskFull(error.what, where=error.where, next_step=step)
 
 
 _open_producers: set[Producer] = set()

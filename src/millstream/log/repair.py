@@ -58,12 +58,22 @@ class _Salvage:
 
 
 def repair(
-    folder: Path, number: int, schema: pa.Schema, disk: Disk, on_cut: Callable[[int], None] = lambda _: None
+    folder: Path,
+    number: int,
+    schema: pa.Schema,
+    disk: Disk,
+    on_cut: Callable[[int], None] = lambda _: None,
+    known_end: int = 0,
 ) -> Repaired:
-    """`on_cut` is told where the partition ends now, before anybody can write there."""
+    """`on_cut` is told where the partition ends now, before anybody can write there.
+
+    `known_end` is how far readers had come, which counts where neither a mark nor a segment is left.
+    """
     with storage_errors(folder), FileLock(folder / UPKEEP_LOCK), FileLock(folder / LOCK):
         mark = _readable_mark(folder, disk)
         found = _salvage_all(folder, mark, schema)
+        if mark is None and not found and known_end:
+            mark = Mark(end=Place(known_end, known_end, 0), synced=NOWHERE, start=0)
         before = _lost_before(mark, found)
         put_aside = [_replace(part) for part in found if not part.whole]
         active = found[-1] if found else None

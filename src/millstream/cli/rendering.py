@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -99,11 +101,35 @@ class Rendering:
         return orjson.dumps(document)
 
 
+class OutputClosed(BrokenPipeError):
+    """The reader of the output went away after so many lines had been written to it in full."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__()
+        self.lines = lines
+
+
 def write_lines(lines: Sequence[bytes]) -> None:
     """Returns when the lines have left this process."""
-    if lines:
-        sys.stdout.buffer.write(b"\n".join(lines) + b"\n")
-    sys.stdout.buffer.flush()
+    if not lines:
+        sys.stdout.buffer.flush()
+        return
+    sys.stdout.flush()
+    text = b"\n".join(lines) + b"\n"
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file but something that stands for one
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+        return
+    written = 0
+    try:
+        with memoryview(text) as rest:
+            while written < len(text):
+                written += os.write(descriptor, rest[written:])
+    except BrokenPipeError:
+        ends = accumulate(len(line) + 1 for line in lines)
+        raise OutputClosed(sum(end <= written for end in ends)) from None
 
 
 def _values(column: pa.Array, typed: Codec | None) -> list[bytes | None]:

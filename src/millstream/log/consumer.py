@@ -125,6 +125,7 @@ class Consumer:
         self._revoked: set[TopicPartition] = set()
         self._next: dict[TopicPartition, int] = {}  # where each partition goes on: behind what the user has
         self._offer: Offer | None = None
+        self._is_fetching = False
         self._must_assign = False
         self.must_rewind = False
         self.lost: list[Lost] = []
@@ -158,8 +159,9 @@ class Consumer:
         """Gathers what is to be handed out next; nothing of it counts as handed out yet."""
         self._check_open()
         self._settle_offer()
+        self._count_done()
         self._offer = offer = Offer()
-        self._finish()
+        self._refresh()
         self._wait(timeout, max_bytes)
         batches = self._take_from_waiting(max_records)
         if self.delivery == "at_most_once":
@@ -177,14 +179,16 @@ class Consumer:
                 self._handed[place] = self._next[place] = given[place]
 
     def _look_back(self) -> None:
-        """Where a poll ended in an exception before it had gathered its records, reads on from what the user has."""
-        if self._offer is None:
-            return
-        if self._offer.batches is not None:
-            self._note_given()
-        elif not self._turns.is_anothers:
+        """Where an exception came while records were being read ahead, reads on from what the user has."""
+        self._note_given()
+        if self._is_unsettled and not self._turns.is_anothers:
             self._start_over()
-            self._offer = None
+            self._offer, self._is_fetching = None, False
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether records are being read ahead, or were when an exception came: where readers stand says nothing."""
+        return self._is_fetching or (self._offer is not None and self._offer.batches is None)
 
     def _settle_offer(self) -> None:
         """Ends the last offer: what the user did not get of it is first in line again."""
@@ -243,7 +247,7 @@ class Consumer:
         self._look_back()
         self._refresh()
         self._end_abandoned()
-        ends = {place: reader.offset + reader.lag() for place, reader in self._readers.items()}
+        ends = {place: reader.end_offset() for place, reader in self._readers.items()}
         while any(self.position(*place) < end for place, end in ends.items() if place in self._readers):
             yield from self._one_by_one(timeout=0.0)
         self._finish()
@@ -266,7 +270,10 @@ class Consumer:
         return [*(self._offer.rest if self._offer else ()), *self._waiting]
 
     def lag(self) -> int:
-        """How many offsets lie between this consumer and the end of its partitions."""
+        """How many records this consumer is behind the end of its partitions.
+
+        Far behind it counts offsets, of which those of transactions' markers and of compacted records hold no record.
+        """
         self._look_back()
         return sum(reader.lag() for reader in self._readers.values()) + sum(map(len, self._ahead()))
 
@@ -306,8 +313,8 @@ class Consumer:
 
     # ------------------------------------------------------------ committing
 
-    def commit(self) -> None:
-        """Says that everything handed out so far is done."""
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commits everything handed out so far as done, or, with `offsets`, what lies before these."""
         if self._membership is None:
             raise InvalidInput("only a consumer in a group can commit", next_step="log.consumer(…, group='…')")
         self._check_open()
@@ -315,14 +322,27 @@ class Consumer:
         if self.must_rewind:
             self.rewind()
         if self.delivery != "at_most_once":  # there it was committed before it was handed out
-            self._done |= self._handed
+            self._done |= self._handed if offsets is None else self._checked(offsets)
             self._commit()
+            if offsets is None:
+                self._handed.clear()
+
+    def _checked(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Refuses to count as done what was never handed out."""
+        for place, offset in offsets.items():
+            if offset > self._next[self._own(*place)]:
+                raise InvalidInput(
+                    f"offset {offset} cannot be committed: records were handed out up to {self._next[place] - 1}",
+                    where=str(place),
+                    next_step="commit what was handed out, or go further with seek(…)",
+                )
+        return {TopicPartition(*place): offset for place, offset in offsets.items()}
 
     def commit_with(self, db: sqlite3.Connection) -> None:
         """Puts the offsets into a change of the coordinator that a transaction makes."""
         self._check_transactional()
         assert self._membership is not None
-        self._membership.commit(db, self._done | self._handed)
+        self._membership.commit(db, self._passed(self._done | self._handed))
 
     def _check_transactional(self) -> None:
         """Whether a transaction can take along what was handed out."""
@@ -363,8 +383,27 @@ class Consumer:
             self._go(place, self._first_offset(place) if offset is None else offset)
         self.must_rewind = False
 
+    def _news(self) -> dict[TopicPartition, int]:
+        """What is done and not committed yet."""
+        return {p: offset for p, offset in self._passed(self._done).items() if self._stored.get(p) != offset}
+
+    def _passed(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets behind which no record follows up to where the consumer stands, moved there.
+
+        Markers of transactions, aborted records and what compaction removed have offsets, but nobody is behind by them.
+        """
+        self._note_given()
+        if self._is_unsettled:
+            return dict(offsets)
+        return {
+            place: max(offset, self._position(place))
+            if place in self._readers and self._next.get(place) == offset
+            else offset
+            for place, offset in offsets.items()
+        }
+
     def _commit(self) -> None:
-        news = {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
+        news = self._news()
         if not news or self._membership is None:
             return
         with self._log.coordinator.change() as db:
@@ -373,7 +412,7 @@ class Consumer:
 
     def _commit_owned(self) -> None:
         """Like `_commit`; the work on what was taken away others do again, so at least once is kept."""
-        news = {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
+        news = self._news()
         if not news or self._membership is None:
             return
         with self._log.coordinator.change() as db:
@@ -386,15 +425,21 @@ class Consumer:
             self._looked_at = 0.0
 
     def _finish(self) -> None:
-        """The user asks for more, so it is done with what it has."""
         self._check_open()
         self._note_given()
+        self._count_done()
+        self._refresh()
+
+    def _count_done(self) -> None:
+        """The user asks for more, so it is done with what it has."""
         if self.delivery != "exactly_once":
             self._done |= self._handed
             self._handed.clear()
         if self.delivery == "at_least_once" and self._membership is not None:
+            for place in self._readers.keys() - self._done.keys():
+                if self._position(place) > self._next[place]:  # nothing was there but offsets without records
+                    self._done[place] = self._next[place]
             self._commit_owned()
-        self._refresh()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -541,10 +586,10 @@ class Consumer:
         return place
 
     def _go(self, place: TopicPartition, offset: int) -> None:
-        self._next[place] = offset
-        self._readers[place].seek(offset)
         self._handed.pop(place, None)
         self._done.pop(place, None)
+        self._next[place] = offset
+        self._readers[place].seek(offset)
         self._waiting = deque(batch for batch in self._waiting if place_of(batch) != place)
 
     # ------------------------------------------------------------ fetching
@@ -619,7 +664,6 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
-        self._offer = None
         self._wakeup.close()
         if self._membership is not None:
             try:
@@ -627,6 +671,7 @@ class Consumer:
                     self._commit_owned()
             finally:
                 self._membership.leave()
+        self._offer = None
 
     def __enter__(self) -> Consumer:
         return self

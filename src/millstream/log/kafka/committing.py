@@ -40,7 +40,7 @@ class Committing(Consumer):
     def commit_with(self, transactions: Any) -> None:
         """Puts the offsets into the transaction of a producer."""
         self._check_transactional()
-        news = self._done | self._handed
+        news = self._passed(self._done | self._handed)
         if news:
             with said_plainly(self._where):
                 metadata = self._client.consumer_group_metadata()
@@ -80,9 +80,6 @@ class Committing(Consumer):
             seconds,
         )
         return {TopicPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
-
-    def _news(self) -> dict[TopicPartition, int]:
-        return {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
 
     def _commit(self) -> None:
         news = self._news()

@@ -28,7 +28,7 @@ from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
 from millstream.log.kafka.committing import Committing
 from millstream.log.kafka.failures import said_plainly, translated
-from millstream.log.kafka.fetching import END, UNSAID, Place, to_batch
+from millstream.log.kafka.fetching import COUNTED_MAX, END, UNSAID, Place, to_batch
 from millstream.log.kafka.switches import KafkaFollowed
 from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.offers import place_of
@@ -46,6 +46,7 @@ LOOK_SECONDS = 5.0
 SLICE_SECONDS = 0.2
 SERVE_SECONDS = 0.1
 CLOSE_SECONDS = 0.005
+COUNTING_SECONDS = 1.0
 GRACE_SECONDS = 2.0  # what is on the broker already is waited for, even by who does not wait
 FETCHED_MAX = 5000
 logger = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ class KafkaConsumer(Committing):
         """Takes what the client has, waiting for the first of it. All of it is taken before anything is told."""
         self._polled_at = time.monotonic()
         self._tell_fault()
+        self._is_fetching = True  # what the client gave is nowhere else until it was taken
         with said_plainly(self._where):
             first = self._client.poll(timeout)
             messages = [] if first is None else [first, *(self._client.consume(more, 0) if more else ())]
@@ -187,6 +189,7 @@ class KafkaConsumer(Committing):
                 together.setdefault(TopicPartition(message.topic(), message.partition()), []).append(message)
         troubles = [self._take(place, of_place) for place, of_place in together.items()]
         troubles += [self._hear(message) for message in messages if message.error() is not None]
+        self._is_fetching = False
         for trouble in troubles:
             if trouble is not None:
                 raise trouble
@@ -279,14 +282,23 @@ class KafkaConsumer(Committing):
         self._finish()
 
     def lag(self) -> int:
-        """How many offsets lie between this consumer and the end of its partitions."""
+        """How many records this consumer is behind the end of its partitions.
+
+        Far behind it counts offsets, of which those of transactions' markers and of compacted records hold no record.
+        """
         self._check_open()
         self._look_back()
-        if self.group is None or not self._handed:  # else partitions could go while their records are worked on
-            self._fetch(0.0)  # a marker behind the last record may have been reached
         ends = self._ends()
-        behind: int = sum(max(0, end - self._readers[place].offset) for place, end in ends.items())
-        return behind + sum(map(len, self._ahead()))
+        if self.group is None or not self._handed:  # else partitions could go while their records are worked on
+            deadline = time.monotonic() + COUNTING_SECONDS
+            self._fetch(0.0)
+            while 0 < self._behind(ends) <= COUNTED_MAX and not self._faults and time.monotonic() < deadline:
+                self._fetch(SERVE_SECONDS)  # records are counted as they come, and markers passed
+        return self._behind(ends) + sum(map(len, self._ahead()))
+
+    def _behind(self, ends: Mapping[TopicPartition, int]) -> int:
+        """Offsets that were not even read ahead."""
+        return sum(max(0, end - self._readers[p].offset) for p, end in ends.items() if p in self._readers)
 
     # ------------------------------------------------------------ partitions come and go
 
@@ -449,11 +461,11 @@ class KafkaConsumer(Committing):
 
     def _go(self, place: TopicPartition, offset: int) -> None:
         self._faults.pop(place, None)
-        self._next[place] = offset
-        self._position_client(place, offset)
-        self._readers[place].offset = offset
         self._handed.pop(place, None)
         self._done.pop(place, None)
+        self._next[place] = offset
+        self._readers[place].offset = offset
+        self._position_client(place, offset)
         self._waiting = deque(batch for batch in self._waiting if place_of(batch) != place)
 
     def _position_client(self, place: TopicPartition, offset: int) -> None:
@@ -466,13 +478,13 @@ class KafkaConsumer(Committing):
         if self._closed:
             return
         self._closed = True
-        self._offer = None
         while self._turns.is_anothers:  # who waits sees soon that it is closed
             time.sleep(CLOSE_SECONDS)
         try:
             if self.delivery == "at_least_once" and self._membership is not None:
                 self._commit_owned()
         finally:
+            self._offer = None
             self._leaving = True
             self._client.close()
 

@@ -6,7 +6,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -57,6 +57,10 @@ def run(
     mode: Annotated[
         str | None, typer.Option(metavar="'real time'", help="Each record by itself, from Kafka to Kafka.")
     ] = None,
+    on_lost: Annotated[
+        Literal["error", "earliest", "latest"] | None,
+        typer.Option(help="When records were deleted before they were read: end, or go on at what is left."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
 ) -> None:
     """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
@@ -72,6 +76,7 @@ def run(
         typer.echo(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
+    given |= {"on_lost": on_lost}
     given |= {"folder": folder and folder.absolute(), "archive": archive, "conf": _pairs(conf) or None}
     said |= {name: value for name, value in given.items() if value is not None}
     said |= {"batch": True} if batch else {}

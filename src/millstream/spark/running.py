@@ -26,7 +26,7 @@ from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
 from millstream.plan.place import users_line, what_exists
-from millstream.plan.places import Kafka, Socket
+from millstream.plan.places import LOST_CHOICES, Kafka, Socket
 from millstream.plan.table_nodes import Join
 from millstream.records import Schema
 from millstream.sinks import Sink, open_sink
@@ -42,6 +42,7 @@ from millstream.spark.failures import of_query
 from millstream.spark.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
+from millstream.spark.losses import with_on_lost
 from millstream.spark.outputs import Outputs, Progress, Stopped
 from millstream.spark.renaming import renamed
 from millstream.spark.session import log_file
@@ -74,6 +75,8 @@ class Settings:
     key_groups: int | None = None
     tick_s: float = TICK_S
     on_batch: OnBatch | None = None
+    on_lost: str | None = None
+    """What to do when records of a topic were deleted before they were read; unsaid: as its reader says."""
     mode: str | None = None
     """"real time": each record by itself, from Kafka to Kafka; unsaid: in micro-batches."""
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -103,6 +106,8 @@ class Settings:
             raise _refuse(f"into is the name of a topic, not {self.into!r}", "for example into='totals.v2'")
         if self.mode not in (None, REAL_TIME):
             raise _refuse(f"mode={self.mode!r} is unknown", f"mode is {REAL_TIME!r}, or unsaid: in micro-batches")
+        if self.on_lost is not None and self.on_lost not in LOST_CHOICES:
+            raise _refuse(f"on_lost={self.on_lost!r} is unknown", f"on_lost is {', '.join(map(repr, LOST_CHOICES))}")
         if self.on_batch is not None and not callable(self.on_batch):
             raise _refuse(f"on_batch is a function, not {self.on_batch!r}", "on_batch=lambda number, tables: …")
         for key in self.conf:
@@ -197,6 +202,8 @@ def start_job(flow: Flow, settings: Settings, display: Display, asked: Asked | N
         return real_time.start(flow, settings, display, asked)
     outputs = flow.check()
     name = flow.name
+    if settings.on_lost is not None:
+        outputs = with_on_lost(outputs, settings.on_lost)
     if settings.into is not None:
         outputs, name = renamed(outputs, settings.into), f"{flow.name}.{settings.into}"
     if settings.batch:
@@ -406,7 +413,7 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dic
         if isinstance(node.source, Socket):
             continue  # a look would take lines away from the job
         own = folder / "sources" / node.name
-        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
+        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
         source.latest()
         if isinstance(source, TopicSource | KafkaSource):
             found[node.name] = source.identity

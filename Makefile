@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "make demo    sets up and runs the demo"
-	@echo "make kafka   sets up and runs an Apache Kafka until Ctrl-C (NODES=3: three brokers); needs Maven once"
+	@echo "make kafka   sets up and runs an Apache Kafka until Ctrl-C (NODES=3: three brokers, FOLDER=…: keep the data)"
 	@echo "make cluster sets up and runs a Spark cluster on this machine until Ctrl-C (WORKERS=3: three workers)"
 	@echo "make test    sets up, checks types and style, runs the tests"
 	@echo "make soak    the long fault and property runs"
@@ -35,7 +35,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 kafka: $(READY)
-	@$(BIN)/python tools/kafka_cluster.py --nodes $(or $(NODES),1)
+	@$(BIN)/python tools/kafka_cluster.py --nodes $(or $(NODES),1) $(if $(FOLDER),--folder $(FOLDER))
 
 cluster: $(READY)
 	@$(BIN)/python tools/spark_cluster.py --workers $(or $(WORKERS),2)

@@ -1,6 +1,6 @@
 """A real Apache Kafka on this machine, of one or three brokers, gone when its starter is. `make kafka` runs this.
 
-usage: kafka_cluster.py [--nodes 1|3] [--folder FOLDER]
+usage: kafka_cluster.py [--nodes 1|3] [--folder FOLDER] [--port PORT]
 
 Kafka's jars are brought by Maven once and kept in `.kafka/`. Every node is broker and controller in one (KRaft).
 """
@@ -30,14 +30,15 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
 
 from foreground import run
-from kafka_jars import BROKER, CONNECTOR, HERE, KEPT, KafkaFailed, KafkaUnavailable, assemble, find_java
-from kafka_node import CERTIFICATE, HOST, Node, free_ports, make_certificate, settings_of
+from kafka_jars import BROKER, CONNECTOR, HERE, KafkaFailed, KafkaUnavailable, assemble, find_java
+from kafka_node import CERTIFICATE, HOST, Node, free_ports, is_free, make_certificate, settings_of
 
 __all__ = ["BROKER", "CONNECTOR", "KafkaCluster", "KafkaFailed", "KafkaUnavailable", "assemble"]
 
 START_S_MAX = 180
 STOP_S_MAX = 20
 ASK_S = 2
+USUAL_PORT = 9092
 ANSWER_S_MAX = 60
 SPREAD_S_MAX = 3  # not every broker has heard of a topic that was just made
 
@@ -45,6 +46,7 @@ SPREAD_S_MAX = 3  # not every broker has heard of a topic that was just made
 class KafkaCluster:
     """One or three brokers on free ports of the loopback interface; what they store stays in `folder`.
 
+    `first_port` is that of the first broker if it is free, and the others' follow it.
     With three, a topic has three replicas unless it says otherwise, and a record is acknowledged when two have it.
     With `users` (names and passwords) there is a listener with SASL_SSL beside the plain one.
     `settings` are those of a broker and go before the ones made here.
@@ -57,6 +59,7 @@ class KafkaCluster:
         *,
         users: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
+        first_port: int | None = None,
     ) -> None:
         if nodes not in (1, 3):
             raise KafkaFailed(f"a cluster has one broker or three, not {nodes}", next_step="say nodes=1 or nodes=3")
@@ -64,6 +67,7 @@ class KafkaCluster:
         self._temporary = folder is None
         self._users = dict(users or {})
         self._settings = dict(settings or {})
+        self._first_port = first_port
         self._numbers = range(1, nodes + 1)
         self._nodes: dict[int, Node] = {}
         self._command: list[str] = []
@@ -105,7 +109,9 @@ class KafkaCluster:
         atexit.register(self._kill_at_exit, os.getpid())
         try:
             ports = free_ports(3 * len(self._numbers))
-            self._nodes = {n: Node(n, self.folder, ports.pop(), ports.pop(), ports.pop()) for n in self._numbers}
+            self._nodes = {
+                n: Node(n, self.folder, self._port(n) or ports.pop(), ports.pop(), ports.pop()) for n in self._numbers
+            }
             program = [str(runtime.command), "-cp", f"{jars}/*"]
             if self._users:
                 make_certificate(runtime, self.folder)
@@ -243,6 +249,11 @@ class KafkaCluster:
             if not _until(ready, START_S_MAX):
                 raise node.failed(f"node {node.number} of Kafka was not ready within {START_S_MAX} s")
 
+    def _port(self, number: int) -> int | None:
+        """The port that a broker is asked to have, unless another program has it."""
+        wanted = None if self._first_port is None else self._first_port + number - 1
+        return wanted if wanted is not None and is_free(wanted) else None
+
     def _take_folder(self) -> None:
         """Two clusters in one folder would write over each other's settings."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -309,17 +320,25 @@ def _until(holds: Callable[[], bool], timeout_s: float) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs Apache Kafka on this machine until Ctrl-C.")
     parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="how many brokers")
-    parser.add_argument("--folder", type=Path, help="where they store their data (.kafka/nodes-1 or .kafka/nodes-3)")
+    parser.add_argument("--folder", type=Path, help="keep their data here; without it they are gone at the end")
+    parser.add_argument(
+        "--port", type=int, default=USUAL_PORT, help=f"of the first broker ({USUAL_PORT}), if it is free"
+    )
     said = parser.parse_args()
     return run(
-        lambda: KafkaCluster(said.nodes, said.folder or KEPT / f"nodes-{said.nodes}"),
+        lambda: KafkaCluster(said.nodes, said.folder, first_port=said.port),
         "Starting Kafka (the first time its jars are brought, which takes a minute)",
-        lambda cluster: (
-            f"MILLSTREAM_BROKER=kafka://{cluster.bootstrap}",
-            f"Data and logs: {cluster.folder}. Ctrl-C stops it; the data stay.",
-        ),
+        lambda cluster: _started(cluster, said.port, kept=said.folder is not None),
         "Kafka has stopped",
     )
+
+
+def _started(cluster: KafkaCluster, port: int, *, kept: bool) -> list[str]:
+    lines = [f"MILLSTREAM_BROKER=kafka://{cluster.bootstrap}"]
+    if not cluster.bootstrap.startswith(f"{HOST}:{port}"):
+        lines.append(f"Port {port} is taken by another program: use the address above where the docs say {port}.")
+    stay = "the data stay" if kept else "then the data are removed (keep them with FOLDER=…)"
+    return [*lines, f"Data and logs: {cluster.folder}. Ctrl-C stops it; {stay}."]
 
 
 if __name__ == "__main__":

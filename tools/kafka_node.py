@@ -88,11 +88,20 @@ class Node:
         return KafkaFailed("\n".join([f"{what}; the last lines of its log:", *lines[-LOG_LINES:]]), where=str(self.log))
 
 
+def is_free(port: int) -> bool:
+    with socket.socket() as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just closed is free
+        try:
+            asked.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
 def free_ports(count: int) -> list[int]:
     found: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with socket.socket() as asked, contextlib.suppress(OSError):
-            asked.bind((HOST, port))
+        if is_free(port):
             found.append(port)
         if len(found) == count:
             return found

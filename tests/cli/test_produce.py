@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from millstream.log import EmbeddedLog, Record
+from millstream.records import DEAD_LETTER_SCHEMA
 
 from .conftest import SCHEMA, Run
 
@@ -60,6 +61,22 @@ def test_lines_that_do_not_decode_become_dead_letters(ms: Run, log: EmbeddedLog,
     ]
     assert [(letter["topic"], letter["partition"]) for letter in letters] == [("scores", -1)] * 2
     assert "mixed.jsonl: line 4: column 'score'" in letters[1]["reason"]
+
+
+def test_dead_letters_are_printed_as_the_text_that_came(ms: Run, log: EmbeddedLog) -> None:
+    """Bytes that are no text have another name, so that nothing is taken for what it is not."""
+    log.create_topic("scores", schema="team string, score int")
+    with log.producer() as producer:
+        log.create_topic("bad", schema=DEAD_LETTER_SCHEMA)
+        for number, value in enumerate([b"not json \xc3\xa9", b"\xff\xfe", None]):
+            letter = {"value": value, "topic": "scores", "partition": 0, "offset": number, "reason": "r", "at": None}
+            producer.send("bad", letter)
+    for option in ("--format=value", "--json"):
+        lines = [json.loads(line) for line in ms("consume", "bad", option).out.splitlines()]
+        found = lines if option != "--json" else [line["value"] for line in lines]
+        shown = [{name: row[name] for name in row if name.startswith("value")} for row in found]
+        assert shown == [{"value": "not json é"}, {"value_base64": "//4="}, {"value": None}]
+        assert [row["offset"] for row in found] == [0, 1, 2]
 
 
 def test_dead_letters_go_where_they_are_sent(ms: Run, log: EmbeddedLog) -> None:

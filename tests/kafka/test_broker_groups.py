@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,40 @@ def test_kafka_says_which_intervals_it_does_not_take(kafka: KafkaCluster) -> Non
         topic = filled(log, 0)
         with pytest.raises(InvalidSetting, match="not shorter than 6 s"):
             log.consumer(topic, group="g", max_poll_interval="2 seconds")
+
+
+def test_the_lag_of_a_group_counts_records(log: Broker) -> None:
+    """Markers of transactions and aborted records have offsets, too, but nobody is behind by them."""
+    topic, group = new(), new("g")
+    log.create_topic(topic)
+    with log.producer(name=new("p")) as producer:
+        for _ in range(2):
+            with producer.transaction():
+                for number in range(3):
+                    producer.send(topic, str(number))
+        with suppress(ZeroDivisionError), producer.transaction():
+            producer.send(topic, b"aborted")
+            producer.flush()
+            raise ZeroDivisionError
+    with log.consumer(topic, group=group) as consumer:
+        first = polled(consumer, 2)
+        consumer.commit()
+        assert numbers(first) == [0, 1]
+        assert log.describe_group(group).lag == consumer.lag() == 4
+        polled(consumer, 4)
+        consumer.commit()
+        assert log.describe_group(group).lag == consumer.lag() == 0
+        assert all_of(consumer) == []
+    [partition] = log.describe_group(group).partitions
+    assert (partition.next_offset, partition.lag) == (partition.end_offset, 0)
+
+
+def test_a_part_of_what_was_handed_out_is_committed(log: Broker) -> None:
+    topic, group = filled(log, 5), new("g")
+    with log.consumer(topic, group=group) as consumer:
+        polled(consumer, 5)
+        [place] = consumer.assignment
+        with pytest.raises(InvalidInput, match="cannot be committed"):
+            consumer.commit({place: 6})
+        consumer.commit({place: 2})
+    assert [partition.next_offset for partition in log.describe_group(group).partitions] == [2]

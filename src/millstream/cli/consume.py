@@ -77,8 +77,9 @@ def consume(
 ) -> None:
     """Print the records of a topic, one per line.
 
-    With --group, offsets are committed only after the records were written and flushed, so a kill loses nothing.
-    A reader such as head may take more from the pipe than it prints: use --max N to take exactly N.
+    With --group, offsets are committed only after the records were written and flushed, so a kill loses nothing; when
+    the reader of a pipe goes away, exactly what was written to it counts as read. A reader such as head may take more
+    from the pipe than it prints: use --max N to take exactly N.
 
     Of a name that is switched (millstream switch) it prints what the name stands for; with --follow it comes over.
 
@@ -124,24 +125,36 @@ def copy_out(
     records_max: int | None,
 ) -> None:
     """Prints what the consumer hands out: up to `ends`, or for ever; at most so many records."""
-    from millstream.cli.rendering import write_lines
+    from millstream.cli.rendering import OutputClosed, write_lines
+    from millstream.log.groups import TopicPartition
 
+    commits = consumer.group is not None and consumer.delivery == "at_least_once"
     left = records_max
     renderings: dict[str, Rendering] = {}  # a version of a topic that the consumer comes over to has its own schema
     begun = consumer.topics  # `ends` are theirs: where readers are switched meanwhile, the reading has its end
     while left != 0 and (ends is None or (consumer.topics == begun and not is_caught_up(consumer, ends))):
         # What is behind `ends` already can be read without waiting; the wait only keeps a fault from spinning.
         batches = consumer.poll_batches(POLL_SECONDS if ends is None else 0.01, max_records=left)
-        for batch in batches:
-            if batch.topic not in renderings:
-                renderings[batch.topic] = replace(rendering, schema=log.topic(batch.topic).settings.schema)
-            write_lines(renderings[batch.topic].batch(batch))
-            left = None if left is None else left - len(batch)
-        if batches and consumer.group is not None and consumer.delivery == "at_least_once":
-            try:
-                consumer.commit()
-            except PartitionsRevoked as error:  # another member prints them again: at least once
-                warn(escaped(error.what), as_json=session.json)
+        written: dict[TopicPartition, int] = {}
+        try:
+            for batch in batches:
+                place = TopicPartition(batch.topic, batch.partition)
+                if batch.topic not in renderings:
+                    renderings[batch.topic] = replace(rendering, schema=log.topic(batch.topic).settings.schema)
+                try:
+                    write_lines(renderings[batch.topic].batch(batch))
+                except OutputClosed as closed:
+                    if closed.lines:
+                        written[place] = int(batch.offsets[closed.lines - 1]) + 1
+                    raise
+                written[place] = batch.next_offset
+                left = None if left is None else left - len(batch)
+        finally:
+            if written and commits:
+                try:
+                    consumer.commit(written)
+                except PartitionsRevoked as error:  # another member prints them again: at least once
+                    warn(escaped(error.what), as_json=session.json)
 
 
 def is_caught_up(consumer: Consumer, ends: dict[int, int]) -> bool:

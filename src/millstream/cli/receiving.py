@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from millstream.cli.failures import warn
-from millstream.cli.rendering import Rendering, write_lines
+from millstream.cli.rendering import OutputClosed, Rendering, write_lines
 from millstream.cli.session import Session
 from millstream.errors import DeliveryExpired, InvalidInput
 from millstream.log import Message, Queue
@@ -33,7 +33,12 @@ class Receiver:
             messages = self._next(TOGETHER if limit is None else min(TOGETHER, limit - count), follow)
             if not messages and not follow:
                 break
-            write_lines([self._rendering.message(message) for message in messages])
+            try:
+                write_lines([self._rendering.message(message) for message in messages])
+            except OutputClosed as closed:
+                if acknowledge and closed.lines:
+                    self._queue.acknowledge(messages[: closed.lines])
+                raise
             count += len(messages)
             if acknowledge:
                 self._queue.acknowledge(messages)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import base64
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 import pyarrow as pa
 
-from millstream.records import codec, rows_to_batch
+from millstream.records import DEAD_LETTER_SCHEMA, Schema, codec, rows_to_batch
 from millstream.terminal import escaped_bytes, is_terminal
 
 if TYPE_CHECKING:
     from millstream.log import Batch, Message
-    from millstream.records import Codec, Schema
 
 RecordFormat = Literal["value", "json", "full"]
 
@@ -36,7 +37,7 @@ class Rendering:
 
     def batch(self, batch: Batch) -> list[bytes]:
         columns = batch.columns
-        values = _values(columns.column("value"), self._codec())
+        values = self._values(columns.column("value"))
         keys = columns.column("key").to_pylist()
         if self.format == "value":
             return [self._line(key, value) for key, value in zip(keys, values, strict=True)]
@@ -59,11 +60,17 @@ class Rendering:
         value = message.record.value
         if self.schema is None or value is None:
             return value  # type: ignore[no-any-return]
-        encoded: bytes = codec("json", self.schema).encode(rows_to_batch([value], self.schema)[0])[0].as_py()
+        [encoded] = _rows(rows_to_batch([value], self.schema)[0], self.schema)
         return encoded
 
-    def _codec(self) -> Codec | None:
-        return None if self.schema is None else codec("json", self.schema)
+    def _values(self, column: pa.Array) -> list[bytes | None]:
+        if self.schema is None:
+            held: list[bytes | None] = column.to_pylist()
+            return held
+        present = column.drop_null()
+        rows = pa.RecordBatch.from_arrays(present.flatten(), schema=pa.schema(list(column.type)))
+        each = iter(_rows(rows, self.schema))
+        return [next(each) if valid else None for valid in column.is_valid().to_pylist()]
 
     def _line(self, key: bytes | None, value: bytes | None) -> bytes:
         text = self._shown(value)
@@ -105,24 +112,53 @@ class Rendering:
         return self._shown(orjson.dumps(document))
 
 
+class OutputClosed(BrokenPipeError):
+    """The reader of the output went away after so many lines had been written to it in full."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__()
+        self.lines = lines
+
+
 def write_lines(lines: Sequence[bytes]) -> None:
     """Returns when the lines have left this process."""
-    if lines:
-        sys.stdout.buffer.write(b"\n".join(lines) + b"\n")
-    sys.stdout.buffer.flush()
+    if not lines:
+        sys.stdout.buffer.flush()
+        return
+    sys.stdout.flush()
+    text = b"\n".join(lines) + b"\n"
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file but something that stands for one
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+        return
+    written = 0
+    try:
+        with memoryview(text) as rest:
+            while written < len(text):
+                written += os.write(descriptor, rest[written:])
+    except BrokenPipeError:
+        ends = accumulate(len(line) + 1 for line in lines)
+        raise OutputClosed(sum(end <= written for end in ends)) from None
 
 
-def _values(column: pa.Array, typed: Codec | None) -> list[bytes | None]:
-    if typed is None:
-        held: list[bytes | None] = column.to_pylist()
-        return held
-    present = column.drop_null()
-    rows = pa.RecordBatch.from_arrays(present.flatten(), schema=pa.schema(list(column.type)))
-    encoded: list[bytes | None] = typed.encode(rows).to_pylist()
-    if not column.null_count:
+def _rows(rows: pa.RecordBatch, schema: Schema) -> list[bytes]:
+    """Rows as JSON. Of a dead letter `value` is the text that came; bytes that are no text are `value_base64`."""
+    if schema != DEAD_LETTER_SCHEMA:
+        encoded: list[bytes] = codec("json", schema).encode(rows).to_pylist()
         return encoded
-    each = iter(encoded)
-    return [next(each) if valid else None for valid in column.is_valid().to_pylist()]
+    rest = Schema.of(pa.schema([field for field in schema.arrow if field.name != "value"]))
+    others = codec("json", rest).encode(rows.drop_columns(["value"])).to_pylist()
+    return [
+        orjson.dumps(_letter_value(value))[:-1] + b"," + other[1:]
+        for value, other in zip(rows.column("value").to_pylist(), others, strict=True)
+    ]
+
+
+def _letter_value(content: bytes | None) -> dict[str, str | None]:
+    shown = _readable(content)
+    return {"value_base64": shown["base64"]} if isinstance(shown, dict) else {"value": shown}
 
 
 def _readable(content: bytes | None) -> Any:

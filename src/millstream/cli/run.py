@@ -6,7 +6,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -70,6 +70,10 @@ def run(
         str | None,
         typer.Option(metavar="HOW", help="auto, terminal, lines, json or none: how progress is shown on stderr."),
     ] = None,
+    on_lost: Annotated[
+        Literal["error", "earliest", "latest"] | None,
+        typer.Option(help="When records were deleted before they were read: end, or go on at what is left."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
 ) -> None:
     """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
@@ -85,6 +89,7 @@ def run(
         show_text(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
+    given |= {"on_lost": on_lost}
     given |= {"grace_s": grace, "progress": progress}
     given |= {
         "folder": folder and folder.absolute(),

@@ -9,7 +9,7 @@ import typer
 from millstream.cli.moving import move
 from millstream.cli.output import ask, count_text, show_details, show_done, show_table, size_text
 from millstream.cli.session import Session, SharedGroup, TopicName, Yes, command, complete_topics, subcommands
-from millstream.errors import AlreadyExists, InvalidInput, StorageError
+from millstream.errors import AlreadyExists, InvalidInput, MillstreamError
 from millstream.terminal import write_line
 
 if TYPE_CHECKING:
@@ -57,9 +57,11 @@ def list_topics(session: Session) -> None:
             for name in log.topics():
                 try:
                     info = log.describe_topic(name)
-                except StorageError as error:  # one damaged topic must not hide the others
-                    rows.append((name, None, None, None, error.what))
-                    document.append({"name": name, "error": error.what})
+                except MillstreamError as error:  # one damaged topic must not hide the others
+                    rows.append(
+                        (name, None, None, None, f"{error.what} ({error.where})" if error.where else error.what)
+                    )
+                    document.append({"name": name, "error": error.what, "where": error.where})
                     continue
                 schema = info.settings.schema
                 size = size_text(info.size_bytes)

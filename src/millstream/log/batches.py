@@ -11,8 +11,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from millstream.errors import InvalidRecord
-from millstream.records import batch_to_rows
+from millstream.records import batch_to_rows, values_or_raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +55,8 @@ class Batch:
         return frame
 
     def records(self) -> list[Record]:
-        try:
-            headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may come more than once
-            rows = batch_to_rows(self.columns.drop_columns(["headers"]))
-        except (
-            OverflowError,
-            ValueError,
-        ) as error:  # a time beyond the year 9999, which Arrow knows and Python does not
-            raise InvalidRecord(
-                f"a record cannot be handed out as values of Python: {error}",
-                where=f"topic '{self.topic}', partition {self.partition}, "
-                f"offsets {self.offsets[0]} to {self.offsets[-1]}",
-                next_step="read these records as columns: consumer.poll_batches(…)",
-            ) from error
+        headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may come more than once
+        rows = batch_to_rows(self.columns.drop_columns(["headers"]), values_or_raw)
         return [
             Record(self.topic, self.partition, offset, row["timestamp"], row["key"], row["value"], tuple(pairs or ()))
             for offset, row, pairs in zip(self.offsets.tolist(), rows, headers, strict=True)

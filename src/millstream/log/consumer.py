@@ -8,11 +8,9 @@ with the transaction of a producer.
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from millstream.errors import (
     InvalidSetting,
     OffsetLost,
     PartitionsRevoked,
+    TransactionAborted,
     UnknownPartition,
     UnknownTopic,
 )
@@ -30,6 +29,7 @@ from millstream.log.batches import Batch, Lost, Record
 from millstream.log.buffer import microseconds
 from millstream.log.followed import Followed
 from millstream.log.groups import CHECK_SECONDS, TopicPartition, begin_group, committed_offsets, revoked
+from millstream.log.offers import Offer, Turns, place_of
 from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
 from millstream.log.wakeup import Wakeup
 from millstream.records import duration
@@ -44,22 +44,6 @@ POLL_SECONDS_MIN = 1  # members look after each other several times within it
 LOST_CHOICES = ("earliest", "latest", "error")
 Start = str | int | datetime | Mapping[int, int]
 logger = terminal.logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Looped:
-    """The batch that a `for` loop is in, and how many of its records it was given."""
-
-    batch: Batch
-    given: int = 0
-
-    @property
-    def place(self) -> TopicPartition:
-        return TopicPartition(self.batch.topic, self.batch.partition)
-
-    @property
-    def rest(self) -> Batch:
-        return self.batch.split(self.given)[1]
 
 
 class Consumer:
@@ -139,34 +123,100 @@ class Consumer:
         self._handed: dict[TopicPartition, int] = {}
         self._stored: dict[TopicPartition, int] = {}
         self._revoked: set[TopicPartition] = set()
-        self._loop: _Looped | None = None
+        self._next: dict[TopicPartition, int] = {}  # where each partition goes on: behind what the user has
+        self._offer: Offer | None = None
+        self._is_fetching = False
+        self._must_assign = False
+        self.must_rewind = False
         self.lost: list[Lost] = []
         self._asked_at = time.monotonic()
-        self._in_use = threading.Lock()
+        self._turns = Turns()
         _check_start(start)
 
     # ------------------------------------------------------------ reading
 
     def poll(self, timeout: float = 0.0, max_records: int = 500) -> list[Record]:
-        """Up to `max_records` records, waiting up to `timeout` seconds. Those handed out before count as done."""
-        return [record for batch in self.poll_batches(timeout, max_records=max_records) for record in batch.records()]
+        """Up to `max_records` records, waiting up to `timeout` seconds. Those handed out before count as done.
+
+        If it raises, whatever and wherever, none of the records counts as handed out: the next poll gives them. A value
+        that Python cannot hold, such as a timestamp after the year 9999, is given as Arrow has it: microseconds.
+        """
+        offer = self._prepare(timeout, max_records)
+        records = [record for batch in offer.batches or () for record in batch.records()]
+        offer.given = len(records)
+        return records
 
     def poll_batches(
         self, timeout: float = 0.0, *, max_records: int | None = None, max_bytes: int = READ_BYTES
     ) -> list[Batch]:
         """Like `poll`, in columns and without a copy."""
-        self._put_back()
-        self._finish()
+        offer = self._prepare(timeout, max_records, max_bytes)
+        batches, count = offer.batches or [], len(offer)
+        offer.given = count
+        return batches
+
+    def _prepare(self, timeout: float, max_records: int | None, max_bytes: int = READ_BYTES) -> Offer:
+        """Gathers what is to be handed out next; nothing of it counts as handed out yet."""
+        self._check_open()
+        self._settle_offer()
+        self._count_done()
+        self._offer = offer = Offer()
+        self._refresh()
         self._wait(timeout, max_bytes)
-        return self._hand_out(max_records)
+        batches = self._take_from_waiting(max_records)
+        if self.delivery == "at_most_once":
+            self._commit_before_handing_out(batches)
+        offer.batches = batches
+        return offer
+
+    # ------------------------------------------------------------ what the user got of it
+
+    def _note_given(self) -> None:
+        """Notes what the user has of the last offer; again and again without harm."""
+        if self._offer is not None and self._offer.given:
+            given = {place: offset for place, offset in self._offer.next_offsets().items() if place in self._readers}
+            for place in [place for place, offset in given.items() if self._next.get(place, 0) < offset]:
+                self._handed[place] = self._next[place] = given[place]
+
+    def _look_back(self) -> None:
+        """Where an exception came while records were being read ahead, reads on from what the user has."""
+        self._note_given()
+        if self._is_unsettled and not self._turns.is_anothers:
+            self._start_over()
+            self._offer, self._is_fetching = None, False
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether records are being read ahead, or were when an exception came: where readers stand says nothing."""
+        return self._is_fetching or (self._offer is not None and self._offer.batches is None)
+
+    def _settle_offer(self) -> None:
+        """Ends the last offer: what the user did not get of it is first in line again."""
+        self._look_back()
+        self._end_offer()
+        if self.must_rewind:
+            self.rewind()
+
+    def _end_offer(self) -> None:
+        offer = self._offer
+        if offer is not None and offer.batches is not None:
+            rest = [batch for batch in offer.rest if place_of(batch) in self._readers]
+            if rest:
+                self._offer = Offer()  # putting it back can be interrupted, too
+                self._waiting.extendleft(reversed(rest))
+            self._offer = None
+
+    def _start_over(self) -> None:
+        """Forgets all that was read ahead and stands behind what the user has, in every partition."""
+        self._waiting.clear()
+        self._must_assign = True
+        for place, reader in list(self._readers.items()):
+            reader.seek(self._next[place])
 
     def _wait(self, timeout: float, max_bytes: int = READ_BYTES) -> None:
         deadline = time.monotonic() + timeout
-        if not self._in_use.acquire(blocking=False):
-            raise InvalidInput(
-                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
-            )
         try:
+            self._take_turn()
             while not self._fill(max_bytes):
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -174,7 +224,17 @@ class Consumer:
                 self._wakeup.wait(min(left, CHECK_SECONDS if self._membership else 1.0, self._patience()))
                 self._check_open()
         finally:
-            self._in_use.release()
+            self._end_turn()
+
+    def _take_turn(self) -> None:
+        if not self._turns.take():
+            raise InvalidInput(
+                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
+            )
+
+    def _end_turn(self) -> None:
+        if not self._turns.is_anothers:
+            self._turns.end()
 
     def __iter__(self) -> Iterator[Record]:
         """Every record as it comes, for ever. A record is done when the next one is asked for."""
@@ -184,42 +244,37 @@ class Consumer:
 
     def until_caught_up(self) -> Iterator[Record]:
         """Every record up to where the partitions end now; then it stops."""
+        self._look_back()
         self._refresh()
         self._end_abandoned()
-        ends = {place: reader.offset + reader.lag() for place, reader in self._readers.items()}
+        ends = {place: reader.end_offset() for place, reader in self._readers.items()}
         while any(self.position(*place) < end for place, end in ends.items() if place in self._readers):
             yield from self._one_by_one(timeout=0.0)
         self._finish()
 
     def _one_by_one(self, timeout: float) -> Iterator[Record]:
         """The records of one batch; what is not asked for is kept for the next time."""
-        self._put_back()
-        self._finish()
-        self._wait(timeout)
-        for batch in self._hand_out(ONE_BY_ONE):
-            loop = self._loop = _Looped(batch)
-            place = loop.place
-            del self._handed[place]
+        offer = self._prepare(timeout, ONE_BY_ONE)
+        for batch in offer.batches or ():
+            place = place_of(batch)
             for record in batch.records():
-                loop.given += 1
-                self._handed[place] = record.offset + 1
+                offer.given += 1
                 yield record
-                if self._loop is not loop:  # sought elsewhere, polled, rewound or taken away meanwhile
+                if self._offer is not offer:  # sought elsewhere, polled, rewound or taken away meanwhile
                     return
+                self._note_given()
                 self._done[place] = record.offset + 1
-
-    def _put_back(self) -> None:
-        """What a loop did not come to is first in line again."""
-        if self._loop is not None and len(self._loop.rest):
-            self._waiting.appendleft(self._loop.rest)
-        self._loop = None
 
     def _ahead(self) -> list[Batch]:
         """What was read and not handed out, in order."""
-        return [batch for batch in (*([self._loop.rest] if self._loop else ()), *self._waiting) if len(batch)]
+        return [*(self._offer.rest if self._offer else ()), *self._waiting]
 
     def lag(self) -> int:
-        """How many offsets lie between this consumer and the end of its partitions."""
+        """How many records this consumer is behind the end of its partitions.
+
+        Far behind it counts offsets, of which those of transactions' markers and of compacted records hold no record.
+        """
+        self._look_back()
         return sum(reader.lag() for reader in self._readers.values()) + sum(map(len, self._ahead()))
 
     @property
@@ -234,13 +289,17 @@ class Consumer:
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the record handed out next."""
-        place = self._own(self._followed.resolve(topic), partition)
-        waiting = [int(batch.offsets[0]) for batch in self._ahead() if (batch.topic, batch.partition) == place]
+        self._look_back()
+        return self._position(self._own(self._followed.resolve(topic), partition))
+
+    def _position(self, place: TopicPartition) -> int:
+        waiting = [int(batch.offsets[0]) for batch in self._ahead() if place_of(batch) == place]
         return min(waiting, default=self._readers[place].offset)
 
     def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
         """Goes to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
         _check_start(start)
+        self._settle_offer()
         topic = None if topic is None else self._followed.resolve(topic)
         places = [p for p in self.assignment if topic in (None, p.topic) and partition in (None, p.partition)]
         if not places and (topic is not None or partition is not None):
@@ -254,46 +313,97 @@ class Consumer:
 
     # ------------------------------------------------------------ committing
 
-    def commit(self) -> None:
-        """Says that everything handed out so far is done."""
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commits everything handed out so far as done, or, with `offsets`, what lies before these."""
         if self._membership is None:
             raise InvalidInput("only a consumer in a group can commit", next_step="log.consumer(…, group='…')")
         self._check_open()
+        self._look_back()
+        if self.must_rewind:
+            self.rewind()
         if self.delivery != "at_most_once":  # there it was committed before it was handed out
-            self._done |= self._handed
+            self._done |= self._handed if offsets is None else self._checked(offsets)
             self._commit()
+            if offsets is None:
+                self._handed.clear()
+
+    def _checked(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Refuses to count as done what was never handed out."""
+        for place, offset in offsets.items():
+            if offset > self._next[self._own(*place)]:
+                raise InvalidInput(
+                    f"offset {offset} cannot be committed: records were handed out up to {self._next[place] - 1}",
+                    where=str(place),
+                    next_step="commit what was handed out, or go further with seek(…)",
+                )
+        return {TopicPartition(*place): offset for place, offset in offsets.items()}
 
     def commit_with(self, db: sqlite3.Connection) -> None:
         """Puts the offsets into a change of the coordinator that a transaction makes."""
+        self._check_transactional()
+        assert self._membership is not None
+        self._membership.commit(db, self._passed(self._done | self._handed))
+
+    def _check_transactional(self) -> None:
+        """Whether a transaction can take along what was handed out."""
         if self.delivery != "exactly_once" or self._membership is None:
             raise InvalidInput(
                 "a transaction takes the offsets of a consumer with delivery='exactly_once'",
                 next_step="log.consumer(…, group='…', delivery='exactly_once')",
             )
+        self._look_back()
         if self._revoked:
             raise PartitionsRevoked(
                 f"records of {', '.join(map(str, sorted(self._revoked)))} were handed out, which then went to another",
                 where=f"group '{self.group}'",
                 next_step="poll again: what this transaction read will be read again",
             )
-        self._membership.commit(db, self._done | self._handed)
+        if self.must_rewind:
+            raise TransactionAborted(
+                "what was handed out belongs to a transaction that was given up",
+                where=f"group '{self.group}'",
+                next_step="poll again: it will be handed out again",
+            )
 
     def committed_elsewhere(self) -> None:
         """Called when the transaction with `commit_with` has been committed."""
+        self._note_given()
         self._done |= self._handed
         self._handed.clear()
         self._stored |= self._done
 
     def rewind(self) -> None:
         """Goes back to what was committed last: what was handed out since will be handed out again."""
+        self.must_rewind = True  # until all partitions were: the next poll does what an exception left undone
         self._revoked.clear()
+        self._offer = None
         committed = committed_offsets(self._log.coordinator, self.group) if self.group else {}
         for place in self.assignment:
             offset = committed.get(place)
             self._go(place, self._first_offset(place) if offset is None else offset)
+        self.must_rewind = False
+
+    def _news(self) -> dict[TopicPartition, int]:
+        """What is done and not committed yet."""
+        return {p: offset for p, offset in self._passed(self._done).items() if self._stored.get(p) != offset}
+
+    def _passed(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets behind which no record follows up to where the consumer stands, moved there.
+
+        Markers of transactions, aborted records and what compaction removed have offsets, but nobody is behind by them.
+        """
+        self._note_given()
+        if self._is_unsettled:
+            return dict(offsets)
+        return {
+            place: max(offset, self._position(place))
+            if place in self._readers and self._next.get(place) == offset
+            else offset
+            for place, offset in offsets.items()
+        }
 
     def _commit(self) -> None:
-        news = {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
+        news = self._news()
         if not news or self._membership is None:
             return
         with self._log.coordinator.change() as db:
@@ -302,7 +412,7 @@ class Consumer:
 
     def _commit_owned(self) -> None:
         """Like `_commit`; the work on what was taken away others do again, so at least once is kept."""
-        news = {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
+        news = self._news()
         if not news or self._membership is None:
             return
         with self._log.coordinator.change() as db:
@@ -315,14 +425,21 @@ class Consumer:
             self._looked_at = 0.0
 
     def _finish(self) -> None:
-        """The user asks for more, so it is done with what it has."""
         self._check_open()
+        self._note_given()
+        self._count_done()
+        self._refresh()
+
+    def _count_done(self) -> None:
+        """The user asks for more, so it is done with what it has."""
         if self.delivery != "exactly_once":
             self._done |= self._handed
             self._handed.clear()
         if self.delivery == "at_least_once" and self._membership is not None:
+            for place in self._readers.keys() - self._done.keys():
+                if self._position(place) > self._next[place]:  # nothing was there but offsets without records
+                    self._done[place] = self._next[place]
             self._commit_owned()
-        self._refresh()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -332,25 +449,32 @@ class Consumer:
 
     def _refresh(self) -> None:
         # Records that a transaction is to take along are waited for: left behind, they would be in neither version.
-        if not (self.delivery == "exactly_once" and self._handed) and self._followed.changed():
+        if not (self.delivery == "exactly_once" and self._handed) and self._is_switched():
             self._come_over()
         if time.monotonic() - self._asked_at > CHECK_SECONDS:
             self._asked_at = time.monotonic()
             self._check_topics()
+        is_due = self._must_assign or not self._looked_at
         if self._membership is not None:
-            if self._membership.refresh(self._release) or not self._looked_at:
+            self._must_assign = True  # should an exception come between the group's answer and what follows from it
+            if self._membership.refresh(self._release) or is_due:
                 self._assign(self._membership.owned)
-        elif time.monotonic() - self._looked_at > CHECK_SECONDS or not self._looked_at:
+        elif time.monotonic() - self._looked_at > CHECK_SECONDS or is_due:
             self._assign(set(self._all_partitions()))
         else:
             return
+        self._must_assign = False
         self._looked_at = time.monotonic()
+
+    def _is_switched(self) -> bool:
+        """Whether the names stand for other topics, or did already when an exception kept this consumer from them."""
+        return self._followed.changed() or self.topics != self._followed.topics
 
     def _come_over(self) -> None:
         """Readers of a name were switched: lets go of the old topics, with the work on them committed."""
         identities = {topic: self._log.topic(topic).identity for topic in self._followed.next_topics}
         if self._membership is None:
-            self._followed.leave({p: (self._readers[p].partition, self.position(*p)) for p in self.assignment})
+            self._followed.leave({p: (self._readers[p].partition, self._position(p)) for p in self.assignment})
         else:
             self._membership.subscribe(self._followed.next_topics, self._release)
         self._followed.come_over()
@@ -382,6 +506,7 @@ class Consumer:
 
     def _release(self, partitions: set[TopicPartition]) -> None:
         """Called by the membership before partitions go to another member."""
+        self._note_given()
         if self.delivery == "at_least_once":
             self._done |= self._handed
             self._commit_owned()
@@ -389,15 +514,16 @@ class Consumer:
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
+        self._note_given()
         if self.delivery == "exactly_once":
             self._revoked |= gone & self._handed.keys()
-        if self._loop is not None and self._loop.place in gone:
-            self._loop = None
         for place in gone:
             self._readers.pop(place, None)
-            for offsets in (self._done, self._handed, self._stored):
+            for offsets in (self._done, self._handed, self._stored, self._next):
                 offsets.pop(place, None)
-        self._waiting = deque(b for b in self._waiting if TopicPartition(b.topic, b.partition) not in gone)
+        if self._offer is not None and any(place_of(batch) in gone for batch in self._offer.batches or ()):
+            self._end_offer()
+        self._waiting = deque(batch for batch in self._waiting if place_of(batch) not in gone)
 
     def _assign(self, partitions: set[TopicPartition]) -> None:
         self._forget(self._readers.keys() - partitions)
@@ -410,6 +536,7 @@ class Consumer:
                 if offset is not None:
                     self._stored[place] = offset
                 offset = self._first_offset(place) if offset is None else offset
+                self._next[place] = offset
                 self._readers[place] = PartitionReader(partition, offset, committed=self._committed_only)
         self._turn = deque(sorted(self._readers))
         self._wakeup.watch(reader.partition.marks.path for reader in self._readers.values())
@@ -459,12 +586,11 @@ class Consumer:
         return place
 
     def _go(self, place: TopicPartition, offset: int) -> None:
-        self._readers[place].seek(offset)
-        if self._loop is not None and self._loop.place == place:
-            self._loop = None
         self._handed.pop(place, None)
         self._done.pop(place, None)
-        self._waiting = deque(batch for batch in self._waiting if (batch.topic, batch.partition) != place)
+        self._next[place] = offset
+        self._readers[place].seek(offset)
+        self._waiting = deque(batch for batch in self._waiting if place_of(batch) != place)
 
     # ------------------------------------------------------------ fetching
 
@@ -493,6 +619,7 @@ class Consumer:
             target = start if self._on_lost == "earliest" else end
             self.lost.append(Lost(place.topic, place.partition, reader.offset, target))
             logger.warning("%s: offsets %d to %d were deleted before they were read", place, reader.offset, target - 1)
+            self._next[place] = target
             reader.seek(target)
             return reader.read(max_bytes)
 
@@ -508,7 +635,7 @@ class Consumer:
             self._log.end_abandoned(reader.partition)
         return bool(held_back)
 
-    def _hand_out(self, max_records: int | None) -> list[Batch]:
+    def _take_from_waiting(self, max_records: int | None) -> list[Batch]:
         """What waits, up to so many records; of one partition only if records are limited."""
         batches: list[Batch] = []
         room = max_records
@@ -517,22 +644,17 @@ class Consumer:
             if room is not None and len(batch) > room:
                 batch, rest = batch.split(room)
                 self._waiting.appendleft(rest)
-            self._handed[TopicPartition(batch.topic, batch.partition)] = batch.next_offset
             batches.append(batch)
-        if self.delivery == "at_most_once":
-            self._commit_before_handing_out(batches)
         return batches
 
     def _commit_before_handing_out(self, batches: list[Batch]) -> None:
-        """If that fails nothing was handed out, and the same batches come next time."""
+        """If that fails nothing is handed out, and the same batches come next time."""
         done = dict(self._done)
-        self._done |= self._handed
+        self._done |= {place_of(batch): batch.next_offset for batch in batches}
         try:
             self._commit()
         except BaseException:
             self._done = done
-            self._handed.clear()
-            self._waiting.extendleft(reversed(batches))
             raise
 
     # ------------------------------------------------------------ the end
@@ -542,7 +664,6 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
-        self._loop = None
         self._wakeup.close()
         if self._membership is not None:
             try:
@@ -550,6 +671,7 @@ class Consumer:
                     self._commit_owned()
             finally:
                 self._membership.leave()
+        self._offer = None
 
     def __enter__(self) -> Consumer:
         return self

@@ -26,7 +26,7 @@ from millstream.errors import (
     StorageError,
     UnsupportedFormat,
 )
-from millstream.log.disk import parsed, storage_errors
+from millstream.log.disk import mounted_read_only, parsed, storage_errors
 from millstream.log.liveness import IDENTITY
 from millstream.log.topics import is_name
 from millstream.private_files import open_alike, open_private
@@ -241,8 +241,10 @@ class Coordinator:
         """One transaction; `durable` also survives the death of the machine."""
         self._check_process()
         with self._turn, self._translated():
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             try:
+                if self._db.in_transaction:  # an exception kept the last change from being taken back
+                    self._db.execute("ROLLBACK")
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 self._db.execute("COMMIT")
@@ -294,6 +296,8 @@ class Coordinator:
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
             return DiskFull("there is no room left to coordinate", where=where, next_step="make room; then try again")
         if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+            if _is_mounted_read_only(self.path.parent):
+                return mounted_read_only(where)
             return NoAccess(
                 "this user may not write the log",
                 where=where,
@@ -304,3 +308,10 @@ class Coordinator:
         if not name and "decode" in str(error):  # text that is not UTF-8
             return self._damaged(str(error)[:200])
         return StorageError(f"the coordinator says: {error}", where=where, next_step="try again")
+
+
+def _is_mounted_read_only(folder: Path) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NO_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
+NO_RIGHTS = {errno.EACCES, errno.EPERM}
 NO_FILES = {errno.EMFILE, errno.ENFILE}
 DOCUMENT_BYTES_MAX = 64 << 20
 
@@ -40,11 +40,9 @@ def storage_errors(place: Path) -> Iterator[None]:
 def storage_error(error: OSError, place: Path) -> StorageError:
     where = str(error.filename or place)
     if error.errno in NO_ROOM:
-        return DiskFull(
-            "there is no room left for the records",
-            where=where,
-            next_step="make room; the producer keeps the records and goes on by itself",
-        )
+        return DiskFull("there is no room left on the disk", where=where, next_step="make room there, then try again")
+    if error.errno == errno.EROFS:
+        return mounted_read_only(where)
     if error.errno in NO_FILES:
         return StorageError(
             "too many files are open",
@@ -64,10 +62,24 @@ def storage_error(error: OSError, place: Path) -> StorageError:
             where=where,
             next_step="remove it, and restore the file from a copy; only a log as a whole may be linked to",
         )
-    if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+    if error.errno == errno.EISDIR:
+        return NotALog(
+            "there is a folder where a file should be",
+            where=where,
+            next_step="move the folder elsewhere, and restore the file from a copy",
+        )
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return NotALog("there is a file where a folder should be", where=where, next_step="choose another folder")
     return StorageError(
         f"the disk says: {error.strerror}", where=where, next_step="see that the folder is there and sound"
+    )
+
+
+def mounted_read_only(where: str) -> NoAccess:
+    return NoAccess(
+        "the log is on a file system that is mounted read-only",
+        where=where,
+        next_step="mount it for writing, or choose another folder with --log or MILLSTREAM_BROKER",
     )
 
 

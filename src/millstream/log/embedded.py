@@ -42,17 +42,17 @@ from millstream.log.description import (
     topic_description,
 )
 from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder, write_document
-from millstream.log.groups import GroupInfo, Membership
+from millstream.log.groups import GroupInfo, Membership, TopicPartition
 from millstream.log.layout import stored_schema
 from millstream.log.partition import LOCK, UPKEEP_LOCK, Partition
 from millstream.log.parts import Parts
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
-from millstream.log.reader import offset_at_time
+from millstream.log.reader import offset_at_time, records_between
 from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
 from millstream.log.switches import SWITCHES, Switches, Switching
-from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name, is_name
+from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_partition_count, checked_name, is_name
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
 from millstream.private_files import make_folder
@@ -168,6 +168,15 @@ def _held(locks: Iterable[FileLock]) -> Iterator[None]:
         yield
 
 
+def _undescribed(name: str, folder: Path) -> DamagedLog:
+    return DamagedLog(
+        f"topic '{name}' has no description",
+        where=str(folder / TOPIC),
+        next_step="restore the file from a copy: the topic's records are still there; if the folder is not "
+        "Millstream's, move it elsewhere",
+    )
+
+
 class EmbeddedLog(Switching):
     """Opens the log in a folder, and makes it there if the folder is new or empty."""
 
@@ -259,6 +268,7 @@ class EmbeddedLog(Switching):
         """Makes a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
+        check_partition_count(made.partitions)
         folder = self._folder(name)
         self._check_name_free(name)
         if folder.exists():
@@ -282,9 +292,11 @@ class EmbeddedLog(Switching):
         return self.describe_topic(name)
 
     def topics(self) -> list[str]:
-        with storage_errors(self.path):
-            found = [entry.name for entry in os.scandir(self.path / "topics") if entry.is_dir(follow_symlinks=False)]
-            return sorted(name for name in found if is_name(name))
+        """Folders of other names, and files, are not topics, however they came there."""
+        with storage_errors(self.path), os.scandir(self.path / "topics") as entries:
+            return sorted(
+                entry.name for entry in entries if is_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
 
     def topic(self, name: str) -> Topic:
         """The topic as described now; its partitions are kept open between calls."""
@@ -302,7 +314,9 @@ class EmbeddedLog(Switching):
                     known = (version, self._load_topic(name, folder, known[1] if known else None))
                     self._topics[name] = known
                 return known[1]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            if folder.is_dir():
+                raise _undescribed(name, folder) from None
             names = self.topics()
             read = self.resolve(name)
             raise UnknownTopic(
@@ -321,7 +335,8 @@ class EmbeddedLog(Switching):
     def describe_topic(self, name: str) -> TopicInfo:
         topic = self.topic(name)
         infos = []
-        for partition in topic.partitions():
+        for number in range(topic.settings.partitions):  # one by one: each holds files open as long as it is used
+            partition = topic.partition(number)
             mark = partition.marks.read()
             infos.append(
                 PartitionInfo(
@@ -341,6 +356,8 @@ class EmbeddedLog(Switching):
         with self._lock():
             topic = self.topic(name)
             made = topic.settings.changed(**settings)
+            if made.partitions > topic.settings.partitions:
+                check_partition_count(made.partitions)
             opened = topic.partitions()
             # No record may come in between the look whether there are any and the new description.
             with _held(partition.lock for partition in opened):
@@ -426,6 +443,17 @@ class EmbeddedLog(Switching):
             db.execute(f"UPDATE queue_cursors SET next_offset = :end WHERE {of_queues} AND next_offset > :end", beyond)
             db.execute(f"DELETE FROM deliveries WHERE {of_queues} AND record_offset >= :end", beyond)
 
+    def _furthest_read(self, topic: str, partition: int) -> int:
+        """How far any group or queue has come: so many records there were at least."""
+        with self.coordinator.look() as db:
+            rows = db.execute(
+                "SELECT next_offset FROM offsets WHERE topic = :topic AND partition = :partition UNION ALL "
+                "SELECT next_offset FROM queue_cursors WHERE partition = :partition "
+                "AND queue IN (SELECT name FROM queues WHERE topic = :topic)",
+                {"topic": topic, "partition": partition},
+            ).fetchall()
+        return max((offset for (offset,) in rows), default=0)
+
     def _forget(self, name: str) -> None:
         with self._topics_lock:
             _, topic = self._topics.pop(name, (0, None))
@@ -477,7 +505,10 @@ class EmbeddedLog(Switching):
         return groups.group_names(self.coordinator)
 
     def describe_group(self, name: str) -> GroupInfo:
-        return groups.describe_group(self.coordinator, self._people, name, self._offset_ranges)
+        return groups.describe_group(self.coordinator, self._people, name, self._offset_ranges, self._records_between)
+
+    def _records_between(self, place: TopicPartition, start: int, end: int) -> int:
+        return records_between(self.find_partition(*place), start, end) if start < end else 0
 
     def _offset_ranges(self, topic: str) -> dict[int, tuple[int, int]]:
         try:
@@ -540,6 +571,9 @@ class EmbeddedLog(Switching):
     def repair_topic(self, name: str) -> list[Repaired]:
         """Keeps what still checks out of damaged partitions, and tells what is lost. Nobody else may use the topic."""
         topic = self.topic(name)
+        for number in range(topic.settings.partitions):
+            with storage_errors(topic.folder):
+                (topic.folder / str(number)).mkdir(exist_ok=True)
         found = [
             repair(
                 topic.folder / str(number),
@@ -547,6 +581,7 @@ class EmbeddedLog(Switching):
                 topic.stored_schema,
                 self._disk,
                 on_cut=_cutter(self._cut, name, number),
+                known_end=self._furthest_read(name, number),
             )
             for number in range(topic.settings.partitions)
         ]

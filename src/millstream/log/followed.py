@@ -66,7 +66,7 @@ class Followed:
     def start(self, place: TopicPartition) -> int | None:
         """Where a partition begins that was switched to, unless something is committed of it."""
         if place in self._left:
-            return self._left.pop(place)
+            return self._left[place]
         switch = self.comes_over(place.topic)
         if switch is None:
             return None

@@ -315,7 +315,11 @@ def living_members(coordinator: Coordinator, people: Path, group: str) -> list[s
 
 
 def describe_group(
-    coordinator: Coordinator, people: Path, group: str, end_offsets: Callable[[str], Mapping[int, tuple[int, int]]]
+    coordinator: Coordinator,
+    people: Path,
+    group: str,
+    end_offsets: Callable[[str], Mapping[int, tuple[int, int]]],
+    records_between: Callable[[TopicPartition, int, int], int],
 ) -> GroupInfo:
     """`end_offsets` gives the start and end offset of every partition of a topic."""
     with coordinator.look() as db:
@@ -332,7 +336,7 @@ def describe_group(
         for number, (start, end) in sorted(end_offsets(topic).items()):
             partition = TopicPartition(topic, number)
             next_offset = offsets.get(partition)
-            lag = end - max(start, next_offset or 0)
+            lag = records_between(partition, max(start, next_offset or 0), end)
             partitions.append(GroupPartition(topic, number, next_offset, end, lag, owner_of.get(partition)))
     return GroupInfo(group, found["generation"], tuple(members), tuple(partitions))
 

@@ -50,10 +50,11 @@ class Ledger:
         return Entry(self, batch)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
     ledger: Ledger
     batch: int
+    must_rewind: bool = False
 
     def write(self, db: sqlite3.Connection) -> bool:
         """Whether the batch is new."""

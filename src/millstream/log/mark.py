@@ -3,6 +3,9 @@
 It has two slots written in turn, each with a checksum and a sequence number, so that one of them is always whole. It
 knows three places: the end (written, safe from the death of a process), the synced end (safe from the death of the
 machine) and where each open transaction begins. Only in the same boot of the machine can the end be relied on.
+
+It also knows the start: what lies before it retention deleted, and what is missing behind it is a loss. Marks written
+by earlier versions know none; they gain one with the next write.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ SLOT_BYTES = 4096
 FIXED = struct.Struct("<8sIIQ16sqqqqqqqI")
 OPEN = struct.Struct("<qiqqq")
 MAGIC = b"MSMARK01"
-OPEN_TRANSACTIONS_MAX = (SLOT_BYTES - FIXED.size) // OPEN.size
+START = struct.Struct("<q")  # behind the open transactions
+HAS_START = 1
+OPEN_TRANSACTIONS_MAX = (SLOT_BYTES - FIXED.size - START.size) // OPEN.size
 BOOT = boot_id()
 
 
@@ -50,6 +55,7 @@ class Mark:
     aborted_count: int = 0
     boot: bytes = BOOT
     sequence: int = 0
+    start: int | None = None  # unknown in a mark of an earlier version
 
     @property
     def stable(self) -> Place:
@@ -134,20 +140,28 @@ class MarkFile:
 
 
 def _pack(mark: Mark) -> bytes:
-    body = FIXED.pack(
-        MAGIC, 0, len(mark.open), mark.sequence, mark.boot, *mark.end, *mark.synced, mark.aborted_count, 0
-    ) + b"".join(OPEN.pack(known.producer_id, known.epoch, *known.first) for known in mark.open)
+    opens = b"".join(OPEN.pack(known.producer_id, known.epoch, *known.first) for known in mark.open)
+    start = b"" if mark.start is None else START.pack(mark.start)
+    flags = HAS_START if start else 0
+    body = (
+        FIXED.pack(
+            MAGIC, 0, len(mark.open), mark.sequence, mark.boot, *mark.end, *mark.synced, mark.aborted_count, flags
+        )
+        + opens
+        + start
+    )
     return body[:8] + struct.pack("<I", crc32c(body[12:])) + body[12:]
 
 
 def _unpack(slot: bytes) -> Mark | None:
-    magic, crc, open_count, sequence, boot, *numbers = FIXED.unpack_from(slot)
-    if magic != MAGIC or open_count > OPEN_TRANSACTIONS_MAX:
-        return None
-    if crc32c(slot[12 : FIXED.size + open_count * OPEN.size]) != crc:
+    magic, crc, open_count, sequence, boot, *numbers, flags = FIXED.unpack_from(slot)
+    opens_end = FIXED.size + open_count * OPEN.size
+    size = opens_end + (START.size if flags & HAS_START else 0)
+    if magic != MAGIC or size > SLOT_BYTES or crc32c(slot[12:size]) != crc:
         return None
     if min(numbers) < 0:
         return None
     entries = (OPEN.unpack_from(slot, FIXED.size + i * OPEN.size) for i in range(open_count))
     transactions = tuple(OpenTransaction(pid, epoch, Place(*first)) for pid, epoch, *first in entries)
-    return Mark(Place(*numbers[:3]), Place(*numbers[3:6]), transactions, numbers[6], boot, sequence)
+    start = START.unpack_from(slot, opens_end)[0] if flags & HAS_START else None
+    return Mark(Place(*numbers[:3]), Place(*numbers[3:6]), transactions, numbers[6], boot, sequence, start)

@@ -40,7 +40,7 @@ def create(folder: Path, schema: pa.Schema, disk: Disk) -> None:
         first = SegmentName(0, None, folder)
         start = Place(0, 0, segments.create(first, schema, disk))
         _sync_file(first.path, disk)
-        MarkFile.create(folder / MARK, Mark(end=start, synced=start), disk)
+        MarkFile.create(folder / MARK, Mark(end=start, synced=start, start=0), disk)
         sync_folder(folder)
 
 
@@ -95,7 +95,9 @@ class Partition:
     # ------------------------------------------------------------ what is there
 
     def start_offset(self) -> int:
-        return segment_names(self.folder)[0][0].base
+        """Where the partition begins: what is missing behind it is lost, not deleted on purpose."""
+        start = self.marks.read().start
+        return _first_offset(self.folder) if start is None else start
 
     def end_offset(self) -> int:
         return self.marks.read().end.offset
@@ -116,7 +118,15 @@ class Partition:
         self.check_alive()
         self._renew()
 
-    def _deleted(self) -> UnknownTopic:
+    def _deleted(self) -> UnknownTopic | DamagedLog:
+        self._renew()  # raises if the topic is another by now
+        if (self.folder.parent / "topic.json").exists() and not self.folder.exists():
+            return DamagedLog(
+                f"the folder of partition {self.number} is missing",
+                where=str(self.folder),
+                next_step=f"restore it from a copy, or run 'millstream topics repair {self.topic}': "
+                "the partition then goes on without its records",
+            )
         return UnknownTopic(
             f"topic '{self.topic}' was deleted", where=str(self.folder), next_step="create it again, or stop using it"
         )
@@ -206,12 +216,19 @@ class Partition:
             if mark.end.position > active.first_position:
                 self._publish(self._rolled(mark, active.schema), sync=False)
 
+    def begin_at(self, offset: int) -> None:
+        """Notes durably that what lies before an offset is about to be deleted."""
+        with self._writing() as mark:
+            self._publish(replace(mark, start=max(mark.start or 0, offset)), sync=True)
+
     @contextmanager
     def _writing(self) -> Iterator[Mark]:
         """The lock, and the mark behind which to write. What a failed block wrote is taken back."""
         with storage_errors(self.folder), self.lock:
             self.check_alive()
             mark = self._recovered(self.marks.read())
+            if mark.start is None:
+                mark = replace(mark, start=_first_offset(self.folder))
             try:
                 yield mark
             except BaseException:
@@ -413,6 +430,11 @@ class _ActiveSegment:
     def close(self) -> None:
         os.close(self.fd)
         self.index.close()
+
+
+def _first_offset(folder: Path) -> int:
+    """Where the segments begin: all that is known of a partition whose mark an earlier version wrote."""
+    return next((name.base for name in segment_names(folder)[0]), 0)
 
 
 def _sync_file(path: Path, disk: Disk) -> None:

@@ -27,6 +27,7 @@ from millstream import terminal
 from millstream.errors import (
     ClosedError,
     DamagedLog,
+    DiskFull,
     InvalidInput,
     InvalidRecord,
     InvalidSetting,
@@ -55,6 +56,8 @@ logger = terminal.logger(__name__)
 
 class Progress(Protocol):
     """Something read that a transaction counts as done: a consumer's offsets, or a queue's messages."""
+
+    must_rewind: bool  # what a transaction had taken along is not to be counted as done by the next
 
     def commit_with(self, db: sqlite3.Connection) -> None: ...
 
@@ -96,6 +99,7 @@ class Producer:
         self._id = self._named.id if self._named else random.getrandbits(62) | 1 << 62
         self._sequences: dict[TopicPartition, int] = {}
         self._in_transaction = False
+        self._must_abort = False
         self._enlisted: set[TopicPartition] = set()
         self._channels: dict[str, Channel] = {}
         self._partitions: dict[TopicPartition, Partition] = {}  # kept open between chunks
@@ -122,7 +126,7 @@ class Producer:
     ) -> Receipt:
         """Puts one record into the buffer. A value of None is a tombstone: it deletes its key in a compacted topic."""
         channel = self._channels.get(topic)
-        if channel is None or self._closing:
+        if channel is None or self._closing or self._must_abort:
             channel = self._open_channel(topic)
         key_bytes = key if key is None or type(key) is bytes else checked_key(key, topic)
         if type(value) is bytes and channel.takes_bytes and partition is None:  # the usual, and the fastest
@@ -163,6 +167,8 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when everything sent so far is stored; raises what stands in the way, the records still held."""
+        if self._must_abort:
+            self._abort()
         self._buffer.wait_until_stored(timeout)
         first, count = self._first_failure, self._failures
         self._first_failure, self._failures = None, 0
@@ -192,6 +198,8 @@ class Producer:
         named = self._named
         if named is None:
             raise InvalidInput("only a producer with a name can have transactions", next_step="log.producer(name='…')")
+        if self._must_abort:
+            self._abort()
         if self._in_transaction:
             raise InvalidInput(f"producer '{named.name}' is in a transaction already", next_step="end that one first")
         self.flush()
@@ -205,17 +213,30 @@ class Producer:
             named.commit(consuming.commit_with if consuming is not None else lambda db: None)
             if consuming is not None:
                 consuming.committed_elsewhere()
+            self._end_transaction()
         except BaseException:
+            # Noted before all else: another exception may come while this one is dealt with.
+            self._must_abort = True
+            if consuming is not None:
+                consuming.must_rewind = True
             try:
-                self._give_up_waiting()
-                named.abort()
+                self._abort()
             finally:
                 if consuming is not None:
                     consuming.rewind()
             raise
-        finally:
-            self._in_transaction = False
-            self._first_failure, self._failures = None, 0
+
+    def _abort(self) -> None:
+        """Also what an exception kept the last transaction from doing: until then nothing else is sent or stored."""
+        assert self._named is not None
+        self._give_up_waiting()
+        self._named.abort()
+        self._end_transaction()
+        self._must_abort = False
+
+    def _end_transaction(self) -> None:
+        self._in_transaction = False
+        self._first_failure, self._failures = None, 0
 
     def _give_up_waiting(self) -> None:
         """Forgets what is buffered, and returns when none of it is on its way to the disk any more."""
@@ -263,6 +284,8 @@ class Producer:
     def _open_channel(self, topic: str) -> Channel:
         if self._closing:
             raise ClosedError("the producer was closed", next_step="make a new one with log.producer(…)")
+        if self._must_abort:
+            self._abort()
         return self._channel(topic)
 
     def _channel(self, topic: str) -> Channel:
@@ -284,6 +307,7 @@ class Producer:
             except StorageError as error:
                 may_pass = not isinstance(error, DamagedLog | UnsupportedFormat | NotALog)
                 if may_pass and not (self._closing or self._giving_up):  # keep the chunk and try again
+                    error = _passing(error)
                     self._warn(chunk, error)
                     self._buffer.tell(error)
                     time.sleep(RETRY_SECONDS)
@@ -387,6 +411,13 @@ class Producer:
                 )
             )
         return drafts
+
+
+def _passing(error: StorageError) -> StorageError:
+    if not isinstance(error, DiskFull):
+        return error
+    step = "make room; the producer keeps the records and goes on by itself"
+    return DiskFull(error.what, where=error.where, next_step=step)
 
 
 _open_producers: set[Producer] = set()

@@ -216,6 +216,14 @@ def delete(coordinator: Coordinator, people: Path, name: str) -> None:
         db.execute("DELETE FROM queues WHERE name = ?", (name,))
 
 
+@dataclass(slots=True, eq=False)
+class Claim:
+    """Messages taken for one call; they are the user's only once that call has returned them."""
+
+    messages: list[Message]
+    is_taken: bool = False
+
+
 class Queue:
     """One consumer of a queue. Made by `log.queue(…)`; use it as a context manager, or call `close`."""
 
@@ -230,6 +238,7 @@ class Queue:
         self._fetched: dict[int, Batch] = {}
         self._freed_at = 0.0
         self._turn = 0
+        self._claim_made: Claim | None = None
         self._closed = False
 
     # ------------------------------------------------------------ receiving
@@ -244,24 +253,49 @@ class Queue:
         return next(iter(self.receive_many(1, timeout)), None)
 
     def receive_many(self, count: int, timeout: float = 0.0) -> list[Message]:
-        """Up to `count` messages, waiting up to `timeout` seconds for the first."""
+        """Up to `count` messages, waiting up to `timeout` seconds for the first.
+
+        If it raises, whatever and wherever, the messages it had claimed are delivered by the next call, and the
+        attempt does not count as one of their tries.
+        """
+        claim = self._received(count, timeout)
+        messages = claim.messages
+        claim.is_taken = True
+        return messages
+
+    def _received(self, count: int, timeout: float) -> Claim:
         deadline = time.monotonic() + timeout
         while True:
             if self._closed:
                 raise ClosedError("the queue was closed", next_step="make a new one with log.queue(…)")
-            if messages := self._claim(count):
-                return messages
+            self._give_up_claim()
+            claim = self._claim(count)
             left = deadline - time.monotonic()
-            if left <= 0:
-                return []
+            if claim.messages or left <= 0:
+                return claim
             self._wakeup.wait(min(left, CHECK_SECONDS))
+
+    def _give_up_claim(self) -> None:
+        """What was claimed for a call that then raised can go out again at once."""
+        claim = self._claim_made
+        if claim is not None and not claim.is_taken and claim.messages:
+            with self._log.coordinator.change() as db:
+                db.executemany(
+                    "UPDATE deliveries SET owner = NULL, due_at = 0, tries = tries - 1 "
+                    "WHERE queue = ? AND partition = ? AND record_offset = ? AND owner = ? AND tries = ?",
+                    [
+                        (self.name, m.record.partition, m.record.offset, self._participant.id, m.tries)
+                        for m in claim.messages
+                    ],
+                )
+        self._claim_made = None
 
     def __iter__(self) -> Iterator[Message]:
         """Every message as it comes, for ever."""
         while not self._closed:
             yield from self.receive_many(1, timeout=1.0)
 
-    def _claim(self, count: int) -> list[Message]:
+    def _claim(self, count: int) -> Claim:
         partitions = self._log.topic(self.topic).partitions()
         self._wakeup.watch(partition.marks.path for partition in partitions)
         for partition in partitions:
@@ -276,9 +310,10 @@ class Queue:
                 self._freed_at = time.monotonic()
             again, spent = self._claim_due(db, count, now)
             fresh = self._claim_fresh(db, count - len(again), now)
+            claim = self._claim_made = Claim(again + fresh)  # before it is committed: see _give_up_claim
         if spent:
             self._bury(spent)
-        return again + fresh
+        return claim
 
     def _free_dead(self, db: sqlite3.Connection) -> None:
         """What a dead consumer held can go out again at once."""
@@ -512,6 +547,7 @@ class Acknowledgements:
     def __init__(self, queue: Queue, messages: Sequence[Message]) -> None:
         self._queue = queue
         self._messages = messages
+        self.must_rewind = False
 
     def commit_with(self, db: sqlite3.Connection) -> None:
         self._queue._acknowledge(db, self._messages)
@@ -527,6 +563,7 @@ class _Burial:
     def __init__(self, queue: Queue, rows: Sequence[sqlite3.Row]) -> None:
         self._queue = queue
         self._rows = rows
+        self.must_rewind = False
 
     def commit_with(self, db: sqlite3.Connection) -> None:
         if not all(self._queue._forget(db, row, "dead") for row in self._rows):

@@ -25,6 +25,7 @@ from millstream.log.segment import OFFSET_COLUMN, Segment, segment_names
 from millstream.log.validity import Malformed, check_texts
 from millstream.records import align
 
+COUNTED_MAX = 10_000  # offsets
 READ_BYTES = 1 << 20  # about a frame: what was just checked is still in the processor's cache when it is used
 
 
@@ -77,25 +78,48 @@ class PartitionReader:
     def limit(self, mark: Mark) -> Place:
         return mark.stable if self.committed else mark.end
 
+    def end_offset(self) -> int:
+        return max(self.offset, self.limit(self.partition.marks.read()).offset)
+
     def lag(self) -> int:
-        return max(0, self.limit(self.partition.marks.read()).offset - self.offset)
+        return records_between(self.partition, self.offset, self.end_offset(), committed=self.committed)
 
     def seek(self, offset: int) -> None:
         self.offset = offset
         self._segment = None
 
     def read(self, max_bytes: int = READ_BYTES) -> list[Fetch]:
-        """What there is from the current offset on, a frame at least and not much more than `max_bytes`."""
+        """What there is from the current offset on, a frame at least and not much more than `max_bytes`.
+
+        What lies before a damaged place is given first; the next read raises.
+        """
         fetched = []
-        for fetch in self.stream():
-            fetched.append(fetch)
-            max_bytes -= fetch.size_bytes
-            if max_bytes <= 0:
-                break
+        try:
+            for fetch in self.stream():
+                fetched.append(fetch)
+                max_bytes -= fetch.size_bytes
+                if max_bytes <= 0:
+                    break
+        except DamagedLog:
+            if not fetched:
+                raise
         return fetched
 
     def stream(self) -> Iterator[Fetch]:
         """Frame by frame up to where the partition ends now; the reader stands behind each one it gave."""
+        try:
+            yield from self._stream()
+        except DamagedLog as error:
+            self._segment = None  # the next try opens the file again: it may have been repaired
+            raise DamagedLog(
+                error.what,
+                where=f"topic '{self.partition.topic}', partition {self.partition.number}, offset {self.offset}; "
+                f"{error.where}",
+                next_step="restore the file from a copy, or run "
+                f"'millstream topics repair {self.partition.topic}' to keep what still checks out",
+            ) from error
+
+    def _stream(self) -> Iterator[Fetch]:
         mark = self.partition.marks.read()
         self.partition.refresh()  # after the mark, so that the schema is not older than the records
         limit = self.limit(mark)
@@ -107,7 +131,7 @@ class PartitionReader:
             segment = self._segment or self._locate(mark)
             if finished is not None and segment.name == finished.name:
                 raise segment.damaged(segment.size_bytes(), f"the records from offset {self.offset} on are missing")
-            for position, header in self._frames(segment, mark):
+            for position, header in segment.frames(self._position, _end_of(segment, mark)):
                 if header.base_offset >= limit.offset:
                     return
                 self._position = position + header.size_bytes
@@ -119,13 +143,6 @@ class PartitionReader:
                 return
             self.offset = max(self.offset, segment.name.end or 0)
             self._segment, finished = None, segment
-
-    def _frames(self, segment: Segment, mark: Mark) -> Iterator[tuple[int, Header]]:
-        try:
-            yield from segment.frames(self._position, _end_of(segment, mark))
-        except DamagedLog:
-            self._segment = None  # the next try opens the file anew: it may have been repaired
-            raise
 
     def _fetch(self, segment: Segment, position: int, header: Header, mark: Mark) -> Fetch | None:
         if not header.rows or header.next_offset <= self.offset:
@@ -160,7 +177,7 @@ class PartitionReader:
             )
             if name is None:
                 self.partition.check_alive()
-                raise self._lost(mark)
+                raise self._missing()
             try:
                 self._segment = Segment(name)
                 self._is_aligned = None
@@ -169,6 +186,19 @@ class PartitionReader:
             self.partition.check_alive()  # so the file is not one of a topic made anew
             self._position = self._segment.position_of(self.offset, _end_of(self._segment, mark))
             return self._segment
+
+    def _missing(self) -> OffsetLost | DamagedLog:
+        """Why no segment has the current offset: only what lies before the start was deleted on purpose."""
+        mark = self.partition.marks.read()
+        names = segment_names(self.partition.folder)[0]
+        known = mark.start if mark.start is not None else None if names else 0
+        if known is None or self.offset < known:
+            return self._lost(mark)
+        end = names[0].base if names else mark.end.offset
+        return DamagedLog(
+            f"acknowledged records are missing: offsets {self.offset} to {end - 1} are in no segment",
+            where=str(self.partition.folder),
+        )
 
     def _lost(self, mark: Mark) -> OffsetLost:
         start = self.partition.start_offset()
@@ -222,3 +252,18 @@ def newest_timestamp(partition: Partition) -> int | None:
                 segment = Segment(name)
                 newest = max(newest, segment.max_timestamp(_end_of(segment, mark)))
     return None if newest == NO_TIMESTAMP else newest
+
+
+def records_between(partition: Partition, start: int, end: int, *, committed: bool = True) -> int:
+    """How many records lie between two offsets: counted where that is quick, else as many as there are offsets."""
+    if end - start > COUNTED_MAX:
+        return end - start
+    count = 0
+    try:
+        for fetch in PartitionReader(partition, start, committed=committed).stream():
+            count += int((fetch.offsets < end).sum())
+            if fetch.first_offset >= end:
+                break
+    except (DamagedLog, OffsetLost):  # whoever reads them meets it
+        return max(0, end - start)
+    return count

@@ -62,23 +62,44 @@ class _Salvage:
 
 
 def repair(
-    folder: Path, number: int, schema: pa.Schema, disk: Disk, on_cut: Callable[[int], None] = lambda _: None
+    folder: Path,
+    number: int,
+    schema: pa.Schema,
+    disk: Disk,
+    on_cut: Callable[[int], None] = lambda _: None,
+    known_end: int = 0,
 ) -> Repaired:
-    """`on_cut` is told where the partition ends now, before anybody can write there."""
+    """`on_cut` is told where the partition ends now, before anybody can write there.
+
+    `known_end` is how far readers had come, which counts where neither a mark nor a segment is left.
+    """
     with storage_errors(folder), FileLock(folder / UPKEEP_LOCK), FileLock(folder / LOCK):
         mark = _readable_mark(folder, disk)
         found = _salvage_all(folder, mark, schema)
+        if mark is None and not found and known_end:
+            mark = Mark(end=Place(known_end, known_end, 0), synced=NOWHERE, start=0)
+        before = _lost_before(mark, found)
         put_aside = [_replace(part) for part in found if not part.whole]
         active = found[-1] if found else None
         if mark is None or active is None or not active.whole or active.name.base != mark.end.segment:
             _begin_anew(folder, mark, found, schema, disk, on_cut)
+        elif before:
+            _publish(folder / MARK, replace(mark, start=found[0].name.base), disk)
         sync_folder(folder)
         return Repaired(
             partition=number,
             kept_records=sum(header.rows for part in found for _, header in part.frames),
-            lost=tuple(gap for part in found for gap in part.lost),
+            lost=(*before, *(gap for part in found for gap in part.lost)),
             damaged_files=tuple(put_aside),
         )
+
+
+def _lost_before(mark: Mark | None, found: Sequence[_Salvage]) -> list[tuple[int, int]]:
+    """What is missing before the first segment there is; a mark of an earlier version does not know where it began."""
+    if mark is None or (mark.start is None and found):
+        return []
+    start, end = mark.start or 0, found[0].name.base if found else mark.end.offset
+    return [(start, end)] if start < end else []
 
 
 def _readable_mark(folder: Path, disk: Disk) -> Mark | None:
@@ -233,7 +254,8 @@ def _begin_anew(
     start = Place(end, end, segments.create(SegmentName(end, None, folder), schema, disk))
     made = mark or _mark_from_frames(folder, found, disk)
     on_cut(end)
-    _publish(folder / MARK, replace(made, end=start, synced=start, sequence=made.sequence + 2), disk)
+    first = max(made.start or 0, found[0].name.base if found else end)
+    _publish(folder / MARK, replace(made, end=start, synced=start, start=first, sequence=made.sequence + 2), disk)
 
 
 def _publish(path: Path, mark: Mark, disk: Disk) -> None:

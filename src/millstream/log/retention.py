@@ -16,20 +16,23 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
     names = segment_names(partition.folder)[0]
     sizes = [size_bytes(name.path) for name in names]
     total_bytes = sum(sizes)
-    deleted = []
+    old: list[SegmentName] = []
     for oldest, size in zip(names, sizes, strict=True):
         if oldest.base >= undecided:
             break
         too_old = before_us is not None and _newest_of(oldest) < before_us
         too_many = bytes_max is not None and total_bytes > bytes_max
-        if not (too_old or too_many):
+        if not (too_old or too_many or oldest.base < partition.start_offset()):
             break
-        if partition.marks.read().synced.segment <= oldest.base:
-            partition.sync()  # recovery begins where all was synced, and must find that place
-        delete(oldest)
-        deleted.append(oldest)
+        old.append(oldest)
         total_bytes -= size
-    return deleted
+    if old:
+        # Durably, before anything is deleted: a reader must be able to tell this from a loss. All is synced with it,
+        # for recovery begins where all was synced, and must find that place.
+        partition.begin_at(names[len(old)].base)
+    for name in old:
+        delete(name)
+    return old
 
 
 def delete_replaced(partition: Partition) -> None:

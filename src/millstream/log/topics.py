@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,9 @@ from millstream.errors import InvalidName, InvalidSetting
 from millstream.records import Schema, can_evolve, codec, duration, format_duration, size_bytes
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
-PARTITIONS_MAX = 10_000
+PARTITIONS_MAX = 10_000  # of any topic; the embedded log makes no topic with more than the next
+EMBEDDED_PARTITIONS_MAX = 1000
+FILES_PER_PARTITION = 4  # that a process holds open which writes to it
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 4096, 2 << 30
 
 
@@ -28,6 +31,21 @@ def checked_name(name: object, what: str) -> str:
             next_step="use up to 249 letters, digits, '_', '-' and single '.', beginning with a letter, digit or '_'",
         )
     return name
+
+
+def check_partition_count(count: int) -> None:
+    """Before anything is made: a topic whose partitions no process could open would be of no use."""
+    if count > EMBEDDED_PARTITIONS_MAX:
+        raise InvalidSetting(
+            f"a topic of the embedded log has at most {EMBEDDED_PARTITIONS_MAX} partitions, not {count}",
+            next_step="choose fewer: each one holds files open in every process that uses it",
+        )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and count * FILES_PER_PARTITION > files:
+        raise InvalidSetting(
+            f"{count} partitions need up to {count * FILES_PER_PARTITION} open files; this process may open {files}",
+            next_step="choose fewer partitions, or raise the limit of open files (ulimit -n)",
+        )
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,10 @@ class NamedProducer:
     def _next_epoch(self, state: str) -> None:
         finish(self._coordinator, self._find, self.id)  # one that could not tell every partition before
         with self._coordinator.change(durable=True) as db:
-            self._refuse_if_fenced(db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone())
+            row = db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone()
+            if row is not None and row["owner"] == self._participant.id:
+                self.epoch = int(row["epoch"])  # nobody else counts it on; an exception may have hidden it from here
+            self._refuse_if_fenced(row)
             db.execute("UPDATE producers SET epoch = epoch + 1, state = ? WHERE id = ?", (state, self.id))
         self.epoch += 1
 

@@ -47,7 +47,7 @@ from millstream.plan.nodes import (
     Write,
 )
 from millstream.plan.place import AtUsersLine, users_line
-from millstream.plan.places import Files, Kafka, Place
+from millstream.plan.places import Files, Kafka, Place, chosen_on_lost
 from millstream.plan.places import Table as DatabaseTable
 from millstream.plan.spark_types import quoted
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
@@ -89,14 +89,18 @@ class Flow:
         *,
         name: str | None = None,
         changes: bool = False,
+        on_lost: str | None = None,
     ) -> Stream:
         """Rows of a topic or of another source; with `changes` they have weights, and one of -1 takes a row back.
 
         Then a column `weight` says which, and is not part of the row; nor is `event_time` if it holds the event time.
         A DataFrame of Spark brings its schema along; every other source is read by the one that is given.
+        `on_lost` says what to do when records of a topic were deleted before they were read: "error", or go on at the
+        "earliest" or "latest" that is left, with a warning of what was passed over.
         """
         source = frames.as_source(source)
         check_place(source, "read")
+        source, on_lost = chosen_on_lost(source, on_lost)
         if schema is None:
             if not isinstance(source, frames.SparkFrame):
                 raise refusal(
@@ -119,7 +123,7 @@ class Flow:
         strategy = watermark or (Bounded(None, timedelta(0)) if event_time else None)
         step = self.step(name, f"read {called(source)}")
         self._sources.append(source)
-        read = Read(step, columns, (), users_line(), source, event_time, strategy, changes)
+        read = Read(step, columns, (), users_line(), source, event_time, strategy, changes, on_lost)
         return Stream(self, self._row_of(read) if changes else read)
 
     def _row_of(self, read: Read) -> Node:
@@ -193,8 +197,10 @@ class Flow:
         `until="caught up"` ends when all that is there now was read; `batch=True` reads that as one batch and closes
         every window. `into="totals.v2"` writes beside the results that are there. `master` is a Spark master, `broker`
         a log, `folder` the job's own, `batch_rows` how many rows of a source a batch has at most, `key_groups` how
-        finely keys are spread (fixed when a job first runs), `tick_s` how often an idle job looks at the clock, `show`
-        whether progress is shown, `on_batch` a function of a batch's number and its rows by output.
+        finely keys are spread (fixed when a job first runs), `tick_s` how often an idle job looks at the clock,
+        `progress` how it is shown, `grace_s` how long a stop waits for the running batch, `on_batch` a function of a
+        batch's number and its rows by output, `on_lost` what to do when records were deleted
+        before they were read: "error", "earliest" or "latest".
         """
         return engine.call(self, "run", settings)
 

@@ -83,6 +83,8 @@ class Read(Node):
     watermark: Watermark | None
     changes: bool = False
     """Whether its rows have weights: one of weight -1 takes an equal row back."""
+    on_lost: str = "error"
+    """What to do when records of a topic were deleted before they were read."""
 
     @property
     def is_changing(self) -> bool:

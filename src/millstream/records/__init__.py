@@ -9,6 +9,7 @@ from millstream.records.kinds import same_kind
 from millstream.records.rows import batch_to_rows, rows_to_batch
 from millstream.records.schema import Schema, SchemaLike
 from millstream.records.sizes import size_bytes
+from millstream.records.values import values_or_raw
 
 __all__ = [
     "DEAD_LETTER_SCHEMA",
@@ -28,4 +29,5 @@ __all__ = [
     "rows_to_batch",
     "same_kind",
     "size_bytes",
+    "values_or_raw",
 ]

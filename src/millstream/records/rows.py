@@ -38,7 +38,7 @@ from millstream.records.ranges import (
     timestamps_in_range,
 )
 from millstream.records.schema import Schema
-from millstream.records.values import column_to_values, python_values
+from millstream.records.values import LeafValues, column_to_values, python_values
 
 _US = timedelta(microseconds=1)
 
@@ -52,12 +52,12 @@ def rows_to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> tuple[pa
     return batch, [Failure(index, reason) for index, reason in sorted(columns.faults.items())]
 
 
-def batch_to_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+def batch_to_rows(batch: pa.RecordBatch, leaf: LeafValues = python_values) -> list[dict[str, Any]]:
     """Rows as dicts: timestamps as UTC datetimes, maps as dicts (as lists of pairs if their keys cannot be hashed)."""
     names = batch.schema.names
     if not names:
         return [{} for _ in range(batch.num_rows)]
-    columns = [column_to_values(column, python_values, python_values) for column in batch.columns]
+    columns = [column_to_values(column, leaf, leaf) for column in batch.columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

@@ -48,5 +48,26 @@ def python_values(array: pa.Array) -> list[Any]:
     return plain
 
 
+def values_or_raw(array: pa.Array) -> list[Any]:
+    """Like `python_values`; a value that Python's type cannot hold comes out as it is stored.
+
+    A timestamp, date, time or interval out of range is a number of its unit; text that is not UTF-8 is bytes.
+    """
+    try:
+        return python_values(array)
+    except (OverflowError, ValueError, pa.ArrowException):  # one of a million, so the usual is not slowed down
+        return [_value_or_raw(array.slice(index, 1)) for index in range(len(array))]
+
+
+def _value_or_raw(single: pa.Array) -> Any:
+    try:
+        return python_values(single)[0]
+    except (OverflowError, ValueError, pa.ArrowException):
+        dtype = single.type
+        if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+            return single.cast(pa.large_binary() if pa.types.is_large_string(dtype) else pa.binary())[0].as_py()
+        return single.view(pa.int32() if dtype.bit_width == 32 else pa.int64())[0].as_py()
+
+
 def _slices(elements: list[Any], array: pa.Array) -> list[list[Any]]:
     return [elements[start:end] for start, end in pairwise(array.offsets.to_pylist())]

@@ -29,6 +29,7 @@ def open_source(
     name: str,
     format: str = "json",
     columns: Schema | None = None,
+    on_lost: str = "error",
 ) -> Source:
     """The source a flow reads from. `folder` is where it keeps what it needs to give the same rows again.
 
@@ -48,9 +49,14 @@ def open_source(
     if isinstance(place, str):
         address = as_kafka(broker)
         if address is not None:
-            return KafkaSource(address, place, schema, format=format)
+            return KafkaSource(address, place, schema, format=format, on_lost=on_lost)
         return TopicSource(
-            place, schema, broker=str(broker) if broker is not None else None, format=format, columns=columns
+            place,
+            schema,
+            broker=str(broker) if broker is not None else None,
+            format=format,
+            columns=columns,
+            on_lost=on_lost,
         )
     make_folders(folder)
     if isinstance(place, Files):

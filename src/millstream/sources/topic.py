@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from millstream.errors import OffsetLost, UnknownTopic
@@ -16,6 +18,7 @@ from millstream.records import Schema
 from millstream.sources.base import SLAB_ROWS, Offsets, Slab, Slice, cut, fair_shares
 from millstream.sources.topic_columns import Chunk, columns_of
 
+logger = logging.getLogger(__name__)
 SLAB_BYTES = 16 << 20
 WEIGH_SECONDS = 10.0
 LOOK_SECONDS = 1.0  # for new partitions, and for transactions whose producer died
@@ -32,9 +35,13 @@ class TopicSource:
         broker: str | None = None,
         format: str = "json",
         columns: Schema | None = None,
+        on_lost: str = "error",
     ) -> None:
         self.topic = topic
         self.schema = schema
+        self._on_lost = on_lost
+        self._noticed: dict[str, int] = {}
+        self.lost_records = 0
         self._log: EmbeddedLog = open_embedded(broker)
         try:
             found = find_topic(self._log, topic)
@@ -106,7 +113,7 @@ class TopicSource:
     def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
         begun = self._begun({name: start[name] for name in end if name in start}, named=end)
         ordered = sorted(end, key=int)
-        return cut([Slice(name, begun[name], end[name]) for name in ordered], tasks)
+        return cut([Slice(name, min(begun[name], end[name]), end[name]) for name in ordered], tasks)
 
     def _begun(self, start: Offsets, named: Offsets | None = None) -> Offsets:
         """Where each partition begins; what is asked for must still be there."""
@@ -117,16 +124,34 @@ class TopicSource:
                 raise OffsetLost(
                     f"partition {name} was read before, and the topic has no such partition: it was made anew",
                     where=f"topic '{self.topic}'",
-                    next_step="start again from the earliest or latest offset",
+                    next_step="give the job another name or folder, so that it reads the topic from its start",
                 )
         for name in exist if named is None else named:
             partition = self._partition(name)
             first = partition.start_offset()
             offset = start.get(name, first)
             if offset < first or offset > partition.end_offset():
-                raise self._lost(partition, offset)
+                offset = self._instead(partition, offset)
             begun[name] = offset
         return begun
+
+    def _instead(self, partition: Partition, offset: int) -> int:
+        """Where to go on when records are lost; raises if that was not allowed, else tells of the same loss once."""
+        error = self._lost(partition, offset)
+        if self._on_lost == "error":
+            raise error
+        first, end = partition.start_offset(), partition.end_offset()
+        instead = first if self._on_lost == "earliest" else max(first, end)
+        name = str(partition.number)
+        if self._noticed.get(name) != offset:
+            self._noticed[name] = offset
+            passed = max(0, instead - offset)
+            self.lost_records += passed
+            logger.warning(
+                "%s; %d offsets are passed over, going on at offset %d, as on_lost='%s' says",
+                error, passed, instead, self._on_lost,
+            )  # fmt: skip
+        return instead
 
     def _lost(self, partition: Partition, offset: int) -> OffsetLost:
         first, end = partition.start_offset(), partition.end_offset()
@@ -135,13 +160,14 @@ class TopicSource:
             return OffsetLost(
                 f"offsets {offset} to {first - 1} were deleted by retention before they were read",
                 where=where,
-                next_step="start again from the earliest offset, and lengthen the topic's retention so that it covers "
-                f"the time a reader may stand still: millstream topics change {self.topic} --retention …",
+                next_step="go on with on_lost='earliest' (millstream run --on-lost earliest), and lengthen the topic's "
+                "retention so that it covers the time a reader may stand still: "
+                f"millstream topics change {self.topic} --retention …",
             )
         return OffsetLost(
             f"offset {offset} was read before, but the partition now ends at {end}: it was cut or made anew",
             where=where,
-            next_step="start again from the earliest or latest offset",
+            next_step="go on with on_lost='earliest' or 'latest' (millstream run --on-lost earliest)",
         )
 
     def wait(self, start: Offsets, timeout_s: float) -> bool:
@@ -180,10 +206,14 @@ class TopicSource:
 
     def _fetches(self, partition: Partition, slice: Slice) -> Iterator[Fetch]:
         """The frames of a slice, the first and the last of them cut to it."""
-        stable = partition.stable_offset()
+        stable, start = partition.stable_offset(), slice.start
         if stable < slice.end:
             raise self._lost(partition, slice.end)
-        reader = PartitionReader(partition, slice.start, committed=True)
+        if start < partition.start_offset() and start < slice.end:
+            start = self._instead(partition, start)
+            if start >= slice.end or self._on_lost == "latest":
+                return
+        reader = PartitionReader(partition, start, committed=True)
         try:
             for fetch in reader.stream():
                 if fetch.first_offset >= slice.end:
@@ -195,7 +225,9 @@ class TopicSource:
                 if reader.offset >= slice.end:
                     return
         except OffsetLost:
-            raise self._lost(partition, reader.offset) from None
+            if self._on_lost == "error" or reader.offset >= slice.end:
+                raise self._lost(partition, reader.offset) from None
+            yield from self._fetches(partition, replace(slice, start=reader.offset))
 
     def _partition(self, name: str) -> Partition:
         """Held here, so that its files stay open between batches."""

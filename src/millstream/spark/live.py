@@ -298,13 +298,28 @@ _SOURCES: dict[tuple[Any, ...], Source] = {}
 
 def opened(node: Read, columns: Schema, broker: str | KafkaAddress | None, folder: Path, run: str) -> Source:
     """A source is opened once in each process for a run of a job: the next may begin anew in the same folder."""
-    place = (*_named(node.source), repr(node.schema), repr(columns), str(broker), str(folder), node.name, run)
+    place = (
+        *_named(node.source),
+        node.on_lost,
+        repr(node.schema),
+        repr(columns),
+        str(broker),
+        str(folder),
+        node.name,
+        run,
+    )
     if place not in _SOURCES:
         while len(_SOURCES) >= SOURCES_KEPT:
             _SOURCES.pop(next(iter(_SOURCES))).close()
         own = folder / "sources" / node.name
         _SOURCES[place] = open_source(
-            node.source, node.schema, broker=broker, folder=own, name=node.name, columns=columns
+            node.source,
+            node.schema,
+            broker=broker,
+            folder=own,
+            name=node.name,
+            columns=columns,
+            on_lost=node.on_lost,
         )
     return _SOURCES[place]
 

@@ -162,8 +162,9 @@ def _check_step(node: Node) -> None:
 def _topic(node: Node, place: Any, broker: str | None) -> Topic:
     if isinstance(place, Kafka) and (place.format != "json" or place.registry is not None):
         raise _refuse(node, "its values are not plain JSON", "leave out format= and registry=, or leave out mode")
-    if isinstance(place, Kafka) and place.on_lost != "error":
-        raise _refuse(node, f"on_lost='{place.on_lost}' is not known to it", "leave out on_lost=")
+    on_lost = node.on_lost if isinstance(node, Read) else "error"
+    if on_lost != "error":
+        raise _refuse(node, f"on_lost='{on_lost}' is not known to it", "leave out on_lost=")
     if isinstance(place, Kafka) and place.servers is not None:
         return Topic(KafkaAddress(with_ports(place.servers), place.settings), place.topic)
     if isinstance(place, Kafka | str):

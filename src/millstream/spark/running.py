@@ -41,6 +41,7 @@ from millstream.spark.failures import new_mark, of_query
 from millstream.spark.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.spark.layout import Layout
 from millstream.spark.live import STOP, LiveFeed, opened
+from millstream.spark.losses import with_on_lost
 from millstream.spark.notices import Notices
 from millstream.spark.outputs import Outputs, Stopped
 from millstream.spark.progress import Progress, ProgressFile
@@ -181,6 +182,8 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         return real_time.start(flow, settings, display, stop)
     outputs = flow.check()
     name = flow.name
+    if settings.on_lost is not None:
+        outputs = with_on_lost(outputs, settings.on_lost)
     if settings.into is not None:
         outputs, name = renamed(outputs, settings.into), f"{flow.name}.{settings.into}"
     if settings.batch:
@@ -394,7 +397,7 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dic
         if isinstance(node.source, Socket):
             continue  # a look would take lines away from the job
         own = folder / "sources" / node.name
-        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name)
+        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
         source.latest()
         if isinstance(source, TopicSource | KafkaSource):
             found[node.name] = source.identity

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput
 from millstream.plan.place import users_line, what_exists
+from millstream.plan.places import LOST_CHOICES
 
 CAUGHT_UP = "caught up"
 REAL_TIME = "real time"
@@ -38,6 +39,8 @@ class Settings:
     key_groups: int | None = None
     tick_s: float = TICK_S
     on_batch: OnBatch | None = None
+    on_lost: str | None = None
+    """What to do when records of a topic were deleted before they were read; default: as its reader says."""
     mode: str | None = None
     """"real time": each record by itself, from Kafka to Kafka; default: in micro-batches."""
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -69,6 +72,8 @@ class Settings:
             raise refused(f"into is the name of a topic, not {self.into!r}", "for example into='totals.v2'")
         if self.mode not in (None, REAL_TIME):
             raise refused(f"mode={self.mode!r} is unknown", f"mode is {REAL_TIME!r}, or left out: in micro-batches")
+        if self.on_lost is not None and self.on_lost not in LOST_CHOICES:
+            raise refused(f"on_lost={self.on_lost!r} is unknown", f"on_lost is {', '.join(map(repr, LOST_CHOICES))}")
         if not isinstance(self.grace_s, int | float) or self.grace_s < 0:
             raise refused(f"grace_s is a number of seconds, not {self.grace_s!r}", "for example grace_s=30")
         if self.on_batch is not None and not callable(self.on_batch):

@@ -207,7 +207,7 @@ def test_a_missing_segment(folder):
         copy = copied(folder, "copy")
         (copy / path.name).unlink()
         found = repaired(copy)
-        assert found.lost == (((bases[number], bases[number + 1]),) if number else ())
+        assert found.lost == ((bases[number], bases[number + 1]),)
         works(copy, [rec for rec in everything if not bases[number] <= rec.offset < bases[number + 1]])
 
 

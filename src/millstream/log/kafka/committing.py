@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from millstream import terminal
-from millstream.errors import InvalidInput, PartitionsRevoked, TransactionAborted
-from millstream.log.consumer import Consumer, Start
+from millstream.errors import PartitionsRevoked, TransactionAborted
+from millstream.log.consumer import Consumer
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import client_module, said_plainly
@@ -27,7 +27,6 @@ class Committing(Consumer):
 
     _client: Any
     _clients: Clients
-    _must_rewind: bool
 
     @property
     def _where(self) -> str:
@@ -40,24 +39,8 @@ class Committing(Consumer):
 
     def commit_with(self, transactions: Any) -> None:
         """Puts the offsets into the transaction of a producer."""
-        if self.delivery != "exactly_once" or self._membership is None:
-            raise InvalidInput(
-                "a transaction takes the offsets of a consumer with delivery='exactly_once'",
-                next_step="log.consumer(…, group='…', delivery='exactly_once')",
-            )
-        if self._revoked:
-            raise PartitionsRevoked(
-                f"records of {', '.join(map(str, sorted(self._revoked)))} were handed out, which then went to another",
-                where=f"group '{self.group}'",
-                next_step="poll again: what this transaction read will be read again",
-            )
-        if self._must_rewind:
-            raise TransactionAborted(
-                "what was handed out belongs to a transaction that was given up",
-                where=f"group '{self.group}'",
-                next_step="poll again: it will be handed out again",
-            )
-        news = self._done | self._handed
+        self._check_transactional()
+        news = self._passed(self._done | self._handed)
         if news:
             with said_plainly(self._where):
                 metadata = self._client.consumer_group_metadata()
@@ -73,21 +56,17 @@ class Committing(Consumer):
 
         If nobody tells now what that is, it is asked again at the next poll, and nothing is committed before.
         """
+        self.must_rewind = not self._closed  # until all partitions were
         self._revoked.clear()
         if self._closed:
             return
-        self._must_rewind, self._loop = True, None
+        self._offer = None
         places = self.assignment
         committed = self._committed(places) if self.group else {}
         for place in places:
             offset = committed.get(place)
             self._go(place, self._first_offset(place) if offset is None else offset)
-        self._must_rewind = False
-
-    def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
-        if self._must_rewind:
-            self.rewind()
-        super().seek(start, topic=topic, partition=partition)
+        self.must_rewind = False
 
     def _committed(
         self, places: Iterable[TopicPartition], seconds: float = 3 * ANSWER_SECONDS
@@ -101,9 +80,6 @@ class Committing(Consumer):
             seconds,
         )
         return {TopicPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
-
-    def _news(self) -> dict[TopicPartition, int]:
-        return {place: offset for place, offset in self._done.items() if self._stored.get(place) != offset}
 
     def _commit(self) -> None:
         news = self._news()

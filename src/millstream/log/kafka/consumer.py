@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from millstream import terminal
 from millstream.errors import (
     ClosedError,
-    InvalidInput,
     KafkaUnavailable,
     MillstreamError,
     OffsetLost,
@@ -29,9 +28,10 @@ from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
 from millstream.log.kafka.committing import Committing
 from millstream.log.kafka.failures import said_plainly, translated
-from millstream.log.kafka.fetching import END, UNSAID, Place, to_batch
+from millstream.log.kafka.fetching import COUNTED_MAX, END, UNSAID, Place, to_batch
 from millstream.log.kafka.switches import KafkaFollowed
 from millstream.log.kafka.topics import as_kafka, offsets
+from millstream.log.offers import place_of
 from millstream.log.reader import READ_BYTES
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ JOIN_SECONDS = 15.0
 LOOK_SECONDS = 5.0
 SLICE_SECONDS = 0.2
 SERVE_SECONDS = 0.1
+CLOSE_SECONDS = 0.005
+COUNTING_SECONDS = 1.0
 GRACE_SECONDS = 2.0  # what is on the broker already is waited for, even by who does not wait
 FETCHED_MAX = 5000
 logger = terminal.logger(__name__)
@@ -81,7 +83,7 @@ class KafkaConsumer(Committing):
         self._faults: dict[TopicPartition, MillstreamError] = {}  # told at every poll until sought elsewhere
         self._begun: dict[TopicPartition, int] = {}
         self._given: set[TopicPartition] = set()  # by the group, and not begun yet
-        self._must_rewind = False
+        self._placing: dict[TopicPartition, int] = {}  # where the client is being sent, until it is there
         self._joined = False
         self._leaving = False
         self._looked_at = self._polled_at = 0.0
@@ -143,11 +145,8 @@ class KafkaConsumer(Committing):
 
     def _wait(self, timeout: float, max_bytes: int = READ_BYTES) -> None:
         begun = time.monotonic()
-        if not self._in_use.acquire(blocking=False):
-            raise InvalidInput(
-                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
-            )
         try:
+            self._take_turn()
             patience, ends = timeout, None
             if self._waiting and begun - self._polled_at > SERVE_SECONDS:
                 self._refresh()
@@ -165,7 +164,7 @@ class KafkaConsumer(Committing):
                 if not behind or time.monotonic() >= begun + patience:
                     return
         finally:
-            self._in_use.release()
+            self._end_turn()
 
     def _known_ends(self) -> dict[TopicPartition, int]:
         try:
@@ -180,6 +179,7 @@ class KafkaConsumer(Committing):
         """Takes what the client has, waiting for the first of it. All of it is taken before anything is told."""
         self._polled_at = time.monotonic()
         self._tell_fault()
+        self._is_fetching = True  # what the client gave is nowhere else until it was taken
         with said_plainly(self._where):
             first = self._client.poll(timeout)
             messages = [] if first is None else [first, *(self._client.consume(more, 0) if more else ())]
@@ -189,6 +189,7 @@ class KafkaConsumer(Committing):
                 together.setdefault(TopicPartition(message.topic(), message.partition()), []).append(message)
         troubles = [self._take(place, of_place) for place, of_place in together.items()]
         troubles += [self._hear(message) for message in messages if message.error() is not None]
+        self._is_fetching = False
         for trouble in troubles:
             if trouble is not None:
                 raise trouble
@@ -265,12 +266,13 @@ class KafkaConsumer(Committing):
         target = start if self._on_lost == "earliest" else end
         self.lost.append(Lost(place.topic, place.partition, reader.offset, target))
         logger.warning("%s: offsets %d to %d were deleted before they were read", place, reader.offset, target - 1)
-        reader.offset = target
+        self._next[place] = reader.offset = target
         self._position_client(place, target)
 
     def until_caught_up(self) -> Iterator[Record]:
         """Every record up to where the partitions end now; then it stops."""
         self._check_open()
+        self._look_back()
         self._refresh()
         if self.group is not None and not self._ahead() and not self._handed:
             self._fetch(0.0)
@@ -280,23 +282,33 @@ class KafkaConsumer(Committing):
         self._finish()
 
     def lag(self) -> int:
-        """How many offsets lie between this consumer and the end of its partitions."""
+        """How many records this consumer is behind the end of its partitions.
+
+        Far behind it counts offsets, of which those of transactions' markers and of compacted records hold no record.
+        """
         self._check_open()
-        if self.group is None or not self._handed:  # else partitions could go while their records are worked on
-            self._fetch(0.0)  # a marker behind the last record may have been reached
+        self._look_back()
         ends = self._ends()
-        behind: int = sum(max(0, end - self._readers[place].offset) for place, end in ends.items())
-        return behind + sum(map(len, self._ahead()))
+        if self.group is None or not self._handed:  # else partitions could go while their records are worked on
+            deadline = time.monotonic() + COUNTING_SECONDS
+            self._fetch(0.0)
+            while 0 < self._behind(ends) <= COUNTED_MAX and not self._faults and time.monotonic() < deadline:
+                self._fetch(SERVE_SECONDS)  # records are counted as they come, and markers passed
+        return self._behind(ends) + sum(map(len, self._ahead()))
+
+    def _behind(self, ends: Mapping[TopicPartition, int]) -> int:
+        """Offsets that were not even read ahead."""
+        return sum(max(0, end - self._readers[p].offset) for p, end in ends.items() if p in self._readers)
 
     # ------------------------------------------------------------ partitions come and go
 
     def _refresh(self) -> None:
-        if self._must_rewind:
+        if self.must_rewind:
             self.rewind()
         if self._given:
             self._begin_given(GLANCE_SECONDS)
         # Records that a transaction is to take along are waited for: left behind, they would be in neither version.
-        if not (self.delivery == "exactly_once" and self._handed) and self._followed.changed():
+        if not (self.delivery == "exactly_once" and self._handed) and self._is_switched():
             self._come_over()
         if time.monotonic() - self._asked_at > LOOK_SECONDS:
             self._asked_at = time.monotonic()
@@ -309,8 +321,9 @@ class KafkaConsumer(Committing):
         """Readers of a name were switched: lets go of the old topics, with the work on them committed."""
         identities = {topic: self._log.topic(topic).identity for topic in self._followed.next_topics}
         if self.group is None:
-            self._places.leave_at({place: self.position(*place) for place in self.assignment})
+            self._places.leave_at({place: self._position(place) for place in self.assignment})
         elif self.delivery == "at_least_once":
+            self._note_given()
             self._done |= self._handed
             self._commit_owned()
         self._followed.come_over()
@@ -330,33 +343,66 @@ class KafkaConsumer(Committing):
 
     def _begin(self, found: Mapping[TopicPartition, int]) -> None:
         if found:
+            self._next |= found
+            self._placing |= found
             self._readers |= {place: Place(offset) for place, offset in found.items()}
-            self._tell(self._client.incremental_assign, found)
+            self._place_client(found)
+
+    def _place_client(self, found: Mapping[TopicPartition, int]) -> None:
+        """The client goes to these offsets, and forgets what it had fetched of the partitions."""
+        self._placing |= found
+        if held := self._held_by_client() & found.keys():
+            self._tell(self._client.incremental_unassign, dict.fromkeys(held, 0))
+        self._tell(self._client.incremental_assign, found)
+        for place in found:
+            self._placing.pop(place, None)
+
+    def _held_by_client(self) -> set[TopicPartition]:
+        with said_plainly(self._where):
+            return {TopicPartition(held.topic, held.partition) for held in self._client.assignment()}
+
+    def _start_over(self) -> None:
+        """As on the embedded log; an exception may also have come between what the client has and what is known here.
+
+        A partition that the client has no more, and was not just being sent to, was taken away by the group.
+        """
+        self._waiting.clear()
+        self._faults.clear()
+        held = self._held_by_client()
+        self._forget(self._readers.keys() - held - self._placing.keys())
+        if unknown := held - self._readers.keys():
+            self._tell(self._client.incremental_unassign, dict.fromkeys(unknown, 0))
+            self._given |= unknown if self.group is not None else set()
+        for place, reader in self._readers.items():
+            reader.offset = self._next[place]
+        if self._readers:
+            self._place_client({place: self._next[place] for place in self._readers})
+        self._looked_at = self._looked_at and 1e-9  # partitions are looked up again, as by one that has begun
 
     def _tell(self, act: Callable[[Any], None], found: Mapping[TopicPartition, int]) -> None:
         with said_plainly(self._where):
             act(list(as_kafka(found)))
 
     def _assigned(self, client: Any, partitions: Sequence[Any]) -> None:
+        self._given |= {TopicPartition(partition.topic, partition.partition) for partition in partitions}
         self._joined = True
         client.incremental_assign([])  # else the client begins all of them, wherever that is
-        self._given |= {TopicPartition(partition.topic, partition.partition) for partition in partitions}
         self._begin_given(3 * ANSWER_SECONDS)
         if self._given:
             logger.warning("%s: %s cannot be begun yet", self._where, ", ".join(map(str, sorted(self._given))))
 
     def _begin_given(self, seconds: float) -> None:
         """Where the group was; while nobody can tell, they are kept for later."""
-        places = sorted(self._given)
+        places = sorted(self._given - self._readers.keys())
         try:
             committed = self._committed(places, seconds)
             starts = {place: committed[place] if place in committed else self._first_offset(place) for place in places}
         except (KafkaUnavailable, UnknownTopic) as error:
             logger.debug("%s", error)
             return
-        self._given.clear()
         self._stored |= committed
         self._begin(starts)
+        self._given.clear()
 
     def _taken(self, client: Any, partitions: Sequence[Any]) -> None:
         partitions = self._begun_of(partitions)
@@ -384,6 +430,7 @@ class KafkaConsumer(Committing):
         super()._forget(gone)
         for place in gone:
             self._faults.pop(place, None)
+            self._placing.pop(place, None)
 
     # ------------------------------------------------------------ where to begin
 
@@ -414,18 +461,15 @@ class KafkaConsumer(Committing):
 
     def _go(self, place: TopicPartition, offset: int) -> None:
         self._faults.pop(place, None)
-        self._position_client(place, offset)
-        self._readers[place].offset = offset
-        if self._loop is not None and self._loop.place == place:
-            self._loop = None
         self._handed.pop(place, None)
         self._done.pop(place, None)
-        self._waiting = deque(batch for batch in self._waiting if (batch.topic, batch.partition) != place)
+        self._next[place] = offset
+        self._readers[place].offset = offset
+        self._position_client(place, offset)
+        self._waiting = deque(batch for batch in self._waiting if place_of(batch) != place)
 
     def _position_client(self, place: TopicPartition, offset: int) -> None:
-        """The client goes there, and forgets what it had fetched of the partition."""
-        self._tell(self._client.incremental_unassign, {place: 0})
-        self._tell(self._client.incremental_assign, {place: offset})
+        self._place_client({place: offset})
 
     # ------------------------------------------------------------ the end
 
@@ -434,14 +478,15 @@ class KafkaConsumer(Committing):
         if self._closed:
             return
         self._closed = True
-        self._loop = None
-        with self._in_use:  # who waits sees soon that it is closed
-            try:
-                if self.delivery == "at_least_once" and self._membership is not None:
-                    self._commit_owned()
-            finally:
-                self._leaving = True
-                self._client.close()
+        while self._turns.is_anothers:  # who waits sees soon that it is closed
+            time.sleep(CLOSE_SECONDS)
+        try:
+            if self.delivery == "at_least_once" and self._membership is not None:
+                self._commit_owned()
+        finally:
+            self._offer = None
+            self._leaving = True
+            self._client.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,6 +10,7 @@ from millstream.errors import InvalidInput, KafkaUnavailable, UnknownGroup, Unkn
 from millstream.log.groups import GroupInfo, GroupPartition, TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import client_module
+from millstream.log.kafka.fetching import records_between
 from millstream.log.kafka.topics import as_kafka, described, offsets
 
 AT_WORK = frozenset(("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"))
@@ -78,7 +79,7 @@ def describe_group(clients: Clients, group: str) -> GroupInfo:
         for place in member.assignment.topic_partitions:
             owners[TopicPartition(place.topic, place.partition)] = member.member_id
     committed = committed_offsets(clients, group)
-    partitions = []
+    partitions: list[GroupPartition] = []
     for topic in sorted({place.topic for place in [*committed, *owners]}):
         try:
             _, count = described(clients, topic)
@@ -87,12 +88,12 @@ def describe_group(clients: Clients, group: str) -> GroupInfo:
         places = [TopicPartition(topic, number) for number in range(count)]
         starts = offsets(clients, places, "earliest")
         ends = offsets(clients, places, "latest", committed=True)
-        for place in places:
-            next_offset = committed.get(place)
-            lag = ends[place] - max(starts[place], next_offset or 0)
-            partitions.append(
-                GroupPartition(topic, place.partition, next_offset, ends[place], max(0, lag), owners.get(place))
-            )
+        begun = {place: max(starts[place], committed.get(place, 0)) for place in places}
+        lags = records_between(clients, begun, ends)
+        partitions += [
+            GroupPartition(topic, place.partition, committed.get(place), ends[place], lags[place], owners.get(place))
+            for place in places
+        ]
     members = tuple(sorted(member.member_id for member in found.members))
     return GroupInfo(group, None, members, tuple(partitions))
 

@@ -328,7 +328,13 @@ class Transactions:
             except TransactionAborted as error:
                 logger.warning("a transaction of which the outcome was unknown was not stored: %s", error)
                 self._end(ABORT)
-        self._tried(self.client.begin_transaction)
+        try:
+            self._tried(self.client.begin_transaction)
+        except KafkaUnavailable as error:
+            if not _is_of_state(error):
+                raise
+            self._end(ABORT)  # an exception hid from the producer that it had begun one
+            self._tried(self.client.begin_transaction)
 
     def commit(self, work: Work) -> None:
         if self._unanswered is None:
@@ -338,7 +344,11 @@ class Transactions:
     def abort(self) -> None:
         """A commit that was not answered cannot be taken back: the next transaction begins when it was."""
         if not self._fenced and not self.is_unanswered:
-            self._end(ABORT)
+            try:
+                self._end(ABORT)
+            except KafkaUnavailable as error:
+                if not _is_of_state(error):  # else none is open: an exception hid that it had ended
+                    raise
 
     @property
     def is_unanswered(self) -> bool:
@@ -400,3 +410,9 @@ class Transactions:
         if error.txn_requires_abort():
             return TransactionAborted(f"Kafka gave the transaction up: {error.str()}", where=where)
         return translated(error, where)
+
+
+def _is_of_state(error: MillstreamError) -> bool:
+    """Whether the client refused a call because its transaction is, or is not, open."""
+    cause = error.__cause__
+    return isinstance(cause, client_module().KafkaException) and cause.args[0].name() == "_STATE"

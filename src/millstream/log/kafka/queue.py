@@ -33,7 +33,7 @@ from millstream.log.kafka.descriptions import TOPIC as DESCRIPTIONS
 from millstream.log.kafka.failures import client_module, said_plainly
 from millstream.log.kafka.fetching import to_batch
 from millstream.log.kafka.topics import KafkaTopic, alter_configs, offsets
-from millstream.log.queues import NAME_LENGTH_MAX, Acknowledgements, Message, Queue, QueueInfo, QueueSettings
+from millstream.log.queues import NAME_LENGTH_MAX, Acknowledgements, Claim, Message, Queue, QueueInfo, QueueSettings
 from millstream.records import DEAD_LETTER_SCHEMA, format_duration
 
 if TYPE_CHECKING:
@@ -183,7 +183,12 @@ class _Delivery:
     until: float
     record: Record | None = None
     unreadable: str | None = None
-    handed: bool = False
+    claim: Claim | None = None
+
+    @property
+    def is_handed(self) -> bool:
+        """Whether the user has it: what was claimed for a call that then raised the user never got."""
+        return self.claim is not None and self.claim.is_taken
 
     @property
     def key(self) -> tuple[int, int]:
@@ -195,6 +200,7 @@ class _Member:
     """One client in the share group; it takes no more until all that it has is answered."""
 
     client: Any
+    is_polling: bool = False  # also after a poll that an exception ended: what came with it nobody knows
     out: dict[tuple[int, int], _Delivery] = field(default_factory=dict)
 
 
@@ -218,41 +224,57 @@ class KafkaQueue(Queue):
         return FETCH_SECONDS if self._has_received else JOIN_SECONDS
 
     def receive_many(self, count: int, timeout: float = 0.0) -> list[Message]:
-        """Up to `count` messages, waiting up to `timeout` seconds for the first."""
+        """Up to `count` messages, waiting up to `timeout` seconds for the first.
+
+        If it raises, whatever and wherever, the messages it had are delivered by a later call.
+        """
+        claim = self._received(count, timeout)
+        messages = claim.messages
+        claim.is_taken = True
+        return messages
+
+    def _received(self, count: int, timeout: float) -> Claim:
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
                 if self._closed:
                     raise ClosedError("the queue was closed", next_step="make a new one with log.queue(…)")
+                self._drop_interrupted()
                 self._give_back()
-                if messages := self._hand_out(count):
-                    return messages
+                if (claim := self._hand_out(count)).messages:
+                    return claim
                 left = deadline - time.monotonic()
                 self._poll(max(0.0, min(left, SLICE_SECONDS)))
-                if messages := self._hand_out(count):
-                    return messages
-            if time.monotonic() >= deadline:
-                return []
+                if (claim := self._hand_out(count)).messages or time.monotonic() >= deadline:
+                    return claim
+
+    def _drop_interrupted(self) -> None:
+        """A client whose poll ended in an exception may hold messages that never came here: they go out again."""
+        for member in [member for member in self._members if member.is_polling]:
+            with suppress(MillstreamError), said_plainly(f"queue '{self.name}'"):
+                member.client.close()
+            self._members.remove(member)
 
     def _give_back(self) -> None:
         """What was not answered in time others have by now; what nobody asked for by half of it they shall have."""
         now, half = time.monotonic(), self.settings.timeout.total_seconds() / 2
         for member in self._members:
-            late = [d for d in member.out.values() if now > (d.until if d.handed else d.until - half)]
+            late = [d for d in member.out.values() if now > (d.until if d.is_handed else d.until - half)]
             if late:
                 self._answer(member, late, "RELEASE")
 
-    def _hand_out(self, count: int) -> list[Message]:
-        messages: list[Message] = []
+    def _hand_out(self, count: int) -> Claim:
+        claim = Claim([])
+        messages = claim.messages
         for member in self._members:
             for delivery in list(member.out.values()):
                 if len(messages) == count:
-                    return messages
-                if not delivery.handed and self._is_for_users(member, delivery):
-                    delivery.handed = True
+                    return claim
+                if not delivery.is_handed and self._is_for_users(member, delivery):
+                    delivery.claim = claim
                     assert delivery.record is not None
                     messages.append(Message(delivery.record, delivery.tries, self))
-        return messages
+        return claim
 
     def _is_for_users(self, member: _Member, delivery: _Delivery) -> bool:
         partition, offset = delivery.key
@@ -273,8 +295,13 @@ class KafkaQueue(Queue):
                 return
             member = self._join()
         begun = time.monotonic()
-        with said_plainly(f"queue '{self.name}'"):
-            messages = member.client.poll(timeout)
+        member.is_polling = True
+        try:
+            with said_plainly(f"queue '{self.name}'"):
+                messages = member.client.poll(timeout)
+        except MillstreamError:
+            member.is_polling = False
+            raise
         schema = self._log.topic(self.topic).settings.schema
         self._has_received |= bool(messages)
         for message in messages:
@@ -289,6 +316,7 @@ class KafkaQueue(Queue):
             elif unreadable is not None:
                 delivery.unreadable = unreadable.reason
             member.out[delivery.key] = delivery
+        member.is_polling = False
 
     def _join(self) -> _Member:
         client = self._kafka.clients.share_consumer(
@@ -346,7 +374,7 @@ class KafkaQueue(Queue):
         key = message.record.partition, message.record.offset
         for member in self._members:
             delivery = member.out.get(key)
-            if delivery is not None and delivery.handed and delivery.tries == message.tries:
+            if delivery is not None and delivery.is_handed and delivery.tries == message.tries:
                 return member, delivery
         raise self._expired(message)
 
@@ -363,11 +391,11 @@ class KafkaQueue(Queue):
         kind = getattr(confluent_kafka.AcknowledgeType, how)
         taken = True
         for delivery in deliveries:
-            member.out.pop(delivery.key, None)
             try:
                 member.client.acknowledge(delivery.message, kind)
             except confluent_kafka.IllegalStateException:  # the client itself has given it up
                 taken = False
+            member.out.pop(delivery.key, None)
         with said_plainly(f"queue '{self.name}'"):
             answers = member.client.commit_sync(ANSWER_SECONDS)
             for failure in answers.values():

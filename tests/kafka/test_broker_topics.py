@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
+import millstream as ms
 from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import (
@@ -211,3 +212,12 @@ def test_what_brokers_do_themselves(log: Broker) -> None:
         log.clean()
     with pytest.raises(InvalidInput, match="repair a topic themselves"):
         log.repair_topic("any")
+
+
+def test_a_flow_reads_a_topic_by_the_schema_it_has(kafka: KafkaCluster) -> None:
+    topic, address = new(), f"kafka://{kafka.bootstrap}"
+    with connect(address) as log:
+        log.create_topic(topic, schema="team string, at timestamp")
+    flow = ms.Flow("f", log=address)
+    assert flow.read(topic, event_time="at").schema.ddl == "team string, at timestamp"
+    assert flow.read(ms.kafka(kafka.bootstrap, topic=topic)).schema.ddl == "team string, at timestamp"

@@ -84,7 +84,7 @@ def run(
       millstream run flow.py --until "caught up" --master "local[4]"
       millstream run flow.py --master spark://host:7077 --folder /shared/jobs/flow --conf spark.executor.memory=2g
     """
-    chosen, said = _chosen(file, flow)
+    chosen, said = _chosen(file, flow, session.address)
     if explain:
         show_text(chosen.explain(physical=True))
         return
@@ -100,7 +100,7 @@ def run(
     said |= {"batch": True} if batch else {}
     if session.address is not None:
         said["broker"] = session.address
-    if said.get("broker") is None and (missing := session.missing_folder()):
+    if said.get("broker", chosen.log) is None and (missing := session.missing_folder()):
         raise NotFound(f"there is no log in '{missing}'", next_step="name another with --log or MILLSTREAM_BROKER")
     from millstream.spark.stop_request import TERMINATED, TIDY_S_MAX, end_after
 
@@ -117,14 +117,14 @@ def run(
         raise typer.Exit(INTERRUPTED if job.interrupted else TERMINATED)
 
 
-def _chosen(file: Path, name: str | None) -> tuple[Flow, dict[str, Any]]:
+def _chosen(file: Path, name: str | None, broker: str | None) -> tuple[Flow, dict[str, Any]]:
     """The flow of a file, and what the file itself says about how it is run."""
     from millstream.plan.engine import collecting
     from millstream.plan.flow import Flow
 
     if not file.is_file():
         raise NotFound(f"there is no file '{file}'", next_step="name a Python file that builds a flow")
-    with collecting() as told_to_run:
+    with collecting(broker) as told_to_run:
         found = _values(file)
     flows = {value.name: value for value in found.values() if isinstance(value, Flow)}
     said = {flow.name: settings for flow, verb, settings in told_to_run if verb == "run"}

@@ -7,8 +7,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from millstream.records import Schema
+
 ENGINE = "millstream.spark.front"
+DESCRIPTIONS = "millstream.sources.described"
 _collecting: list[tuple[Any, str, dict[str, Any]]] | None = None
+_broker: str | None = None
 
 
 def call(flow: Any, verb: str, settings: dict[str, Any]) -> Any:
@@ -19,12 +23,19 @@ def call(flow: Any, verb: str, settings: dict[str, Any]) -> Any:
     return getattr(import_module(ENGINE), verb)(flow, **settings)
 
 
+def schema_of_topic(place: Any, broker: str | None) -> Schema:
+    """The schema that a topic has itself: on the broker that the flow is going to be run with, else on this one."""
+    found: Schema = import_module(DESCRIPTIONS).schema_of_topic(place, _broker or broker)
+    return found
+
+
 @contextmanager
-def collecting() -> Iterator[list[tuple[Any, str, dict[str, Any]]]]:
+def collecting(broker: str | None = None) -> Iterator[list[tuple[Any, str, dict[str, Any]]]]:
     """Inside it flows that are told to run are only noted: `millstream run` reads a file and runs what it says."""
-    global _collecting
-    before, _collecting = _collecting, []
+    global _collecting, _broker
+    before = _collecting, _broker
+    _collecting, _broker = [], broker
     try:
         yield _collecting
     finally:
-        _collecting = before
+        _collecting, _broker = before

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -66,14 +67,19 @@ Batch = Literal["polars", "arrow"]
 
 
 class Flow:
-    """A named job: what it reads, the steps, and what it writes."""
+    """A named job: what it reads, the steps, and what it writes.
 
-    def __init__(self, name: str) -> None:
+    `log` is the address of its log, for `run` and for topics that are read by their own schema; unsaid:
+    MILLSTREAM_BROKER, else `.millstream` here.
+    """
+
+    def __init__(self, name: str, *, log: str | PathLike[str] | None = None) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise InvalidInput(
                 f"{name!r} is not a name for a flow", where=users_line(), next_step="use letters, digits and . _ -"
             )
         self.name = name
+        self.log = None if log is None else fspath(log)
         self.outputs: list[Write] = []
         self._names: set[str] = set()
         self._sources: list[Any] = []
@@ -94,7 +100,8 @@ class Flow:
         """Rows of a topic or of another source; with `changes` they have weights, and one of -1 takes a row back.
 
         Then a column `weight` says which, and is not part of the row; nor is `event_time` if it holds the event time.
-        A DataFrame of Spark brings its schema along; every other source is read by the one that is given.
+        A DataFrame of Spark brings its schema along, and so does a topic that has one: it is looked up now, and the
+        flow keeps to it. Every other source is read by the one that is given.
         `on_lost` says what to do when records of a topic were deleted before they were read: "error", or go on at the
         "earliest" or "latest" that is left, with a warning of what was passed over.
         """
@@ -102,11 +109,7 @@ class Flow:
         check_place(source, "read")
         source, on_lost = chosen_on_lost(source, on_lost)
         if schema is None:
-            if not isinstance(source, frames.SparkFrame):
-                raise refusal(
-                    f"no schema says what is in {called(source)}", "read(source, 'user string, at timestamp')"
-                )
-            schema = frames.schema_of(source)
+            schema = self._schema_of(source)
         columns = schema_of(schema)
         if watermark is not None and not isinstance(watermark, Watermark):
             raise refusal(f"{watermark!r} is not a watermark", "watermarks: bounded, ascending, punctuated, custom")
@@ -125,6 +128,14 @@ class Flow:
         self._sources.append(source)
         read = Read(step, columns, (), users_line(), source, event_time, strategy, changes, on_lost)
         return Stream(self, self._row_of(read) if changes else read)
+
+    def _schema_of(self, source: Any) -> SchemaLike:
+        """Of a source that brings its schema along."""
+        if isinstance(source, frames.SparkFrame):
+            return frames.schema_of(source)
+        if isinstance(source, str | Kafka):
+            return engine.schema_of_topic(source, self.log)
+        raise refusal(f"no schema says what is in {called(source)}", "read(source, 'user string, at timestamp')")
 
     def _row_of(self, read: Read) -> Node:
         """The columns of a change that are the row's: one that takes a row back differs from it in the others."""
@@ -202,18 +213,21 @@ class Flow:
         batch's number and its rows by output, `on_lost` what to do when records were deleted
         before they were read: "error", "earliest" or "latest".
         """
-        return engine.call(self, "run", settings)
+        return engine.call(self, "run", self._placed(settings))
 
     def start(self, **settings: Any) -> Any:
         """Starts the flow as `run` does and gives the job at once: job.stop(), job.wait(), job.progress."""
-        return engine.call(self, "start", settings)
+        return engine.call(self, "start", self._placed(settings))
 
     def replay(self, **settings: Any) -> Any:
         """Makes the results anew from history, beside the running job: `into` another topic, `since` a time.
 
         It ends when it has caught up; with `follow=True` it goes on. Then `millstream switch` moves the readers over.
         """
-        return engine.call(self, "replay", settings)
+        return engine.call(self, "replay", self._placed(settings))
+
+    def _placed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return settings if self.log is None else {"broker": self.log, **settings}
 
 
 class Stream:

@@ -10,6 +10,7 @@ from millstream.errors import InvalidInput
 from millstream.plan.drawing import drawn
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
 from millstream.plan.place import users_line, what_exists
+from millstream.plan.walking import in_order
 
 Format = Literal["text", "mermaid", "svg"]
 FORMATS = ("text", "mermaid", "svg")
@@ -37,21 +38,6 @@ def explained(flow: str, ends: Sequence[Node], format: Format) -> str:
     if format == "svg":
         return drawn(flow, steps, {node: kind_of(node) for node in steps})
     return as_text(flow, steps)
-
-
-def in_order(ends: Sequence[Node]) -> list[Node]:
-    """Every step once, after its inputs."""
-    found: dict[Node, None] = {}
-
-    def visit(node: Node) -> None:
-        if node not in found:
-            for given in node.inputs:
-                visit(given)
-            found[node] = None
-
-    for end in ends:
-        visit(end)
-    return list(found)
 
 
 def kind_of(node: Node) -> str:

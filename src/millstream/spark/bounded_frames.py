@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from millstream.plan.explain import in_order
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.places import Files
+from millstream.plan.walking import in_order
 
 DONE = "_SUCCESS"
 

@@ -14,13 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from millstream.local import Local
+from millstream.plan.bundles import BEGINNING, END, Bundle, Row, micros
 from millstream.plan.triggers import Trigger
 from millstream.plan.windows import Everything, Window
+from millstream.reference import Reference
 from millstream.testing import Add, Clock, Partition, Watermark, play
 
 EXAMPLES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 2_000
 CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 FEWER = settings(CHECKED, max_examples=EXAMPLES // 10)
+SOME = settings(CHECKED, max_examples=EXAMPLES // 4)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS: dict[str, Callable[[str], Any]] = {
     "string": str,
@@ -98,6 +102,24 @@ triggers: st.SearchStrategy[Trigger] = st.recursive(
     ),
     max_leaves=5,
 ) | st.just(ms.never())
+inside_each = st.one_of(
+    st.just(ms.each()),
+    st.builds(lambda early, late: ms.after_watermark(early, late), st.none() | simple, st.just(ms.each())),
+    st.builds(lambda early, late: ms.after_watermark(early, late), st.just(ms.each()), st.none() | simple),
+    st.builds(lambda other: allowed(ms.first_of, ms.each(), other), simple),
+    st.builds(lambda other: allowed(ms.all_of, other, ms.each()), simple),
+    st.builds(lambda first: allowed(ms.in_order, first, ms.each()), simple),
+    st.builds(lambda end: allowed(ms.each().until, end), simple),
+    st.builds(lambda one: allowed(one.until, ms.each()), simple),
+)
+single_rows: st.SearchStrategy[Trigger] = st.one_of(
+    inside_each,
+    inside_each.map(lambda part: allowed(ms.repeatedly, part)),
+    st.builds(lambda first, then: allowed(ms.in_order, first, then), simple, inside_each),
+    st.builds(lambda one, other: allowed(ms.all_of, one, other), inside_each, triggers),
+    st.builds(lambda one, other: allowed(ms.after_watermark, one, other), triggers, inside_each),
+)
+"""Triggers with `each` in every position."""
 modes = st.sampled_from(["discarding", "accumulating", "retracting"])
 types = st.tuples(st.sampled_from(sorted(KEYS)), st.sampled_from(sorted(NUMBERS)))
 
@@ -224,6 +246,49 @@ def test_a_windowed_aggregation(
         return {"panes": panes, "late": panes.late}
 
     check(build, steps, types)
+
+
+@SOME
+@given(windows, flows, single_rows, chosen_aggregates, types, scripts())
+def test_rows_that_are_taken_one_by_one(
+    window: Window,
+    options: dict[str, Any],
+    trigger: Trigger,
+    names: list[str],
+    types: tuple[str, str],
+    steps: list[Any],
+) -> None:
+    options = {**options, "trigger": trigger}
+
+    def build(stream: Any) -> Any:
+        panes = built(stream, window, options).agg(**{name: AGGREGATES[name] for name in names})
+        return {"panes": panes, "late": panes.late}
+
+    check(build, steps, types)
+
+
+@FEWER
+@given(windows, flows, triggers | single_rows, st.lists(st.lists(rows, max_size=6), min_size=1, max_size=4), st.data())
+def test_rows_watermark_and_clock_that_move_in_one_step(
+    window: Window, options: dict[str, Any], trigger: Trigger, bundles: list[list[dict[str, Any]]], data: st.DataObject
+) -> None:
+    """As in a micro-batch. Rows taken one by one see the watermark as it was, and the clock as it is."""
+    stream = ms.Flow("moving").read("input", "k string, v long, x double, at timestamp", "at")
+    panes = built(stream, window, {**options, "trigger": trigger}).agg(n=ms.count(), total=ms.sum("v"))
+    observed = [panes.node, panes.late.node]
+    runners = [Reference(observed), Local(observed)]
+    watermark, clock = BEGINNING, 0
+    for bundle in [*bundles, []]:
+        after = max(watermark, micros(at(data.draw(st.integers(-20, 100))))) if bundle else END
+        now = clock + data.draw(st.integers(0, 25)) * 1_000_000
+        sent = [Row(row, micros(row["at"])) for row in bundle]
+        given = {stream.node: Bundle(sent, watermark, after, clock, now)}
+        right, found = (
+            [[row.values for row in runner.step(given)[node].rows] for node in observed] for runner in runners
+        )
+        assert found[0] == right[0]
+        assert sorted(found[1], key=str) == sorted(right[1], key=str)
+        watermark, clock = after, now
 
 
 @FEWER

@@ -19,6 +19,7 @@ from millstream.operators.windowed import Clock
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, Bundle, Row
 from millstream.plan.nodes import Node
+from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
 
 
@@ -34,26 +35,14 @@ class Local:
     """Runs the part of a plan that some nodes need, a step at a time."""
 
     def __init__(self, observed: Sequence[Node]) -> None:
-        self.order: list[Node] = []
-        for node in observed:
-            self._visit(node)
+        self.order = in_order(observed)
+        chained = before_state(self.order)  # a step with windows that comes after needs to know their watermark
         self._states = {
-            node: LocalState(step, passes_on=self._is_chained(node))
+            node: LocalState(step, passes_on=node in chained)
             for node in self.order
             if (step := stateful(node)) is not None
         }
         self._dead: dict[Node, pl.DataFrame] = {}
-
-    def _visit(self, node: Node) -> None:
-        for given in node.inputs:
-            self._visit(given)
-        if node not in self.order:
-            self.order.append(node)
-
-    def _is_chained(self, node: Node) -> bool:
-        """Whether a step with windows comes after this one, and so needs to know its watermark."""
-        followers = [follower for follower in self.order if node in follower.inputs]
-        return any(follower.keeps_state or self._is_chained(follower) for follower in followers)
 
     def step(self, sources: Mapping[Node, Bundle]) -> dict[Node, Bundle]:
         """What every node sends in one step, given what the sources send, row by row."""

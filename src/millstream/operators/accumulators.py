@@ -14,9 +14,28 @@ import polars as pl
 from millstream.plan.aggregates import Aggregate
 
 TIME, WEIGHT, ORDER = "__time", "__weight", "__order"
+ROW, NUMBER = "__row", "number"
+"""The whole row as it came, and the number of a window that rows open and close."""
 ELEMENTS = "elements"
 NEEDS_ELEMENTS = {"collect", "top", "distinct_count", "combine"}
 CANNOT_SUBTRACT = {"min", "max", "first", "last", "mean", "stddev"}
+
+
+class Stretches:
+    """Rows that stand one stretch after the other, in a frame that has the number of each row's stretch and the place
+    of its first row."""
+
+    NUMBER, FIRST = "__stretch", "__first"
+
+    def sum(self, value: pl.Expr, *, exact: bool = True) -> pl.Expr:
+        """The sum so far; one that is exact can be had by subtracting, which takes a fraction of the time."""
+        if not exact:
+            return self.each(value.cum_sum())
+        so_far = value.cum_sum()
+        return so_far - (so_far - value).gather(pl.col(self.FIRST))
+
+    def each(self, value: pl.Expr) -> pl.Expr:
+        return value.over(self.NUMBER)
 
 
 class Accumulator:
@@ -27,9 +46,10 @@ class Accumulator:
         self.name = name
         self.kind = aggregate.kind
         self.value = pl.col(f"{name}.input")
+        self.is_float = self.kind == "sum" and given[f"{name}.input"].is_float()
         if self.kind == "sum" and given[f"{name}.input"].is_integer():
             self.value = self.value.cast(pl.Int64)  # polars would add narrow numbers up in their own width
-        elif self.kind == "sum" and given[f"{name}.input"].is_float():
+        elif self.is_float:
             self.value = self.value.cast(pl.Float64)
 
     def kept(self, part: str) -> pl.Expr:
@@ -68,6 +88,62 @@ class Accumulator:
                 "time": getattr(pl.col(TIME).filter(known).sort_by(at), end)(),
                 "order": getattr(pl.col(ORDER).filter(known).sort_by(at), end)(),
             }
+        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+
+    def of_rows(self) -> list[pl.Expr]:
+        """What would be kept of each row, if it were alone."""
+        value, weight = self.value, pl.col(WEIGHT)
+        known = value.is_not_null().cast(pl.Int64)
+        made: dict[str, pl.Expr]
+        if self.kind == "count":
+            made = {"count": weight.cast(pl.Int64) if self.changing else pl.repeat(1, pl.len(), dtype=pl.Int64)}
+        elif self.kind == "sum":
+            made = {"sum": (value * weight if self.changing else value).fill_null(0), "known": known}
+        elif self.kind in ("min", "max"):
+            made = {"value": value}
+        elif self.kind == "mean":
+            made = {"sum": value.cast(pl.Float64).fill_null(0.0), "known": known}
+        elif self.kind == "stddev":
+            spread = pl.when(value.is_not_null()).then(0.0)
+            made = {"mean": value.cast(pl.Float64), "squares": spread, "known": known}
+        else:  # first, last
+            is_known = value.is_not_null()
+            times = {"time": pl.col(TIME), "order": pl.col(ORDER)}
+            made = {"value": value, **{part: pl.when(is_known).then(made_) for part, made_ in times.items()}}
+        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+
+    def running(self, over: Stretches) -> list[pl.Expr]:
+        """What was kept of all rows of a stretch so far, of what would be kept of each."""
+        made: dict[str, pl.Expr]
+        if self.kind == "count":
+            made = {"count": over.sum(self.kept("count"))}
+        elif self.kind == "sum":
+            made = {"sum": over.sum(self.kept("sum"), exact=not self.is_float), "known": over.sum(self.kept("known"))}
+        elif self.kind == "mean":
+            made = {"sum": over.sum(self.kept("sum"), exact=False), "known": over.sum(self.kept("known"))}
+        elif self.kind in ("min", "max"):
+            so_far = self.kept("value").cum_min() if self.kind == "min" else self.kept("value").cum_max()
+            made = {"value": over.each(so_far.forward_fill())}
+        elif self.kind == "stddev":
+            # Welford's way: no term is negative, so nothing is lost by subtracting.
+            count, mean = self.kept("known"), self.kept("mean").fill_null(0.0)
+            whole = (count * mean).cum_sum() / count.cum_sum()
+            before = whole.shift(1).fill_nan(None).fill_null(0.0)
+            grown = count * (mean - before) * (mean - whole.fill_nan(0.0))
+            is_first = count.cum_sum() == count
+            squares = (self.kept("squares").fill_null(0.0) + pl.when(is_first).then(0.0).otherwise(grown)).cum_sum()
+            made = {
+                "mean": over.each(whole.fill_nan(None)),
+                "squares": over.each(squares),
+                "known": over.sum(count),
+            }
+        else:  # the newest row is the last of all that came, so it stands behind those of its own time
+            time = self.kept("time")
+            best = (time.cum_min() if self.kind == "first" else time.cum_max()).forward_fill().shift(1)
+            better = time < best if self.kind == "first" else time >= best
+            is_best = time.is_not_null() & (best.is_null() | better)
+            parts = {part: pl.when(is_best).then(self.kept(part)) for part in ("value", "time", "order")}
+            made = {part: over.each(value.forward_fill()) for part, value in parts.items()}
         return [made_.alias(self.column(part)) for part, made_ in made.items()]
 
     def merged(self) -> list[pl.Expr]:

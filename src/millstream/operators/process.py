@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from millstream.errors import DamagedState
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.runs import Marks
 from millstream.operators.stateful import DEAD, INPUTS, SENT, PlainStep
-from millstream.operators.windowed import ROW, Clock, Frames
+from millstream.operators.windowed import Clock, Frames
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
 from millstream.plan.plain_values import ATOMS, UnreadableValues, decoded

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import polars as pl
 
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.elementwise import HIDDEN, computed
 from millstream.operators.partials import Partials
 from millstream.operators.runs import Marks
 from millstream.operators.trigger_columns import can_finish
-from millstream.operators.windowed import ROW, Clock, Frames, WindowedOperator
+from millstream.operators.windowed import Clock, Frames, WindowedOperator
 from millstream.plan import nodes
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node

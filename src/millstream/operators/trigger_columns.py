@@ -19,6 +19,8 @@ from millstream.plan.windows import microseconds
 Columns = dict[str, pl.Expr]
 T = TypeVar("T")
 NO = pl.lit(False)
+MANY = 1 << 40
+"""More rows than can come in a bundle."""
 
 
 class TriggerColumns:
@@ -43,6 +45,10 @@ class TriggerColumns:
 
     def ready_by_end(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return NO
+
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        """How many more rows make it ready, one at least, while neither watermark nor clock move."""
+        return pl.lit(MANY, pl.Int64)
 
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:
         """The values after a pane was sent, and whether the trigger has finished."""
@@ -72,10 +78,14 @@ class Count(TriggerColumns):
         return {self.prefix + "count": pl.lit(0, pl.Int64)}
 
     def add(self, rows: pl.Expr, clock: int) -> Columns:
-        return {self.prefix + "count": self.column("count") + rows}
+        # More than are wanted make no difference, and states that do not differ are told apart by nobody.
+        return {self.prefix + "count": pl.min_horizontal(self.column("count") + rows, pl.lit(self.wanted, pl.Int64))}
 
     def ready(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return self.column("count") >= self.wanted
+
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        return pl.max_horizontal(self.wanted - self.column("count"), pl.lit(1, pl.Int64))
 
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:
         return {}, pl.lit(True)
@@ -109,6 +119,9 @@ class Due(TriggerColumns):
     def ready(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return (self.column("due") <= clock).fill_null(False)
 
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        return _if(self.ready(at_end, clock), pl.lit(1, pl.Int64), pl.lit(MANY, pl.Int64))
+
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:
         return self.begin(), pl.lit(isinstance(self.trigger, triggers.After))
 
@@ -125,6 +138,9 @@ class Each(TriggerColumns):
 
     def ready(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return pl.lit(True)
+
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        return pl.lit(1, pl.Int64)
 
 
 class Never(TriggerColumns):
@@ -162,6 +178,9 @@ class Repeatedly(_WithParts):
 
     def ready_by_end(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return self.part.ready_by_end(at_end, clock)
+
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        return self.part.rows_needed(at_end, clock)
 
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:
         fired, finished = self.part.fire(at_end, clock)
@@ -201,6 +220,10 @@ class AfterWatermark(_WithParts):
     def ready_by_end(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return at_end & ~self.is_late
 
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        late, early = self.late.rows_needed(at_end, clock), self.early.rows_needed(at_end, clock)
+        return _if(self.ready_by_end(at_end, clock), pl.lit(1, pl.Int64), _if(self.is_late, late, early))
+
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:
         by_end = self.ready_by_end(at_end, clock)
         early, _ = self.early.fire(at_end, clock)
@@ -234,6 +257,11 @@ class Composite(_WithParts):
 
     def ready_by_end(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return _any([part.ready_by_end(at_end, clock) for part in self.parts]) & self.ready(at_end, clock)
+
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        # A part that is ready stays so until a pane is sent, so all are when the last one is.
+        needed = [part.rows_needed(at_end, clock) for part in self.parts]
+        return pl.max_horizontal(needed) if self.decide is _all else pl.min_horizontal(needed)
 
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:
         values: Columns = {}
@@ -270,6 +298,12 @@ class InOrder(_WithParts):
     def ready_by_end(self, at_end: pl.Expr, clock: int) -> pl.Expr:
         return _any([(self.step == place) & part.ready_by_end(at_end, clock) for place, part in enumerate(self.parts)])
 
+    def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        needed = pl.lit(MANY, pl.Int64)
+        for place, part in enumerate(self.parts):
+            needed = _if(self.step == place, part.rows_needed(at_end, clock), needed)
+        return needed
+
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:
         values: Columns = {}
         finished = []
@@ -277,7 +311,7 @@ class InOrder(_WithParts):
             fired, part_finished = part.fire(at_end, clock)
             values |= _where(self.step == place, fired)
             finished.append((self.step == place) & part_finished)
-        values[self.prefix + "step"] = self.step + _any(finished).cast(pl.Int64)
+        values[self.prefix + "step"] = self.step + _any(finished[:-1]).cast(pl.Int64)
         return values, finished[-1]
 
     def merge(self, of: pl.Expr, at_end: pl.Expr) -> Columns:

@@ -12,18 +12,17 @@ from typing import Any
 import polars as pl
 
 from millstream.operators import accumulators
-from millstream.operators.accumulators import ELEMENTS, TIME, Accumulator
+from millstream.operators.accumulators import ELEMENTS, NUMBER, ROW, TIME, Accumulator
 from millstream.operators.elementwise import types_of
 from millstream.operators.placing import in_sessions, placed
 from millstream.operators.trigger_columns import can_finish, compiled
+from millstream.operators.turns import Turns
 from millstream.plan import triggers, windows
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
 from millstream.plan.windows import microseconds
 
-ROW = "__row"
 ARRIVED = "__arrived"
-NUMBER = "number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,7 @@ class WindowedOperator:
         self.by_rows = not node.window.has_end
         self.merges = node.window.merges
         self.takes_rows_singly = any(isinstance(part, triggers.Each) for part in node.trigger.walk())
+        self.turns = Turns(self) if self.takes_rows_singly else None
         # A session that meets a closed one gives the rows that waited in it back: they must be there.
         self.keeps_rows = self.merges and can_finish(node.trigger)
         self.given = given
@@ -74,16 +74,16 @@ class WindowedOperator:
             start=pl.lit(None, pl.Int64), end=pl.lit(None, pl.Int64), number=pl.lit(None, pl.Int64)
         )
         retracting, self._empty = self.node.mode is Mode.RETRACTING, pl.DataFrame()
-        state = self._news(rows, still)
+        state = self.news(rows, still)
         if retracting:
             panes = self._asked(state.with_columns(sent=pl.lit([], pl.List(pl.Null))))
-            self.sent_type = pl.Struct({name: panes.schema[name] for name in self._sent_columns})
-            state = self._news(rows, still)
+            self.sent_type = pl.Struct({name: panes.schema[name] for name in self.sent_columns})
+            state = self.news(rows, still)
         self._empty = state.drop(ARRIVED)
 
     def _asked(self, state: pl.DataFrame) -> pl.DataFrame:
         false = pl.lit(False)
-        return self._panes(state.with_columns(__at_end=false, __comes=false, __over=false, __finished=false))
+        return self.panes(state.with_columns(__at_end=false, __comes=false, __over=false, __finished=false))
 
     def no_windows(self) -> pl.DataFrame:
         return self._empty
@@ -121,29 +121,21 @@ class WindowedOperator:
             windows_now, lost = self._put_partials(windows_now, inputs["partials"], clock)
         untimed, rows = _split(rows, pl.col(TIME).is_null())
         late = [untimed.select(ROW, *_nowhere(), reason=pl.lit("no event time"))]
-        sent = []
-        for number, (part, until) in enumerate(self._parts(rows, clock)):
-            state, part_late, counters = self._put(windows_now, counters, part, until)
-            windows_now, panes = self._ask(state, until)
-            late.append(part_late)
-            sent.append(panes.with_columns(__part=pl.lit(number)))
-        panes = pl.concat(sent, how="diagonal_relaxed")
-        order = [*self.keys, "__part", "__place", "__row_of_pane"]
-        panes = panes.sort(order, nulls_last=False, maintain_order=True)
+        if self.turns is not None and not rows.is_empty():
+            still = Clock(clock.watermark_before, clock.watermark_before, clock.now_before, clock.now)
+            taken = self.turns.take(windows_now, counters, rows, still)
+            late += taken.late
+            counters = taken.counters
+            windows_now, asked = self.ask(taken.windows, clock)
+            panes = self.turns.sent(taken, asked)
+        else:
+            state, rows_late, counters = self._put(windows_now, counters, rows, clock)
+            windows_now, panes = self.ask(state, clock)
+            late.append(rows_late)
+            panes = panes.sort([*self.keys, "__place", "__row_of_pane"], nulls_last=False, maintain_order=True)
         changes = {"windows": windows_now, "counters": counters}
         counts = pl.DataFrame({"rows": [lost]})
         return changes, {"panes": panes, "late": pl.concat(late, how="vertical_relaxed"), "lost": counts}
-
-    def _parts(self, rows: pl.DataFrame, clock: Clock) -> list[tuple[pl.DataFrame, Clock]]:
-        """A trigger with `each` takes every row of a key as a bundle of its own, before the watermark moves."""
-        if not self.takes_rows_singly or rows.is_empty():
-            return [(rows, clock)]
-        still = Clock(clock.watermark_before, clock.watermark_before, clock.now_before, clock.now)
-        numbered = rows.with_columns(
-            __turn=pl.int_range(pl.len()).over(self.keys) if self.keys else pl.int_range(pl.len())
-        )
-        turns = [part.drop("__turn") for part in numbered.partition_by("__turn", maintain_order=True)]
-        return [(turn, still) for turn in turns] + [(rows.clear(), clock)]
 
     # ------------------------------------------------------------ putting rows into windows
 
@@ -153,15 +145,15 @@ class WindowedOperator:
         if self.by_rows:
             return self._put_by_rows(held, counters, rows, clock)
         if self.merges:
-            return (*self._put_sessions(held, rows, clock), counters)
+            return (*self.put_sessions(held, rows, clock), counters)
         in_windows = placed(rows, self.node.window)
         expired, in_windows = _split(in_windows, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
-        late = [self._late(expired, "expired")]
+        late = [self.late(expired, "expired")]
         closed = held.filter("closed").select(*self.identity)
         if not closed.is_empty():
-            late.append(self._late(in_windows.join(closed, on=self.identity, how="semi", nulls_equal=True), "closed"))
+            late.append(self.late(in_windows.join(closed, on=self.identity, how="semi", nulls_equal=True), "closed"))
             in_windows = in_windows.join(closed, on=self.identity, how="anti", nulls_equal=True)
-        return self._folded(held, self._news(in_windows, clock), clock), pl.concat(late), counters
+        return self.folded(held, self.news(in_windows, clock), clock), pl.concat(late), counters
 
     def _put_partials(self, held: pl.DataFrame, partials: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, int]:
         """Rows that were folded on their way; and how many of them came too late."""
@@ -170,10 +162,10 @@ class WindowedOperator:
         expired, partials = _split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
         nobody = pl.lit(None, pl.Int64)
         news = partials.with_columns(*self._begun(), in_time_min=nobody, in_time_max=nobody)
-        state = self._folded(held, news.select(self._columns(arrived=True)), clock)
+        state = self.folded(held, news.select(self._columns(arrived=True)), clock)
         return state, int(expired[ARRIVED].sum())
 
-    def _news(self, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+    def news(self, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """The rows of each window folded, as the state of a new window."""
         made = [fold for accumulator in self.folding for fold in accumulator.from_rows()]
         if self.listing:
@@ -196,6 +188,24 @@ class WindowedOperator:
             made.append(pl.col("end").first())
         news = rows.group_by(by, maintain_order=False).agg(made)
         return news.with_columns(self._begun()).select(self._columns(arrived=True))
+
+    def new_windows(self, heads: pl.DataFrame) -> pl.DataFrame:
+        """Windows that have seen nothing, where rows say they are."""
+        folds = [column for accumulator in self.folding for column in accumulator.columns]
+        lists = [name for name in self._lists() if name != "sent"]
+        begun = heads.select(*self.identity, *(["start", "end"] if self.by_rows else [])).with_columns(
+            *self._begun(),
+            *(pl.lit(None).alias(name) for name in ["in_time_min", "in_time_max", *folds]),
+            *(pl.lit([], dtype=self._empty.schema[name]).alias(name) for name in lists),
+        )
+        return self.fitted(self.emptied(begun))
+
+    def fitted(self, state: pl.DataFrame) -> pl.DataFrame:
+        """State in its own columns and types."""
+        return state.select(self._empty.columns).cast(self._empty.schema)
+
+    def expiry(self, end: pl.Expr) -> pl.Expr:
+        return _expiry(end, self.lateness)
 
     def _begun(self) -> list[pl.Expr]:
         begun = {
@@ -230,7 +240,7 @@ class WindowedOperator:
         columns += ["complete"] if self.by_rows else []
         return columns + ([ARRIVED] if arrived else [])
 
-    def _folded(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+    def folded(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """Old and new state of each window as one; what is not a fold is the old window's."""
         old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED)).select(news.columns)
         both = pl.concat([old, news], how="vertical_relaxed")
@@ -258,7 +268,7 @@ class WindowedOperator:
 
     # ------------------------------------------------------------ sessions
 
-    def _put_sessions(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def put_sessions(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         assert isinstance(self.node.window, windows.Sessions)
         gap = microseconds(self.node.window.gap)
         rows, held = in_sessions(self.keys, rows, pl.col(TIME), pl.col(TIME) + gap, held)
@@ -266,12 +276,12 @@ class WindowedOperator:
         held = held.filter("touched")
 
         expired = _expiry(pl.col("end"), self.lateness) <= clock.watermark_before
-        late = [self._late(rows.filter(expired), "expired")]
+        late = [self.late(rows.filter(expired), "expired")]
         rows = rows.filter(~expired)
         closed = held.filter("closed").select("session").unique()
         if not closed.is_empty():
             meets = rows.join(closed, on="session", how="semi")
-            late.append(self._late(meets, "closed"))
+            late.append(self.late(meets, "closed"))
             rows = rows.join(closed, on="session", how="anti")
             shut = held.join(closed, on="session", how="semi")
             held = held.join(closed, on="session", how="anti")
@@ -281,13 +291,13 @@ class WindowedOperator:
                 .explode(ROW)
             )
             waited = waited.drop_nulls(ROW).rename({"new_start": "start", "new_end": "end"})
-            late.append(self._late(waited, "closed"))
+            late.append(self.late(waited, "closed"))
             shut = shut.sort("start").unique("session", keep="first", maintain_order=True)
-            empty = self._emptied(
+            empty = self.emptied(
                 shut.with_columns(start=pl.col("new_start"), end=pl.col("new_end"), closed=pl.lit(True))
             )
             untouched = pl.concat([untouched, empty.select(untouched.columns)], how="vertical_relaxed")
-        state = self._folded_sessions(held, self._news(rows, clock), clock)
+        state = self._folded_sessions(held, self.news(rows, clock), clock)
         return pl.concat([untouched, state], how="vertical_relaxed"), pl.concat(late)
 
     def _put_partial_sessions(
@@ -340,15 +350,15 @@ class WindowedOperator:
 
     def _put_by_rows(self, held: pl.DataFrame, counters: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> Any:
         if clock.watermark_before >= END:
-            return held, self._late(rows.with_columns(start=pl.col(TIME), end=pl.col(TIME)), "expired"), counters
-        numbered, counters, finished = self._numbered(rows, counters)
+            return held, self.late(rows.with_columns(start=pl.col(TIME), end=pl.col(TIME)), "expired"), counters
+        numbered, counters, finished = self.numbered(rows, counters)
         late = [self._no_late()]
         shut = held.filter("closed").select(*self.identity, "start", "end")
         if not shut.is_empty():
             meets = numbered.join(shut, on=self.identity, how="inner", nulls_equal=True, maintain_order="left")
-            late.append(self._late(meets, "closed"))
+            late.append(self.late(meets, "closed"))
             numbered = numbered.join(shut, on=self.identity, how="anti", nulls_equal=True)
-        state = self._folded(held, self._news(numbered, clock), clock)
+        state = self.folded(held, self.news(numbered, clock), clock)
         complete = (
             state.join(finished.with_columns(__done=pl.lit(True)), on=self.keys, how="left", nulls_equal=True)
             if self.keys
@@ -357,7 +367,7 @@ class WindowedOperator:
         done = (pl.col("complete") | (pl.col(NUMBER) < pl.col("__before"))).fill_null(False)
         return complete.with_columns(complete=done).select(state.columns), pl.concat(late), counters
 
-    def _numbered(self, rows: pl.DataFrame, counters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    def numbered(self, rows: pl.DataFrame, counters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         """Rows with the numbers of their windows, the counters after them, and per key which windows are complete."""
         window = self.node.window
         by = self.keys or ["__one"]
@@ -421,7 +431,7 @@ class WindowedOperator:
 
     # ------------------------------------------------------------ asking the windows
 
-    def _ask(self, state: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def ask(self, state: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Every window once: whether it sends a pane, whether it closes, whether it is over."""
         if self.by_rows:
             at_end = comes = over = pl.col("complete") | pl.lit(clock.watermark >= END)
@@ -443,11 +453,11 @@ class WindowedOperator:
         state = state.with_columns(
             [pl.when("__ready").then(made).otherwise(pl.col(name)).alias(name) for name, made in fired.items()]
         )
-        panes = self._panes(state.filter("__sends"))
+        panes = self.panes(state.filter("__sends"))
         state = self._after(state, panes)
         return state.filter(~pl.col("__over")).select(self._columns(arrived=False)), self._with_retractions(panes)
 
-    def _panes(self, state: pl.DataFrame) -> pl.DataFrame:
+    def panes(self, state: pl.DataFrame) -> pl.DataFrame:
         """What the windows send, one row each."""
         if self.by_rows:
             timing = pl.lit("unknown")
@@ -496,12 +506,12 @@ class WindowedOperator:
         return end
 
     @property
-    def _sent_columns(self) -> list[str]:
+    def sent_columns(self) -> list[str]:
         pane = [f"pane.{name}" for name in ("timing", "index", "on_time_index", "first", "last")]
         return ["start", "end", *pane, *(name for name, _ in self.node.aggregates), "event_time"]
 
     def _with_retractions(self, panes: pl.DataFrame) -> pl.DataFrame:
-        columns = [*self.keys, *self._sent_columns, "weight", "__place"]
+        columns = [*self.keys, *self.sent_columns, "weight", "__place"]
         rows = panes.select(columns).with_columns(__row_of_pane=pl.lit(1 << 30, pl.Int64))
         if self.node.mode is not Mode.RETRACTING or panes.is_empty():
             return rows
@@ -514,7 +524,7 @@ class WindowedOperator:
         """The windows after their panes."""
         sends = pl.col("__sends")
         if self.node.mode is Mode.RETRACTING and not panes.is_empty():
-            sent = panes.select(*self.identity, __sent=pl.concat_list([pl.struct(self._sent_columns)]))
+            sent = panes.select(*self.identity, __sent=pl.concat_list([pl.struct(self.sent_columns)]))
             state = state.join(sent, on=self.identity, how="left", nulls_equal=True, maintain_order="left")
             state = state.with_columns(sent=pl.when(sends).then(pl.col("__sent")).otherwise(pl.col("sent")))
         index = pl.col("index")
@@ -530,10 +540,10 @@ class WindowedOperator:
         if self.keeps_rows:
             state = state.with_columns(_cleared("waiting_rows", sends, state))
         if self.node.mode is Mode.DISCARDING:
-            state = self._emptied(state, sends)
+            state = self.emptied(state, sends)
         return state
 
-    def _emptied(self, state: pl.DataFrame, where: pl.Expr | None = None) -> pl.DataFrame:
+    def emptied(self, state: pl.DataFrame, where: pl.Expr | None = None) -> pl.DataFrame:
         """Windows that hold no rows any more."""
         where = pl.lit(True) if where is None else where
         columns = [column for accumulator in self.folding for column in accumulator.columns]
@@ -544,7 +554,7 @@ class WindowedOperator:
 
     # ------------------------------------------------------------ rows that are too late
 
-    def _late(self, rows: pl.DataFrame, reason: str) -> pl.DataFrame:
+    def late(self, rows: pl.DataFrame, reason: str) -> pl.DataFrame:
         return rows.select(ROW, pl.struct("start", "end").alias("window"), pl.lit(reason).alias("reason"))
 
     def _no_late(self) -> pl.DataFrame:

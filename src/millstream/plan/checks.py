@@ -20,6 +20,7 @@ from millstream.plan.place import AtUsersLine, users_line, what_exists
 from millstream.plan.places import Place, Sqlite, Table
 from millstream.plan.spark_types import family
 from millstream.plan.table_nodes import Latest, LookupJoin
+from millstream.plan.walking import derived
 from millstream.plan.windows import ClosedBy, Delta, Everything, Window
 from millstream.records import Schema, SchemaLike
 
@@ -107,6 +108,10 @@ def differences(one: Schema, other: Schema) -> str:
 
 def without_event_time(node: Node) -> Node | None:
     """The step before, or this one, that rows without event time come from."""
+    return derived(node, _without_event_time)
+
+
+def _without_event_time(node: Node, before: list[Node | None]) -> Node | None:
     if isinstance(node, Read):
         return node if node.event_time is None else None
     if isinstance(node, WindowedAggregate):
@@ -116,9 +121,8 @@ def without_event_time(node: Node) -> Node | None:
     if isinstance(node, Latest):
         return None if node.by_time else node
     if isinstance(node, LookupJoin):
-        return without_event_time(node.inputs[0])
-    found = (without_event_time(given) for given in node.inputs)
-    return next((source for source in found if source is not None), None)
+        return before[0]
+    return next((source for source in before if source is not None), None)
 
 
 def check_stream(stream: Stream, what: str, instead: str) -> None:

@@ -11,6 +11,7 @@ from millstream.errors import InvalidInput
 from millstream.plan.drawing import drawn
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
 from millstream.plan.place import users_line, what_exists
+from millstream.plan.walking import in_order
 from millstream.terminal import escaped
 
 Format = Literal["text", "mermaid", "svg"]
@@ -54,21 +55,6 @@ class Stage(Node):
     @property
     def label(self) -> str:
         return self.does
-
-
-def in_order(ends: Sequence[Node]) -> list[Node]:
-    """Every step once, after its inputs."""
-    found: dict[Node, None] = {}
-
-    def visit(node: Node) -> None:
-        if node not in found:
-            for given in node.inputs:
-                visit(given)
-            found[node] = None
-
-    for end in ends:
-        visit(end)
-    return list(found)
 
 
 def kind_of(node: Node) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -68,11 +69,21 @@ class Node:
     @property
     def is_changing(self) -> bool:
         """Whether rows of it may be taken back."""
-        return any(given.is_changing for given in self.inputs)
+        return self._follows_changes
 
     @property
     def is_table(self) -> bool:
         """Whether its rows are changes of a table: one that takes a row back holds from a later time than that row."""
+        return self._follows_a_table
+
+    # A plan may have many ways from one step to another: what a step knows by those before it, it finds out once.
+
+    @cached_property
+    def _follows_changes(self) -> bool:
+        return any(given.is_changing for given in self.inputs)
+
+    @cached_property
+    def _follows_a_table(self) -> bool:
         return any(given.is_table for given in self.inputs)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from millstream.plan.explain import in_order
 from millstream.plan.nodes import Node
+from millstream.plan.walking import in_order
 
 End = TypeVar("End", bound=Node)
 

@@ -24,6 +24,7 @@ from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, R
 from millstream.plan.place import AtUsersLine, users_line
 from millstream.plan.places import Table as DatabaseTable
 from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
+from millstream.plan.walking import derived
 from millstream.plan.written import Written
 from millstream.records import Schema, duration
 
@@ -204,11 +205,14 @@ def _check_unnamed(stream: Stream, name: str | None) -> None:
 
 def _known_beside_values(node: Node) -> set[str]:
     """The columns of a stream that hold the event time, or what a topic knows of a record whatever its value."""
+    return derived(node, _known_by)
+
+
+def _known_by(node: Node, given: list[set[str]]) -> set[str]:
     if isinstance(node, Read):
         fields = node.schema.arrow if isinstance(node.source, str) else ()
         known = {field.name for field in fields if field.type in METADATA.get(field.name, ())}
         return known if node.event_time is None else {node.event_time, *known}
-    given = [_known_beside_values(each) for each in node.inputs]
     if isinstance(node, Project):
         return {name for name, made in node.columns if made.column in given[0]}
     if isinstance(node, Join):
@@ -322,11 +326,15 @@ def unweighted(stream: Stream) -> Stream:
 
 def _is_weight_of_pane(node: Node) -> bool:
     """Whether a column `weight` is the one that panes have."""
+    return derived(node, _keeps_weight_of_pane)
+
+
+def _keeps_weight_of_pane(node: Node, given: list[bool]) -> bool:
     if isinstance(node, Project):
         made = dict(node.columns).get("weight")
-        return made is not None and made.column == "weight" and _is_weight_of_pane(node.inputs[0])
+        return made is not None and made.column == "weight" and given[0]
     if isinstance(node, Where | Union):
-        return any(_is_weight_of_pane(given) for given in node.inputs)
+        return any(given)
     return isinstance(node, WindowedAggregate)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidPlan
-from millstream.plan.explain import in_order
 from millstream.plan.nodes import Dead, Node, Write
+from millstream.plan.walking import in_order
 from millstream.records import DEAD_LETTER_SCHEMA
 
 if TYPE_CHECKING:

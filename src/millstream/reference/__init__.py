@@ -22,6 +22,7 @@ from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
 from millstream.plan.calendars import calendar_span
 from millstream.plan.nodes import Node
+from millstream.plan.walking import in_order
 from millstream.reference.operator import Operator, dead_letter
 from millstream.reference.spans import spans_of
 from millstream.reference.steps import OPERATORS
@@ -52,16 +53,8 @@ class Reference:
     """Runs the part of a plan that some nodes need, a bundle at a time."""
 
     def __init__(self, observed: Sequence[Node]) -> None:
-        self.order: list[Node] = []
-        for node in observed:
-            self._visit(node)
+        self.order = in_order(observed)
         self.operators = {node: OPERATORS[type(node)](node) for node in self.order if type(node) in OPERATORS}
-
-    def _visit(self, node: Node) -> None:
-        for given in node.inputs:
-            self._visit(given)
-        if node not in self.order:
-            self.order.append(node)
 
     def step(self, sources: dict[Node, Bundle]) -> dict[Node, Bundle]:
         """What every node sends in one step, given what the sources send."""

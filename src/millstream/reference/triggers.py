@@ -197,9 +197,9 @@ class InOrderState(TriggerState):
     def fire(self, at_end: bool, clock: int) -> bool:
         if not self.state.fire(at_end, clock):
             return False
-        self.step += 1
-        if self.step == len(self.order):
+        if self.step == len(self.order) - 1:  # what stands around it may go on, and then the last one does too
             return True
+        self.step += 1
         self.state = begin(self.order[self.step])
         return False
 

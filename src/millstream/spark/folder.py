@@ -81,23 +81,27 @@ def _fed_by(node: Node) -> dict[str, str]:
     found = {}
     for number, given in enumerate(node.inputs, 1):
         if given.is_changing:
-            found[f"input {number}"] = ", then ".join(_way(given))
+            found[f"input {number}"] = ", then ".join(_way(given, set()))
         elif len(node.inputs) > 1:
-            found[f"input {number}"] = _way(given)[0]
+            found[f"input {number}"] = _way(given, set())[0]
     return found
 
 
-def _way(node: Node) -> list[str]:
-    """The step that keeps state or the source before a node, by name, and what is done to its rows since."""
-    if not node.inputs or node.keeps_state:
+def _way(node: Node, known: set[Node]) -> list[str]:
+    """The step that keeps state or the source before a node, by name, and what is done to its rows since.
+
+    A union that was described before is only named: else each that is fed by another twice would double the text.
+    """
+    if not node.inputs or node.keeps_state or node in known:
         return [node.name]
     if len(node.inputs) > 1:
-        return [f"{node.label} of ({'; '.join(', then '.join(_way(given)) for given in node.inputs)})"]
+        known.add(node)
+        return [f"{node.label} of ({'; '.join(', then '.join(_way(given, known)) for given in node.inputs)})"]
     label = node.label
     if isinstance(node, SideJoin):
         content = "".join(str(pl.Series(column).hash(7).sum()) for column in node.rows.columns)
         label += f" ({hashlib.sha256(content.encode()).hexdigest()[:12]})"
-    return [*_way(node.inputs[0]), label]
+    return [*_way(node.inputs[0], known), label]
 
 
 class JobFolder:

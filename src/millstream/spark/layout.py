@@ -20,9 +20,9 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME
 from millstream.operators.stateful import DEAD, LATE, SENT
 from millstream.plan import nodes, table_nodes
-from millstream.plan.explain import in_order
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node
+from millstream.plan.walking import in_order
 from millstream.records import Schema
 from millstream.spark.needed import needed_columns
 

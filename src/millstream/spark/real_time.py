@@ -23,11 +23,11 @@ from millstream.log import ADDRESS_VARIABLE, connect
 from millstream.log.disk import write_document
 from millstream.log.kafka.address import SCHEME, KafkaAddress, with_ports
 from millstream.plan import nodes
-from millstream.plan.explain import in_order
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.place import users_line
 from millstream.plan.places import Kafka
+from millstream.plan.walking import in_order
 from millstream.records import Schema, can_evolve
 from millstream.sinks.remembered import jobs_folder
 from millstream.spark.display import Display

@@ -11,6 +11,7 @@ from millstream.plan.flow import Flow
 from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Node, WindowedAggregate
 from millstream.plan.place import users_line
+from millstream.plan.walking import derived
 from millstream.reference import Bundle, Row
 
 
@@ -66,6 +67,7 @@ class Recording:
 
 
 def _nearest(node: Node) -> WindowedAggregate | None:
-    if isinstance(node, WindowedAggregate):
-        return node
-    return next((found for given in node.inputs if (found := _nearest(given))), None)
+    def nearest(node: Node, before: list[WindowedAggregate | None]) -> WindowedAggregate | None:
+        return node if isinstance(node, WindowedAggregate) else next((found for found in before if found), None)
+
+    return derived(node, nearest)

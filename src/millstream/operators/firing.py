@@ -1,0 +1,191 @@
+"""When the rows of a bundle make their windows send panes, if each is taken by itself: without asking row by row.
+
+As long as neither the watermark nor the clock moves, a trigger sees nothing of a row but that it came. So how many rows
+its next pane takes follows from its state, and so does the state after that pane. The states that can be reached are
+few: they are followed until they repeat, once for all windows that are in the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from millstream.operators.trigger_columns import MANY, TriggerColumns
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+AT_END, NODE, NEEDS, NEXT, FINISHES = "__at_end", "__node", "__needs", "__next", "__finishes"
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """Of each window: how many panes it sends, how many rows it takes, whether it is closed then, and its trigger."""
+
+    panes: Numbers
+    sends: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    """Whether a row sends a pane, of all rows of all windows."""
+    taken: Numbers
+    waiting: Numbers
+    """How many of the rows taken came after the last pane."""
+    closed: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    trigger: pl.DataFrame
+
+    def of(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], counts: Numbers) -> Fired:
+        """Of some of the windows, of which all have so many rows."""
+        if chosen.all():
+            return self
+        return Fired(
+            panes=self.panes[chosen],
+            sends=self.sends[np.repeat(chosen, counts)],
+            taken=self.taken[chosen],
+            waiting=self.waiting[chosen],
+            closed=self.closed[chosen],
+            trigger=self.trigger.filter(chosen),
+        )
+
+
+class _Path(NamedTuple):
+    """The panes of a window: after how many rows each is sent, and the states before, between and after them."""
+
+    places: Numbers
+    states: list[int]
+    cycle: int | None
+    """The number of panes after which the states begin to repeat."""
+    closes: bool
+
+    def sends_always(self, rows: int) -> bool:
+        """Whether every one of so many rows sends a pane."""
+        return not self.closes and len(self.places) >= rows and int(self.places[rows - 1]) == rows
+
+    def after(self, panes: Numbers) -> Numbers:
+        """The state after so many panes."""
+        if self.cycle is not None:
+            length = len(self.states) - self.cycle
+            panes = np.where(panes < len(self.states), panes, self.cycle + (panes - self.cycle) % length)
+        return np.asarray(self.states)[panes]
+
+
+def fired(trigger: TriggerColumns, windows: pl.DataFrame, counts: Numbers, clock: int) -> Fired:
+    """What so many rows do to each of these windows, which have a trigger's columns and `__at_end`."""
+    columns = [*trigger.schema(), AT_END]
+    graph = _Graph(trigger, windows.select(columns), int(counts.max(initial=0)), clock)
+    offsets = np.cumsum(counts) - counts
+    panes, taken = np.zeros(len(counts), np.int64), counts.copy()
+    waiting, last = counts.copy(), graph.starts.copy()
+    closed = np.zeros(len(counts), np.bool_)
+    sends = np.zeros(int(counts.sum()), np.bool_)
+    for start, members in _alike(graph.starts):
+        most = int(counts[members].max())
+        path = graph.path(start, most)
+        sent = np.searchsorted(path.places, counts[members], side="right")
+        panes[members] = sent
+        last[members] = path.after(sent)
+        done = np.concatenate([[0], path.places])[sent]
+        waiting[members] = counts[members] - done
+        if path.closes:
+            closes = sent == len(path.places)
+            closed[members] = closes
+            taken[members] = np.where(closes, done, counts[members])
+            waiting[members] = np.where(closes, 0, waiting[members])
+        if path.sends_always(most) and len(members) == len(counts):
+            sends[:] = True
+        else:
+            sends[path.places[ranges(sent)] - 1 + np.repeat(offsets[members], sent)] = True
+    after = graph.nodes[last].with_columns(pl.Series(NEEDS, waiting))
+    after = after.with_columns([made.alias(name) for name, made in trigger.add(pl.col(NEEDS), clock).items()])
+    return Fired(panes, sends, taken, waiting, closed, after.select(list(trigger.schema())))
+
+
+class _Graph:
+    """The states that windows can reach by so many rows at most, and the way from each to the next."""
+
+    def __init__(self, trigger: TriggerColumns, windows: pl.DataFrame, rows: int, clock: int) -> None:
+        columns = windows.columns
+        alike = windows.with_row_index("__window").group_by(columns, maintain_order=True).agg("__window")
+        self.starts: Numbers = np.zeros(len(windows), np.int64)
+        members = alike["__window"].explode(empty_as_null=False).to_numpy()
+        self.starts[members] = np.repeat(np.arange(len(alike)), alike["__window"].list.len().to_numpy())
+        self.nodes = alike.select(columns)
+        self.needs: list[int] = []
+        self.next: list[int] = []
+        self.finishes: list[bool] = []
+        reach = np.zeros(len(alike), np.int64)
+        frontier = self.nodes
+        while len(frontier):
+            moved = self._moved(trigger, frontier, clock)
+            needs, finishes = moved[NEEDS].to_numpy(), moved[FINISHES].to_numpy()
+            arrives = reach + needs
+            goes_on = ~finishes & (arrives <= rows)
+            first = len(self.needs)
+            self.needs += needs.tolist()
+            self.finishes += finishes.tolist()
+            self.next += [-1] * len(frontier)
+            reached = moved.select(columns).with_columns(
+                pl.Series("__from", np.arange(first, first + len(frontier))), pl.Series("__reach", arrives)
+            )
+            reached = reached.filter(goes_on)
+            known = self.nodes.with_row_index(NODE)
+            found = reached.join(known, on=columns, how="left", nulls_equal=True, maintain_order="left")
+            for source, node in found.drop_nulls(NODE).select("__from", NODE).iter_rows():
+                self.next[source] = node
+            new = found.filter(pl.col(NODE).is_null()).group_by(columns, maintain_order=True)
+            grown = new.agg("__from", pl.col("__reach").min())
+            for number, sources in enumerate(grown["__from"].to_list(), len(self.nodes)):
+                for source in sources:
+                    self.next[source] = number
+            frontier, reach = grown.select(columns), grown["__reach"].to_numpy()
+            self.nodes = pl.concat([self.nodes, frontier])
+
+    @staticmethod
+    def _moved(trigger: TriggerColumns, states: pl.DataFrame, clock: int) -> pl.DataFrame:
+        """The states after the next pane."""
+        at_end = pl.col(AT_END)
+        states = states.with_columns(trigger.rows_needed(at_end, clock).cast(pl.Int64).alias(NEEDS))
+        added = trigger.add(pl.col(NEEDS), clock)
+        states = states.with_columns([made.alias(name) for name, made in added.items()])
+        changed, finishes = trigger.fire(at_end, clock)
+        return states.with_columns(
+            *(made.alias(name) for name, made in changed.items()), (finishes & (pl.col(NEEDS) < MANY)).alias(FINISHES)
+        )
+
+    def path(self, start: int, rows: int) -> _Path:
+        places: list[int] = []
+        states, seen, node, total = [start], {start: 0}, start, 0
+        while (total := total + self.needs[node]) <= rows:
+            places.append(total)
+            if self.finishes[node]:
+                return _Path(np.array(places, np.int64), [*states, node], None, closes=True)
+            node = self.next[node]
+            if node in seen:
+                return self._repeated(places, states, seen[node], rows)
+            seen[node] = len(states)
+            states.append(node)
+        return _Path(np.array(places, np.int64), states, None, closes=False)
+
+    @staticmethod
+    def _repeated(places: list[int], states: list[int], first: int, rows: int) -> _Path:
+        """From the state after the first so many panes on, all repeats."""
+        found = np.array(places, np.int64)
+        before, cycle = found[:first], found[first:]
+        begins = int(before[-1]) if first else 0
+        length = int(cycle[-1]) - begins
+        times = max(1, -(-(rows - begins) // length))
+        tiled = (cycle[None, :] + (np.arange(times) * length)[:, None]).reshape(-1)
+        return _Path(np.concatenate([before, tiled]), states, first, closes=False)
+
+
+def _alike(starts: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """The windows that begin in the same state, each kind in order."""
+    order = np.argsort(starts, kind="stable")
+    edges = np.flatnonzero(np.diff(starts[order])) + 1
+    for members in np.split(order, edges):
+        if len(members):
+            yield int(starts[members[0]]), members
+
+
+def ranges(lengths: Numbers) -> Numbers:
+    """0, 1, 2 … for each length, one after the other."""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)

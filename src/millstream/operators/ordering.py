@@ -1,0 +1,55 @@
+"""Stable orders of whole numbers, sixteen bits at a time: numbers that small numpy counts, and does not compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+DIGIT = 16
+
+
+def in_order(*columns: Numbers) -> Numbers:
+    """The order by the first column, where that is equal by the next, and else as it is."""
+    if _are_ordered(columns):
+        return np.arange(len(columns[0]))
+    order: Numbers | None = None
+    for column in reversed(columns):
+        least = int(column.min())
+        for shift in range(0, (int(column.max()) - least).bit_length(), DIGIT):
+            digits = ((column if order is None else column[order]) - least) >> shift
+            turn = np.argsort((digits & 0xFFFF).astype(np.uint16), kind="stable")
+            order = turn if order is None else order[turn]
+    return np.arange(len(columns[0])) if order is None else order
+
+
+def _are_ordered(columns: Sequence[Numbers]) -> bool:
+    is_equal = np.ones(max(0, len(columns[0]) - 1), np.bool_)
+    for column in columns:
+        step = np.diff(column)
+        if (is_equal & (step < 0)).any():
+            return False
+        is_equal &= step == 0
+        if not is_equal.any():
+            break
+    return True
+
+
+def dense(values: pl.Series) -> Numbers:
+    """Small numbers in the order of the values: nulls first, equal for equal ones."""
+    filled = values.to_numpy() if not values.null_count() else values.fill_null(values.min() or 0).to_numpy()
+    known = np.sort(values.drop_nulls().unique().to_numpy())
+    codes = np.searchsorted(known, filled) + 1
+    return codes if not values.null_count() else np.where(values.is_null().to_numpy(), 0, codes)
+
+
+def by_key(frame: pl.DataFrame, keys: list[str]) -> tuple[Numbers, Numbers]:
+    """The order of a frame by its keys, and else as it is; and how many rows each key has, in this order."""
+    if not keys:
+        return np.arange(len(frame)), np.array([len(frame)] if len(frame) else [], np.int64)
+    groups = frame.select(*keys, pl.int_range(pl.len(), dtype=pl.Int64).alias("__place"))
+    groups = groups.group_by(keys, maintain_order=True).agg("__place").sort(keys, nulls_last=False)
+    order = groups["__place"].explode(empty_as_null=False).to_numpy()
+    return order, groups["__place"].list.len().cast(pl.Int64).to_numpy()

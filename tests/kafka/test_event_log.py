@@ -22,7 +22,8 @@ from .source_support import made
 from .test_registry import NEW, Registry, running
 
 PROGRAM = """
-import json, sys, time
+import json, sys, threading
+from contextlib import suppress
 from pathlib import Path
 import millstream as ms
 from millstream.spark import session
@@ -36,20 +37,17 @@ rows = flow.read(topic, "user string, n long, timestamp timestamp", event_time="
 totals = rows.key_by("user").window(ms.fixed("1 minute")).agg(total=ms.sum("n"))
 totals.write(ms.postgres(told["dsn"], "totals"))
 rows.select("user", "n").write(ms.kafka(told["servers"], topic=told["topic"] + ".copy", settings=told["login"]))
-job = flow.start(broker="log", folder="job")
-lines = set()
-while job.is_running and not job.progress.rows_read:
+working = threading.Thread(target=lambda: jobs.append(flow.run(broker="log", folder="job", until="caught up")))
+jobs, lines = [], set()
+working.start()
+while working.is_alive():
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):  # it ended meanwhile
             lines.add(entry.read_text(errors="replace"))
-        except OSError:
-            pass
-    time.sleep(0.3)
-said = [repr(flow), flow.explain(), flow.explain(physical=True), *lines]
-said += [each.json for each in spark.streams.active[0].recentProgress]
-job.stop()
-Path("said").write_text("\\n".join([*said, log_file().read_text()]))
-print(job.progress.rows_read, flush=True)
+    working.join(0.3)
+said = [repr(flow), flow.explain(), flow.explain(physical=True), *lines, log_file().read_text()]
+Path("said").write_text("\\n".join(said))
+print(jobs[0].progress.rows_read, flush=True)
 """
 
 
@@ -57,7 +55,7 @@ print(job.progress.rows_read, flush=True)
 @pytest.mark.timeout(580)
 def test_a_password_is_in_nothing_that_spark_writes(kafka: KafkaCluster, tmp_path: Path) -> None:
     """Those of Kafka, of a registry and of Postgres, and settings of Spark that are secrets."""
-    topic = made(kafka.bootstrap)
+    topic = made(kafka.bootstrap, retention_ms="-1")  # the record is of 1970
     content = io.BytesIO()
     fastavro.schemaless_writer(content, fastavro.parse_schema(NEW), {"n": 1, "more": None, "user": "a"})
     assert put(kafka.bootstrap, topic, Record(b"\0" + (300).to_bytes(4, "big") + content.getvalue(), b"k", 1000)) == 0
@@ -81,7 +79,7 @@ def test_a_password_is_in_nothing_that_spark_writes(kafka: KafkaCluster, tmp_pat
         "settings": {
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": f"file://{tmp_path / 'events'}",
-            "spark.eventLog.logStageExecutorMetrics": "true",
+            "spark.eventLog.compress": "false",
             "spark.ssl.keyPassword": "planted-setting",
         },
     }
@@ -102,6 +100,7 @@ def test_a_password_is_in_nothing_that_spark_writes(kafka: KafkaCluster, tmp_pat
         server.close()
     assert done.stdout.strip() == "1", done.stdout + done.stderr
     events = [path for path in (tmp_path / "events").rglob("*") if path.is_file()]
+    assert any("QueryProgressEvent" in path.read_text(errors="replace") for path in events)
     assert any("SparkListenerTaskEnd" in path.read_text(errors="replace") for path in events)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 20

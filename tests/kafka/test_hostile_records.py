@@ -37,6 +37,11 @@ FINE = Record(b"fine", b"k", 1000, [(b"h", b"x")])
 BAD_NAME = Record(b"v", b"k", 1000, [(b"ok", b"1"), (b"\xff\xfe", b"2"), (b"z", b"3")])
 
 
+def lasting(kafka: KafkaCluster, name: str | None = None, **config: str) -> str:
+    """A topic in which records of long ago are not deleted."""
+    return made(kafka.bootstrap, name=name, retention_ms="-1", **config)
+
+
 def put(kafka: KafkaCluster, topic: str, *records: Record, attributes: int = 0, partition: int = 0) -> None:
     def taken() -> bool:
         code = raw.put(kafka.bootstrap, topic, *records, attributes=attributes, partition=partition)
@@ -66,7 +71,7 @@ def log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
 
 def test_headers_of_any_kind_are_read(kafka: KafkaCluster, log: KafkaLog) -> None:
     """Twice the same name, none, an escape code, no value. A name ends at a zero byte: so Kafka's client has it."""
-    topic = made(kafka.bootstrap)
+    topic = lasting(kafka)
     headers = [(b"h", b"1"), (b"h", b"2"), (b"", b"3"), (b"a\0b", b"4"), (b"\x1b[2J", None)]
     put(kafka, topic, Record(b"v", b"k", 0, headers))
     [slab] = slabs(kafka, topic)
@@ -78,7 +83,7 @@ def test_headers_of_any_kind_are_read(kafka: KafkaCluster, log: KafkaLog) -> Non
 
 def test_a_header_whose_name_is_no_text_is_a_dead_letter(kafka: KafkaCluster) -> None:
     """Whoever does not ask for headers reads the record."""
-    topic = made(kafka.bootstrap)
+    topic = lasting(kafka)
     put(kafka, topic, FINE, BAD_NAME, FINE, BAD_NAME)
     [slab] = slabs(kafka, topic)
     assert slab.offsets.tolist() == [0, 2]
@@ -90,7 +95,7 @@ def test_a_header_whose_name_is_no_text_is_a_dead_letter(kafka: KafkaCluster) ->
 
 
 def test_a_consumer_stands_before_such_a_record_until_it_is_told_to_go_on(kafka: KafkaCluster, log: KafkaLog) -> None:
-    topic = made(kafka.bootstrap)
+    topic = lasting(kafka)
     put(kafka, topic, FINE, BAD_NAME, FINE)
     with log.consumer([topic]) as consumer:
         assert [record.offset for record in consumer.poll(10)] == [0]
@@ -104,7 +109,7 @@ def test_a_consumer_stands_before_such_a_record_until_it_is_told_to_go_on(kafka:
 @pytest.mark.parametrize("time_ms", [-1, -5000, FAR_MS, 600_000_000_000_000])
 def test_a_time_that_no_timestamp_can_hold_is_none(kafka: KafkaCluster, log: KafkaLog, time_ms: int) -> None:
     """Of a row it is null, so that it is late and moves no watermark; a consumer gets the nearest that there is."""
-    topic = made(kafka.bootstrap, **ANY_TIME)
+    topic = lasting(kafka, **ANY_TIME)
     put(kafka, topic, Record(b"v", b"k", time_ms))
     [slab] = slabs(kafka, topic)
     assert slab.rows.column("timestamp").to_pylist() == [None]
@@ -114,7 +119,7 @@ def test_a_time_that_no_timestamp_can_hold_is_none(kafka: KafkaCluster, log: Kaf
 
 
 def test_a_table_is_served_from_records_of_any_time(kafka: KafkaCluster, log: KafkaLog) -> None:
-    topic = made(kafka.bootstrap, cleanup_policy="compact", **ANY_TIME)
+    topic = lasting(kafka, cleanup_policy="compact", **ANY_TIME)
     put(kafka, topic, Record(b"old", b"k", -5000), Record(b"new", b"k", FAR_MS), Record(None, b"gone", FAR_MS))
     tables = Tables(log)
     try:
@@ -125,7 +130,7 @@ def test_a_table_is_served_from_records_of_any_time(kafka: KafkaCluster, log: Ka
 
 def test_a_small_batch_may_hold_much(kafka: KafkaCluster) -> None:
     """Compressed, 40 MB are 40 KB, and such a batch comes whole: it is taken apart before it is worked on."""
-    topic = made(kafka.bootstrap, max_message_bytes=str(64 << 20))
+    topic = lasting(kafka, max_message_bytes=str(64 << 20))
     put(kafka, topic, *[Record(bytes(10 << 20), b"k", 1)] * 4, attributes=GZIP)
     assert [slab.rows.num_rows for slab in slabs(kafka, topic)] == [2, 2]
 
@@ -203,7 +208,7 @@ def test_a_marker_that_is_not_ours_is_no_marker(
 @pytest.mark.xdist_group("spark")
 def test_a_job_goes_through_all_of_it(kafka: KafkaCluster, spark: SparkSession, tmp_path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     """In one topic, compacted and with an odd name. What is no row is a dead letter or late; each is somewhere."""
-    topic = made(kafka.bootstrap, name=f"..._-{uuid.uuid4().hex}-A.b_C", cleanup_policy="compact", **ANY_TIME)
+    topic = lasting(kafka, name=f"..._-{uuid.uuid4().hex}-A.b_C", cleanup_policy="compact", **ANY_TIME)
     hostile = [
         Record(b'{"n": 1}', b"one", 1000),
         Record(b'{"n": 2}', b"k" * 1_000_000, 2000),

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, Self
 
-from millstream.log.consumer import Consumer, Start
+from millstream.log.consumer import Consumer
 from millstream.log.groups import GroupInfo
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo
 from millstream.log.repair import Repaired
+from millstream.log.starts import Start
 from millstream.log.switches import At, Switch
 from millstream.log.topics import TopicInfo, TopicSettings, TopicVersion
 

@@ -29,10 +29,10 @@ from millstream.log.batches import Batch, Lost, Record
 from millstream.log.buffer import microseconds
 from millstream.log.followed import Followed
 from millstream.log.groups import CHECK_SECONDS, TopicPartition, begin_group, committed_offsets, revoked
-from millstream.log.offers import Offer, Turns, place_of
+from millstream.log.offers import Offer, Offering, place_of
 from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
+from millstream.log.starts import Start, check_choice, check_start, checked_interval
 from millstream.log.wakeup import Wakeup
-from millstream.records import duration
 
 if TYPE_CHECKING:
     from millstream.log.embedded import EmbeddedLog
@@ -42,11 +42,10 @@ ISOLATIONS = ("read_committed", "read_uncommitted")
 ONE_BY_ONE = 500
 POLL_SECONDS_MIN = 1  # members look after each other several times within it
 LOST_CHOICES = ("earliest", "latest", "error")
-Start = str | int | datetime | Mapping[int, int]
 logger = terminal.logger(__name__)
 
 
-class Consumer:
+class Consumer(Offering):
     """Made by `log.consumer(…)`; use it as a context manager, or call `close`."""
 
     def __init__(
@@ -101,9 +100,9 @@ class Consumer:
         """Checks what a user asked for, and begins with nothing handed out; the same on every broker."""
         if not self.topics:
             raise InvalidInput("a consumer needs at least one topic")
-        _check_choice("delivery", delivery, DELIVERIES)
-        _check_choice("isolation", isolation, ISOLATIONS)
-        _check_choice("on_lost", on_lost, LOST_CHOICES)
+        check_choice("delivery", delivery, DELIVERIES)
+        check_choice("isolation", isolation, ISOLATIONS)
+        check_choice("on_lost", on_lost, LOST_CHOICES)
         if group is None and delivery != "at_least_once":
             raise InvalidInput(
                 f"delivery '{delivery}' is about committed offsets", next_step="give the consumer a group"
@@ -118,20 +117,14 @@ class Consumer:
         self._on_lost = on_lost
         self._committed_only = isolation == "read_committed"
         self._explicit = None if partitions is None else list(partitions)
-        self._waiting: deque[Batch] = deque()
+        self._begin_offering()
         self._done: dict[TopicPartition, int] = {}
-        self._handed: dict[TopicPartition, int] = {}
         self._stored: dict[TopicPartition, int] = {}
         self._revoked: set[TopicPartition] = set()
-        self._next: dict[TopicPartition, int] = {}  # where each partition goes on: behind what the user has
-        self._offer: Offer | None = None
-        self._is_fetching = False
         self._must_assign = False
-        self.must_rewind = False
         self.lost: list[Lost] = []
         self._asked_at = time.monotonic()
-        self._turns = Turns()
-        _check_start(start)
+        check_start(start)
 
     # ------------------------------------------------------------ reading
 
@@ -169,50 +162,6 @@ class Consumer:
         offer.batches = batches
         return offer
 
-    # ------------------------------------------------------------ what the user got of it
-
-    def _note_given(self) -> None:
-        """Notes what the user has of the last offer; again and again without harm."""
-        if self._offer is not None and self._offer.given:
-            given = {place: offset for place, offset in self._offer.next_offsets().items() if place in self._readers}
-            for place in [place for place, offset in given.items() if self._next.get(place, 0) < offset]:
-                self._handed[place] = self._next[place] = given[place]
-
-    def _look_back(self) -> None:
-        """Where an exception came while records were being read ahead, reads on from what the user has."""
-        self._note_given()
-        if self._is_unsettled and not self._turns.is_anothers:
-            self._start_over()
-            self._offer, self._is_fetching = None, False
-
-    @property
-    def _is_unsettled(self) -> bool:
-        """Whether records are being read ahead, or were when an exception came: where readers stand says nothing."""
-        return self._is_fetching or (self._offer is not None and self._offer.batches is None)
-
-    def _settle_offer(self) -> None:
-        """Ends the last offer: what the user did not get of it is first in line again."""
-        self._look_back()
-        self._end_offer()
-        if self.must_rewind:
-            self.rewind()
-
-    def _end_offer(self) -> None:
-        offer = self._offer
-        if offer is not None and offer.batches is not None:
-            rest = [batch for batch in offer.rest if place_of(batch) in self._readers]
-            if rest:
-                self._offer = Offer()  # putting it back can be interrupted, too
-                self._waiting.extendleft(reversed(rest))
-            self._offer = None
-
-    def _start_over(self) -> None:
-        """Forgets all that was read ahead and stands behind what the user has, in every partition."""
-        self._waiting.clear()
-        self._must_assign = True
-        for place, reader in list(self._readers.items()):
-            reader.seek(self._next[place])
-
     def _wait(self, timeout: float, max_bytes: int = READ_BYTES) -> None:
         deadline = time.monotonic() + timeout
         try:
@@ -225,16 +174,6 @@ class Consumer:
                 self._check_open()
         finally:
             self._end_turn()
-
-    def _take_turn(self) -> None:
-        if not self._turns.take():
-            raise InvalidInput(
-                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
-            )
-
-    def _end_turn(self) -> None:
-        if not self._turns.is_anothers:
-            self._turns.end()
 
     def __iter__(self) -> Iterator[Record]:
         """Every record as it comes, for ever. A record is done when the next one is asked for."""
@@ -262,12 +201,7 @@ class Consumer:
                 yield record
                 if self._offer is not offer:  # sought elsewhere, polled, rewound or taken away meanwhile
                     return
-                self._note_given()
                 self._done[place] = record.offset + 1
-
-    def _ahead(self) -> list[Batch]:
-        """What was read and not handed out, in order."""
-        return [*(self._offer.rest if self._offer else ()), *self._waiting]
 
     def lag(self) -> int:
         """How many records this consumer is behind the end of its partitions.
@@ -292,13 +226,9 @@ class Consumer:
         self._look_back()
         return self._position(self._own(self._followed.resolve(topic), partition))
 
-    def _position(self, place: TopicPartition) -> int:
-        waiting = [int(batch.offsets[0]) for batch in self._ahead() if place_of(batch) == place]
-        return min(waiting, default=self._readers[place].offset)
-
     def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
         """Goes to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
-        _check_start(start)
+        check_start(start)
         self._settle_offer()
         topic = None if topic is None else self._followed.resolve(topic)
         places = [p for p in self.assignment if topic in (None, p.topic) and partition in (None, p.partition)]
@@ -635,18 +565,6 @@ class Consumer:
             self._log.end_abandoned(reader.partition)
         return bool(held_back)
 
-    def _take_from_waiting(self, max_records: int | None) -> list[Batch]:
-        """What waits, up to so many records; of one partition only if records are limited."""
-        batches: list[Batch] = []
-        room = max_records
-        while self._waiting and (room is None or (room > 0 and not batches)):
-            batch = self._waiting.popleft()
-            if room is not None and len(batch) > room:
-                batch, rest = batch.split(room)
-                self._waiting.appendleft(rest)
-            batches.append(batch)
-        return batches
-
     def _commit_before_handing_out(self, batches: list[Batch]) -> None:
         """If that fails nothing is handed out, and the same batches come next time."""
         done = dict(self._done)
@@ -678,29 +596,3 @@ class Consumer:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-
-def _check_start(start: Start) -> None:
-    if isinstance(start, str) and start not in ("earliest", "latest"):
-        raise InvalidSetting(
-            f"start is 'earliest', 'latest', an offset, an aware datetime, or a dict of offsets, not {start!r}"
-        )
-    if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
-        raise InvalidSetting(f"start cannot be a {type(start).__name__}")
-    if isinstance(start, datetime):
-        microseconds(start)
-    for offset in start.values() if isinstance(start, Mapping) else [start] if isinstance(start, int) else []:
-        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-            raise InvalidSetting(f"an offset is a whole number from 0 on, not {offset!r}")
-
-
-def checked_interval(said: str | timedelta, seconds_min: float, where: str = "") -> float:
-    interval = duration(said, what="max_poll_interval").total_seconds()
-    if interval < seconds_min:
-        raise InvalidSetting(f"max_poll_interval is not shorter than {seconds_min:g} s{where}, and {said!r} is")
-    return interval
-
-
-def _check_choice(what: str, choice: str, choices: Sequence[str]) -> None:
-    if choice not in choices:
-        raise InvalidSetting(f"there is no {what} {choice!r}", next_step=f"choose one of {', '.join(choices)}")

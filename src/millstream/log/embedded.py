@@ -29,7 +29,7 @@ from millstream.errors import (
 from millstream.log import access, groups, queues
 from millstream.log import partition as partitions
 from millstream.log.buffer import microseconds
-from millstream.log.consumer import Consumer, Start
+from millstream.log.consumer import Consumer
 from millstream.log.coordinator import Coordinator
 from millstream.log.description import (
     DESCRIPTION,
@@ -51,6 +51,7 @@ from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.reader import offset_at_time, records_between
 from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
+from millstream.log.starts import Start
 from millstream.log.switches import SWITCHES, Switches, Switching
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_partition_count, checked_name, is_name
 from millstream.log.transactions import NamedProducer, end_abandoned

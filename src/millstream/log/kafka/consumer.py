@@ -22,7 +22,6 @@ from millstream.errors import (
 )
 from millstream.log.batches import Lost, Record
 from millstream.log.buffer import microseconds
-from millstream.log.consumer import Start, checked_interval
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
@@ -33,6 +32,7 @@ from millstream.log.kafka.switches import KafkaFollowed
 from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.offers import place_of
 from millstream.log.reader import READ_BYTES
+from millstream.log.starts import Start, checked_interval
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -18,7 +18,7 @@ from millstream.errors import (
     UnknownTopic,
 )
 from millstream.log.buffer import microseconds
-from millstream.log.consumer import Consumer, Start
+from millstream.log.consumer import Consumer
 from millstream.log.groups import GroupInfo, TopicPartition
 from millstream.log.kafka import groups, queue
 from millstream.log.kafka.address import KafkaAddress
@@ -43,6 +43,7 @@ from millstream.log.kafka.topics import (
 from millstream.log.parts import Parts
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
+from millstream.log.starts import Start
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
 
 LOOK_SECONDS = 2.0

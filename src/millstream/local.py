@@ -18,6 +18,7 @@ from millstream.operators.store import NEVER, Store
 from millstream.operators.windowed import Clock
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, Bundle, Row
+from millstream.plan.failing import listened_to, record_failed
 from millstream.plan.nodes import Node
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
@@ -43,6 +44,7 @@ class Local:
             if (step := stateful(node)) is not None
         }
         self._dead: dict[Node, pl.DataFrame] = {}
+        self._listening = listened_to(self.order)
 
     def step(self, sources: Mapping[Node, Bundle]) -> dict[Node, Bundle]:
         """What every node sends in one step, given what the sources send, row by row."""
@@ -61,7 +63,10 @@ class Local:
     def _run(self, node: Node, given: list[Flowing]) -> Flowing:
         first = given[0]
         if node in self._states:
-            return self._states[node].run(given, node.waited_for)
+            state = self._states[node]
+            sent = state.run(given, node.waited_for)
+            self._check_dead(node, state.sent.get(DEAD))
+            return sent
         if isinstance(node, nodes.Late):
             return replace(first, rows=self._states[node.inputs[0]].sent[LATE])
         if isinstance(node, nodes.Dead) and node.inputs[0] in self._states:
@@ -70,10 +75,16 @@ class Local:
             return replace(first, rows=self._dead.get(node.inputs[0], elementwise.frame_of([], None)))
         if isinstance(node, nodes.MapRows):
             rows, self._dead[node] = elementwise.mapped(first.rows, node, first.clock.now)
+            self._check_dead(node, self._dead[node])
             return replace(first, rows=rows)
         if isinstance(node, nodes.Union):
             return _united(given)
         return replace(first, rows=elementwise.row_by_row(node, first.rows))
+
+    def _check_dead(self, node: Node, dead: pl.DataFrame | None) -> None:
+        """A record that a step cannot handle stops the run, unless somebody takes the step's dead letters."""
+        if dead is not None and len(dead) and node not in self._listening:
+            raise record_failed(node, dead.row(0, named=True))
 
 
 class LocalState:

@@ -128,6 +128,29 @@ def test_a_stream_without_state_comes_out_too(spark: SparkSession, log: Embedded
     assert [(each.user, each.tens) for each in found] == [("bob", 20), ("ann", 40), ("bob", 80)]
 
 
+def test_a_table_comes_out_with_the_weight_of_each_change(
+    spark: SparkSession, log: EmbeddedLog, tmp_path: Path
+) -> None:
+    """A retraction without its weight would look like one more row."""
+    log.create_topic("scores", schema=SCHEMA)
+    frame = scores(ms.Flow("out")).group_by("user").agg(total=ms.sum("n")).to_dataframe(broker=log.path)
+    assert frame.columns == ["user", "total", "weight"]
+    found: list[tuple[Any, ...]] = []
+    for rows in (ROWS[:2], ROWS[2:]):
+        put(log, "scores", rows)
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(map(tuple, batch.collect())))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(found[:2]) == [("ann", 1, 1), ("bob", 2, 1)]
+    assert sorted(found[2:]) == [("ann", 1, -1), ("ann", 5, 1), ("bob", 2, -1), ("bob", 10, 1)]
+
+
+def test_a_table_with_a_column_named_weight_does_not_come_out(log: EmbeddedLog) -> None:
+    totals = scores(ms.Flow("out")).group_by("user").agg(weight=ms.sum("n"))
+    with pytest.raises(ms.MillstreamError, match="the DataFrame of a table has a column 'weight' of its own"):
+        totals.to_dataframe(broker=log.path)
+
+
 def test_a_flow_says_how_it_lies_on_spark(spark: SparkSession) -> None:
     flow = ms.Flow("shown")
     per_user(scores(flow).where("n > 0", name="wanted")).write("totals")

@@ -206,3 +206,50 @@ def test_a_row_that_does_not_fit_names_the_line_of_its_add() -> None:
 def test_steps_are_equal_by_what_they_say() -> None:
     assert Watermark(at(1)) == Watermark(at(1))
     assert repr(Partition("a", Watermark(None))) == "Partition(name='a', step=Watermark(to=None))"
+
+
+# ---------------------------------------------------------------- rows that fail, and rows that are taken back
+
+
+@pytest.mark.parametrize("on", ["reference", "local"])
+def test_a_row_that_fails_stops_the_play_unless_its_dead_letter_is_taken(on: str) -> None:
+    """As it stops a job: a test must not pass because its rows vanished."""
+
+    def failing(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"n": 1 // row["score"]}]
+
+    steps = [Add([row(1, 0), row(0, 0)])]
+    with pytest.raises(ms.MillstreamError, match=r"the step 'flat_map' cannot handle a record: .*ZeroDivisionError"):
+        play(lambda scores: scores.flat_map(failing, "n int"), steps, schema=SCHEMA, event_time="at", on=on)
+
+    def build(scores: Any) -> Any:
+        made = scores.flat_map(failing, "n int")
+        return {"made": made, "dead": made.dead}
+
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=on)
+    assert out[0]["made"] == [{"n": 1}]
+    assert "ZeroDivisionError" in out[0]["dead"][0]["reason"]
+
+
+@pytest.mark.parametrize("on", ["reference", "local"])
+def test_a_function_of_rows_and_keys_that_fails_stops_the_play(on: str) -> None:
+    def failing(row: dict[str, Any], key: Any) -> list[dict[str, Any]]:
+        return [{"n": 1 // row["score"]}]
+
+    def build(scores: Any) -> Any:
+        return scores.key_by("team").process(failing, "n int")
+
+    with pytest.raises(ms.MillstreamError, match=r"cannot handle a record: .*ZeroDivisionError"):
+        play(build, [Add([row(0, 0)])], schema=SCHEMA, event_time="at", on=on)
+
+
+def test_weights_make_only_their_own_input_a_changing_one() -> None:
+    found = {}
+
+    def build(one: Any, other: Any) -> Any:
+        found.update(one=one.node.is_changing, other=other.node.is_changing)
+        return other
+
+    schema = {"one": "n int", "other": "n int"}
+    play(build, [Add([{"n": 1}], to="one", weights=[-1]), Add([{"n": 1}], to="other")], schema=schema)
+    assert found == {"one": True, "other": False}

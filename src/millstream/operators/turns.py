@@ -313,10 +313,10 @@ class Turns:
         found: list[Held | None] = [None] * len(counts)
         if held.is_empty():
             return found
-        heads = rows.select(self._keys)[np.cumsum(counts) - counts]
-        heads = heads.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__key"))
         sessions = held.select(*self._keys, "start", "end").with_row_index("__held")
         if self._keys:
+            heads = rows.select(self._keys)[np.cumsum(counts) - counts]
+            heads = heads.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__key"))
             sessions = sessions.join(heads, on=self._keys, how="inner", nulls_equal=True)
         else:
             sessions = sessions.with_columns(__key=pl.lit(0, pl.Int64))

@@ -30,7 +30,7 @@ from millstream.plan.table_nodes import (
 )
 from millstream.plan.tables import Table, columns_of, unweighted
 from millstream.plan.windows import Calendar, Fixed, Sessions, Sliding, Window
-from millstream.records import Schema, duration
+from millstream.records import Schema, duration, signed_duration
 
 On = str | Sequence[str] | Mapping[str, str]
 AsOfWhen = Literal["event_time", "now"]
@@ -268,14 +268,8 @@ def _interval(within: Any) -> tuple[timedelta, timedelta]:
 
 
 def _signed(given: Any) -> timedelta:
-    """A duration that may be negative."""
-    if isinstance(given, timedelta):
-        return given
-    if isinstance(given, str) and given.strip().startswith("-"):
-        with AtUsersLine():
-            return -duration(given.strip()[1:].strip(), what="within")
     with AtUsersLine():
-        return duration(given, what="within")
+        return signed_duration(given, what="within")
 
 
 def _check_lookup(how: How) -> None:

@@ -81,6 +81,11 @@ class Table(Stream):
             self.key,
         )
 
+    def to_dataframe(self, **settings: Any) -> Any:
+        """The changes of the table as a streaming DataFrame of Spark; `weight` is -1 for a row that is retracted."""
+        self._check_columns(("weight",), "the DataFrame of a table has")
+        return super().to_dataframe(**settings)
+
     def write(self, sink: Any, *, name: str | None = None) -> Written:
         """Keeps a copy of the table up to date: in a database, in a compacted topic, or as changes with a weight.
 

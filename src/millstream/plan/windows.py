@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from millstream.errors import InvalidWindow
 from millstream.plan.place import AtUsersLine, users_line, what_exists
-from millstream.records import duration, format_duration
+from millstream.records import duration, format_duration, signed_duration
 
 Time = Literal["event", "processing"]
 CALENDAR_UNITS = ("day", "week", "month", "quarter", "year")
@@ -134,7 +134,10 @@ def _suffix(offset: timedelta, time: Time) -> str:
 
 
 def fixed(size: str | timedelta, *, offset: str | timedelta = timedelta(0), time: Time = "event") -> Fixed:
-    """Windows of one size, one after the other: [0, size), [size, 2·size) … since 1970, moved by `offset`."""
+    """Windows of one size, one after the other: [0, size), [size, 2·size) … since 1970, moved by `offset`.
+
+    An offset of "-8 hours" moves days to where they begin eight hours ahead of UTC.
+    """
     long = _positive(size, "size")
     return Fixed(long, _offset(offset, long), _time(time))
 
@@ -205,15 +208,10 @@ def _positive(span: str | timedelta, what: str) -> timedelta:
     return long
 
 
-def _offset(offset: str | timedelta, size: timedelta) -> timedelta:
+def _offset(offset: str | timedelta, period: timedelta) -> timedelta:
+    """Windows repeat, so an offset that is negative or longer than their period is one within it."""
     with AtUsersLine():
-        moved = duration(offset, what="offset")
-    if moved >= size:
-        raise _refuse(
-            f"an offset of {format_duration(moved)} is not smaller than {format_duration(size)}",
-            "windows repeat: use the rest of the division",
-        )
-    return moved
+        return signed_duration(offset, what="offset") % period
 
 
 def _time(time: Time) -> Time:

@@ -3,7 +3,7 @@
 from millstream.records.codecs import Codec, Decoded, codec, codec_names
 from millstream.records.columns import Failure
 from millstream.records.dead_letters import DEAD_LETTER_SCHEMA, dead_letters
-from millstream.records.durations import duration, format_duration
+from millstream.records.durations import duration, format_duration, signed_duration
 from millstream.records.evolution import align, can_evolve
 from millstream.records.kinds import same_kind
 from millstream.records.rows import batch_to_rows, rows_to_batch
@@ -28,6 +28,7 @@ __all__ = [
     "format_duration",
     "rows_to_batch",
     "same_kind",
+    "signed_duration",
     "size_bytes",
     "values_or_raw",
 ]

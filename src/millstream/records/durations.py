@@ -55,6 +55,15 @@ def duration(text: str | timedelta, *, what: str = "duration") -> timedelta:
         ) from None
 
 
+def signed_duration(text: str | timedelta, *, what: str = "duration") -> timedelta:
+    """The same, and a sign in front of it counts for all of it ("-1 hour 30 minutes")."""
+    if isinstance(text, timedelta):
+        return text
+    if isinstance(text, str) and text.strip().startswith("-"):
+        return -duration(text.strip()[1:].strip(), what=what)
+    return duration(text, what=what)
+
+
 def format_duration(value: timedelta) -> str:
     """The shortest text of whole units, largest first ("1 hour 30 minutes"), which `duration` reads back as `value`."""
     if value < timedelta(0):

@@ -21,6 +21,7 @@ from dataclasses import replace
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
 from millstream.plan.calendars import calendar_span
+from millstream.plan.failing import listened_to, record_failed
 from millstream.plan.nodes import Node
 from millstream.plan.walking import in_order
 from millstream.reference.operator import Operator, dead_letter
@@ -54,6 +55,7 @@ class Reference:
 
     def __init__(self, observed: Sequence[Node]) -> None:
         self.order = in_order(observed)
+        self.listening = listened_to(self.order)
         self.operators = {node: OPERATORS[type(node)](node) for node in self.order if type(node) in OPERATORS}
 
     def step(self, sources: dict[Node, Bundle]) -> dict[Node, Bundle]:
@@ -70,4 +72,7 @@ class Reference:
                 sent[node] = replace(given[0], rows=operator.dead if operator else [])
             else:
                 sent[node] = self.operators[node].step(given)
+                dead = self.operators[node].dead
+                if dead and node not in self.listening:
+                    raise record_failed(node, dead[0].values)
         return sent

@@ -18,11 +18,13 @@ from pyspark.sql import DataFrame
 
 from millstream.errors import InvalidInput
 from millstream.log import connect
+from millstream.operators.accumulators import WEIGHT
 from millstream.plan.explain import Format, shown
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Write
 from millstream.plan.place import users_line, what_exists
+from millstream.sinks.weights import weighted, with_weights
 from millstream.spark.compiler import compiled
 from millstream.spark.display import Display, watched
 from millstream.spark.fabric import Shipment
@@ -64,7 +66,10 @@ def start(
 def dataframe(
     stream: Stream, *, broker: str | PathLike[str] | None = None, key_groups: int = 8, **unknown: Any
 ) -> DataFrame:
-    """Rows of a stream as a streaming DataFrame. What its sources keep lies in a folder that ends with the process."""
+    """Rows of a stream as a streaming DataFrame. What its sources keep lies in a folder that ends with the process.
+
+    Where rows may be retracted it has a column `weight`, without which a retraction would look like a new row.
+    """
     for name in unknown:
         raise InvalidInput(
             f"there is no setting '{name}'",
@@ -92,14 +97,19 @@ def dataframe(
         starts={},
     )
     names = stream.schema.names
+    schema = weighted(stream.schema) if stream.node.is_changing else stream.schema
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for blob in batch.column("blob").to_pylist():
-                yield from from_bytes(blob).select(names).to_arrow().cast(stream.schema.arrow).to_batches()
+                frame = from_bytes(blob)
+                rows = frame.select(names).to_arrow()
+                if len(schema) > len(names):
+                    rows = with_weights(rows, frame[WEIGHT].to_arrow())
+                yield from rows.cast(schema.arrow).to_batches()
 
     packed = compiled(spark, shipment, feed).where(f"step = {len(layout.chain)}")
-    return packed.mapInArrow(unpack, str(stream.schema))
+    return packed.mapInArrow(unpack, str(schema))
 
 
 def explained(flow: Flow, format: Format = "text") -> str:

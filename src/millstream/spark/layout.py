@@ -20,6 +20,7 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME
 from millstream.operators.stateful import DEAD, LATE, SENT
 from millstream.plan import nodes, table_nodes
+from millstream.plan.failing import record_failed
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node
 from millstream.plan.walking import in_order
@@ -85,7 +86,7 @@ class Region:
     def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:
         """A record that a step cannot handle goes to its dead letters; if nobody takes those, the job stops at it."""
         if len(dead) and step not in self.listening:
-            raise record_failed(step, dead)
+            raise record_failed(step, dead.row(0, named=True))
         return dead
 
 
@@ -113,22 +114,6 @@ def evaluated(step: Node, rows: pl.DataFrame, work: Callable[[pl.DataFrame], T],
         ) from error
 
 
-def record_failed(step: Node, dead: pl.DataFrame) -> RecordFailed:
-    first = dead.row(0, named=True)
-    place = [f"{name} {first[name]}" for name in ("topic", "partition", "offset") if first.get(name) is not None]
-    kept_apart = f"take .dead behind '{step.name}' and write it to a topic"
-    if isinstance(step, nodes.Write):
-        kept_apart = "write the rows that the sink refuses to a topic: .write(…).dead.write(…)"
-    return RecordFailed(
-        f"the step '{step.name}' cannot handle a record: {first['reason']}",
-        where=", ".join(place) or step.place,
-        next_step=(
-            "mend the function or the record, and run the job again: it goes on there; or keep such records apart: "
-            + kept_apart
-        ),
-    )
-
-
 @dataclass(frozen=True)
 class End:
     """Where rows of a region go: the number of a step of the chain or of an output, and whose rows they are."""
@@ -146,8 +131,6 @@ class Layout:
     outputs: tuple[Node, ...]
     groups: int
     """Key groups: rows of a key are always in the same one."""
-    stops: bool = True
-    """Whether a record that cannot be handled, and whose dead letter nobody takes, stops the job."""
 
     @cached_property
     def order(self) -> list[Node]:
@@ -191,7 +174,7 @@ class Layout:
 
     @cached_property
     def _listening(self) -> frozenset[Node]:
-        return frozenset(node.inputs[0] for node in self.order if isinstance(node, nodes.Dead))
+        return listened_to(self.order)
 
     def refused(self, output: nodes.Write) -> Region:
         """The steps behind the dead letters of a sink. They keep no state, and are done where the sink is written."""
@@ -270,7 +253,7 @@ class Layout:
 
     def _region(self, origin: Node) -> Region:
         steps = tuple(node for node in self.order if node is not origin and origin in self._origins[node])
-        return Region(origin, steps, self._listening if self.stops else frozenset(self.order))
+        return Region(origin, steps, self._listening)
 
     @cached_property
     def _all_ends(self) -> dict[Node, list[End]]:

@@ -22,13 +22,14 @@ from millstream.errors import MillstreamError, SinkUnavailable
 from millstream.operators.elementwise import OFFSET, frame_of, net
 from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.failing import record_failed
 from millstream.plan.nodes import Dead, Node, Write
 from millstream.sinks import Refusal, Sink
 from millstream.sinks.drafts import Draft
 from millstream.sinks.files import FilesSink
 from millstream.spark.failures import of_users_code
 from millstream.spark.folder import SINKS
-from millstream.spark.layout import Layout, record_failed
+from millstream.spark.layout import Layout
 from millstream.spark.live import REACHED, STOP
 from millstream.spark.notices import Notices
 from millstream.spark.packing import DRIVER, as_written, control_from_bytes, from_bytes
@@ -148,7 +149,7 @@ class Outputs:
         def refuse(refusals: Sequence[Refusal]) -> None:
             letters = letters_of(output, frame, table, refusals, self._progress.now)
             if len(letters) and not is_taken:
-                raise record_failed(output, letters)
+                raise record_failed(output, letters.row(0, named=True))
             kept.keep(number, letters)
 
         while True:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.local import Flowing, bundle_of, flowing_of
 from millstream.operators import elementwise
@@ -20,6 +22,7 @@ from millstream.plan.bundles import Bundle
 from millstream.plan.nodes import Node
 from millstream.spark.compiler import compiled, started
 from millstream.spark.fabric import Shipment
+from millstream.spark.failures import of_query
 from millstream.spark.layout import Layout
 from millstream.spark.packing import ROWS, from_bytes, to_bytes
 from millstream.spark.script_feed import Carried, Rows, Scene, ScriptFeed
@@ -34,7 +37,7 @@ VARIABLE = "MILLSTREAM_PLAY_BROKER"
 def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> list[dict[Node, Bundle]]:
     """What every observed node sends in each step."""
     outputs = list(dict.fromkeys(observed))
-    layout = Layout(tuple(outputs), groups=1, stops=False)
+    layout = Layout(tuple(outputs), groups=1)
     folder = Path(tempfile.mkdtemp(prefix="millstream-play-"))
     broker = os.environ.get(VARIABLE)
     kafka = _through(broker, folder) if broker else None
@@ -53,7 +56,7 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
         shipment = Shipment(uuid.uuid4().hex, layout, 1, str(folder / "runs"))
         packed = compiled(spark, shipment, ScriptFeed(shipment, _scenes(steps, kafka)))
         writer = packed.writeStream.foreachBatch(collect).option("checkpointLocation", str(folder / "checkpoint"))
-        started(spark, shipment, writer.trigger(availableNow=True)).awaitTermination()
+        _await(started(spark, shipment, writer.trigger(availableNow=True)), shipment.mark)
         if kafka is not None:
             read = [
                 kafka.sent(f"out-{place}", node, [found[place] for found in sent]) for place, node in enumerate(outputs)
@@ -68,6 +71,13 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
         {node: bundle_of(node, Flowing(rows, still)) for node, rows in zip(outputs, found, strict=True)}
         for found in sent
     ]
+
+
+def _await(query: StreamingQuery, mark: str) -> None:
+    try:
+        query.awaitTermination()
+    except PySparkException as error:
+        raise of_query(error, mark) from None
 
 
 def _through(broker: str, folder: Path) -> Through:

@@ -6,7 +6,7 @@ Only `Watermark` moves a watermark and only `Clock` the clock, and neither goes 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def play(
     and the clock move the watermark too, as they do in a running job.
     """
     run = _engine(on)
-    script = Script(build, schema, event_time, watermark, changes=_has_weights(steps))
+    script = Script(build, schema, event_time, watermark, weighted=_weighted_inputs(steps))
     script.check(steps)
     observed = list(script.observed.values())
     recording = None if draw is None else Recording.of(script.flow, observed, Path(draw))
@@ -64,10 +64,10 @@ def play(
     return results
 
 
-def _has_weights(steps: object) -> bool:
-    """Whether a script takes rows back; what is wrong with it otherwise is for `check` to say."""
+def _weighted_inputs(steps: object) -> set[str | None]:
+    """The inputs that a script takes rows back of, None for the only one; the rest is checked by `check`."""
     inner = [getattr(step, "step", step) for step in steps] if isinstance(steps, Sequence) else []
-    return any(isinstance(step, Add) and step.weights is not None for step in inner)
+    return {step.to for step in inner if isinstance(step, Add) and step.weights is not None}
 
 
 Steps = Sequence[dict[Node, Bundle]]
@@ -92,6 +92,10 @@ def _engine(on: str) -> Callable[[list[Node], Steps], Iterable[Mapping[Node, Bun
     )
 
 
+def _is_among(name: str, inputs: Set[str | None], schemas: Sized) -> bool:
+    return name in inputs or (len(schemas) == 1 and None in inputs)
+
+
 class Script:
     """The flow under test, its inputs, and how far watermarks and clock have come."""
 
@@ -102,12 +106,13 @@ class Script:
         event_time: Any,
         watermark: Strategy | None = None,
         *,
-        changes: bool = False,
+        weighted: Set[str | None] = frozenset(),
     ) -> None:
+        """`weighted` names the inputs of which rows are taken back; None is the only one."""
         schemas, times = _inputs(schema, event_time)
         self.flow = Flow("play")
         self.streams = {
-            name: self.flow.read(name, text, times.get(name), watermark, changes=changes)
+            name: self.flow.read(name, text, times.get(name), watermark, changes=_is_among(name, weighted, schemas))
             for name, text in schemas.items()
         }
         self.follows_rows = watermark is not None

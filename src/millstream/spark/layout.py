@@ -20,7 +20,7 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME
 from millstream.operators.stateful import DEAD, LATE, SENT
 from millstream.plan import nodes, table_nodes
-from millstream.plan.failing import record_failed
+from millstream.plan.failing import listened_to, record_failed
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node
 from millstream.plan.walking import in_order

@@ -390,7 +390,7 @@ def test_a_description_that_cannot_be_read_is_passed_over(log: KafkaLog, caplog:
     assert producer.flush(30) == 0
     documents = log.descriptions.of("test")
     assert (documents[name], documents[f"{name}2"]) == ({"first": True}, {"then": True})
-    assert caplog.text.count(f"test '{name}' cannot be read") == 1  # of the newest, which nothing has replaced
+    assert caplog.text.count(f"'test/{name}' cannot be read") == 1  # of the newest, which nothing has replaced
     log.descriptions.write("test", name, None)
     caplog.clear()
     with KafkaLog(log.address) as other:

@@ -171,7 +171,7 @@ def test_jobs_and_tables(ms: Run, log: KafkaLog, address: str) -> None:
     job = Job(log, totals_flow(name, name=f"{name}-job"))
     job.write((total("red", 5), 1), (total("blue", 2), 1))
     settle(log, name)
-    assert ms("jobs", "list").lines[1].split() == [f"{name}-job", "stopped", "0", "-"]
+    assert ms("jobs", "list").lines[1].split() == [f"{name}-job", "stopped", "0", *"----"]
     assert [name, "topic", "team", f"{name}-job", address] in [line.split() for line in ms("table", "list").lines]
     assert ms("table", "get", name, "red").out == '{"team":"red","total":5}\n'
     done = ms("table", "get", name, "green")

@@ -12,7 +12,7 @@ from millstream.errors import InvalidInput, OffsetLost
 from millstream.log import EmbeddedLog
 from millstream.records import Schema
 from millstream.sources import TopicSource, open_source
-from millstream.spark.losses import with_on_lost
+from millstream.spark.losses import LossNotes, note_losses, with_on_lost
 from millstream.spark.running import Settings
 
 SCHEMA = Schema.of("n int")
@@ -62,6 +62,12 @@ def test_it_goes_on_and_tells(tmp_path: Path, start: int, choice: str, caplog: p
     [told] = [record.getMessage() for record in caplog.records]  # once, however often it is met
     assert f"offsets 10 to {start - 1} were deleted" in told
     assert f"{first - 10} offsets are passed over, going on at offset {first}" in told
+    notes = LossNotes(tmp_path)
+    note_losses(str(tmp_path), source)
+    caplog.clear()
+    notes.tell()
+    notes.tell()
+    assert [record.getMessage() for record in caplog.records] == [told]
     source.close()
 
 

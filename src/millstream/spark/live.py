@@ -35,6 +35,7 @@ from millstream.spark.fabric import Plan, Shipment
 from millstream.spark.failures import told as failing
 from millstream.spark.inputs import CLOCK
 from millstream.spark.layout import Place, event_times
+from millstream.spark.losses import note_losses
 from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to_bytes, to_batch
 
 STOP = "stop"
@@ -115,7 +116,9 @@ class LiveFeed:
         """As far as a batch may go that begins there. A source that is not in the flow now keeps its place."""
         found = dict(start)
         for node in self._nodes():
-            end = self._open(node).limited(start.get(node.name, {}), self._limit(node))
+            source = self._open(node)
+            end = source.limited(start.get(node.name, {}), self._limit(node))
+            note_losses(self.folder, source)
             if self._until is not None:
                 until = self._until[node.name]
                 end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
@@ -169,6 +172,7 @@ class LiveFeed:
                 continue  # added to the flow since the batch was first begun
             begin, until = start["sources"].get(node.name, {}), end["sources"][node.name]
             found = self._patiently(partial(source.slices, begin, until, self.tasks_max))
+            note_losses(self.folder, source)
             for task, part in enumerate(found):
                 slices.setdefault(task, {})[number] = part
             spoke = {each.partition for part in found for each in part}
@@ -234,6 +238,7 @@ class LiveFeed:
                 if said is not None:
                     partitions[each.partition] = (said if before is None else max(said, before), True)
                 packer.add({SENT: rows, DEAD: dead_frame(slab)}, task.now, Place(str(node.source), each.partition))
+        note_losses(self.folder, self._open(node))
         control: dict[str, Any] = {"now": task.now, "partitions": partitions}
         if task.ended:
             control["watermark"] = END

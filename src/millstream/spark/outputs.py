@@ -29,6 +29,7 @@ from millstream.sinks.files import FilesSink
 from millstream.spark.failures import told
 from millstream.spark.layout import Layout
 from millstream.spark.live import REACHED, STOP
+from millstream.spark.losses import LossNotes
 from millstream.spark.packing import DRIVER, as_written, control_from_bytes, from_bytes
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
@@ -89,6 +90,7 @@ class Outputs:
         self._ended_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
         self.failure: BaseException | None = None
+        self._losses = LossNotes(folder)
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         try:
@@ -99,6 +101,7 @@ class Outputs:
 
     def _take(self, batch: DataFrame, number: int) -> None:
         rows = collected(batch)
+        self._losses.tell()
         reports = [control_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
         self._note(reports, number)
         first = len(self._layout.chain)

@@ -12,7 +12,7 @@ from millstream.errors import InvalidInput, OffsetLost
 from millstream.log import EmbeddedLog
 from millstream.records import Schema
 from millstream.sources import TopicSource, open_source
-from millstream.spark.losses import with_on_lost
+from millstream.spark.losses import taken_losses, with_on_lost
 from millstream.spark.running import Settings
 
 SCHEMA = Schema.of("n int")
@@ -62,6 +62,7 @@ def test_it_goes_on_and_tells(tmp_path: Path, start: int, choice: str, caplog: p
     [told] = [record.getMessage() for record in caplog.records]  # once, however often it is met
     assert f"offsets 10 to {start - 1} were deleted" in told
     assert f"{first - 10} offsets are passed over, going on at offset {first}" in told
+    assert [taken_losses(source), taken_losses(source)] == [[told], []]
     source.close()
 
 

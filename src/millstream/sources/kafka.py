@@ -58,6 +58,8 @@ class KafkaSource:
         self.topic = topic
         self.schema = schema
         self.lost_records = 0
+        self.losses: list[str] = []
+        """What was passed over, for whoever runs the job."""
         """How many offsets were given up, so far as this process knows."""
         self._where = f"topic '{topic}' of {address}"
         self._on_lost = on_lost
@@ -203,8 +205,11 @@ class KafkaSource:
             raise error
         if self._noticed.get(name) != offset:
             self._noticed[name] = offset
-            self.lost_records += max(0, instead - offset)
-            logger.warning("%s; going on at offset %d, as on_lost='%s' says", error, instead, self._on_lost)
+            passed = max(0, instead - offset)
+            self.lost_records += passed
+            told = f"{error.what} ({error.where}): {passed} offsets are passed over"
+            self.losses.append(f"{told}, going on at offset {instead}, as on_lost='{self._on_lost}' says")
+            logger.warning("%s", self.losses[-1])
 
     def _lost(self, name: str, offset: int, first: int, end: int) -> OffsetLost:
         where = f"{self._where}, partition {name}"

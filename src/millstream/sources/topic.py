@@ -42,6 +42,8 @@ class TopicSource:
         self._on_lost = on_lost
         self._noticed: dict[str, int] = {}
         self.lost_records = 0
+        self.losses: list[str] = []
+        """What was passed over, for whoever runs the job."""
         self._log: EmbeddedLog = open_embedded(broker)
         try:
             found = find_topic(self._log, topic)
@@ -147,10 +149,9 @@ class TopicSource:
             self._noticed[name] = offset
             passed = max(0, instead - offset)
             self.lost_records += passed
-            logger.warning(
-                "%s; %d offsets are passed over, going on at offset %d, as on_lost='%s' says",
-                error, passed, instead, self._on_lost,
-            )  # fmt: skip
+            told = f"{error.what} ({error.where}): {passed} offsets are passed over"
+            self.losses.append(f"{told}, going on at offset {instead}, as on_lost='{self._on_lost}' says")
+            logger.warning("%s", self.losses[-1])
         return instead
 
     def _lost(self, partition: Partition, offset: int) -> OffsetLost:

@@ -37,6 +37,7 @@ from millstream.spark.failures import marked
 from millstream.spark.inputs import CLOCK
 from millstream.spark.job_clock import JobClock
 from millstream.spark.layout import Place, event_times
+from millstream.spark.losses import taken_losses
 from millstream.spark.packing import CONTROL, DRIVER, REPORT, Packed, control_to_bytes, to_batch
 
 STOP = "stop"
@@ -84,6 +85,8 @@ class LiveFeed:
     _ticked: bool = False
     _clock: JobClock = field(default_factory=JobClock, repr=False)
     _planned_at: float = field(default=-math.inf, repr=False)
+    _notes: list[str] = field(default_factory=list, repr=False)
+    """What sources passed over while a batch was planned."""
     _kafka: KafkaAddress | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +141,9 @@ class LiveFeed:
         """As far as a batch may go that begins there. A source that is not in the flow now keeps its place."""
         found = dict(start)
         for node in self._nodes():
-            end = self._open(node).limited(start.get(node.name, {}), self._limit(node))
+            source = self._open(node)
+            end = source.limited(start.get(node.name, {}), self._limit(node))
+            self._notes += taken_losses(source)
             if self._until is not None:
                 until = self._until[node.name]
                 end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
@@ -192,12 +197,14 @@ class LiveFeed:
                 continue  # added to the flow since the batch was first begun
             begin, until = start["sources"].get(node.name, {}), end["sources"][node.name]
             found = self._patiently(partial(source.slices, begin, until, self.tasks_max))
+            self._notes += taken_losses(source)
             for task, part in enumerate(found):
                 slices.setdefault(task, {})[number] = part
             spoke = {each.partition for part in found for each in part}
             silent[number] = [name for name in until if name not in spoke]
         reached = self._reached(start["clock"])
-        notes = [self._clock.report] if self._clock.report else []
+        notes = [*([self._clock.report] if self._clock.report else []), *self._notes]
+        self._notes.clear()
         return [
             Task(
                 task,
@@ -268,7 +275,10 @@ class LiveFeed:
         yield from packer.pack(control)
         ends = task.ends.get(node.name, {})
         report = {"source": node.name, "rows": count, "dead": dead, "now": task.now, "ends": ends}
-        report |= {"partitions": {name: told_ for name, (told_, _) in partitions.items()}, "notes": task.notes}
+        report |= {
+            "partitions": {name: told_ for name, (told_, _) in partitions.items()},
+            "notes": [*task.notes, *taken_losses(self._open(node))],
+        }
         yield plan.labels[0], DRIVER, REPORT, task.number, control_to_bytes(report)
 
 

@@ -1,4 +1,8 @@
-"""What a run does when records were deleted before they were read: as its sources say, or as the run says for all."""
+"""What a run does when records were deleted before they were read: as its sources say, or as the run says for all.
+
+A source that passes records over notes it where it is read, in the planner or in a worker; its task reports it, and the
+process that runs the job warns its user.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,16 @@ from dataclasses import replace
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.places import Kafka
 from millstream.plan.rewiring import rewired
+from millstream.sources import KafkaSource, Source, TopicSource
+
+
+def taken_losses(source: Source) -> list[str]:
+    """What a source has passed over since it was last asked."""
+    if not isinstance(source, TopicSource | KafkaSource):
+        return []
+    taken = list(source.losses)
+    source.losses.clear()
+    return taken
 
 
 def with_on_lost(outputs: Sequence[Write], choice: str) -> tuple[Write, ...]:

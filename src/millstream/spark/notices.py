@@ -35,7 +35,7 @@ class Notices:
         has_rows = False
         for report in reports:
             for note in report.get("notes", ()):
-                self._give(note)
+                self._give(note, about=note)
             if report.get("late") and report["step"] in self._drops_late:
                 self._warn_of_late(report["step"])
             if "source" in report:
@@ -74,18 +74,21 @@ class Notices:
                 continue
             self._give(
                 f"{what}: of '{name}', {_partitions(silent)} sent no row with an event time, and the watermark waits "
-                f"for {'it' if len(silent) == 1 else 'them'}. {_next_step(self._sources[name])}"
+                f"for {'it' if len(silent) == 1 else 'them'}. {_next_step(self._sources[name])}",
+                about=f"silence of {name}",
             )
 
     def _warn_of_late(self, step: str) -> None:
         self._give(
             f"rows came too late for the step '{step}' and are dropped, only counted. Keep them with .late.write(…) "
-            "behind the step, or wait for them: a larger allowed_lateness, or a larger delay of the watermark"
+            "behind the step, or wait for them: a larger allowed_lateness, or a larger delay of the watermark",
+            about=f"late rows of {step}",
         )
 
-    def _give(self, notice: str) -> None:
-        if notice.split(":")[0] not in self._given:
-            self._given.add(notice.split(":")[0])
+    def _give(self, notice: str, *, about: str) -> None:
+        """Once for each subject."""
+        if about not in self._given:
+            self._given.add(about)
             logger.warning("%s: %s", self._job, notice)
 
 

@@ -146,7 +146,7 @@ def test_a_table_comes_out_with_the_weight_of_each_change(
 
 
 def test_a_table_with_a_column_named_weight_does_not_come_out(log: EmbeddedLog) -> None:
-    totals = scores(ms.Flow("out")).group_by("user").agg(weight=ms.sum("n"))
+    totals = scores(ms.Flow("out")).group_by("user").agg(total=ms.sum("n")).select("user", weight="total")
     with pytest.raises(ms.MillstreamError, match="the DataFrame of a table has a column 'weight' of its own"):
         totals.to_dataframe(broker=log.path)
 

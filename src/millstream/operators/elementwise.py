@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.placing import instant
 from millstream.operators.side_join import side_join
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bundles import dead_letter_values
@@ -71,9 +72,7 @@ def as_of(frame: pl.DataFrame, node: table_nodes.AsOf) -> pl.DataFrame:
 
 def changes(frame: pl.DataFrame, node: table_nodes.Changes) -> pl.DataFrame:
     """What was hidden is to be seen: the weight, and the time from which the change holds."""
-    made = frame.with_columns(
-        pl.col(WEIGHT).alias("weight"), pl.col(TIME).cast(pl.Datetime("us", "UTC")).alias("event_time")
-    )
+    made = frame.with_columns(pl.col(WEIGHT).alias("weight"), instant("event_time", pl.col(TIME)))
     return made.select(*node.schema.names, TIME, pl.lit(1, pl.Int32).alias(WEIGHT))
 
 

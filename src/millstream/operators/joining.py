@@ -14,6 +14,7 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.placing import instant
 from millstream.operators.side_join import wide
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import Join
@@ -135,4 +136,4 @@ def singly(*parts: pl.DataFrame) -> pl.DataFrame:
 
 def span() -> pl.Expr:
     """The window, of columns `start` and `end`."""
-    return pl.struct(pl.col(field.name).cast(pl.Datetime("us", "UTC")) for field in SPAN).alias(WINDOW)
+    return pl.struct(instant(field.name) for field in SPAN).alias(WINDOW)

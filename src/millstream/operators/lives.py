@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from millstream.operators.ordering import Numbers
+from millstream.plan.windows import LAST
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class _Key:
         start, end, room, life, is_over = 1, 0, 0, -1, False
         current = -1
         for number, time in enumerate(times):
-            reach = time + gap
+            reach = min(time + gap, LAST)
             if start <= time <= end and reach < room and not (is_over and reach > watermark):
                 if reach > end:
                     end = reach

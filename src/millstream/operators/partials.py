@@ -13,7 +13,7 @@ from math import gcd
 import polars as pl
 
 from millstream.operators.accumulators import TIME
-from millstream.operators.placing import placed
+from millstream.operators.placing import ends, placed
 from millstream.operators.trigger_columns import can_finish
 from millstream.operators.windowed import ARRIVED, WindowedOperator
 from millstream.plan import triggers, windows
@@ -80,7 +80,7 @@ class Partials:
             parts = self._of_slices(placed(rows, slices).drop("end").group_by([*keys, "start"]).agg(made))
         else:
             parts = placed(rows, self._window).drop("end").group_by([*keys, "start"]).agg(made)
-        end = (pl.col("start") + windows.microseconds(self._window.size)).alias("end")
+        end = ends(pl.col("start") + windows.microseconds(self._window.size)).alias("end")
         return parts.select(*keys, "start", end, pl.exclude(*keys, "start"))
 
     def _of_slices(self, folded: pl.DataFrame) -> pl.DataFrame:
@@ -95,7 +95,7 @@ class Partials:
         rows = rows.sort(*keys, TIME, maintain_order=True)
         parted = [pl.col(key).ne_missing(pl.col(key).shift()) for key in keys]
         parted.append((pl.col(TIME) > pl.col(TIME).shift() + gap).fill_null(True))
-        spans = [pl.col(TIME).min().alias("start"), (pl.col(TIME).max() + gap).alias("end")]
+        spans = [pl.col(TIME).min().alias("start"), ends(pl.col(TIME).max() + gap).alias("end")]
         stretches = rows.group_by(pl.any_horizontal(parted).cum_sum().alias(STRETCH), maintain_order=True)
         return stretches.agg(*(pl.col(key).first() for key in keys), *spans, *made).drop(STRETCH)
 

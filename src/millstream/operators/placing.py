@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -11,8 +10,9 @@ import polars as pl
 from millstream.operators.accumulators import TIME
 from millstream.plan import windows
 from millstream.plan.calendars import calendar_span
-from millstream.plan.windows import microseconds
+from millstream.plan.windows import FIRST, LAST, microseconds
 
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 SPAN = {"start": pl.Int64, "end": pl.Int64}
 
 
@@ -32,28 +32,35 @@ def placed(rows: pl.DataFrame, window: windows.Window) -> pl.DataFrame:
     if several > 1:
         earlier = pl.concat_list([pl.col("start") - every * step for step in reversed(range(several))])
         rows = rows.with_columns(start=earlier).explode("start")
-    rows = rows.with_columns(end=pl.col("start") + size)
-    return rows.filter(pl.col("end") > pl.col(TIME)) if size % every else rows
+    if size % every:
+        rows = rows.filter(pl.col("start") + size > pl.col(TIME))
+    return rows.with_columns(end=ends(pl.col("start") + size))
+
+
+def ends(end: pl.Expr) -> pl.Expr:
+    """Where windows end: with the last instant there is at the latest."""
+    return pl.min_horizontal(end, pl.lit(LAST, pl.Int64))
 
 
 def _in_calendar(rows: pl.DataFrame, window: windows.Calendar) -> pl.DataFrame:
     if rows.is_empty():
         return rows.with_columns(start=pl.lit(None, pl.Int64), end=pl.lit(None, pl.Int64))
     times = rows[TIME].to_numpy()
-    bounds = _bounds(window.unit, window.tz, int(times.min()), int(times.max()))
-    place = np.searchsorted(bounds, times, side="right")
-    return rows.with_columns(start=pl.Series(bounds[place - 1]), end=pl.Series(bounds[place]))
+    starts, stops = _spans(window.unit, ZoneInfo(window.tz), times)
+    place = np.searchsorted(starts, times, side="right") - 1
+    return rows.with_columns(start=pl.Series(starts[place]), end=pl.Series(stops[place]))
 
 
-@lru_cache(maxsize=64)
-def _bounds(unit: str, tz: str, earliest: int, latest: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where the windows between two times begin, and where the last ends."""
-    zone = ZoneInfo(tz)
-    start, end = calendar_span(unit, zone, earliest)
-    found = [start, end]
-    while found[-1] <= latest:
-        found.append(calendar_span(unit, zone, found[-1])[1])
-    return np.array(found, np.int64)
+def _spans(unit: str, zone: ZoneInfo, times: Numbers) -> tuple[Numbers, Numbers]:
+    """Where the windows begin and end that some times lie in; those that none lies in may be millions."""
+    ordered = np.sort(times)
+    found, place = [], 0
+    while place < len(ordered):
+        start, end = calendar_span(unit, zone, int(ordered[place]))
+        found.append((start, end))
+        place = len(ordered) if end >= LAST else int(np.searchsorted(ordered, end))
+    starts, stops = np.array(found, np.int64).T
+    return starts, stops
 
 
 def in_sessions(
@@ -84,3 +91,8 @@ def in_sessions(
     rows = rows.with_columns(of_rows["session"], start=of_rows["new_start"], end=of_rows["new_end"])
     held = held.with_columns(of_held["session"], of_held["new_start"], of_held["new_end"], of_held["touched"])
     return rows, held
+
+
+def instant(name: str, value: pl.Expr | None = None) -> pl.Expr:
+    """A time as a timestamp: the nearest that there is."""
+    return (pl.col(name) if value is None else value).clip(FIRST, LAST).cast(pl.Datetime("us", "UTC")).alias(name)

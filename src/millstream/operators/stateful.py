@@ -15,6 +15,7 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.elementwise import HIDDEN, computed
 from millstream.operators.partials import Partials
+from millstream.operators.placing import instant
 from millstream.operators.runs import Marks
 from millstream.operators.trigger_columns import can_finish
 from millstream.operators.windowed import Clock, Frames, WindowedOperator
@@ -182,17 +183,17 @@ class WindowedStep:
         pane = [pl.col(f"pane.{field.name}").alias(field.name) for field in nodes.PANE]
         columns = [pl.col(f"key.{name}").alias(name) for name in node.keys]
         columns += [
-            pl.struct(_instant("start"), _instant("end")).alias("window"),
+            pl.struct(instant("start"), instant("end")).alias("window"),
             pl.struct(pane).alias("pane"),
             pl.col("weight"),
         ]
         columns += [pl.col(name) for name, _ in node.aggregates]
-        columns += [_instant("event_time"), pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
+        columns += [instant("event_time"), pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
         return panes.select(columns).cast(self._types)
 
     def _late_rows(self, late: pl.DataFrame) -> pl.DataFrame:
         """The rows as they came, with the window that lost them and the reason."""
-        start, end = (_instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
+        start, end = (instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
         span = pl.when(pl.col("window").is_not_null()).then(pl.struct(start, end)).alias("window")
         rows, said = late.select(pl.col(ROW).struct.unnest()), late.select(span, "reason")
         kept = [column for column in rows.get_columns() if column.name not in ("window", "reason", *HIDDEN)]
@@ -214,7 +215,3 @@ def of_keys(keys: list[str], inputs: Frames) -> pl.DataFrame:
     """The keys of all that came."""
     came = [frame for frame in inputs.values() if len(frame)] or list(inputs.values())
     return came[0] if len(came) == 1 or not keys else pl.concat([frame.select(keys) for frame in came])
-
-
-def _instant(name: str, value: pl.Expr | None = None) -> pl.Expr:
-    return (pl.col(name) if value is None else value).cast(pl.Datetime("us", "UTC")).alias(name)

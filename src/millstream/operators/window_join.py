@@ -13,7 +13,7 @@ import polars as pl
 
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.joining import LEFT, RIGHT, SIDES, WINDOW, Joining, Places, chosen, singly, span
-from millstream.operators.placing import placed
+from millstream.operators.placing import ends, placed
 from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
 from millstream.operators.windowed import Clock, Frames
@@ -118,7 +118,7 @@ class WindowJoinStep(PlainStep):
         self, rows: list[pl.DataFrame], held: list[pl.DataFrame], gap: int
     ) -> tuple[list[pl.DataFrame], list[pl.DataFrame]]:
         """The rows that came and those held, in their sessions: what overlaps or touches is one."""
-        rows = [frame.with_columns(pl.col(TIME).alias(START), (pl.col(TIME) + gap).alias(STOP)) for frame in rows]
+        rows = [frame.with_columns(pl.col(TIME).alias(START), ends(pl.col(TIME) + gap).alias(STOP)) for frame in rows]
         if not any(map(len, rows)):
             return rows, held
         frames = [*rows, *held]

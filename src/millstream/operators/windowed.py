@@ -14,7 +14,7 @@ import polars as pl
 from millstream.operators import accumulators
 from millstream.operators.accumulators import ELEMENTS, NUMBER, ROW, TIME, Accumulator
 from millstream.operators.elementwise import types_of
-from millstream.operators.placing import in_sessions, placed
+from millstream.operators.placing import ends, in_sessions, placed
 from millstream.operators.trigger_columns import can_finish, compiled
 from millstream.operators.turns import Turns
 from millstream.plan import triggers, windows
@@ -271,7 +271,7 @@ class WindowedOperator:
     def put_sessions(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         assert isinstance(self.node.window, windows.Sessions)
         gap = microseconds(self.node.window.gap)
-        rows, held = in_sessions(self.keys, rows, pl.col(TIME), pl.col(TIME) + gap, held)
+        rows, held = in_sessions(self.keys, rows, pl.col(TIME), ends(pl.col(TIME) + gap), held)
         untouched = held.filter(~pl.col("touched")).select(self._columns(arrived=False))
         held = held.filter("touched")
 

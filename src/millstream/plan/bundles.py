@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.plan.nodes import Node
+from millstream.plan.windows import FIRST, LAST
 from millstream.records import rows_to_batch
 
 BEGINNING = -(1 << 62)
@@ -25,7 +26,8 @@ def micros(moment: datetime) -> int:
 
 
 def moment(micros_: int | None) -> datetime | None:
-    return None if micros_ is None else EPOCH + micros_ * MICROSECOND
+    """The nearest instant that there is."""
+    return None if micros_ is None else EPOCH + max(FIRST, min(micros_, LAST)) * MICROSECOND
 
 
 @dataclass(frozen=True, slots=True)

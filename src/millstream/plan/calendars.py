@@ -5,20 +5,48 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from millstream.plan.windows import MICROSECOND
+from millstream.plan.windows import FIRST, FOREVER, LAST, MICROSECOND
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1) // MICROSECOND
+DAYS_MAX = {"day": 1, "week": 7, "month": 31, "quarter": 93, "year": 366}
 
 
 def calendar_span(unit: str, zone: ZoneInfo, time: int) -> tuple[int, int]:
-    """Start and end of the calendar window a time lies in, all in microseconds since 1970."""
-    local = (EPOCH + time * MICROSECOND).astimezone(zone).date()
-    first = first_day(unit, local)
-    while time >= first_instant(next_first_day(unit, first), zone):
+    """Start and end of the calendar window a time lies in, all in microseconds since 1970.
+
+    The first window begins with the first instant there is, and the last ends with the last.
+    """
+    first = first_day(unit, _local_day(time, zone))
+    while time >= (end := _end(unit, first, zone)):
+        if _is_last(unit, first):  # local time is ahead, in a year that has no dates
+            return end, LAST
         first = next_first_day(unit, first)
-    while time < first_instant(first, zone):
+    while time < (start := first_instant(first, zone)):
+        if first == date.min:  # local time is behind, in a year that has no dates
+            return FIRST, start
         first = first_day(unit, first - timedelta(days=1))
-    return first_instant(first, zone), first_instant(next_first_day(unit, first), zone)
+    return max(FIRST, start), min(LAST, _end(unit, first, zone))
+
+
+def _is_last(unit: str, first: date) -> bool:
+    """Whether the window that begins with a day is the last that begins at a date."""
+    return (date.max - first).days < DAYS_MAX[unit] and first_day(unit, date.max) == first
+
+
+def _end(unit: str, first: date, zone: ZoneInfo) -> int:
+    if not _is_last(unit, first):
+        return first_instant(next_first_day(unit, first), zone)
+    # The calendar ends with a year, but not with a week.
+    return FOREVER if unit == "week" else first_instant(date.max, zone) + DAY
+
+
+def _local_day(time: int, zone: ZoneInfo) -> date:
+    moment = EPOCH + time * MICROSECOND
+    try:
+        return moment.astimezone(zone).date()
+    except OverflowError:  # it is another year there, of which there are no dates
+        return moment.date()
 
 
 def first_day(unit: str, day: date) -> date:
@@ -29,8 +57,7 @@ def first_day(unit: str, day: date) -> date:
 
 
 def next_first_day(unit: str, first: date) -> date:
-    days = {"day": 1, "week": 7, "month": 31, "quarter": 93, "year": 366}[unit]
-    return first_day(unit, first + timedelta(days=days))
+    return first_day(unit, first + timedelta(days=DAYS_MAX[unit]))
 
 
 def first_instant(day: date, zone: ZoneInfo) -> int:
@@ -41,7 +68,7 @@ def first_instant(day: date, zone: ZoneInfo) -> int:
         return late
     while early < late:  # clocks were put forward over it, somewhere between the two readings
         middle = (early + late) // 2
-        if (EPOCH + middle * MICROSECOND).astimezone(zone).date() < day:
+        if _local_day(middle, zone) < day:
             early = middle + 1
         else:
             late = middle
@@ -49,4 +76,7 @@ def first_instant(day: date, zone: ZoneInfo) -> int:
 
 
 def _micros(moment: datetime) -> int:
-    return (moment.astimezone(UTC) - EPOCH) // MICROSECOND
+    offset = moment.utcoffset()
+    assert offset is not None
+    naive = (moment.replace(tzinfo=None) - EPOCH.replace(tzinfo=None)) // MICROSECOND  # which UTC may not reach
+    return naive - offset // MICROSECOND

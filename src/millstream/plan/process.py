@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream.errors import InvalidInput
-from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND
+from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, moment
 from millstream.plan.checks import without_event_time
 from millstream.plan.nodes import Process
 from millstream.plan.plain_values import PLAIN, NotPlain, encoded
@@ -158,12 +158,12 @@ class Key:
         reached = self._around.watermark
         if reached >= END:
             return datetime.max.replace(tzinfo=UTC)
-        return None if reached <= BEGINNING else EPOCH + reached * MICROSECOND
+        return None if reached <= BEGINNING else moment(reached)
 
     @property
     def event_time(self) -> datetime | None:
         """Of the row, or of the timer: what its rows get."""
-        return None if self._time is None else EPOCH + self._time * MICROSECOND
+        return moment(self._time)
 
     @property
     def is_late(self) -> bool:
@@ -204,7 +204,7 @@ def timer_time(kind: int, time: int, watermark: int) -> int | None:
 def timer_values(key: Key, kind: int, tag: str, time: int) -> dict[str, Any]:
     """A timer, as the value of a dead letter."""
     values = {name: key[name] for name in key._around.names}
-    return {**values, "timer": tag, "time": EPOCH + time * MICROSECOND, "kind": "clock" if kind else "event"}
+    return {**values, "timer": tag, "time": moment(time), "kind": "clock" if kind else "event"}
 
 
 def endless(key: Key, node: Process, tag: str) -> InvalidInput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -17,8 +17,15 @@ CALENDAR_UNITS = ("day", "week", "month", "quarter", "year")
 MICROSECOND = timedelta(microseconds=1)
 
 
+FOREVER = 1 << 61
+"""Longer than there are times: what is longer still cannot be told from it, and might not fit where times are added."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST, LAST = ((edge.replace(tzinfo=UTC) - _EPOCH) // MICROSECOND for edge in (datetime.min, datetime.max))
+"""The first and the last instant that Python and Spark can represent: windows begin and end within them."""
+
+
 def microseconds(span: timedelta) -> int:
-    return span // MICROSECOND
+    return max(-FOREVER, min(span // MICROSECOND, FOREVER))
 
 
 @dataclass(frozen=True)

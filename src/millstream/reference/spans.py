@@ -20,7 +20,7 @@ def spans_of(window: windows.Window, time: int) -> list[tuple[int, int]]:
         start = (time - offset) // every * every + offset
         spans = []
         while start + size > time:
-            spans.append((start, start + size))
+            spans.append((start, min(start + size, windows.LAST)))
             start -= every
         return spans[::-1]
     assert isinstance(window, windows.Calendar)

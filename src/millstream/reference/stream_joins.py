@@ -11,7 +11,7 @@ from typing import Any
 from millstream.plan import table_nodes
 from millstream.plan.bundles import BEGINNING, END, Bundle, Row
 from millstream.plan.nodes import Node
-from millstream.plan.windows import Sessions, microseconds
+from millstream.plan.windows import LAST, Sessions, microseconds
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.spans import span_values, spans_of, touching
 from millstream.reference.tables import frozen, less, singly
@@ -155,7 +155,7 @@ class WindowJoinOperator(StreamJoinOperator):
                     for start, end in spans_of(window, row.time):
                         self._put(None, start, end, [(side, row)], clock)
                 else:
-                    key, end = self.key(row, side), row.time + microseconds(window.gap)
+                    key, end = self.key(row, side), min(row.time + microseconds(window.gap), LAST)
                     if key is None:  # it meets no other, so it is a session of its own
                         self._put(None, row.time, end, [(side, row)], clock)
                     else:

@@ -148,7 +148,7 @@ class WindowOperator:
         parts: list[tuple[int, int, Pane | Row]] = [
             (pane.start or 0, pane.ends_at, pane) for pane in state.panes.values()
         ]
-        parts += [(row.time, row.time + gap, row) for row in rows if row.time is not None]
+        parts += [(row.time, min(row.time + gap, windows.LAST), row) for row in rows if row.time is not None]
         for group in touching(parts):
             arrived = [part for _, _, part in group if isinstance(part, Row)]
             arrived.sort(key=lambda row: next(n for n, known in enumerate(rows) if known is row))

@@ -24,6 +24,7 @@ from millstream.plan.failing import listened_to, record_failed
 from millstream.plan.frames import SparkFrame
 from millstream.plan.nodes import Node
 from millstream.plan.walking import in_order
+from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
 from millstream.spark.needed import needed_columns
 
@@ -337,4 +338,8 @@ def event_times(rows: pl.DataFrame, node: nodes.Read) -> pl.Series:
     """The time of each row of a source."""
     if node.event_time is None:
         return pl.Series(TIME, [None], pl.Int64).new_from_index(0, len(rows))
-    return rows[node.event_time].dt.cast_time_unit("us").to_physical().alias(TIME)
+    times = rows[node.event_time].dt.cast_time_unit("us").to_physical().alias(TIME)
+    if not len(times) or ((times.min() or 0) >= FIRST and (times.max() or 0) <= LAST):  # type: ignore[operator]
+        return times
+    # Files and DataFrames hold times that are no dates; one of them must not move the watermark beyond all others.
+    return pl.select(pl.when(times.is_between(FIRST, LAST)).then(times)).to_series().alias(TIME)

@@ -90,7 +90,7 @@ def run(
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
     given |= {"on_lost": on_lost}
-    given |= {"grace_s": grace, "progress": progress}
+    given |= {"grace_s": grace, "progress": progress or ("json" if session.json else None)}
     given |= {
         "folder": folder and folder.absolute(),
         "archive": archive,

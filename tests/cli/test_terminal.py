@@ -143,7 +143,9 @@ def test_names_of_jobs_and_tables(ms: Run, hostile: EmbeddedLog) -> None:
 
 
 def test_a_name_that_is_no_text(process: Run, hostile: EmbeddedLog) -> None:
-    (hostile.path / "jobs" / "a\udcffb").mkdir(parents=True)
+    job = hostile.path / "jobs" / "a\udcffb"
+    job.mkdir(parents=True)
+    (job / "lock").touch()
     code, text = shown("jobs", "list")
     assert (code, r"a\udcffb" in text) == (0, True)
 

@@ -49,7 +49,7 @@ def test_every_flipped_bit_is_refused_with_its_place(folder):
             with pytest.raises(DamagedLog) as refused:
                 values_of(partition, committed=True)
             place = position // ENTRY.size * ENTRY.size
-            assert refused.value.where == f"{path}, byte {place}"
+            assert str(refused.value.where).endswith(f"{path}, byte {place}")
             assert len(values_of(partition)) == 6
             flip(path, position, bit)
     assert values_of(opened(folder), committed=True) == [b"plain"] * 3

@@ -43,6 +43,7 @@ from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, part
 from millstream.log.groups import TopicPartition
 from millstream.log.partition import Partition
 from millstream.log.partitioners import OwnPartitioner, partitioner
+from millstream.log.validity import Malformed, check_texts
 from millstream.records import duration, size_bytes
 
 if TYPE_CHECKING:
@@ -163,6 +164,14 @@ class Producer:
             channel.check_partition(partition)
         table = records.to_arrow() if isinstance(records, pl.DataFrame) else records
         stored = channel.stored(table, key, timestamp)
+        try:
+            check_texts(stored)
+        except Malformed as fault:  # it would be taken for damage by whoever reads it
+            raise InvalidRecord(
+                f"a text in the batch is not UTF-8: {fault}",
+                where=f"topic '{topic}'",
+                next_step="send it as binary, or decode it first",
+            ) from fault
         return self._buffer.add_batch(topic, stored, partition)
 
     def flush(self, timeout: float | None = None) -> None:

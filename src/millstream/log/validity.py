@@ -155,19 +155,19 @@ def _falls(starts: npt.NDArray[np.int32], rows: int) -> bool:
 def check_texts(batch: pa.RecordBatch) -> None:
     """Raises unless every text is UTF-8: polars and Python rely on it."""
     for column in batch.columns:
-        if not _is_ascii(column):
+        if not is_ascii(column):
             try:
                 column.validate(full=True)
             except pa.ArrowException as error:
                 raise Malformed(str(error)) from error
 
 
-def _is_ascii(column: pa.Array) -> bool:
+def is_ascii(column: pa.Array) -> bool:
     """Almost always, and many times quicker than looking at each text; of texts alone, whatever lies around them."""
     kind = column.type
     if pa.types.is_string(kind):
         data = column.buffers()[2]
         return data is None or not data.size or bool(np.frombuffer(data, np.uint8).max() < ASCII_END)
     if pa.types.is_struct(kind):
-        return all(_is_ascii(column.field(number)) for number in range(kind.num_fields))
+        return all(is_ascii(column.field(number)) for number in range(kind.num_fields))
     return not pa.types.is_nested(kind)

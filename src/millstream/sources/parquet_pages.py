@@ -7,6 +7,7 @@ refuses those for which no number is small enough.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from millstream.log.validity import is_ascii
 from millstream.records.bounds import size_text
 from millstream.sources.base import SLAB_ROWS
 from millstream.sources.file_bounds import Unreadable
@@ -26,6 +28,7 @@ PAGES_BYTES_MAX = 1 << 30  # of one row group: the dictionaries and the largest 
 ROW_BYTES_MAX = 1 << 30
 REPEATED_EXPANSION_MAX = 50  # of arrays and maps, whose values a number of rows does not bound
 PAGES_MAX = 100_000
+_LENGTH = struct.Struct("<I")
 SEARCHED_BYTES_MAX = 4 << 20  # of a dictionary; writers end it at 1 MiB
 HEADER_BYTES, HEADER_BYTES_MAX = 1 << 10, 16 << 20
 ROWS_MAX = 1 << 40
@@ -89,10 +92,10 @@ def _reading(file: BinaryIO, stored: pq.ParquetFile, group: int, names: Sequence
         width = max(_WIDTH_MIN, kind.length if kind.length > 0 else _WIDTHS.get(kind.physical_type, 0))
         if kind.physical_type == "BYTE_ARRAY":
             at_once = pages.values if kind.max_repetition_level else min(SLAB_ROWS, about.num_rows)
-            if pages.dictionary_bytes * at_once > BATCH_BYTES:
-                longest = _longest(file, pages, column.compression)
-                if longest is None or longest * at_once > BATCH_BYTES:
-                    packed.append(path)
+            if pages.dictionary_bytes * at_once > BATCH_BYTES and not _are_shorter(
+                BATCH_BYTES // at_once, file, pages, column.compression
+            ):
+                packed.append(path)
             if pages.shares_prefixes:
                 width += pages.largest_bytes
         if kind.max_repetition_level:
@@ -145,6 +148,8 @@ def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def invalid_rows(batch: pa.RecordBatch, first: int = 0) -> list[int]:
     """The rows with a text that is none: Arrow reads texts unseen, and whoever looks at them later fails."""
+    if all(map(is_ascii, batch.columns)):
+        return []
     try:
         batch.validate(full=True)
         return []
@@ -217,10 +222,10 @@ def _number(header: Any, field: int) -> int:
     return found
 
 
-def _longest(file: BinaryIO, pages: _Pages, compression: str) -> int | None:
-    """The length of the longest text in a dictionary; None if that cannot be found out cheaply."""
+def _are_shorter(limit: int, file: BinaryIO, pages: _Pages, compression: str) -> bool:
+    """Whether no text in a dictionary is longer; False if that cannot be found out cheaply."""
     if pages.dictionary_bytes > SEARCHED_BYTES_MAX or compression not in _CODECS:
-        return None
+        return False
     begin, end = pages.dictionary_at
     file.seek(begin)
     content = file.read(end - begin)
@@ -229,13 +234,15 @@ def _longest(file: BinaryIO, pages: _Pages, compression: str) -> int | None:
             unpack = pa.Codec(_CODECS[compression])
             content = unpack.decompress(content, decompressed_size=pages.dictionary_bytes, asbytes=True)
     except (pa.ArrowException, OSError):
-        return None
-    at = longest = 0
-    while at + 4 <= len(content):
-        length = int.from_bytes(content[at : at + 4], "little")
-        longest = max(longest, length)
+        return False
+    at, last = 0, len(content) - _LENGTH.size
+    length_at = _LENGTH.unpack_from
+    while at <= last:
+        (length,) = length_at(content, at)
+        if length > limit:
+            return False
         at += 4 + length
-    return longest
+    return True
 
 
 def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:

@@ -38,6 +38,7 @@ print(spark.sparkContext._gateway.proc.pid, flush=True)
 sys.stdin.readline()
 started().awaitTermination(120)
 print(len(seen), spark.sparkContext.getConf().get("spark.local.dir", ""), flush=True)
+sys.stdin.readline()  # Spark removes its files when it ends
 """
 
 

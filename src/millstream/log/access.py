@@ -6,18 +6,18 @@ The outermost folder decides for everybody: nobody gets past it to the files bel
 from __future__ import annotations
 
 import grp
-import logging
 import os
 import stat
 from pathlib import Path
 
+from millstream import terminal
 from millstream.errors import InvalidSetting, NoAccess
 from millstream.private_files import PRIVATE, Access, grant, grant_below
 
 SHARED_GROUP = "shared_group"
 OTHERS_MAY_ENTER = 0o077
 OTHERS_MAY_WRITE = 0o022
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 def access_for(group: str | None) -> Access:

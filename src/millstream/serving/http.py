@@ -7,7 +7,6 @@ same answer, errors repeat neither keys nor rows, and what went wrong inside is 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -20,6 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 
+from millstream import terminal
 from millstream.errors import InvalidInput, KafkaUnavailable, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied, Place, unusable
 from millstream.serving.rows import InvalidKey, TableUnavailable
@@ -49,7 +49,7 @@ DESCRIPTION = {
     "GET /tables/NAME?column=value&…": "the row of a key of any number of columns",
 }
 BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-logger = logging.getLogger("uvicorn.error")  # which writes to stderr; every line, unlike the warnings of a command
+logger = terminal.logger("uvicorn.error")  # which writes to stderr; every line, unlike the warnings of a command
 
 Message: TypeAlias = MutableMapping[str, Any]
 Application: TypeAlias = Callable[

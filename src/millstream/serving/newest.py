@@ -6,7 +6,6 @@ a key in several partitions the record with the newest timestamp counts.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream import terminal
 from millstream.errors import OffsetLost, UnknownTopic
 from millstream.log.broker import BrokerTopic
 from millstream.log.partitioners import KeyHash
@@ -32,7 +32,7 @@ CHUNKS_MAX = 4096
 SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost
 NO_TIME = -1
 ENTRY_BYTES = 200  # of a key in a dict: its slot, the header of its bytes, and the tuple and numbers of its place
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 AnyTopic = TypeVar("AnyTopic", bound=BrokerTopic)
 Found: TypeAlias = "tuple[int, pa.Scalar]"

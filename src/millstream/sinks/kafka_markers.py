@@ -7,11 +7,11 @@ could hold it too, but Kafka forgets those of a group that was idle for a week; 
 from __future__ import annotations
 
 import json
-import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream import terminal
 from millstream.errors import KafkaUnavailable, SinkFailed
 from millstream.log import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
@@ -30,7 +30,7 @@ SETTINGS = {
 HELD_BACK_S = 10
 READ_AT_ONCE = 1000
 READ_S = 0.05  # it waits so long for as many
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import logging
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from millstream import terminal
 from millstream.errors import (
     InvalidSetting,
     KafkaUnavailable,
@@ -56,7 +56,7 @@ class _Refusing(urllib.request.HTTPRedirectHandler):
         return None  # which makes the answer an error
 
 
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 _OPENER = urllib.request.build_opener(_Refusing)
 
 

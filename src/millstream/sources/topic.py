@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
+from millstream import terminal
 from millstream.errors import OffsetLost, UnknownTopic
 from millstream.log import EmbeddedLog, open_embedded
 from millstream.log.embedded import Topic
@@ -18,7 +18,7 @@ from millstream.records import Schema
 from millstream.sources.base import SLAB_ROWS, Offsets, Slab, Slice, cut, fair_shares
 from millstream.sources.topic_columns import Chunk, columns_of
 
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 SLAB_BYTES = 16 << 20
 WEIGH_SECONDS = 10.0
 LOOK_SECONDS = 1.0  # for new partitions, and for transactions whose producer died

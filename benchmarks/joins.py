@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import millstream as ms
-from millstream.spark.session import session
+from millstream.spark.session.start import session
 from windows import batch_times, nothing, steady
 
 START = 1_700_000_000_000_000

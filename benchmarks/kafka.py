@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import millstream as ms
-from millstream.spark.session import session
-from millstream.spark.topic_source import register
+from millstream.spark.session.start import session
+from millstream.spark.topic_data_source import register
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from kafka_cluster import KafkaCluster

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 
 import millstream as ms
 from millstream.spark import register
-from millstream.spark.session import session
+from millstream.spark.session.start import session
 
 SCHEMA = "key long, sent long, at timestamp"
 KEYS = 100

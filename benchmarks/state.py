@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import millstream as ms
-from millstream.spark.session import session
+from millstream.spark.session.start import session
 
 SCHEMA = "key long, value long, at timestamp"
 SMALL_ROWS = 10_000

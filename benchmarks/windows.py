@@ -24,7 +24,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import millstream as ms
-from millstream.spark.session import session
+from millstream.spark.session.start import session
 
 KEYS = 10_000
 STORES = {

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import millstream as ms
-from millstream.plan.places import Memory
+from millstream.plan.endpoints import Memory
 
 ROOMS = {"cellar": 12.0, "kitchen": 21.5, "study": 19.0}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

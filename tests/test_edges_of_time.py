@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.plan.windows import Window
-from millstream.spark.layout import event_times
+from millstream.spark.query.physical_plan import event_times
 from millstream.testing import Add, Clock, Watermark, play
 
 FIRST = datetime.min.replace(tzinfo=UTC)

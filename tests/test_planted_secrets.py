@@ -22,7 +22,12 @@ from pyspark import cloudpickle
 
 import millstream as ms
 from cli.conftest import start
+from millstream.connectors.catalog import Remembered, remember, remembered
+from millstream.connectors.kafka.schema_registry import Registry
+from millstream.connectors.sink import open_sink
+from millstream.connectors.static_rows import load
 from millstream.errors import MillstreamError
+from millstream.jobs.job import Settings
 from millstream.log import EmbeddedLog, connect
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import Clients
@@ -30,11 +35,6 @@ from millstream.postgres_address import has_secret, secrets_of, without_password
 from millstream.records import Schema
 from millstream.secrets import HARMLESS_KAFKA, Secret, hidden, is_likely_secret, shown_address
 from millstream.serving.databases import PostgresTable
-from millstream.sinks import open_sink
-from millstream.sinks.remembered import Remembered, remember, remembered
-from millstream.sources.bounded import load
-from millstream.sources.registry import Registry
-from millstream.spark.running import Settings
 
 LEFT, RIGHT = "Xq7Jm", "zW9Vt"
 PLANTED = f"{LEFT}{RIGHT}"

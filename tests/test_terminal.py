@@ -19,12 +19,12 @@ from hypothesis import strategies as some
 
 import millstream as ms
 from millstream import terminal as terminals_module
+from millstream.connectors.sink import open_sink
 from millstream.errors import JobChanged, MillstreamError, NotFound
+from millstream.jobs import display
+from millstream.jobs.folder import differences
+from millstream.jobs.progress import Progress
 from millstream.records import Schema
-from millstream.sinks import open_sink
-from millstream.spark import display
-from millstream.spark.folder import differences
-from millstream.spark.progress import Progress
 from millstream.terminal import escaped, escaped_bytes, escaped_lines, is_harmless, is_terminal, logger, shown
 from millstream.testing import Add, assert_panes, play, print_panes, svg
 from terminals import ALL, HOSTILE, MARKUP, TITLE, terminal
@@ -117,7 +117,7 @@ def test_every_logger_of_the_package_escapes() -> None:
         if "logging.getLogger(" in path.read_text() and path.name != "terminal.py"
     ]
     # The first only adds a handler, the second a filter.
-    assert sorted(raw) == ["cli/failures.py", "spark/session.py"]
+    assert sorted(raw) == ["cli/failures.py", "spark/session/start.py"]
 
 
 # ---------------------------------------------------------------- displays

@@ -15,9 +15,9 @@ RUNS_WHAT_IT_READS = {"loads", "load", "Unpickler"}
 MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "jsonpickle"}
 BUILTINS = {"eval", "exec", "__import__"}
 ALLOWED = {
-    "spark/feed.py": "cloudpickle.loads",  # the user's flow, on its way from the driver to its own workers
-    "spark/fabric.py": "cloudpickle.loads",
-    "spark/processor.py": "pickle.loads",
+    "spark/query/data_source.py": "cloudpickle.loads",  # the user's flow, on its way from the driver to its own workers
+    "spark/query/state_runner.py": "cloudpickle.loads",
+    "spark/query/processor.py": "pickle.loads",
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from millstream.errors import JavaMissing, MillstreamError
-from millstream.spark import java
+from millstream.spark.session import java
 
 HERE = Path(__file__).resolve().parent / "kafka"
 KEPT = HERE.parent.parent / ".kafka"

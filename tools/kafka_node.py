@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafka_jars import HERE, LOG_LINES, KafkaFailed
-from millstream.spark import java
+from millstream.spark.session import java
 
 # Below the ports that outgoing connections get: a client that tries the port of a killed broker again must not take it.
 PORTS = range(20_000, 32_000)

@@ -32,7 +32,7 @@ from typing import Self
 from foreground import run
 from millstream.errors import MillstreamError
 from millstream.private_files import open_private, private_folder
-from millstream.spark import java, launch
+from millstream.spark.session import java, launch
 
 HOST = "127.0.0.1"
 WATCH = Path(__file__).resolve().parent / "kafka" / "watch.py"

@@ -21,7 +21,7 @@ from pathlib import Path
 from children import Engine
 
 from millstream.errors import MillstreamError
-from millstream.spark import java
+from millstream.spark.session import java
 
 HOME = Path(__file__).resolve().parents[2] / ".flink"
 VERSION = "2.3.0"

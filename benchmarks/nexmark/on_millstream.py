@@ -16,9 +16,9 @@ from engine import CORES, Row, Task, Timed
 from generator import SCHEMAS
 
 import millstream as ms
+from millstream.plan.endpoints import Files
 from millstream.plan.flow import Stream
-from millstream.plan.places import Files
-from millstream.spark.session import session
+from millstream.spark.session.start import session
 
 MEMORY = "4g"
 

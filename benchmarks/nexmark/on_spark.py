@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_queries import ASKED, Asked
 
-from millstream.spark import java
+from millstream.spark.session import java
 
 MEMORY = "8g"
 DELAY = "4 seconds"

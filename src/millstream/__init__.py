@@ -22,8 +22,19 @@ if TYPE_CHECKING:
         sum,
         top,
     )
+    from millstream.plan.endpoints import (
+        console,
+        discard,
+        files,
+        foreach,
+        kafka,
+        memory,
+        postgres,
+        rate,
+        socket,
+        sqlite,
+    )
     from millstream.plan.flow import Flow
-    from millstream.plan.places import console, discard, files, foreach, kafka, memory, postgres, rate, socket, sqlite
     from millstream.plan.triggers import (
         after,
         after_count,
@@ -46,7 +57,7 @@ _NAMES = {
     "millstream.log": "Batch Broker Message Record connect",
     "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
     "millstream.plan.flow": "Flow",
-    "millstream.plan.places": "console discard files foreach kafka memory postgres rate socket sqlite",
+    "millstream.plan.endpoints": "console discard files foreach kafka memory postgres rate socket sqlite",
     "millstream.plan.triggers": (
         "after after_count after_watermark all_of each every first_of in_order never repeatedly"
     ),

@@ -14,14 +14,14 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, Stateful, stateful
-from millstream.operators.store import NEVER, Store
 from millstream.operators.windowed import Clock
 from millstream.plan import nodes
+from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, Bundle, Row
-from millstream.plan.failing import listened_to, record_failed
 from millstream.plan.nodes import Node
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
+from millstream.state.store import NEVER, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from expected import STATEMENTS, bag, expected
 from playing import Engine, came, played, reads_of, steps
 
 import millstream as ms
+from millstream.connectors.sink import open_sink
 from millstream.local import Local
 from millstream.log import EmbeddedLog
 from millstream.reference import Reference
-from millstream.sinks import open_sink
 
 EVENTS, FEW = 3000, 400
 SLOW = 100  # events a second of event time: half a minute of them

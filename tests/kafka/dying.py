@@ -3,8 +3,8 @@
 import os
 import signal
 
-from sinks.children import DEADLINE_SECONDS, context
-from sinks.support import SCORES, Target, table
+from connectors.sinks.children import DEADLINE_SECONDS, context
+from connectors.sinks.support import SCORES, Target, table
 
 
 class Dying:

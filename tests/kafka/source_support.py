@@ -12,9 +12,9 @@ from typing import Any
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from millstream.connectors.opening_sources import KafkaSource, Offsets, Slab
 from millstream.log.kafka.address import KafkaAddress
 from millstream.records import Schema
-from millstream.sources import KafkaSource, Offsets, Slab
 
 WAIT_S = 60
 SCHEMA = "user string, n int"

@@ -16,6 +16,7 @@ import confluent_kafka
 import pytest
 
 from kafka_cluster import KafkaCluster
+from millstream.connectors.kafka.reader import PartitionReader
 from millstream.errors import (
     InvalidInput,
     InvalidRecord,
@@ -31,7 +32,6 @@ from millstream.log.kafka.consumer import KafkaConsumer
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.producer import Transactions
 from millstream.log.kafka.topics import change_settings
-from millstream.sources.kafka_reader import PartitionReader
 
 from .broker_support import all_of, filled, new, numbers, polled, until
 
@@ -372,7 +372,7 @@ def test_a_reader_goes_on_after_a_refusal_that_passed(log: KafkaLog, reader: Par
 def test_a_reader_tells_of_a_refusal_that_lasts(
     log: KafkaLog, reader: PartitionReader, stopped: Stopped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.sources.kafka_reader.REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr("millstream.connectors.kafka.reader.REFUSED_SECONDS", 0.5)
     stopped.stop()
     log.clients.refused = NoAccess("for good")
     with pytest.raises(NoAccess, match="for good"):

@@ -14,8 +14,8 @@ import fastavro
 import pytest
 
 from brokers import USERS
+from connectors.sinks.postgres import Server
 from kafka_cluster import KafkaCluster
-from sinks.postgres import Server
 
 from .raw import Record, put
 from .source_support import made
@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 import millstream as ms
 from millstream.spark import session
-from millstream.spark.session import log_file
+from millstream.spark.session.start import log_file
 
 told = json.loads(sys.stdin.readline())
 spark = session(master="local[2]", settings=told["settings"])

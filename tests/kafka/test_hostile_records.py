@@ -12,6 +12,9 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 from kafka_cluster import KafkaCluster
+from millstream.connectors.kafka.markers import TOPIC as MARKERS
+from millstream.connectors.kafka.markers import Marker, make_ready
+from millstream.connectors.opening_sources import KafkaSource, Slab
 from millstream.errors import DamagedLog, InvalidRecord, SinkFailed
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.address import KafkaAddress
@@ -20,9 +23,6 @@ from millstream.log.kafka.descriptions import TOPIC as DESCRIPTIONS
 from millstream.log.kafka.log import KafkaLog
 from millstream.records import Schema
 from millstream.serving.tables import Tables
-from millstream.sinks.kafka_markers import TOPIC as MARKERS
-from millstream.sinks.kafka_markers import Marker, make_ready
-from millstream.sources import KafkaSource, Slab
 from spark.conftest import spark  # noqa: F401
 from spark.support import CAUGHT_UP, read
 

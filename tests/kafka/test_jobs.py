@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 import millstream as ms
 from brokers import USERS
+from connectors.sinks.postgres import Server
 from kafka_cluster import KafkaCluster
 from millstream.cli.app import app
+from millstream.connectors.catalog import remembered
 from millstream.errors import JobChanged
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
-from millstream.sinks.remembered import remembered
-from millstream.spark.session import log_file
-from sinks.postgres import Server
+from millstream.spark.session.start import log_file
 from spark.conftest import spark  # noqa: F401
 from spark.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t, until, unweighted
 

@@ -20,12 +20,12 @@ import millstream as ms
 from kafka_cluster import KafkaCluster
 from millstream.cli.app import app
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, TopicMoved
+from millstream.jobs.folder import BEFORE_MOVE, JobFolder, Kept
+from millstream.jobs.moving import move
 from millstream.log import EmbeddedLog
 from millstream.log.disk import write_document
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.moving import move_topic
-from millstream.spark.folder import BEFORE_MOVE, JobFolder, Kept
-from millstream.spark.moving import move
 
 SCHEMA = "user string, score int"
 pytestmark = pytest.mark.xdist_group("spark")

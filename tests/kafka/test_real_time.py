@@ -23,14 +23,15 @@ import millstream as ms
 from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, InvalidSetting, JobChanged, RecordFailed, SparkFailed
+from millstream.jobs import real_time
+from millstream.jobs import session as workers
+from millstream.jobs.folder import JobFolder
+from millstream.jobs.real_time import CHECKPOINT, _translated, refuse_other_mode, work_of
+from millstream.jobs.settings import Settings
 from millstream.log.kafka.address import KafkaAddress
 from millstream.records import Schema, codec
-from millstream.spark import real_time, workers
-from millstream.spark.folder import JobFolder
-from millstream.spark.java_client import java_settings
-from millstream.spark.real_time import CHECKPOINT, _translated, refuse_other_mode, work_of
-from millstream.spark.real_time_steps import MARK
-from millstream.spark.settings import Settings
+from millstream.spark.real_time.java_client import java_settings
+from millstream.spark.real_time.steps import MARK
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = "user string, score int, at timestamp"
@@ -181,7 +182,7 @@ PROGRAM = """
     import json, sys, time
     from millstream.errors import MillstreamError
     import millstream as ms
-    from millstream.spark.session import log_file
+    from millstream.spark.session.start import log_file
 
     told = json.loads(sys.argv[1])
     servers, secure, topic = told["servers"], told["secure"], told["topic"]

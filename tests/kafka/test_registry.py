@@ -21,9 +21,9 @@ import fastavro
 import pytest
 
 from kafka_cluster import KafkaCluster
+from millstream.connectors.kafka.schema_registry import Registry as SchemaRegistry
 from millstream.errors import InvalidSetting, KafkaUnavailable, NoAccess
 from millstream.secrets import Secret
-from millstream.sources.registry import Registry as SchemaRegistry
 
 from .source_support import made, numbers, opened, row, send, slabs
 

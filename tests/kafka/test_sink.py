@@ -14,14 +14,15 @@ import pytest
 from confluent_kafka import Producer
 
 import millstream as ms
+from connectors.sinks.support import SCORES, Target, committed, table, weights
+from connectors.sinks.test_kills import expected_rows, found_rows, killed_and_finished
+from millstream.connectors.kafka import markers as kafka_markers
+from millstream.connectors.kafka import sink as kafka_sink
+from millstream.connectors.sink import open_sink
 from millstream.errors import InvalidInput, InvalidPlan, InvalidSchema, ProducerFenced, SinkFailed, SinkUnavailable
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import change_settings, kept_settings
 from millstream.records import Schema
-from millstream.sinks import kafka as kafka_sink
-from millstream.sinks import kafka_markers, open_sink
-from sinks.support import SCORES, Target, committed, table, weights
-from sinks.test_kills import expected_rows, found_rows, killed_and_finished
 
 from . import dying
 

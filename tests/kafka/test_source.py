@@ -14,10 +14,11 @@ import pytest
 
 from brokers import USERS
 from kafka_cluster import KafkaCluster
+from millstream.connectors.kafka import reader as kafka_reader
+from millstream.connectors.opening_sources import KafkaSource, Slice, open_source
 from millstream.errors import InvalidInput, KafkaUnavailable, NoAccess, OffsetLost, UnknownTopic
-from millstream.plan.places import kafka as kafka_place
+from millstream.plan.endpoints import kafka as kafka_place
 from millstream.records import Schema
-from millstream.sources import KafkaSource, Slice, kafka_reader, open_source
 
 from .source_support import (
     Transactions,

@@ -22,10 +22,11 @@ from brokers import USERS
 from kafka_cluster import KafkaCluster
 from kafka_jars import CONNECTOR, assemble
 from millstream.errors import JobChanged, OffsetLost, UnknownTopic
+from millstream.jobs import flow_methods as front
 from millstream.log import EmbeddedLog
-from millstream.spark import front, session, stop
-from millstream.spark.session import log_file
-from millstream.spark.topic_source import register
+from millstream.spark import session, stop
+from millstream.spark.session.start import log_file
+from millstream.spark.topic_data_source import register
 
 from .source_support import Transactions, cut_before, grown, made, removed, send, until
 

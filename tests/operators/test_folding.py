@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import LocalState
-from millstream.operators import seen
+from millstream.operators import distinct_values as seen
 from millstream.operators.accumulators import ORDER
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import INPUTS, PARTIALS, SENT, stateful

@@ -22,7 +22,6 @@ from millstream.local import Flowing, Local, bundle_of, flowing_of
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.lookup_join import TABLE, WAITING, LookupJoinStep
-from millstream.operators.runs import Runs
 from millstream.operators.stateful import INPUTS, SENT, stateful
 from millstream.operators.table_join import TableJoinStep
 from millstream.operators.windowed import Clock, Frames
@@ -33,6 +32,7 @@ from millstream.plan.nodes import Late, Node
 from millstream.plan.table_nodes import LookupJoin, SideJoin, TableJoin
 from millstream.records import Schema
 from millstream.reference import Reference
+from millstream.state.runs import Runs
 
 EXAMPLES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 500
 CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))

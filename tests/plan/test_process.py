@@ -17,7 +17,7 @@ import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan, InvalidWindow
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.nodes import Dead, Process
-from millstream.plan.plain_values import NotPlain, UnreadableValues, decoded, encoded
+from millstream.records.python_values import NotPlain, UnreadableValues, decoded, encoded
 
 COLUMNS = "device string, n int, at timestamp"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from millstream.jobs.folder import described
 from millstream.plan.walking import in_order
-from millstream.spark.folder import described
-from millstream.spark.layout import Layout
+from millstream.spark.query.physical_plan import Layout
 from millstream.testing import Add, Watermark, play
 
 DIAMONDS = 30

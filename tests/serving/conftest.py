@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from connectors.sinks.postgres import Server
 from millstream.log import EmbeddedLog
-from sinks.postgres import Server
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 

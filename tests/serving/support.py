@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import millstream as ms
+from connectors.sinks.support import table, weights
+from millstream.connectors.catalog import jobs_folder, remember
+from millstream.connectors.sink import Sink, open_sink
 from millstream.log import Broker, EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from millstream.plan.nodes import Write
-from millstream.sinks import Sink, open_sink
-from millstream.sinks.remembered import jobs_folder, remember
-from sinks.support import table, weights
 
 SCORES = "team string, score int"
 

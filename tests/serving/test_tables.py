@@ -16,11 +16,11 @@ import psycopg
 import pytest
 
 import millstream as ms
+from connectors.sinks.postgres import Server
+from millstream.connectors.catalog import NOTE, remembered
 from millstream.errors import DamagedLog, InvalidInput, MillstreamError, NotFound
 from millstream.log import EmbeddedLog
 from millstream.serving import Tables, TableUnavailable, open_table
-from millstream.sinks.remembered import NOTE, remembered
-from sinks.postgres import Server
 
 from .support import Job, put, total, totals_flow
 

@@ -14,9 +14,9 @@ import pytest
 
 from millstream.errors import SparkFailed
 from millstream.log import EmbeddedLog
-from millstream.spark import shipping
 from millstream.spark.failures import new_mark, of_query
-from millstream.spark.users_code import modules
+from millstream.spark.session import shipping
+from millstream.spark.session.user_code import modules
 from spark_cluster import SparkCluster
 
 from .on_cluster import SCHEMA, ClusterJob, answer, bare_python, found, rows_of, write_flow
@@ -179,7 +179,8 @@ def test_the_package_loads_from_its_zip(python: Path, tmp_path: Path) -> None:
     (tmp_path / "millstream" / "__init__.py").write_text("raise RuntimeError('not this one')")
     file = shipping.package()
     assert shipping.package() == file
-    script = f"import sys; sys.path[1:1] = [{str(file)!r}, {str(tmp_path)!r}]; import millstream.spark.live as it; "
+    script = f"import sys; sys.path[1:1] = [{str(file)!r}, {str(tmp_path)!r}]; "
+    script += "import millstream.spark.query.job_feed as it; "
     script += "print(it.__file__, it.LiveFeed.read.__code__.co_filename)"
     done = subprocess.run([python, "-c", script], cwd=tmp_path.parent, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == [f"{file}/millstream/spark/live.pyc", "<millstream>/millstream/spark/live.py"]

@@ -15,9 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from connectors.sinks.postgres import Server
 from millstream.errors import SparkFailed
 from millstream.log import EmbeddedLog
-from sinks.postgres import Server
 
 from .killing import Killed, kill_a_few_times, kill_often
 from .support import CAUGHT_UP, SCHEMA, put, until

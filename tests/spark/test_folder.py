@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
+from millstream.connectors.file_ledger import FileLedger
+from millstream.connectors.sink import open_sink
 from millstream.errors import DamagedLog, DamagedState, UntrustedFolder
+from millstream.jobs.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, RUNS, JobFolder, claim_runs, is_job, runs_of
 from millstream.records import Schema
-from millstream.sinks import open_sink
-from millstream.sinks.file_ledger import FileLedger
-from millstream.spark.folder import DESCRIPTION, ORPHAN_S_MIN, OWNER, RUNS, JobFolder, claim_runs, is_job, runs_of
 
 
 def begun(job: Path, identity: str, *, long_ago: bool = True) -> None:

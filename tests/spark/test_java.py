@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import JavaMissing, UntrustedFolder
-from millstream.spark import archive, launch, shipping
-from millstream.spark.cache import cache_folder
-from millstream.spark.java import Java, find, launcher_home, version_of
+from millstream.spark.session import archive, launch, shipping
+from millstream.spark.session.cache import cache_folder
+from millstream.spark.session.java import Java, find, launcher_home, version_of
 
 MODULES = "java.base jdk.incubator.vector"
 

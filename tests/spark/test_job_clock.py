@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.spark.job_clock import HOLD_US, STEP_US, JobClock
+from millstream.spark.query.job_clock import HOLD_US, STEP_US, JobClock
 
 SECOND, HOUR = 1_000_000, 3_600_000_000
 NOON = 1_800_000_000 * SECOND

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from millstream.jobs.notices import STUCK_S, Notices
 from millstream.plan.bundles import BEGINNING
-from millstream.spark.layout import Layout
-from millstream.spark.notices import STUCK_S, Notices
+from millstream.spark.query.physical_plan import Layout
 
 from .support import per_user, scores
 

@@ -150,7 +150,7 @@ def test_workers_that_do_not_share_the_disk_send_their_rows(
     log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the hidden folder is not there."""
-    monkeypatch.setattr("millstream.sinks.files.FilesSink.shared", lambda sink: sink._drafting)
+    monkeypatch.setattr("millstream.connectors.files.sink.FilesSink.shared", lambda sink: sink._drafting)
     out = tmp_path / "out"
     many(out, log).run(broker=log.path, until=CAUGHT_UP)
     names = [path.name for path in (out / "rows").rglob("*.parquet")]

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 import millstream as ms
+from connectors.sinks.postgres import Server
+from millstream.connectors.topic.sink import TopicSink
 from millstream.errors import InvalidPlan, MillstreamError, RecordFailed
 from millstream.log import EmbeddedLog
-from millstream.sinks.topic import TopicSink
-from sinks.postgres import Server
 
 from .support import CAUGHT_UP, SCHEMA, put, read, scores
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from millstream.jobs.folder import RUNS
 from millstream.log import EmbeddedLog
-from millstream.spark.folder import RUNS
 
 from .support import CAUGHT_UP, SCHEMA, last_panes, per_user, put, read, scores, seconds, t, table, until
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from millstream import spark as package
 from millstream.errors import InvalidSetting
 from millstream.spark import session, warm
-from millstream.spark.session import SETTINGS, log_file
+from millstream.spark.session.start import SETTINGS, log_file
 
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from millstream.jobs.folder import runs_of as folder_of_runs
 from millstream.log import EmbeddedLog
-from millstream.spark.folder import runs_of as folder_of_runs
 
 from .support import CAUGHT_UP, SCHEMA, START, per_user, put, read, scores, t, table, until
 

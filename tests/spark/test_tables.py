@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from millstream.jobs.folder import described, differences
 from millstream.log import EmbeddedLog
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import stateful
 from millstream.operators.windowed import Clock
-from millstream.spark.folder import described, differences
-from millstream.spark.layout import Layout
+from millstream.spark.query.physical_plan import Layout
 
 from .support import CAUGHT_UP, SCHEMA, put, read, row, scores, sqlite_rows, t, until
 

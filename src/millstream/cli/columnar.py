@@ -41,8 +41,8 @@ def batches(stream: BinaryIO, path: Path | None, format: str) -> Iterator[tuple[
 
 
 def _parquet(stream: BinaryIO) -> Iterator[tuple[pa.RecordBatch, float]]:
-    from millstream.sources.file_bounds import Unreadable  # not above: with it come all sources
-    from millstream.sources.parquet_pages import group_batches, parquet_file
+    from millstream.connectors.files.bounds import Unreadable  # not above: with it come all sources
+    from millstream.connectors.files.parquet_pages import group_batches, parquet_file
 
     if not stream.seekable():
         raise InvalidInput("a Parquet file cannot be read from a pipe", next_step="name the file")

@@ -27,7 +27,7 @@ def list_jobs(session: Session) -> None:
     Example:
       millstream jobs list
     """
-    from millstream.spark.progress import read_progress
+    from millstream.jobs.progress import read_progress
 
     rows, document = [], []
     for folder in _folders(session):
@@ -54,7 +54,7 @@ def forget(
     Example:
       millstream jobs forget team-scores --yes
     """
-    from millstream.spark.folder import JobFolder
+    from millstream.jobs.folder import JobFolder
 
     found = {folder.name: folder for folder in _folders(session)}
     if name not in found:
@@ -67,8 +67,8 @@ def forget(
 
 
 def _folders(session: Session) -> list[Path]:
-    from millstream.sinks.remembered import jobs_folder
-    from millstream.spark.folder import is_job
+    from millstream.connectors.catalog import jobs_folder
+    from millstream.jobs.folder import is_job
 
     if address := session.kafka():  # whether it answers or not: a job's folder is on this machine
         jobs = jobs_folder(address)
@@ -81,8 +81,8 @@ def _folders(session: Session) -> list[Path]:
 
 
 def _state(folder: Path) -> tuple[str, int, list[str]]:
+    from millstream.jobs.folder import DESCRIPTION, JobFolder
     from millstream.log.disk import FileLock
-    from millstream.spark.folder import DESCRIPTION, JobFolder
 
     with FileLock(folder / "lock").attempt() as free:
         state = "stopped" if free else "running"

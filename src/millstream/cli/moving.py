@@ -28,9 +28,9 @@ def move(session: Session, names: Names) -> None:
     Example:
       millstream topics move scores kafka://broker:9092
     """
+    from millstream.jobs.moving import move as moved
     from millstream.log import connect, open_embedded
     from millstream.log.kafka.log import KafkaLog
-    from millstream.spark.moving import move as moved
 
     *topics, address = names
     if not topics or not address.startswith("kafka://"):

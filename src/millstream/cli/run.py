@@ -102,7 +102,7 @@ def run(
         said["broker"] = session.address
     if said.get("broker", chosen.log) is None and (missing := session.missing_folder()):
         raise NotFound(f"there is no log in '{missing}'", next_step="name another with --log or MILLSTREAM_BROKER")
-    from millstream.spark.stop_request import TERMINATED, TIDY_S_MAX, end_after
+    from millstream.jobs.stop_request import TERMINATED, TIDY_S_MAX, end_after
 
     job = chosen.run(**said)
     assert job is not None

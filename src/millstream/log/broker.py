@@ -14,7 +14,7 @@ from millstream.log.groups import GroupInfo
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo
 from millstream.log.repair import Repaired
-from millstream.log.starts import Start
+from millstream.log.start_positions import Start
 from millstream.log.switches import At, Switch
 from millstream.log.topics import TopicInfo, TopicSettings, TopicVersion
 

@@ -27,11 +27,11 @@ from millstream.errors import (
 )
 from millstream.log.batches import Batch, Lost, Record
 from millstream.log.buffer import microseconds
-from millstream.log.followed import Followed
 from millstream.log.groups import CHECK_SECONDS, TopicPartition, begin_group, committed_offsets, revoked
 from millstream.log.offers import Offer, Offering, place_of
 from millstream.log.reader import READ_BYTES, PartitionReader, offset_at_time
-from millstream.log.starts import Start, check_choice, check_start, checked_interval
+from millstream.log.start_positions import Start, check_choice, check_start, checked_interval
+from millstream.log.subscription import Followed
 from millstream.log.wakeup import Wakeup
 
 if TYPE_CHECKING:

@@ -44,14 +44,14 @@ from millstream.log.description import (
 from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder, write_document
 from millstream.log.groups import GroupInfo, Membership, TopicPartition
 from millstream.log.layout import stored_schema
+from millstream.log.open_clients import Parts
 from millstream.log.partition import LOCK, UPKEEP_LOCK, Partition
-from millstream.log.parts import Parts
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.reader import offset_at_time, records_between
 from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
-from millstream.log.starts import Start
+from millstream.log.start_positions import Start
 from millstream.log.switches import SWITCHES, Switches, Switching
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_partition_count, checked_name, is_name
 from millstream.log.transactions import NamedProducer, end_abandoned

@@ -11,12 +11,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from millstream.expressions.expression import Expression, evaluate
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.placing import instant
 from millstream.operators.side_join import side_join
+from millstream.operators.window_assignment import instant
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bundles import dead_letter_values
-from millstream.plan.expressions import Expression, evaluate
 from millstream.plan.nodes import Node
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, batch_to_rows, rows_to_batch
 

@@ -22,13 +22,13 @@ from millstream.operators.accumulators import (
     computed_from_rows,
     folds,
 )
+from millstream.operators.distinct_values import MASK, Seen
 from millstream.operators.elementwise import computed
-from millstream.operators.runs import Marks
-from millstream.operators.seen import MASK, Seen
 from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.table_nodes import Grouped
+from millstream.state.runs import Marks
 
 GROUPS, ELEMENTS = "groups", "elements"
 ROWS, NEWEST = "rows", "newest"

@@ -14,12 +14,12 @@ import polars as pl
 
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.joining import LEFT, RIGHT, SIDES, Joining, Places, netted
-from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.table_nodes import IntervalJoin
 from millstream.plan.windows import microseconds
+from millstream.state.runs import Marks
 
 MATCHES = "matches"
 """The weights of all rows that a row has met, added up."""

@@ -14,8 +14,8 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.placing import instant
 from millstream.operators.side_join import wide
+from millstream.operators.window_assignment import instant
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import Join
 

@@ -11,10 +11,10 @@ import polars as pl
 
 from millstream.operators import elementwise, joining
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
-from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, PlainStep
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.nodes import Node
+from millstream.state.runs import Marks
 
 NUMBER = "__number"
 NEWEST = "newest"

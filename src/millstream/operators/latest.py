@@ -21,10 +21,10 @@ import polars as pl
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.elementwise import computed
 from millstream.operators.keyed_rows import NUMBER, KeyedRows, numbered, singly, summed
-from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
+from millstream.state.runs import Marks
 
 VERSIONS = "versions"
 DELETED, UNTIL = "deleted", "until"

@@ -20,7 +20,6 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.joining import singly
 from millstream.operators.keyed_rows import NUMBER, numbered, summed
-from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT, of_keys
 from millstream.operators.table_join import JoinedSides
 from millstream.operators.windowed import Clock, Frames
@@ -28,6 +27,7 @@ from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.late import late_columns
 from millstream.plan.table_nodes import LookupJoin
 from millstream.records import Schema
+from millstream.state.runs import Marks
 
 TABLE, WAITING = "table", "waiting"
 ASKED_AT, FOLDED_AT = "asked_at", "folded_at"

@@ -18,12 +18,10 @@ import pyarrow as pa
 from millstream.errors import DamagedState
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
-from millstream.operators.runs import Marks
 from millstream.operators.stateful import DEAD, INPUTS, SENT, PlainStep
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
-from millstream.plan.plain_values import ATOMS, UnreadableValues, decoded
 from millstream.plan.process import (
     CLOCK,
     EVENT,
@@ -37,7 +35,9 @@ from millstream.plan.process import (
     timer_values,
 )
 from millstream.records import Schema, rows_to_batch
+from millstream.records.python_values import ATOMS, UnreadableValues, decoded
 from millstream.records.values import column_to_values, python_values
+from millstream.state.runs import Marks
 
 KEYS = "keys"
 STATE, NEXT_EVENT, NEXT_CLOCK = "state", "next_event", "next_clock"

@@ -15,14 +15,14 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.elementwise import HIDDEN, computed
 from millstream.operators.partials import Partials
-from millstream.operators.placing import instant
-from millstream.operators.runs import Marks
 from millstream.operators.trigger_columns import can_finish
+from millstream.operators.window_assignment import instant
 from millstream.operators.windowed import Clock, Frames, WindowedOperator
 from millstream.plan import nodes
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node
 from millstream.plan.windows import microseconds
+from millstream.state.runs import Marks
 
 SENT, LATE, DEAD, LOST = "sent", "late", "dead", "lost"
 """What a stateful step sends: its stream and its side outputs, each a frame with a time and a weight; and a count."""
@@ -206,7 +206,7 @@ def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:
         return WindowedStep(node, whole_rows=whole_rows)
     if not node.keeps_state:
         return None
-    from millstream.operators.steps import STEPS  # which need what is above
+    from millstream.operators.registry import STEPS  # which need what is above
 
     return STEPS[type(node)](node)
 

@@ -19,12 +19,12 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.joining import SIDES, netted, singly
 from millstream.operators.keyed_rows import summed
-from millstream.operators.runs import Marks
 from millstream.operators.side_join import wide
 from millstream.operators.stateful import INPUTS, SENT, PlainStep, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.table_nodes import Join, TableJoin
+from millstream.state.runs import Marks
 
 FOLDED_AT = "folded_at"
 """Of a row that is taken back: when this and what put it there come to nothing."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 
 from millstream.operators.keyed_rows import KeyedRows
-from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, NO_MARKS, SENT
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
+from millstream.state.runs import Marks
 
 COUNTS, TAKEN = "counts", "taken"
 PLACE = "__place"

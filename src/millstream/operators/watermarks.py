@@ -12,10 +12,10 @@ from typing import Any
 
 import polars as pl
 
+from millstream.expressions.expression import expression
 from millstream.operators.accumulators import TIME
 from millstream.operators.elementwise import computed, table_of
 from millstream.plan.bundles import BEGINNING, micros
-from millstream.plan.expressions import expression
 from millstream.plan.nodes import Read
 from millstream.plan.watermarks import Bounded, Custom, Punctuated
 from millstream.plan.windows import microseconds

@@ -13,14 +13,14 @@ import polars as pl
 
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.joining import LEFT, RIGHT, SIDES, WINDOW, Joining, Places, chosen, singly, span
-from millstream.operators.placing import ends, placed
-from millstream.operators.runs import Marks
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
+from millstream.operators.window_assignment import ends, placed
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import END
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import WindowJoin
 from millstream.plan.windows import Sessions, microseconds
+from millstream.state.runs import Marks
 
 START, STOP = SPAN.names
 PLACE = "__place"

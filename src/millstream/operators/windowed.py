@@ -13,10 +13,10 @@ import polars as pl
 
 from millstream.operators import accumulators
 from millstream.operators.accumulators import ELEMENTS, NUMBER, ROW, TIME, Accumulator
+from millstream.operators.each_row import Turns
 from millstream.operators.elementwise import types_of
-from millstream.operators.placing import ends, in_sessions, placed
 from millstream.operators.trigger_columns import can_finish, compiled
-from millstream.operators.turns import Turns
+from millstream.operators.window_assignment import ends, in_sessions, placed
 from millstream.plan import triggers, windows
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate

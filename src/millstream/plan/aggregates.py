@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.errors import InvalidAggregate
-from millstream.plan.place import AtUsersLine, users_line
-from millstream.plan.spark_types import DIGITS_MAX, family
+from millstream.expressions.spark_types import DIGITS_MAX, family
 from millstream.records import Schema
+from millstream.user_lines import AtUsersLine, users_line
 
 NUMBERS = "a number"
 ORDERED = "something that has an order: a number, string, boolean, binary, date or timestamp"

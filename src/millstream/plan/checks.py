@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millstream.errors import InvalidAggregate, InvalidPlan, InvalidWindow
+from millstream.expressions.expression import Expression, expression
+from millstream.expressions.lowered import type_name
+from millstream.expressions.spark_types import family
 from millstream.plan.aggregates import Aggregate, check_order
-from millstream.plan.expressions import Expression, expression
-from millstream.plan.lowered import type_name
+from millstream.plan.endpoints import Place, Sqlite, Table
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
-from millstream.plan.place import AtUsersLine, users_line, what_exists
-from millstream.plan.places import Place, Sqlite, Table
-from millstream.plan.spark_types import family
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
 from millstream.plan.windows import ClosedBy, Delta, Everything, Window
 from millstream.records import Schema, SchemaLike
+from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 if TYPE_CHECKING:
     from millstream.plan.flow import Stream

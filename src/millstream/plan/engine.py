@@ -9,8 +9,8 @@ from typing import Any
 
 from millstream.records import Schema
 
-ENGINE = "millstream.spark.front"
-DESCRIPTIONS = "millstream.sources.described"
+ENGINE = "millstream.jobs.flow_methods"
+DESCRIPTIONS = "millstream.connectors.topic.described"
 _collecting: list[tuple[Any, str, dict[str, Any]]] | None = None
 _broker: str | None = None
 

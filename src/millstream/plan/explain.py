@@ -10,9 +10,9 @@ from typing import Literal
 from millstream.errors import InvalidInput
 from millstream.plan.drawing import drawn
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
-from millstream.plan.place import users_line, what_exists
 from millstream.plan.walking import in_order
 from millstream.terminal import escaped
+from millstream.user_lines import users_line, what_exists
 
 Format = Literal["text", "mermaid", "svg"]
 FORMATS = ("text", "mermaid", "svg")

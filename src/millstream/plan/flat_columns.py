@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from millstream.errors import InvalidPlan
-from millstream.plan.place import users_line
 from millstream.records import Schema
+from millstream.user_lines import users_line
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
-from millstream.plan import engine, frames
+from millstream.expressions.expression import Expression, expression
+from millstream.expressions.lowered import type_name
+from millstream.expressions.spark_types import quoted
+from millstream.plan import engine
+from millstream.plan import spark_frames as frames
 from millstream.plan.checks import (
     NAME,
     and_none,
@@ -30,10 +34,10 @@ from millstream.plan.checks import (
     same_place,
     schema_of,
 )
+from millstream.plan.endpoints import Files, Kafka, Place, chosen_on_lost
+from millstream.plan.endpoints import Table as DatabaseTable
 from millstream.plan.explain import Format, explained
-from millstream.plan.expressions import Expression, expression
 from millstream.plan.late import late_columns
-from millstream.plan.lowered import type_name
 from millstream.plan.nodes import (
     INSTANT,
     Dead,
@@ -47,14 +51,11 @@ from millstream.plan.nodes import (
     Where,
     Write,
 )
-from millstream.plan.place import AtUsersLine, users_line
-from millstream.plan.places import Files, Kafka, Place, chosen_on_lost
-from millstream.plan.places import Table as DatabaseTable
-from millstream.plan.spark_types import quoted
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
 from millstream.plan.windows import Window
-from millstream.plan.written import Written, check_behind_sinks
+from millstream.plan.written_stream import Written, check_behind_sinks
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
+from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
     from millstream.plan.joining import AsOfWhen, On, Side

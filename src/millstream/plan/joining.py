@@ -11,13 +11,12 @@ from typing import Any, Literal, TypeVar, cast
 import pyarrow as pa
 
 from millstream.errors import InvalidPlan
+from millstream.expressions.lowered import type_name
 from millstream.plan.checks import check_keys, check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
-from millstream.plan.lowered import type_name
 from millstream.plan.nodes import Node
-from millstream.plan.place import AtUsersLine, users_line, what_exists
 from millstream.plan.table_nodes import (
     HOWS,
     Columns,
@@ -31,6 +30,7 @@ from millstream.plan.table_nodes import (
 from millstream.plan.tables import Table, columns_of, unweighted
 from millstream.plan.windows import Calendar, Fixed, Sessions, Sliding, Window
 from millstream.records import Schema, duration, signed_duration
+from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 On = str | Sequence[str] | Mapping[str, str]
 AsOfWhen = Literal["event_time", "now"]
@@ -58,7 +58,7 @@ class Side:
             raise refusal("flow.table takes rows that are known beforehand, not a stream", "use stream.to_table(key=…)")
         # The plan does not know how rows are read: only whoever joins with such rows needs to.
         with AtUsersLine():
-            rows: pa.Table = import_module("millstream.sources.bounded").load(given, schema)
+            rows: pa.Table = import_module("millstream.connectors.static_rows").load(given, schema)
         plain = isinstance(given, Sequence) or hasattr(given, "columns")
         return cls(flow, schema, rows, f"{rows.num_rows} rows" if plain else str(given))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from millstream.errors import InvalidWindow
+from millstream.expressions.expression import Expression
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.checks import (
     check_event_time,
@@ -19,7 +20,6 @@ from millstream.plan.checks import (
     result_type,
     window_arguments,
 )
-from millstream.plan.expressions import Expression
 from millstream.plan.flow import RESERVED, Stream
 from millstream.plan.nodes import (
     INSTANT,
@@ -30,11 +30,11 @@ from millstream.plan.nodes import (
     Process,
     WindowedAggregate,
 )
-from millstream.plan.place import AtUsersLine, users_line
 from millstream.plan.triggers import CHOICES as TRIGGERS
 from millstream.plan.triggers import AfterWatermark, Repeatedly, Trigger
 from millstream.plan.windows import Everything, Window
 from millstream.records import Schema, SchemaLike, duration
+from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
     from millstream.plan.joining import Joined, On

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from millstream.expressions.expression import Expression
+from millstream.expressions.spark_types import INSTANT as INSTANT
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.expressions import Expression
-from millstream.plan.places import Discard
-from millstream.plan.spark_types import INSTANT as INSTANT
+from millstream.plan.endpoints import Discard
 from millstream.plan.triggers import Trigger
 from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window

@@ -12,7 +12,7 @@ from millstream.errors import InvalidInput
 from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, moment
 from millstream.plan.checks import without_event_time
 from millstream.plan.nodes import Process
-from millstream.plan.plain_values import PLAIN, NotPlain, encoded
+from millstream.records.python_values import PLAIN, NotPlain, encoded
 
 EVENT, CLOCK = 0, 1
 FIRINGS_MAX = 100_000

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
+from millstream.expressions.expression import Expression
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.expressions import Expression
 from millstream.plan.nodes import Node
 from millstream.plan.windows import Window
 from millstream.records import format_duration

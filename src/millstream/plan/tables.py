@@ -13,20 +13,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from millstream.expressions.expression import expression
+from millstream.expressions.lowered import type_name
 from millstream.plan.aggregates import Aggregate, check_order
 from millstream.plan.bundles import micros
 from millstream.plan.checks import check_keys, refusal, without_event_time
-from millstream.plan.expressions import expression
+from millstream.plan.endpoints import Table as DatabaseTable
 from millstream.plan.flow import Stream
 from millstream.plan.keyed import aggregated, check_named
-from millstream.plan.lowered import type_name
 from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Union, Where, WindowedAggregate
-from millstream.plan.place import AtUsersLine, users_line
-from millstream.plan.places import Table as DatabaseTable
 from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
 from millstream.plan.walking import derived
-from millstream.plan.written import Written
+from millstream.plan.written_stream import Written
 from millstream.records import Schema, duration
+from millstream.user_lines import AtUsersLine, users_line
 
 CHANGE_COLUMNS = ("weight", "event_time")
 METADATA: dict[str, tuple[pa.DataType, ...]] = {

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from millstream.errors import InvalidTrigger
-from millstream.plan.place import AtUsersLine, users_line
 from millstream.records import duration, format_duration
+from millstream.user_lines import AtUsersLine, users_line
 
 CHOICES = (
     "triggers: after_watermark, after, every, after_count, each, repeatedly, first_of, all_of, in_order, "

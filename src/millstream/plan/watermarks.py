@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from millstream.errors import InvalidInput
-from millstream.plan.place import AtUsersLine, users_line
 from millstream.records import duration, format_duration
+from millstream.user_lines import AtUsersLine, users_line
 
 
 @dataclass(frozen=True)

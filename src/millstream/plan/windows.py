@@ -9,8 +9,8 @@ from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from millstream.errors import InvalidWindow
-from millstream.plan.place import AtUsersLine, users_line, what_exists
 from millstream.records import duration, format_duration, signed_duration
+from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 Time = Literal["event", "processing"]
 CALENDAR_UNITS = ("day", "week", "month", "quarter", "year")

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from millstream.plan import nodes
+from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
 from millstream.plan.calendars import calendar_span
-from millstream.plan.failing import listened_to, record_failed
 from millstream.plan.nodes import Node
 from millstream.plan.walking import in_order
 from millstream.reference.operator import Operator, dead_letter

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from millstream.expressions.expression import evaluate
 from millstream.plan.bundles import ARGUMENTS, Bundle, Row, table_of
-from millstream.plan.expressions import evaluate
 from millstream.plan.table_nodes import Grouped
 from millstream.records import batch_to_rows
 from millstream.reference.aggregates import aggregated

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
+from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bundles import Bundle, Row, moment, table_of
-from millstream.plan.expressions import evaluate
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from millstream.expressions.expression import Expression, evaluate
 from millstream.plan import table_nodes
 from millstream.plan.bundles import Bundle, Row, table_of
-from millstream.plan.expressions import Expression, evaluate
 from millstream.plan.nodes import Node
 from millstream.plan.windows import microseconds
 from millstream.reference.operator import StatefulOperator

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, triggers, windows
 from millstream.plan.bundles import ARGUMENTS, BEGINNING, END, Bundle, Row, moment, table_of
-from millstream.plan.expressions import evaluate
 from millstream.plan.nodes import Mode, PaneTime
 from millstream.records import batch_to_rows
 from millstream.reference.aggregates import aggregated

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from millstream.connectors.catalog import Remembered
+from millstream.connectors.databases import postgres, sqlite
 from millstream.errors import InvalidInput, MillstreamError
 from millstream.plan.flat_columns import flat_columns
 from millstream.postgres_address import is_ambiguous, secrets_of, without_password
@@ -20,8 +22,6 @@ from millstream.records import Schema, codec
 from millstream.records.texts import text_leaf
 from millstream.secrets import concealed
 from millstream.serving.rows import Key, Row, TableUnavailable, TypedRow
-from millstream.sinks import postgres, sqlite
-from millstream.sinks.remembered import Remembered
 
 if TYPE_CHECKING:
     import psycopg

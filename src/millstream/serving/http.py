@@ -20,11 +20,11 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from millstream import terminal
+from millstream.connectors.catalog import Remembered
 from millstream.errors import InvalidInput, KafkaUnavailable, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied, Place, unusable
 from millstream.serving.rows import InvalidKey, TableUnavailable
 from millstream.serving.served import Served
-from millstream.sinks.remembered import Remembered
 
 if TYPE_CHECKING:
     import uvicorn

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from millstream.connectors.catalog import Remembered
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log import TopicPartition
 from millstream.log.kafka.clients import OPEN_SECONDS, Clients
@@ -25,7 +26,6 @@ from millstream.log.layout import TIMESTAMP
 from millstream.records import codec
 from millstream.serving.newest import Found, Index, KeyedTopic, News, always, home_of, newer
 from millstream.serving.rows import PlainRow, Row, TableUnavailable, TypedRow
-from millstream.sinks.remembered import Remembered
 
 READ_AT_ONCE = 10_000
 READ_SECONDS = 0.1

@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream import terminal
+from millstream.connectors.catalog import Remembered
+from millstream.connectors.topic.records import NULL_KEY, record_keys
 from millstream.errors import OffsetLost, UnknownTopic
 from millstream.log.broker import BrokerTopic
 from millstream.log.partitioners import KeyHash
 from millstream.records import Schema
 from millstream.serving.rows import Key, Row
-from millstream.sinks.records import NULL_KEY, record_keys
-from millstream.sinks.remembered import Remembered
 
 CHUNKS_MAX = 4096
 SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost

@@ -12,10 +12,10 @@ import orjson
 import pyarrow as pa
 
 from millstream.errors import InvalidInput, MillstreamError
-from millstream.plan.place import what_exists
 from millstream.records import Schema, batch_to_rows, codec, rows_to_batch
 from millstream.records.columns import Refused
 from millstream.records.texts import text_leaf
+from millstream.user_lines import what_exists
 
 
 class TableUnavailable(MillstreamError):

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from millstream.connectors.catalog import Remembered
 from millstream.serving.rows import Row
 from millstream.serving.tables import Lookup, Tables
-from millstream.sinks.remembered import Remembered
 
 TABLES_MAX = 64
 INDEX_BYTES_MAX = 1 << 30

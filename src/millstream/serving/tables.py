@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from millstream.connectors.catalog import Remembered, remembered
 from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
 from millstream.log import Broker, EmbeddedLog, connect
-from millstream.plan.place import what_exists
 from millstream.serving.databases import PostgresTable, SqliteTable
 from millstream.serving.newest import always
 from millstream.serving.rows import Row
 from millstream.serving.topics import TopicTable, text_table
-from millstream.sinks.remembered import Remembered, remembered
+from millstream.user_lines import what_exists
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.connectors.catalog import KEY_TEXT, Remembered
 from millstream.log import Broker, EmbeddedLog
 from millstream.log.embedded import Topic
 from millstream.log.kafka.address import SCHEME
@@ -17,7 +18,6 @@ from millstream.log.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import align
 from millstream.serving.newest import NO_TIME, Found, Index, KeyedTopic, News, always, home_of, newer
 from millstream.serving.rows import PlainRow, Row, TypedRow
-from millstream.sinks.remembered import KEY_TEXT, Remembered
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 # Not by name on first use, as elsewhere: the module of the same name would take the function's place.
-from millstream.spark.session import session, stop, warm
+from millstream.spark.session.start import session, stop, warm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,6 +15,6 @@ __all__ = ["register", "session", "stop", "warm"]
 
 def register(spark: SparkSession, *, broker: str | None = None) -> None:
     """Makes topics readable in plain PySpark: spark.readStream.format("millstream").option("topic", …)."""
-    from millstream.spark.topic_source import register
+    from millstream.spark.topic_data_source import register
 
     register(spark, broker=broker)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.errors import InvalidInput
-from millstream.plan.place import users_line
 from millstream.testing.table import Fields, aligned, is_pane, is_span
 from millstream.testing.times import ShortTimes, times_in
+from millstream.user_lines import users_line
 
 Row = Mapping[str, Any]
 ABSENT = "no such field"

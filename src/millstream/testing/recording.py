@@ -10,9 +10,9 @@ from millstream.errors import InvalidInput
 from millstream.plan.flow import Flow
 from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Node, WindowedAggregate
-from millstream.plan.place import users_line
 from millstream.plan.walking import derived
 from millstream.reference import Bundle, Row
+from millstream.user_lines import users_line
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.plan.expressions import evaluate
+from millstream.expressions.expression import evaluate
 from millstream.plan.nodes import WindowedAggregate
 from millstream.records import format_duration, rows_to_batch
 from millstream.reference import BEGINNING, END, Row, micros

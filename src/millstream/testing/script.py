@@ -18,7 +18,6 @@ from millstream.operators.watermarks import SourceWatermark
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.nodes import Node, Read
-from millstream.plan.place import users_line
 from millstream.plan.tables import Table
 from millstream.plan.watermarks import Watermark as Strategy
 from millstream.records import batch_to_rows, rows_to_batch
@@ -26,6 +25,7 @@ from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
 from millstream.testing.figure import draw_figure
 from millstream.testing.recording import Recording
 from millstream.testing.steps import Add, Clock, Partition, Step, Watermark
+from millstream.user_lines import users_line
 
 INPUT = "input"
 WHOLE = ""  # the one partition of a script that names none
@@ -82,7 +82,7 @@ def _engine(on: str) -> Callable[[list[Node], Steps], Iterable[Mapping[Node, Bun
 
         return lambda observed, steps: map(Local(observed).step, steps)
     if on == "spark":
-        from millstream.spark.playing import played  # brings Spark
+        from millstream.testing.on_spark import played  # brings Spark
 
         return played
     raise InvalidInput(

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from millstream.errors import InvalidInput
-from millstream.plan.place import PACKAGE
+from millstream.user_lines import PACKAGE
 
 WITH_A_ZONE = "give it one: datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)"
 

@@ -32,7 +32,7 @@ from millstream.log.kafka.switches import KafkaFollowed
 from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.offers import place_of
 from millstream.log.reader import READ_BYTES
-from millstream.log.starts import Start, checked_interval
+from millstream.log.start_positions import Start, checked_interval
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -40,10 +40,10 @@ from millstream.log.kafka.topics import (
     remove_topic,
     to_kafka,
 )
-from millstream.log.parts import Parts
+from millstream.log.open_clients import Parts
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
-from millstream.log.starts import Start
+from millstream.log.start_positions import Start
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
 
 LOOK_SECONDS = 2.0

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from millstream.errors import DamagedLog
 from millstream.log.buffer import microseconds
 from millstream.log.disk import FileLock
-from millstream.log.followed import Followed
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import Clients
 from millstream.log.kafka.descriptions import Descriptions
 from millstream.log.kafka.groups import committed_offsets, group_names
 from millstream.log.kafka.topics import KafkaTopic, offsets
+from millstream.log.subscription import Followed
 from millstream.log.switches import ALL_OTHERS, At, Switch, Switches, Switching
 
 if TYPE_CHECKING:

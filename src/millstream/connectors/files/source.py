@@ -1,0 +1,238 @@
+"""Files as a source: each new file gets the next number, and a journal remembers which file that was.
+
+Files are taken whole, once, in order of (modification time, name) among those found together. Offsets count files;
+inside a slice, `file << 40 | row` names a row. Folders such as `dt=2024-03-01` are looked into, and fill columns.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.connectors.dead_letters import Origin, letters, without_missing
+from millstream.connectors.files.bounds import FileBounds
+from millstream.connectors.files.formats import Part, parts_of, row_groups
+from millstream.connectors.files.journal import Entry, Journal
+from millstream.connectors.source import Offsets, Slab, Slice
+from millstream.errors import InvalidInput, NotFound
+from millstream.log.disk import storage_errors
+from millstream.plan.endpoints import Files
+from millstream.plan.partition_folders import folder_values, is_folder_name
+from millstream.records import Failure, Schema
+
+PARTITION = "files"
+BATCH_BYTES = 256 << 20
+ROW_BITS = 40
+LOOK_SECONDS = 0.2
+SPLIT_BYTES = 1 << 20  # a smaller Parquet file is not worth a look into its footer
+
+
+class FilesSource:
+    def __init__(self, place: Files, schema: Schema, *, folder: Path, columns: Schema | None = None) -> None:
+        """Of Parquet only `columns` are read; a line of text is read whole, and is right or wrong as a whole."""
+        place.check_read()
+        self.place = place
+        self.schema = columns if columns is not None and place.format == "parquet" else schema
+        self._pattern = os.path.abspath(os.path.expanduser(place.path))  # noqa: PTH100, PTH111 - it may be a glob
+        self._journal = Journal(folder / "files.journal")
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def partitions(self) -> list[str]:
+        return [PARTITION]
+
+    def earliest(self) -> Offsets:
+        return {PARTITION: 0}
+
+    def latest(self) -> Offsets:
+        self._discover()
+        return {PARTITION: len(self._journal)}
+
+    def at(self, moment: datetime) -> Offsets:
+        raise InvalidInput(
+            "files cannot be read from a point in time",
+            where=str(self.place),
+            next_step="start at 'earliest' or 'latest'",
+        )
+
+    def _discover(self) -> None:
+        """Puts files that were not there before into the journal."""
+        self._journal.refresh()
+        found = []
+        with storage_errors(Path(self._pattern)):
+            for path in self._listed():
+                if path not in self._journal:
+                    with suppress(FileNotFoundError):  # renamed or deleted between the two looks
+                        about = os.stat(path)  # noqa: PTH116 - in a folder of many files, a Path for each is felt
+                        found.append(Entry(path, about.st_size, about.st_mtime_ns))
+        self._journal.append(sorted(found, key=lambda entry: (entry.modified_ns, entry.path)))
+
+    def _listed(self) -> Iterator[str]:
+        if os.path.isdir(self._pattern):  # noqa: PTH112
+            yield from _in_folder(self._pattern)
+            return
+        if glob.has_magic(self._pattern):
+            spelled_out = _spelled_out(self._pattern)
+            for path in glob.iglob(self._pattern, recursive=True):  # noqa: PTH207
+                if os.path.isfile(path) and not _is_below_hidden(Path(path[spelled_out:])):  # noqa: PTH113
+                    yield path
+            return
+        if not os.path.isfile(self._pattern):  # noqa: PTH113
+            raise NotFound(
+                "there is no such folder or file",
+                where=self._pattern,
+                next_step="make the folder first, or give a glob such as 'data/*.parquet'",
+            )
+        yield self._pattern
+
+    # ------------------------------------------------------------ planning a batch
+
+    def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
+        """At most `files_per_batch` files; how many rows they have is not known before they are read.
+
+        Unsaid, a batch that is limited at all takes files until they are large together.
+        """
+        begun, end = start.get(PARTITION, 0), self.latest()[PARTITION]
+        if self.place.files_per_batch is not None:
+            end = min(end, begun + self.place.files_per_batch)
+        elif limit_rows is not None:
+            size_bytes, number = 0, begun
+            while number < end and size_bytes < BATCH_BYTES:
+                size_bytes, number = size_bytes + self._journal.entry(number).size_bytes, number + 1
+            end = number
+        return {PARTITION: max(begun, end)}
+
+    def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
+        """By file, and by row groups where a Parquet file is large; even in bytes."""
+        units: list[tuple[Slice, int]] = []
+        for number in range(start.get(PARTITION, 0), end[PARTITION]):
+            units += self._units(number)
+        total = sum(weight for _, weight in units)
+        made: list[list[Slice]] = [[] for _ in range(max(1, tasks))]
+        before = 0
+        for unit, weight in units:
+            task = made[min(len(made) - 1, (2 * before + weight) * len(made) // (2 * total))]
+            before += weight
+            if task and task[-1].end == unit.start and task[-1].start >> ROW_BITS == unit.start >> ROW_BITS:
+                task[-1] = Slice(PARTITION, task[-1].start, unit.end)
+            else:
+                task.append(unit)
+        return [task for task in made if task]
+
+    def _units(self, number: int) -> list[tuple[Slice, int]]:
+        """The smallest pieces of a file that can be read alone, and how much each weighs."""
+        entry = self._journal.entry(number)
+        first, end = number << ROW_BITS, (number + 1) << ROW_BITS
+        groups = (
+            row_groups(Path(entry.path)) if self.place.format == "parquet" and entry.size_bytes > SPLIT_BYTES else []
+        )
+        if len(groups) < 2:
+            return [(Slice(PARTITION, first, end), entry.size_bytes + 1)]
+        units, row = [], first
+        for place, (rows, size_bytes) in enumerate(groups):
+            until = end if place == len(groups) - 1 else row + rows
+            units.append((Slice(PARTITION, row, until), size_bytes + 1))
+            row = until
+        return units
+
+    def wait(self, start: Offsets, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.latest()[PARTITION] <= start.get(PARTITION, 0):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, LOOK_SECONDS))
+        return True
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, slice: Slice) -> Iterator[Slab]:
+        number = slice.start >> ROW_BITS
+        first = slice.start - (number << ROW_BITS)
+        until = slice.end - (number << ROW_BITS)
+        entry = self._journal.entry(number)
+        self._check_unchanged(entry)
+        path = Path(entry.path)
+        whole = until == 1 << ROW_BITS
+        below = self._below(entry.path)
+        said = folder_values(below)
+        name = os.fsencode(below if said else path.name).decode(errors="replace")
+        with storage_errors(path):
+            bounds = FileBounds(entry.size_bytes, self.place.max_record_bytes, self.place.max_expansion)
+            for part in parts_of(path, self.place.format, self.schema, first, None if whole else until, bounds, said):
+                yield self._slab(part, number, name)
+        self._check_unchanged(entry)  # as well afterwards: it may have been written to meanwhile
+
+    def _below(self, path: str) -> str:
+        """The path of a file below the place's own folder, or below that in which its glob begins."""
+        if path.startswith(self._pattern.rstrip(os.sep) + os.sep):
+            return path[len(self._pattern.rstrip(os.sep)) + 1 :]
+        if path == self._pattern or not glob.has_magic(self._pattern):
+            return os.path.basename(path)  # noqa: PTH119
+        return path[_spelled_out(self._pattern) :]
+
+    def _slab(self, part: Part, number: int, name: str) -> Slab:
+        origin = Origin(name, 0)
+        dead: pa.Table | None = None
+        if part.bad:
+            at = np.array([line for line, _, _ in part.bad], dtype=np.int64)
+            failures = [Failure(index, reason) for index, (_, _, reason) in enumerate(part.bad)]
+            dead = letters([content for _, content, _ in part.bad], at, failures, origin)
+        offsets = part.numbers + (number << ROW_BITS)
+        return without_missing(PARTITION, origin, part.rows, offsets, self.schema.arrow, dead, part.numbers)
+
+    def _check_unchanged(self, entry: Entry) -> None:
+        try:
+            about = os.stat(entry.path)  # noqa: PTH116
+        except FileNotFoundError:
+            raise InvalidInput(
+                "the file was there when the job found it, and is gone before it was read",
+                where=entry.path,
+                next_step="put it back; delete files only after the batch that reads them is done",
+            ) from None
+        if (about.st_size, about.st_mtime_ns) != (entry.size_bytes, entry.modified_ns):
+            raise InvalidInput(
+                f"the file has changed since the job found it: {entry.size_bytes} bytes then, {about.st_size} now",
+                where=entry.path,
+                next_step="put the old content back with its time; write new files under a name that begins with '.' "
+                "and rename them when they are complete",
+            )
+
+    def close(self) -> None:
+        return None
+
+
+def _in_folder(folder: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The files of a folder and of the folders in it that are named by a column and a value, each column once: where a
+    link leads back to a folder above, that is not looked into for ever."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_file():
+                if not _is_hidden(entry.name):
+                    yield entry.path
+            elif is_folder_name(entry.name) and (column := entry.name.partition("=")[0]) not in above:
+                with suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or no folder
+                    yield from _in_folder(entry.path, above | {column})
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_")) or name.endswith(".tmp")
+
+
+def _is_below_hidden(path: Path) -> bool:
+    return _is_hidden(path.name) or any(_is_hidden(part) and not is_folder_name(part) for part in path.parent.parts)
+
+
+def _spelled_out(pattern: str) -> int:
+    """How much of a glob names one folder alone."""
+    magic = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
+    return pattern[:magic].rfind(os.sep) + 1

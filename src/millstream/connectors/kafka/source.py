@@ -1,0 +1,358 @@
+"""A topic of Kafka as a source: committed records only, up to the first transaction that is still open.
+
+Offsets have gaps: marks of transactions, records that were aborted or compacted away. So a slice is over when its
+reader has come to its end, not when a certain record was seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from millstream import terminal
+from millstream.connectors.kafka.reader import FETCHING, STALL_SECONDS_MAX, PartitionReader
+from millstream.connectors.kafka.schema_registry import Registry, registry_codec
+from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, cut, fair_shares
+from millstream.connectors.topic.columns import Chunk, Columns, DecodedColumns, is_metadata
+from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
+from millstream.log.groups import TopicPartition
+from millstream.log.kafka.address import KafkaAddress
+from millstream.log.kafka.clients import Clients
+from millstream.log.kafka.messages import BAD_HEADER, TIME_MS_MAX, headers_of, nearest_us, times_ms
+from millstream.log.kafka.topics import described, offsets
+from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
+from millstream.log.reader import Fetch
+from millstream.records import Schema
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+SLAB_BYTES = 16 << 20
+WEIGH_SECONDS = 30.0
+WEIGHED_RECORDS = 50  # of each partition
+LOOK_SECONDS = 1.0  # for new partitions
+POLL_SECONDS, POLL_SECONDS_MAX = 0.002, 0.025
+READERS_MAX = 4  # each has connections of its own, and records that it fetched ahead
+RECORD_BYTES = 64  # what a record takes besides key and value
+
+logger = terminal.logger(__name__)
+
+
+class KafkaSource:
+    """Partitions are named by their numbers. `on_lost` says what follows when records were deleted unread."""
+
+    def __init__(
+        self,
+        address: KafkaAddress,
+        topic: str,
+        schema: Schema,
+        *,
+        format: str = "json",
+        registry: str | None = None,
+        on_lost: str = "error",
+    ) -> None:
+        self.topic = topic
+        self.schema = schema
+        self.lost_records = 0
+        self.losses: list[str] = []
+        """What was passed over, for whoever runs the job."""
+        """How many offsets were given up, so far as this process knows."""
+        self._where = f"topic '{topic}' of {address}"
+        self._on_lost = on_lost
+        self._columns = _columns(schema, format, Registry.of(registry, address) if registry else None)
+        self._asked = frozenset(field.name for field in schema.arrow if is_metadata(field))
+        self._clients = Clients(address)
+        self._identity: str | None = None
+        self._partitions = 0
+        self._looked_at = float("-inf")
+        self._readers: dict[int, PartitionReader] = {}
+        self._noticed: dict[str, int] = {}
+        """By partition, the offset that was last found lost: it is met when a batch is planned, and when it is cut."""
+        self._row_bytes = 0.0
+        self._weighed_at = float("-inf")
+
+    @property
+    def identity(self) -> str:
+        """Of the topic as it was opened: one made anew under the same name has another."""
+        if self._identity is None:
+            self._look()
+        assert self._identity is not None
+        return self._identity
+
+    # ------------------------------------------------------------ what there is
+
+    def _look(self) -> None:
+        """Notices new partitions, and a topic of the same name in place of the one that was opened."""
+        if self._identity is None:
+            self._clients.check()
+        identity, count = described(self._clients, self.topic)
+        if self._identity not in (None, identity):
+            raise UnknownTopic(
+                f"topic '{self.topic}' was deleted and made anew",
+                where=self._where,
+                next_step="start again from the earliest offset of the new one",
+            )
+        self._identity, self._partitions, self._looked_at = identity, count, time.monotonic()
+
+    @property
+    def partitions(self) -> list[str]:
+        self._look()
+        return [str(number) for number in range(self._partitions)]
+
+    def earliest(self) -> Offsets:
+        return self._offsets(self.partitions, "earliest")
+
+    def latest(self) -> Offsets:
+        return self._offsets(self.partitions, "latest", committed=True)
+
+    def at(self, moment: datetime) -> Offsets:
+        return self._offsets(self.partitions, int(moment.timestamp() * 1000))
+
+    def _offsets(self, names: list[str], spec: str | int, *, committed: bool = False) -> Offsets:
+        places = [TopicPartition(self.topic, int(name)) for name in names]
+        found = offsets(self._clients, places, spec, committed=committed)
+        return {str(place.partition): offset for place, offset in sorted(found.items())}
+
+    # ------------------------------------------------------------ planning a batch
+
+    def row_bytes(self) -> float:
+        """How large a record is on average: some are looked at now and then."""
+        if time.monotonic() - self._weighed_at > WEIGH_SECONDS:
+            self._weighed_at = time.monotonic()
+            self._row_bytes = self._weighed() or self._row_bytes
+        return self._row_bytes
+
+    def _weighed(self) -> float:
+        from confluent_kafka import TopicPartition as Place
+
+        first, last = self.earliest(), self.latest()
+        places = [
+            Place(self.topic, int(name), max(first[name], last[name] - WEIGHED_RECORDS))
+            for name in last
+            if last[name] > first[name]
+        ]
+        if not places:
+            return 0.0
+        consumer = self._clients.consumer(unsaid=FETCHING, max_partition_fetch_bytes=65536)
+        try:
+            consumer.assign(places)
+            found = consumer.consume(WEIGHED_RECORDS * len(places), 0.5)
+            sizes = [len(each.value() or b"") + len(each.key() or b"") for each in found if each.error() is None]
+        finally:
+            consumer.close()
+        return RECORD_BYTES + sum(sizes) / len(sizes) if sizes else 0.0
+
+    def limited(self, start: Offsets, limit_rows: int | None, *, until: Offsets | None = None) -> Offsets:
+        """`until` bounds it further: what came later, and partitions it does not name, are left for another time."""
+        exist = self.partitions
+        stable = self._offsets(exist, "latest", committed=True)
+        begun = self._begun(start, exist, stable)
+        end = {name: max(offset, begun[name]) for name, offset in stable.items()}
+        if until is not None:
+            end = {name: max(begun[name], min(offset, until[name])) for name, offset in end.items() if name in until}
+        if limit_rows is None:
+            return end
+        lags = {name: offset - begun[name] for name, offset in end.items() if offset > begun[name]}
+        shares = fair_shares(lags, limit_rows)
+        return {name: begun[name] + shares.get(name, 0) for name in end}
+
+    def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
+        begun = self._begun({name: start[name] for name in end if name in start}, self.partitions, end)
+        there = self._still_there(end)
+        ordered = sorted(end, key=int)
+        return cut([Slice(name, min(begun[name], there[name]), there[name]) for name in ordered], tasks)
+
+    def _still_there(self, end: Offsets) -> Offsets:
+        """As much of a batch as the partitions have: one that was planned before may end behind what is left."""
+        last = self._offsets(list(end), "latest")
+        for name, offset in end.items():
+            if offset > last[name]:
+                self._notice(self._lost(name, offset, 0, last[name]), name, offset, last[name])
+        return {name: min(offset, last[name]) for name, offset in end.items()}
+
+    def _begun(self, start: Offsets, exist: list[str], end: Offsets) -> Offsets:
+        """Where each partition begins that has an end; what is asked for must still be there."""
+        for name in [*start, *end]:
+            if name not in exist:
+                raise OffsetLost(
+                    f"partition {name} was read before, and the topic has no such partition: it was made anew",
+                    where=self._where,
+                    next_step="start again from the earliest or latest offset",
+                )
+        first = self._offsets(list(end), "earliest")
+        begun = {name: start.get(name, first[name]) for name in end}
+        # Behind the end of what is committed there may be more, and a job may begin there: at a certain time.
+        ahead = [name for name, offset in begun.items() if offset > end[name]]
+        last = end | (self._offsets(ahead, "latest") if ahead else {})
+        for name, offset in begun.items():
+            if offset < first[name] or offset > last[name]:
+                begun[name] = self._instead(name, offset, first[name], last[name])
+        return begun
+
+    def _instead(self, name: str, offset: int, first: int, end: int) -> int:
+        """Where to go on when records are lost; raises if that was not allowed."""
+        instead = first if self._on_lost == "earliest" else max(first, end)
+        self._notice(self._lost(name, offset, first, end), name, offset, instead)
+        return instead
+
+    def _notice(self, error: OffsetLost, name: str, offset: int, instead: int) -> None:
+        """Raises, or tells and counts the same loss once."""
+        if self._on_lost == "error":
+            raise error
+        if self._noticed.get(name) != offset:
+            self._noticed[name] = offset
+            passed = max(0, instead - offset)
+            self.lost_records += passed
+            told = f"{error.what} ({error.where}): {passed} offsets are passed over"
+            self.losses.append(f"{told}, going on at offset {instead}, as on_lost='{self._on_lost}' says")
+            logger.warning("%s", self.losses[-1])
+
+    def _lost(self, name: str, offset: int, first: int, end: int) -> OffsetLost:
+        where = f"{self._where}, partition {name}"
+        if offset < first:
+            return OffsetLost(
+                f"offsets {offset} to {first - 1} were deleted by retention before they were read",
+                where=where,
+                next_step="start again from the earliest offset, or say on_lost='earliest'; and lengthen the topic's "
+                "retention.ms so that it covers the time a reader may stand still",
+            )
+        return OffsetLost(
+            f"offset {offset} was read before, but the partition now ends at {end}: it was cut or made anew",
+            where=where,
+            next_step="start again from the earliest or latest offset",
+        )
+
+    def wait(self, start: Offsets, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        pause_s = POLL_SECONDS
+        while True:
+            if time.monotonic() - self._looked_at > LOOK_SECONDS:
+                self._look()
+            names = [str(number) for number in range(self._partitions)]
+            new = [name for name in names if name not in start]
+            begun = start | (self._offsets(new, "earliest") if new else {})
+            stable = self._offsets(names, "latest", committed=True)
+            if any(offset > begun[name] for name, offset in stable.items()):
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(left_s, pause_s))
+            pause_s = min(POLL_SECONDS_MAX, pause_s * 2)
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, slice: Slice) -> Iterator[Slab]:
+        gathered: list[Fetch] = []
+        rows = size_bytes = 0
+        for fetch in self._fetches(slice):
+            gathered.append(fetch)
+            rows += fetch.stored.num_rows
+            size_bytes += fetch.size_bytes
+            if rows >= SLAB_ROWS or size_bytes >= SLAB_BYTES:
+                yield self._slab(slice, gathered)
+                gathered, rows, size_bytes = [], 0, 0
+        if gathered:
+            yield self._slab(slice, gathered)
+
+    def _slab(self, slice: Slice, fetches: list[Fetch]) -> Slab:
+        return self._columns.slab(slice.partition, Chunk(self.topic, int(slice.partition), fetches))
+
+    def _fetches(self, slice: Slice) -> Iterator[Fetch]:
+        number, start = int(slice.partition), slice.start
+        deadline = time.monotonic() + STALL_SECONDS_MAX
+        while start < slice.end:
+            reader = self._reader(number)
+            try:
+                for messages, numbers in reader.read(start, slice.end):
+                    for piece in _pieces(messages):
+                        yield self._fetched(messages[piece], numbers[piece])
+            except KafkaUnavailable:
+                if self._still_there({slice.partition: slice.end})[slice.partition] == slice.end:
+                    raise
+                return  # there is no more to come
+            if reader.lost_at is None:
+                return
+            again = self._past_lost(slice, reader.lost_at)
+            if again > start:
+                deadline = time.monotonic() + STALL_SECONDS_MAX
+            elif time.monotonic() > deadline:
+                raise reader.stalled(slice.end)
+            start = again
+
+    def _past_lost(self, slice: Slice, offset: int) -> int:
+        """The broker no longer has what the batch was to read."""
+        self._look()
+        first = self._offsets([slice.partition], "earliest")[slice.partition]
+        end = self._offsets([slice.partition], "latest")[slice.partition]
+        if first <= offset <= end:
+            time.sleep(POLL_SECONDS_MAX)
+            return offset  # it was away for a moment, as while leaders change
+        instead = self._instead(slice.partition, offset, first, end)
+        return slice.end if self._on_lost == "latest" or offset > end else instead
+
+    def _reader(self, number: int) -> PartitionReader:
+        """That of the partition, kept open between batches; the one unused for longest gives way."""
+        reader = self._readers.pop(number, None)
+        if reader is None:
+            self._look()
+            while len(self._readers) >= READERS_MAX:
+                self._readers.pop(next(iter(self._readers))).close()
+            reader = PartitionReader(self._clients, self.topic, number, self._where, self._look)
+        self._readers[number] = reader
+        return reader
+
+    def _fetched(self, messages: list[Message], numbers: Any) -> Fetch:
+        values = pa.array([each.value() for each in messages], pa.binary())
+        columns: dict[str, pa.Array] = {"value": values}
+        if "key" in self._asked:
+            columns["key"] = pa.array([each.key() for each in messages], pa.binary())
+        if "timestamp" in self._asked:
+            columns["timestamp"] = _times(messages)
+        refused = {}
+        if "headers" in self._asked:
+            said, bad = headers_of(messages)
+            columns["headers"] = pa.array([list(dict(each).items()) if each else None for each in said], HEADERS)
+            refused = dict.fromkeys(bad, BAD_HEADER)
+        stored = pa.RecordBatch.from_pydict(columns)
+        return Fetch(stored, _STORED, int(numbers[0]), numbers, stored.nbytes, refused)
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+
+_STORED = stored_schema(None)
+
+
+def _pieces(messages: list[Message]) -> Iterator[slice]:
+    """Parts not much larger than a slab: a compressed batch comes whole, and a small one may hold gigabytes."""
+    if not messages:
+        return
+    sizes = list(map(len, messages))  # of their values
+    if sum(sizes) <= SLAB_BYTES:
+        yield slice(0, len(messages))
+        return
+    begin = size_bytes = 0
+    for place, added in enumerate(sizes, 1):
+        size_bytes += added
+        if size_bytes >= SLAB_BYTES or place == len(sizes):
+            yield slice(begin, place)
+            begin, size_bytes = place, 0
+
+
+def _times(messages: list[Message]) -> pa.Array:
+    """A record of an old producer may have no time; and what no timestamp can hold is none."""
+    made = times_ms(messages)
+    return pa.array(nearest_us(made), pa.int64(), mask=(made < 0) | (made > TIME_MS_MAX)).cast(TIMESTAMP)
+
+
+def _columns(schema: Schema, format: str, registry: Registry | None) -> Columns:
+    if registry is None:
+        return DecodedColumns(schema, format)
+    return DecodedColumns(schema, format, lambda inside: registry_codec(inside, format, registry))

@@ -1,0 +1,106 @@
+"""A steady rate as a source: row `n` is the number n, at the time of the start and n steps; the start is kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, cut
+from millstream.errors import InvalidInput
+from millstream.log.disk import read_document, storage_errors, write_document
+from millstream.plan.endpoints import Rate
+from millstream.records import Schema
+
+PARTITION = "rate"
+COLUMNS = Schema.of("value long, at timestamp")
+SECOND_US = 1_000_000
+
+
+class RateSource:
+    def __init__(self, place: Rate, schema: Schema, *, folder: Path) -> None:
+        check_columns(str(place), COLUMNS, schema)
+        self.place = place
+        self.schema = schema
+        self._path = folder / "rate.json"
+        self._start_us: int | None = None
+
+    @property
+    def partitions(self) -> list[str]:
+        return [PARTITION]
+
+    def earliest(self) -> Offsets:
+        return {PARTITION: 0}
+
+    def latest(self) -> Offsets:
+        start_us = self._start()  # before the clock is looked at, or the first row would not be due
+        passed_us = time.time_ns() // 1000 - start_us
+        return {PARTITION: 0 if passed_us < 0 else passed_us * self.place.rows_per_second // SECOND_US + 1}
+
+    def at(self, moment: datetime) -> Offsets:
+        """The number of the first row at or after a time, which may be one to come."""
+        passed = round(moment.timestamp() * SECOND_US) - self._start()
+        return {PARTITION: max(0, -(-passed * self.place.rows_per_second // SECOND_US))}
+
+    def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
+        begun = start.get(PARTITION, 0)
+        end = max(begun, self.latest()[PARTITION])
+        return {PARTITION: end if limit_rows is None else min(end, begun + limit_rows)}
+
+    def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
+        return cut([Slice(PARTITION, start.get(PARTITION, 0), end[PARTITION])], tasks)
+
+    def wait(self, start: Offsets, timeout_s: float) -> bool:
+        begun = start.get(PARTITION, 0)
+        due_us = self._start() + -(-begun * SECOND_US // self.place.rows_per_second)
+        deadline = time.monotonic() + timeout_s
+        while self.latest()[PARTITION] <= begun:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, max(0.001, due_us / SECOND_US - time.time())))
+        return True
+
+    def read(self, slice: Slice) -> Iterator[Slab]:
+        for first in range(slice.start, slice.end, SLAB_ROWS):
+            offsets = np.arange(first, min(first + SLAB_ROWS, slice.end), dtype=np.int64)
+            times = self._start() + offsets * SECOND_US // self.place.rows_per_second
+            made = {"value": pa.array(offsets), "at": pa.array(times).cast(pa.timestamp("us", "UTC"))}
+            columns = [made.get(field.name, pa.nulls(len(offsets), field.type)) for field in self.schema.arrow]
+            yield Slab(PARTITION, pa.Table.from_arrays(columns, schema=self.schema.arrow), offsets)
+
+    def _start(self) -> int:
+        """The time of the first row: that of the first look, and the same ever after."""
+        if self._start_us is None:
+            with storage_errors(self._path):
+                if not self._path.exists():
+                    draft = self._path.with_name(f".rate-{os.getpid()}")
+                    write_document(draft, {"start_us": time.time_ns() // 1000})
+                    with suppress(FileExistsError):
+                        os.link(draft, self._path)  # whoever is first decides for all
+                    draft.unlink()
+                self._start_us = int(read_document(self._path)["start_us"])
+        return self._start_us
+
+    def close(self) -> None:
+        return None
+
+
+def check_columns(place: str, there: Schema, wanted: Schema) -> None:
+    """That the columns asked for are there, as they are, or may be null."""
+    for field in wanted.arrow:
+        if field.name in there:
+            if field.type != there.field(field.name).type:
+                raise InvalidInput(f"column '{field.name}' is of another type", where=place, next_step=_has(there))
+        elif not field.nullable:
+            raise InvalidInput(f"there is no column '{field.name}'", where=place, next_step=_has(there))
+
+
+def _has(there: Schema) -> str:
+    return f"the columns that exist: {there.ddl}"

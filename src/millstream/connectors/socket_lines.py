@@ -1,0 +1,173 @@
+"""Lines from a socket as a source: what came is spooled into a log of its own, and read from there.
+
+Only the planner receives, in a thread it starts with its first look at what there is; workers read the spool. So lines
+can be read again as often as needed, but those that a server sends while nobody listens are gone. Of a line that is too
+long no byte is kept, only that it came: a null in the spool, which becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from millstream import terminal
+from millstream.connectors.dead_letters import Origin, letters
+from millstream.connectors.rate import check_columns
+from millstream.connectors.source import Offsets, Slab, Slice
+from millstream.connectors.topic.source import TopicSource
+from millstream.errors import AlreadyExists, ClosedError, MillstreamError
+from millstream.log import EmbeddedLog, Producer
+from millstream.plan.endpoints import Socket
+from millstream.records import Failure, Schema
+
+COLUMNS = Schema.of("value string, at timestamp")
+TOPIC = "lines"
+RETENTION = "7 days"
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
+RECEIVE_BYTES = 1 << 16
+LINE_BYTES_MAX = 1 << 20
+TOO_LONG = f"a line has more than {LINE_BYTES_MAX >> 20} MiB, and was not kept"
+logger = terminal.logger(__name__)
+
+
+class SocketSource:
+    def __init__(self, place: Socket, schema: Schema, *, folder: Path) -> None:
+        check_columns(str(place), COLUMNS, schema)
+        self.place = place
+        self.schema = schema
+        self._log = EmbeddedLog(folder / "spool")
+        with suppress(AlreadyExists):
+            self._log.create_topic(TOPIC, schema=COLUMNS, retention=RETENTION)
+        self._spool = TopicSource(TOPIC, COLUMNS, broker=str(folder / "spool"))
+        self._receiver: Receiver | None = None
+
+    @property
+    def partitions(self) -> list[str]:
+        return self._spool.partitions
+
+    def earliest(self) -> Offsets:
+        return self._spool.earliest()
+
+    def latest(self) -> Offsets:
+        self._receive()
+        return self._spool.latest()
+
+    def at(self, moment: datetime) -> Offsets:
+        """The first lines that came at or after a time."""
+        return self._spool.at(moment)
+
+    def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
+        self._receive()
+        return self._spool.limited(start, limit_rows)
+
+    def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
+        return self._spool.slices(start, end, tasks)
+
+    def read(self, slice: Slice) -> Iterator[Slab]:
+        for slab in self._spool.read(slice):
+            yield self._checked(slab)
+
+    def _checked(self, slab: Slab) -> Slab:
+        """With the columns asked for, and without the lines that were too long."""
+        rows, offsets, dead = slab.rows, slab.offsets, slab.dead
+        too_long = rows.column("value").is_null().to_numpy()
+        if too_long.any():
+            at = offsets[too_long]
+            failures = [Failure(index, TOO_LONG) for index in range(len(at))]
+            dead = letters([None] * len(at), at, failures, Origin(str(self.place), 0))
+            rows, offsets = rows.filter(pa.array(~too_long)), offsets[~too_long]
+        columns = [
+            rows.column(field.name) if field.name in COLUMNS else pa.nulls(rows.num_rows, field.type)
+            for field in self.schema.arrow
+        ]
+        return Slab(slab.partition, pa.Table.from_arrays(columns, schema=self.schema.arrow), offsets, dead)
+
+    def wait(self, start: Offsets, timeout_s: float) -> bool:
+        self._receive()
+        return self._spool.wait(start, timeout_s)
+
+    def _receive(self) -> None:
+        if self._receiver is None:
+            self._receiver = Receiver(self.place, self._log.producer(acks=1))
+
+    def close(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
+        self._spool.close()
+        self._log.close()
+
+
+class Receiver:
+    """A thread that connects, again and again, and stores each line with the time it came."""
+
+    def __init__(self, place: Socket, producer: Producer) -> None:
+        self._place = place
+        self._producer = producer
+        self._stop = threading.Event()
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="millstream-socket", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause = RETRY_SECONDS
+        while not self._stop.is_set():
+            try:
+                with socket.create_connection((self._place.host, self._place.port), CONNECT_SECONDS) as connection:
+                    connection.settimeout(None)
+                    self._connection = connection
+                    pause = RETRY_SECONDS
+                    self._read(connection)
+            except ClosedError:
+                return
+            except (OSError, MillstreamError) as error:
+                if not self._stop.is_set():
+                    logger.warning("%s: %s; trying again in %.1f s", self._place, error, pause)
+            finally:
+                self._connection = None
+            self._stop.wait(pause)
+            pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    def _read(self, connection: socket.socket) -> None:
+        rest, is_cut = b"", False
+        while received := connection.recv(RECEIVE_BYTES):
+            *lines, rest = (rest + received).split(b"\n")
+            if lines and is_cut:
+                lines, is_cut = lines[1:], False  # the end of the line that is in the spool as too long
+            checked: list[bytes | None] = [line if len(line) <= LINE_BYTES_MAX else None for line in lines]
+            if len(rest) > LINE_BYTES_MAX:
+                rest = b""
+                if not is_cut:
+                    checked.append(None)
+                    is_cut = True
+            self._store(checked)
+        if rest and not is_cut:
+            self._store([rest])  # the last line need not end with a line break
+
+    def _store(self, lines: list[bytes | None]) -> None:
+        if not lines:
+            return
+        if None in lines:
+            logger.warning("%s: %s", self._place, TOO_LONG)
+        texts = [None if line is None else line.removesuffix(b"\r").decode(errors="replace") for line in lines]
+        now = pa.scalar(datetime.now(UTC), COLUMNS.field("at").type)
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(texts, pa.string()), pa.repeat(now, len(texts))], schema=COLUMNS.arrow
+        )
+        self._producer.send_batch(TOPIC, batch, timestamp="at")
+        self._producer.flush()
+
+    def close(self) -> None:
+        self._stop.set()
+        connection = self._connection
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for bytes
+        self._thread.join()
+        self._producer.close()

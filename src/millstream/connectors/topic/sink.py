@@ -1,0 +1,74 @@
+"""A batch in a topic of the embedded log: its records and the ledger's entry are committed by one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.connectors.topic.records import RecordsSink, as_texts
+from millstream.errors import MillstreamError
+from millstream.log import EmbeddedLog, Producer
+from millstream.log.ledger import Ledger, send_keyed
+from millstream.records import Schema
+
+BATCH_ROWS = 1 << 18  # a frame of the log is held in memory whole
+
+
+class TopicSink(RecordsSink):
+    def __init__(self, log: EmbeddedLog, topic: str, schema: Schema, **named: Any) -> None:
+        self._embedded = log
+        self._producer: Producer | None = None
+        self._ledger: Ledger
+        super().__init__(topic, schema, **named)
+
+    def _log(self) -> EmbeddedLog:
+        return self._embedded
+
+    def _begin(self) -> None:
+        self._ledger = Ledger(self._embedded.coordinator, self._job, self._step, self._run)
+
+    def _has(self, batch: int) -> bool:
+        return self._ledger.has(batch)
+
+    def _note(self, batch: int) -> None:
+        self._ledger.record(batch)
+
+    @contextmanager
+    def _transaction(self, batch: int) -> Iterator[None]:
+        with self._writing().transaction(self._ledger.entry(batch)):
+            yield
+
+    def _writing(self) -> Producer:
+        if self._producer is None:
+            self._producer = self._embedded.producer(name=self._producer_name)
+        return self._producer
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(MillstreamError):
+                producer.close()
+
+    def _writes_texts(self) -> bool:
+        return self._target is None
+
+    def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> dict[int, str]:
+        producer = self._writing()
+        if self._target is None:
+            columns = {"value": as_texts(rows)} | ({} if keys is None else {"key": keys})
+            producer.send_batch(self._topic, pa.table(columns))
+            return {}
+        for start in range(0, rows.num_rows, BATCH_ROWS):
+            part = rows.slice(start, BATCH_ROWS)
+            if keys is None:
+                producer.send_batch(self._topic, part)
+            else:
+                send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS))
+        return {}  # the log takes records of any size
+
+    def _put_tombstones(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self._writing().send(self._topic, None, key)

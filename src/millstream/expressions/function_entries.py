@@ -1,0 +1,80 @@
+"""An entry of the table of functions: what it takes, and how it becomes DuckDB text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from millstream.expressions.lowered import (
+    Lowered,
+    Refusal,
+    cast,
+)
+from millstream.expressions.spark_types import duckdb_name
+
+INT, LONG, DOUBLE, STRING, BOOLEAN, DATE = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.date32()
+Lower = Callable[[Sequence[Lowered]], Lowered]
+WORDS = {
+    "string": "a string",
+    "whole": "a whole number",
+    "number": "a number",
+    "double": "a number",
+    "moment": "a timestamp",
+    "day": "a date",
+    "boolean": "a boolean",
+    "array": "an array",
+    "map": "a map",
+    "any": "anything",
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    """`takes` are the kinds of its arguments; the last `optional` of them may be left out, the last one may repeat."""
+
+    takes: tuple[str, ...]
+    lower: Lower
+    optional: int = 0
+    repeats: bool = False
+    note: str = ""
+
+    @property
+    def arguments(self) -> str:
+        """For a message and for the manual."""
+        needed = len(self.takes) - self.optional
+        said = [WORDS[kind] if at < needed else f"[{WORDS[kind]}]" for at, kind in enumerate(self.takes)]
+        return ", ".join(said) + (", …" if self.repeats else "")
+
+
+def literal_of(part: Lowered, name: str, what: str) -> str:
+    if not part.is_literal or not isinstance(part.literal, str):
+        raise Refusal(f"the {what} of {name} is a text that stands in the expression", "write it as '…'")
+    return part.literal
+
+
+def made(
+    kind: pa.DataType, template: str, *takes: str, optional: int = 0, fails: bool = False, note: str = ""
+) -> Function:
+    """DuckDB text with {0}, {1} … for the arguments, and a result of one type."""
+
+    def lower(parts: Sequence[Lowered]) -> Lowered:
+        body = template.format(*(part.sql for part in parts))
+        return Lowered(f"CAST({body} AS {duckdb_name(kind)})", kind, fails)
+
+    return Function(takes, lower, optional, note=note)
+
+
+def same(template: str, *takes: str, fails: bool = False, note: str = "") -> Function:
+    """A result of the type of the first argument."""
+
+    def lower(parts: Sequence[Lowered]) -> Lowered:
+        body = template.format(*(part.sql for part in parts))
+        return Lowered(f"CAST({body} AS {duckdb_name(parts[0].type)})", parts[0].type, fails)
+
+    return Function(takes, lower, note=note)
+
+
+def cast_to(kind: pa.DataType) -> Function:
+    return Function(("any",), lambda parts: cast(parts[0], kind))

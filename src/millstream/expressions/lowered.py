@@ -1,0 +1,249 @@
+"""A part of an expression, as DuckDB writes it, of the type Spark gives it; and how one type becomes another.
+
+Spark 4 runs in ANSI mode: what has no answer (text that is no number, a division by zero, an overflow) is an error.
+So it is here; nothing becomes null in silence. `try_cast` gives null instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.expressions.spark_types import (
+    INSTANT,
+    INTERVAL,
+    NUMBER_ORDER,
+    NoCommonType,
+    common_type,
+    duckdb_name,
+    family,
+)
+from millstream.records.ddl import format_type
+
+NOT_LITERAL = object()
+MICROS_PER_SECOND = 1_000_000
+
+
+class Refusal(Exception):
+    """What cannot be lowered, and what to write instead."""
+
+    def __init__(self, what: str, next_step: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.next_step = next_step
+
+
+@dataclass(frozen=True)
+class Lowered:
+    sql: str
+    type: pa.DataType
+    fails: bool = False
+    """Whether it can raise an error on some row; what guards it must then be asked first."""
+    literal: Any = NOT_LITERAL
+
+    @property
+    def is_literal(self) -> bool:
+        return self.literal is not NOT_LITERAL
+
+    @property
+    def family(self) -> str:
+        return family(self.type)
+
+
+NULL = Lowered("NULL", pa.null(), literal=None)
+
+
+def text(value: str) -> str:
+    """A string literal of DuckDB."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def type_name(kind: pa.DataType) -> str:
+    if kind == INTERVAL:
+        return "an interval"
+    return "null" if pa.types.is_null(kind) else format_type(kind)
+
+
+def failing(condition: str, message: str, otherwise: str) -> str:
+    """`otherwise`, or an error where the condition holds."""
+    return f"(CASE WHEN {condition} THEN error({text(message)}) ELSE {otherwise} END)"
+
+
+def divided(one: Lowered, other: Lowered, made: str) -> str:
+    """An error where something is divided by zero; nothing divided by zero is null."""
+    return failing(f"{other.sql} = 0 AND {one.sql} IS NOT NULL", "division by zero", made)
+
+
+def floor_div(sql: str, by: int) -> str:
+    """Division that rounds down, also before 1970."""
+    return f"(({sql} - ((({sql}) % {by} + {by}) % {by})) // {by})"
+
+
+def together(parts: list[Lowered], what: str) -> tuple[list[Lowered], pa.DataType]:
+    """The parts brought to their common type; a text literal beside dates or timestamps is read as one."""
+    kinds = [part.type for part in parts]
+    moments = [kind for kind in kinds if family(kind) in ("date", "timestamp")]
+    if moments:
+        as_time = common_type(moments)
+        parts = [cast(part, as_time) if part.family == "string" and part.is_literal else part for part in parts]
+        kinds = [part.type for part in parts]
+    try:
+        wide = common_type(kinds)
+    except NoCommonType:
+        said = " and ".join(dict.fromkeys(type_name(kind) for kind in kinds))
+        raise Refusal(f"{what} is between {said}", "bring them to one type, for example with cast(… as …)") from None
+    return [widened(part, wide) for part in parts], wide
+
+
+def widened(part: Lowered, kind: pa.DataType) -> Lowered:
+    """A cast that loses nothing."""
+    if part.type == kind or pa.types.is_null(kind):
+        return part
+    return Lowered(f"CAST({part.sql} AS {duckdb_name(kind)})", kind, part.fails, part.literal)
+
+
+# ---------------------------------------------------------------- casts
+
+
+NUMBER_TEXT = r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
+WHOLE_TEXT = r"\s*[+-]?[0-9]+\s*"
+DATE_TEXT = r"\s*[0-9]{4}-[0-9]{2}-[0-9]{2}\s*"
+MOMENT_TEXT = r"\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?)?\s*"
+
+
+def cast(part: Lowered, kind: pa.DataType, *, safe: bool = False) -> Lowered:
+    """A cast as the user writes it; `safe` gives null where it cannot be done."""
+    if part.type == kind:
+        return part
+    if part.family == "null":
+        return Lowered(f"CAST(NULL AS {duckdb_name(kind)})", kind, literal=None)
+    lower = CASTS.get((part.family, family(kind)))
+    if lower is None:
+        raise Refusal(
+            f"a cast from {type_name(part.type)} to {type_name(kind)} is not supported in a flow",
+            CAST_HINTS.get((part.family, family(kind))),
+        )
+    return Lowered(lower(part, kind, safe), kind, part.fails or not (safe or _is_widening(part.type, kind)))
+
+
+def _is_widening(kind: pa.DataType, to: pa.DataType) -> bool:
+    if kind in NUMBER_ORDER and to in NUMBER_ORDER:
+        return NUMBER_ORDER.index(kind) <= NUMBER_ORDER.index(to)
+    return to == pa.string() or (family(kind), family(to)) in {("date", "timestamp"), ("timestamp", "date")}
+
+
+def _plain(sql: str, kind: pa.DataType, safe: bool) -> str:
+    return f"{'TRY_CAST' if safe else 'CAST'}({sql} AS {duckdb_name(kind)})"
+
+
+def _directly(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    return _plain(part.sql, kind, safe)
+
+
+def _number_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    """Spark cuts the fraction off; DuckDB would round."""
+    if pa.types.is_floating(part.type) and pa.types.is_decimal(kind):  # of the number as it is printed: 1.005 is 1.01
+        return _plain(f"CAST(CAST({part.sql} AS DOUBLE) AS VARCHAR)", kind, safe)
+    cuts = pa.types.is_integer(kind) and not pa.types.is_integer(part.type)
+    return _plain(f"trunc({part.sql})" if cuts else part.sql, kind, safe)
+
+
+def _number_to_text(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    if pa.types.is_floating(part.type):
+        raise Refusal(
+            f"a {type_name(part.type)} as text looks different on Spark (1.0E10)",
+            "cast it to a decimal first, or make the text in a map(…)",
+        )
+    return _plain(part.sql, kind, safe)
+
+
+def _text_to(pattern: str, what: str) -> Any:
+    """Only text of one form, which both read alike; another is an error that says so."""
+
+    def lower(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+        fits = f"regexp_full_match({part.sql}, {text(pattern)})"
+        trimmed = f"trim({part.sql}, {text(chr(32) + chr(9) + chr(10) + chr(13))})"
+        otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || {text(' as ' + what)})"
+        read = _plain(trimmed, kind, safe)
+        return f"(CASE WHEN {part.sql} IS NULL THEN NULL WHEN {fits} THEN {read} ELSE {otherwise} END)"
+
+    return lower
+
+
+def _text_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    whole = pa.types.is_integer(kind)
+    found: str = _text_to(WHOLE_TEXT if whole else NUMBER_TEXT, "a whole number" if whole else "a number")(
+        part, kind, safe
+    )
+    return found
+
+
+def _text_to_boolean(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    word = f"lower(trim({part.sql}, ' '))"
+    otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || ' as a boolean')"
+    return (
+        f"(CASE WHEN {word} IN ('t', 'true', 'y', 'yes', '1') THEN TRUE"
+        f" WHEN {word} IN ('f', 'false', 'n', 'no', '0') THEN FALSE"
+        f" WHEN {part.sql} IS NULL THEN NULL ELSE {otherwise} END)"
+    )
+
+
+def _number_to_boolean(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    return f"({part.sql} <> 0)"
+
+
+def _number_to_moment(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    if not pa.types.is_integer(part.type):
+        raise Refusal(f"a {type_name(part.type)} as timestamp", "use timestamp_micros(cast(… * 1000000 as bigint))")
+    return f"make_timestamp(CAST({part.sql} AS BIGINT) * {MICROS_PER_SECOND})"
+
+
+def _moment_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    if pa.types.is_floating(kind):
+        return _plain(f"(epoch_us({part.sql}) / {float(MICROS_PER_SECOND)})", kind, safe)
+    return _plain(floor_div(f"epoch_us({part.sql})", MICROS_PER_SECOND), kind, safe)
+
+
+def _text_to_binary(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    return f"encode({part.sql})"
+
+
+def _binary_to_text(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    return f"decode({part.sql})"
+
+
+CASTS: dict[tuple[str, str], Any] = {
+    ("number", "number"): _number_to_number,
+    ("number", "string"): _number_to_text,
+    ("number", "boolean"): _number_to_boolean,
+    ("number", "timestamp"): _number_to_moment,
+    ("string", "number"): _text_to_number,
+    ("string", "boolean"): _text_to_boolean,
+    ("string", "date"): _text_to(DATE_TEXT, "a date such as 2026-01-31"),
+    ("string", "timestamp"): _text_to(MOMENT_TEXT, "a timestamp such as 2026-01-31 12:00:00"),
+    ("string", "binary"): _text_to_binary,
+    ("string", "string"): _directly,
+    ("binary", "string"): _binary_to_text,
+    ("boolean", "string"): _directly,
+    ("boolean", "number"): _directly,
+    ("date", "string"): _directly,
+    ("date", "timestamp"): _directly,
+    ("timestamp", "string"): _directly,
+    ("timestamp", "date"): _directly,
+    ("timestamp", "number"): _moment_to_number,
+}
+CAST_HINTS = {
+    ("date", "number"): "use datediff(…, date '1970-01-01')",
+    ("number", "date"): "use date_add(date '1970-01-01', …)",
+    ("interval", "number"): "use the difference of unix_micros(…)",
+}
+
+
+def moment(part: Lowered) -> Lowered:
+    return cast(part, INSTANT)
+
+
+def day(part: Lowered) -> Lowered:
+    return cast(part, pa.date32())

@@ -1,0 +1,469 @@
+"""From Spark's syntax tree to DuckDB's text: one `visit_` per kind of node; a node without one is refused.
+
+sqlglot reads the text. Its own output for DuckDB is not used: where the engines differ it is often valid and different.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from sqlglot import Expr, exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.parsers.spark import SparkParser
+
+from millstream.expressions.function_entries import BOOLEAN, DOUBLE, INT, LONG, STRING
+from millstream.expressions.functions import FUNCTIONS, call, choose, field_of
+from millstream.expressions.lowered import NULL, Lowered, Refusal, cast, divided, text, together, type_name, widened
+from millstream.expressions.nested_functions import item, struct_of
+from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT
+from millstream.expressions.spark_types import INSTANT, INTERVAL, arithmetic_type, duckdb_name, family, quoted
+from millstream.expressions.text_functions import regexp_like
+from millstream.records import Schema
+from millstream.user_lines import what_exists
+
+TYPES: dict[exp.DType, pa.DataType] = {
+    exp.DType.BOOLEAN: BOOLEAN,
+    exp.DType.TINYINT: pa.int8(),
+    exp.DType.SMALLINT: pa.int16(),
+    exp.DType.INT: INT,
+    exp.DType.BIGINT: LONG,
+    exp.DType.FLOAT: pa.float32(),
+    exp.DType.DOUBLE: DOUBLE,
+    exp.DType.TEXT: STRING,
+    exp.DType.VARCHAR: STRING,
+    exp.DType.BINARY: pa.binary(),
+    exp.DType.DATE: pa.date32(),
+    exp.DType.TIMESTAMP: INSTANT,
+    exp.DType.TIMESTAMPTZ: INSTANT,
+    exp.DType.TIMESTAMPLTZ: INSTANT,
+}
+INTERVAL_UNITS = ("year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond")
+COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+               exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}  # fmt: skip
+SIGNS = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Mod: "%"}
+MORE_ROWS = (exp.Window, exp.Subquery, exp.Select, exp.Exists, exp.Filter, exp.Distinct, exp.Union, exp.Star)
+NOT_COMPUTED = ("timestamp_ntz", "interval")
+
+
+class SparkGrammar(Spark):
+    """Spark's grammar, with functions left as they were called: their meaning is in `functions.FUNCTIONS`."""
+
+    class Parser(SparkParser):
+        FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {}
+        NO_PAREN_FUNCTIONS: ClassVar[dict[Any, Any]] = {}
+        FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
+            name: parse
+            for name, parse in SparkParser.FUNCTION_PARSERS.items()
+            if name in ("CAST", "TRY_CAST", "EXTRACT", "TRIM")
+        }
+
+
+def lower(tree: Expr, schema: Schema) -> tuple[Lowered, frozenset[str]]:
+    """An expression over the columns of a schema, and which of them it uses; raises Refusal."""
+    visitor = _Lowering(schema)
+    lowered = visitor.visit(tree, alone=True)
+    return lowered, frozenset(visitor.used)
+
+
+class _Lowering:
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.columns = {name.lower(): name for name in schema.names}
+        self.used: set[str] = set()
+
+    def visit(self, node: Expr, *, alone: bool = False) -> Lowered:
+        if isinstance(node, MORE_ROWS):
+            raise Refusal(
+                f"{_said(node)} looks at more than one row",
+                "use .agg(…) for aggregates; here an expression is about one row",
+            )
+        for kind in type(node).__mro__:
+            visit = getattr(self, f"visit_{kind.__name__}", None)
+            if visit is not None:
+                made: Lowered = visit(node)
+                if (
+                    made.family in NOT_COMPUTED
+                    and made.type != INTERVAL
+                    and not (alone and isinstance(node, exp.Column))
+                ):
+                    raise Refusal(
+                        f"{_said(node)} is {type_name(made.type)}, which can be passed on but not computed with",
+                        "read it as another type, or compute in a map(…)",
+                    )
+                return made
+        raise Refusal(f"{_said(node)} is not supported in a flow", "write it otherwise, or as a map(…)")
+
+    def parts(self, *nodes: Expr) -> list[Lowered]:
+        return [self.visit(node) for node in nodes]
+
+    # ------------------------------------------------------------ values
+
+    def visit_Column(self, node: exp.Column) -> Lowered:  # noqa: N802
+        root, *fields = [part.name for part in node.parts]
+        known = self.columns.get(root.lower())
+        if known is None:
+            if root.lower() in DIFFERENT and not fields:
+                raise Refusal(f"{root} is refused: {DIFFERENT[root.lower()]}", "let the rows bring it as a column")
+            raise Refusal(f"there is no column '{root}'", what_exists(root, self.schema.names))
+        self.used.add(known)
+        found = Lowered(quoted(known), self.schema.field(known).type)
+        for field in fields:
+            found = _field(found, field)
+        return found
+
+    def visit_Dot(self, node: exp.Dot) -> Lowered:  # noqa: N802
+        if not isinstance(node.expression, exp.Identifier):
+            raise Refusal(f"{_said(node)} is not supported in a flow", "write it as a map(…)")
+        return _field(self.visit(node.this), node.expression.name)
+
+    def visit_Paren(self, node: exp.Paren) -> Lowered:  # noqa: N802
+        return self.visit(node.this)
+
+    def visit_Null(self, node: exp.Null) -> Lowered:  # noqa: N802
+        return NULL
+
+    def visit_Boolean(self, node: exp.Boolean) -> Lowered:  # noqa: N802
+        return Lowered("TRUE" if node.this else "FALSE", BOOLEAN, literal=bool(node.this))
+
+    def visit_Literal(self, node: exp.Literal) -> Lowered:  # noqa: N802
+        return Lowered(text(node.this), STRING, literal=node.this) if node.is_string else _number(node.this)
+
+    def visit_Neg(self, node: exp.Neg) -> Lowered:  # noqa: N802
+        if isinstance(node.this, exp.Literal) and not node.this.is_string:
+            return _number("-" + node.this.this)
+        (part,) = self.parts(node.this)
+        _only("number", part, "-")
+        kind = duckdb_name(part.type)
+        if pa.types.is_integer(part.type):  # DuckDB widens the negative of a whole number; Spark fails where it must
+            return Lowered(f"(CAST(0 AS {kind}) - {part.sql})", part.type, fails=True)
+        return Lowered(f"CAST(-({part.sql}) AS {kind})", part.type, part.fails)
+
+    def visit_Interval(self, node: exp.Interval) -> Lowered:  # noqa: N802
+        amount = node.this.name if isinstance(node.this, exp.Literal) else ""
+        unit = node.unit.name.lower().removesuffix("s") if isinstance(node.unit, exp.Var) else ""
+        whole = re.fullmatch(r"-?[0-9]+" + (r"(\.[0-9]{1,6})?" if unit == "second" else ""), amount)
+        if unit not in INTERVAL_UNITS or whole is None:
+            raise Refusal(
+                f"the interval {_said(node)} cannot be read",
+                f"write it as interval '1' hour or interval 1 day 2 hours; units: {', '.join(INTERVAL_UNITS)}",
+            )
+        return Lowered(f"INTERVAL {text(f'{amount} {unit}s')}", INTERVAL)
+
+    # ------------------------------------------------------------ arithmetic
+
+    def visit_Binary(self, node: exp.Binary) -> Lowered:  # noqa: N802
+        if type(node) in COMPARISONS:
+            return self._comparison(node, COMPARISONS[type(node)])
+        if type(node) in SIGNS:
+            return self._arithmetic(node, SIGNS[type(node)])
+        raise Refusal(f"{_said(node)} is not supported in a flow", "write it otherwise, or as a map(…)")
+
+    def _arithmetic(self, node: exp.Binary, sign: str) -> Lowered:
+        one, other = self.parts(node.left, node.right)
+        if INTERVAL in (one.type, other.type) or {one.family, other.family} & {"date", "timestamp"}:
+            return _moved(one, other, sign)
+        for part in (one, other):
+            _only("number", part, sign)
+        kind = arithmetic_type(sign, _narrow(one, other), _narrow(other, one))
+        left, right = one, other
+        if not pa.types.is_decimal(kind):
+            left, right = widened(one, kind), widened(other, kind)
+        made = f"CAST(({left.sql} {sign} {right.sql}) AS {duckdb_name(kind)})"
+        if sign == "%":
+            made = divided(left, right, made)
+        return Lowered(made, kind, one.fails or other.fails or sign == "%" or not pa.types.is_floating(kind))
+
+    def visit_Div(self, node: exp.Div) -> Lowered:  # noqa: N802
+        one, other = self.parts(node.left, node.right)
+        for part in (one, other):
+            _only("number", part, "/")
+        decimals = [part for part in (one, other) if pa.types.is_decimal(part.type)]
+        if decimals and not any(pa.types.is_floating(part.type) for part in (one, other)):
+            raise Refusal(
+                "the digits of a divided decimal would differ between the runners", "write cast(… as double) / …"
+            )
+        left, right = widened(one, DOUBLE), widened(other, DOUBLE)
+        return Lowered(divided(left, right, f"({left.sql} / {right.sql})"), DOUBLE, fails=True)
+
+    def visit_IntDiv(self, node: exp.IntDiv) -> Lowered:  # noqa: N802
+        one, other = self.parts(node.left, node.right)
+        for part in (one, other):
+            if not pa.types.is_integer(part.type):
+                raise Refusal(f"div is for whole numbers, and {type_name(part.type)} is none", "cast it, or use /")
+        left, right = widened(one, LONG), widened(other, LONG)
+        return Lowered(divided(left, right, f"({left.sql} // {right.sql})"), LONG, fails=True)
+
+    def visit_BitwiseAnd(self, node: exp.BitwiseAnd) -> Lowered:  # noqa: N802
+        return self._bits(node, "({} & {})")
+
+    def visit_BitwiseOr(self, node: exp.BitwiseOr) -> Lowered:  # noqa: N802
+        return self._bits(node, "({} | {})")
+
+    def visit_BitwiseXor(self, node: exp.BitwiseXor) -> Lowered:  # noqa: N802
+        return self._bits(node, "xor({}, {})")
+
+    def _bits(self, node: exp.Binary, template: str) -> Lowered:
+        (one, other), kind = together(self.parts(node.left, node.right), "a bitwise operator")
+        if not pa.types.is_integer(kind):
+            raise Refusal(f"bitwise operators are for whole numbers, not {type_name(kind)}")
+        return Lowered(template.format(one.sql, other.sql), kind, one.fails or other.fails)
+
+    def visit_BitwiseNot(self, node: exp.BitwiseNot) -> Lowered:  # noqa: N802
+        (part,) = self.parts(node.this)
+        if not pa.types.is_integer(part.type):
+            raise Refusal(f"bitwise operators are for whole numbers, not {type_name(part.type)}")
+        return Lowered(f"(~{part.sql})", part.type, part.fails)
+
+    def visit_DPipe(self, node: exp.DPipe) -> Lowered:  # noqa: N802
+        return call("concat", self.parts(node.left, node.right))
+
+    # ------------------------------------------------------------ conditions
+
+    def _comparison(self, node: exp.Binary, sign: str) -> Lowered:
+        (one, other), kind = together(self.parts(node.left, node.right), f"'{_said(node)}'")
+        if family(kind) == "map":
+            raise Refusal("maps cannot be compared", "compare their keys and values")
+        return Lowered(f"({one.sql} {sign} {other.sql})", BOOLEAN, one.fails or other.fails)
+
+    def visit_Between(self, node: exp.Between) -> Lowered:  # noqa: N802
+        (part, low, high), _ = together(self.parts(node.this, node.args["low"], node.args["high"]), "between")
+        fails = part.fails or low.fails or high.fails
+        return Lowered(f"({part.sql} BETWEEN {low.sql} AND {high.sql})", BOOLEAN, fails)
+
+    def visit_In(self, node: exp.In) -> Lowered:  # noqa: N802
+        if not node.expressions:
+            raise Refusal(f"{_said(node)} looks at more than one row", "list the values")
+        (part, *values), _ = together(self.parts(node.this, *node.expressions), "in")
+        listed = ", ".join(value.sql for value in values)
+        return Lowered(f"({part.sql} IN ({listed}))", BOOLEAN, part.fails or any(value.fails for value in values))
+
+    def visit_And(self, node: exp.And) -> Lowered:  # noqa: N802
+        return self._joined(node, "AND", "FALSE")
+
+    def visit_Or(self, node: exp.Or) -> Lowered:  # noqa: N802
+        return self._joined(node, "OR", "TRUE")
+
+    def _joined(self, node: exp.Binary, word: str, decided: str) -> Lowered:
+        one, other = (_condition(part) for part in self.parts(node.left, node.right))
+        both = f"({one.sql} {word} {other.sql})"
+        if other.fails:  # DuckDB asks both sides; Spark asks the right one only where the left has not decided
+            both = f"(CASE WHEN {one.sql} IS {decided} THEN {decided} ELSE {both} END)"
+        return Lowered(both, BOOLEAN, one.fails or other.fails)
+
+    def visit_Not(self, node: exp.Not) -> Lowered:  # noqa: N802
+        part = _condition(self.visit(node.this))
+        return Lowered(f"(NOT {part.sql})", BOOLEAN, part.fails)
+
+    def visit_Is(self, node: exp.Is) -> Lowered:  # noqa: N802
+        (part,) = self.parts(node.this)
+        if isinstance(node.expression, exp.Null):
+            return Lowered(f"({part.sql} IS NULL)", BOOLEAN, part.fails)
+        if isinstance(node.expression, exp.Boolean):
+            wanted = "TRUE" if node.expression.this else "FALSE"
+            return Lowered(f"({_condition(part).sql} IS {wanted})", BOOLEAN, part.fails)
+        raise Refusal(f"{_said(node)} is not supported in a flow", "is null, is true, is false")
+
+    def visit_Like(self, node: exp.Like) -> Lowered:  # noqa: N802
+        return self._like(node, "LIKE", "\\")
+
+    def visit_ILike(self, node: exp.ILike) -> Lowered:  # noqa: N802
+        return self._like(node, "ILIKE", "\\")
+
+    def visit_Escape(self, node: exp.Escape) -> Lowered:  # noqa: N802
+        sign = node.expression.name
+        if not isinstance(node.this, exp.Like | exp.ILike) or len(sign) != 1:
+            raise Refusal(f"{_said(node)} cannot be read", "like '…' escape '!'")
+        return self._like(node.this, "ILIKE" if isinstance(node.this, exp.ILike) else "LIKE", sign)
+
+    def _like(self, node: exp.Binary, word: str, escape: str) -> Lowered:
+        one, other = self.parts(node.left, node.right)
+        for part in (one, other):
+            _only("string", part, word)
+        negated = "NOT " if node.args.get("negate") else ""  # the parser says it here, not with a node around
+        return Lowered(f"({one.sql} {negated}{word} {other.sql} ESCAPE {text(escape)})", BOOLEAN, fails=True)
+
+    def visit_RegexpLike(self, node: exp.RegexpLike) -> Lowered:  # noqa: N802
+        one, other = self.parts(node.this, node.expression)
+        _only("string", one, "rlike")
+        return regexp_like([one, other])
+
+    def visit_Case(self, node: exp.Case) -> Lowered:  # noqa: N802
+        pairs = node.args["ifs"]
+        default = node.args.get("default")
+        if node.this is None:
+            conditions = [_condition(self.visit(pair.this)) for pair in pairs]
+        else:
+            asked = self.visit(node.this)
+            conditions = []
+            for pair in pairs:
+                (left, right), _ = together([asked, self.visit(pair.this)], "case")
+                conditions.append(Lowered(f"({left.sql} = {right.sql})", BOOLEAN, left.fails or right.fails))
+        values = [self.visit(pair.args["true"]) for pair in pairs] + [NULL if default is None else self.visit(default)]
+        (*chosen, otherwise), kind = together(values, "case")
+        said = " ".join(f"WHEN {asked.sql} THEN {value.sql}" for asked, value in zip(conditions, chosen, strict=True))
+        fails = any(part.fails for part in (*conditions, *values))
+        return Lowered(f"(CASE {said} ELSE {otherwise.sql} END)", kind, fails)
+
+    def visit_If(self, node: exp.If) -> Lowered:  # noqa: N802
+        yes, no = node.args["true"], node.args.get("false")
+        return choose(_condition(self.visit(node.this)), self.visit(yes), NULL if no is None else self.visit(no))
+
+    # ------------------------------------------------------------ casts and functions
+
+    def visit_Cast(self, node: exp.Cast) -> Lowered:  # noqa: N802
+        return cast(self.visit(node.this), _type(node.to), safe=bool(node.args.get("safe")))
+
+    def visit_Bracket(self, node: exp.Bracket) -> Lowered:  # noqa: N802
+        if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
+            raise Refusal(f"{_said(node)} has no equal in Spark", "one place or one key stands in [ ]")
+        part, index = self.parts(node.this, node.expressions[0])
+        made = item(part, index)
+        return Lowered(made.sql, made.type, made.fails or part.fails or index.fails)
+
+    def visit_Extract(self, node: exp.Extract) -> Lowered:  # noqa: N802
+        return field_of(node.this.name.lower(), self.visit(node.expression))
+
+    def visit_Trim(self, node: exp.Trim) -> Lowered:  # noqa: N802
+        name = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(node.args.get("position") or "", "trim")
+        part = self.visit(node.this)
+        if node.expression is None:
+            return call(name, [part])
+        signs = self.visit(node.expression)
+        for each in (part, signs):
+            _only("string", each, "trim")
+        return Lowered(f"{name}({part.sql}, {signs.sql})", STRING, part.fails or signs.fails)
+
+    def visit_Anonymous(self, node: exp.Anonymous) -> Lowered:  # noqa: N802
+        name = node.name.lower()
+        if name in ABOUT_MORE_ROWS:
+            raise Refusal(f"{_said(node)} looks at more than one row", ABOUT_MORE_ROWS[name])
+        if name in DIFFERENT:
+            raise Refusal(
+                f"the function {name} is refused: {DIFFERENT[name]}", "let the rows bring it, or use a map(…)"
+            )
+        if name == "struct":
+            return self._struct(node.expressions)
+        if name not in FUNCTIONS:
+            near = what_exists(name, FUNCTIONS).split("? ")
+            hint = f"{near[0]}? or " if len(near) == 2 else ""
+            raise Refusal(f"the function {name} is not supported in a flow", f"{hint}write it as a map(…)")
+        given = node.expressions
+        if name == "position" and len(given) == 1 and isinstance(given[0], exp.In) and given[0].args.get("field"):
+            given = [given[0].this, given[0].args["field"]]
+        return call(name, self.parts(*given))
+
+    def visit_Concat(self, node: exp.Concat) -> Lowered:  # noqa: N802
+        raise Refusal("two texts stand side by side", r"a quote in a text is written as \'; to join texts use ||")
+
+    def visit_Transform(self, node: Expr) -> Lowered:  # noqa: N802
+        raise Refusal(f"the function transform is refused: {DIFFERENT['transform']}", "use a map(…)")
+
+    def _struct(self, nodes: list[Expr]) -> Lowered:
+        fields = []
+        for at, node in enumerate(nodes, 1):
+            named = node.alias if isinstance(node, exp.Alias) else node.name if isinstance(node, exp.Column) else ""
+            fields.append((named or f"col{at}", self.visit(node.this if isinstance(node, exp.Alias) else node)))
+        return struct_of(fields)
+
+    def visit_Alias(self, node: exp.Alias) -> Lowered:  # noqa: N802
+        raise Refusal(f"'{_said(node)}' names its result", "a name stands before the expression: name='…'")
+
+
+def _said(node: Expr) -> str:
+    said = node.sql(dialect="spark")
+    return said if len(said) <= 60 else said[:60] + "…"
+
+
+def _number(digits: str) -> Lowered:
+    """A number as Spark reads it: an int, else a bigint; with a point a decimal; with an exponent a double."""
+    if re.fullmatch(r"-?[0-9]+", digits):
+        value = int(digits)
+        for kind, bits in ((INT, 31), (LONG, 63)):
+            if -(1 << bits) <= value < 1 << bits:
+                return Lowered(f"CAST({value} AS {duckdb_name(kind)})", kind, literal=value)
+    if "e" in digits.lower():
+        return Lowered(f"CAST({text(digits)} AS DOUBLE)", DOUBLE, literal=float(digits))
+    exact = Decimal(digits)
+    scale = max(0, -int(exact.as_tuple().exponent))
+    precision = max(len(exact.as_tuple().digits), scale)
+    if precision > 38:
+        raise Refusal(f"the number {digits} has more than 38 digits")
+    kind = pa.decimal128(precision, scale)
+    return Lowered(f"CAST({text(digits)} AS {duckdb_name(kind)})", kind, literal=exact)
+
+
+def _narrow(part: Lowered, other: Lowered) -> pa.DataType:
+    """Beside a decimal a whole number that stands in the text needs only its own digits."""
+    if pa.types.is_decimal(other.type) and pa.types.is_integer(part.type) and isinstance(part.literal, int):
+        return pa.decimal128(len(str(abs(part.literal))), 0)
+    return part.type
+
+
+def _moved(one: Lowered, other: Lowered, sign: str) -> Lowered:
+    """A timestamp plus or minus an interval; intervals together."""
+    fails = one.fails or other.fails
+    if sign in "+-" and one.type == INTERVAL == other.type:
+        return Lowered(f"({one.sql} {sign} {other.sql})", INTERVAL, fails)
+    if sign == "+" and one.type == INTERVAL:
+        one, other = other, one
+    if sign in "+-" and one.family == "timestamp" and other.type == INTERVAL:
+        return Lowered(f"({one.sql} {sign} {other.sql})", INSTANT, fails)
+    if sign in "+-" and one.family == "date" and pa.types.is_integer(other.type):
+        return Lowered(f"({one.sql} {sign} CAST({other.sql} AS INTEGER))", one.type, fails)
+    hints = {
+        ("timestamp", "timestamp"): "use unix_micros(…) - unix_micros(…)",
+        ("date", "date"): "use datediff(…, …)",
+        ("date", "interval"): "use date_add(…, days), or cast the date as timestamp",
+    }
+    raise Refusal(
+        f"{type_name(one.type)} {sign} {type_name(other.type)} is not supported in a flow",
+        hints.get((one.family, other.family), "add an interval to a timestamp: at + interval 1 hour"),
+    )
+
+
+def _only(wanted: str, part: Lowered, what: str) -> None:
+    if part.family != wanted:
+        raise Refusal(f"{what} takes a {wanted}, and got {type_name(part.type)}", "bring it there with cast(… as …)")
+
+
+def _condition(part: Lowered) -> Lowered:
+    if part.family == "null":
+        return Lowered("CAST(NULL AS BOOLEAN)", BOOLEAN)
+    if part.family != "boolean":
+        raise Refusal(f"a condition is true or false, and this is {type_name(part.type)}", "compare it with something")
+    return part
+
+
+def _field(part: Lowered, name: str) -> Lowered:
+    if part.family == "map":
+        return item(part, Lowered(text(name), STRING, literal=name))
+    if part.family != "struct":
+        raise Refusal(f"{type_name(part.type)} has no field '{name}'", "only a struct has fields")
+    fields = {field.name.lower(): field for field in part.type}
+    if name.lower() not in fields:
+        raise Refusal(
+            f"there is no field '{name}'", what_exists(name, [field.name for field in part.type], kind="fields")
+        )
+    field = fields[name.lower()]
+    return Lowered(f"struct_extract({part.sql}, {text(field.name)})", field.type, part.fails)
+
+
+def _type(node: exp.DataType) -> pa.DataType:
+    if node.this == exp.DType.DECIMAL:
+        given = [int(part.name) for part in node.expressions]
+        precision, scale = (*given, *(10, 0)[len(given) :])
+        if not (1 <= precision <= 38 and 0 <= scale <= precision):
+            raise Refusal(
+                f"there is no decimal({precision}, {scale})", "1 to 38 digits, and no more places than digits"
+            )
+        return pa.decimal128(precision, scale)
+    if node.this not in TYPES:
+        raise Refusal(
+            f"a cast to {node.sql(dialect='spark').lower()} is not supported in a flow",
+            "boolean, tinyint, smallint, int, bigint, float, double, decimal, string, binary, date or timestamp",
+        )
+    return TYPES[node.this]

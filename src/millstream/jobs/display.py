@@ -1,0 +1,143 @@
+"""What a running job shows on the terminal: what is starting, then then how far it has come."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from millstream.errors import InvalidInput
+from millstream.jobs.progress import instant
+from millstream.terminal import escaped
+from millstream.user_lines import users_line, what_exists
+
+if TYPE_CHECKING:
+    from rich.status import Status
+    from rich.text import Text
+
+    from millstream.jobs.job import Job
+
+LOOK_S = 0.25
+LINE_S = 10.0
+
+
+class Display:
+    """Shows nothing."""
+
+    def phase(self, text: str) -> None:
+        """What is being done before the first batch."""
+
+    def look(self, job: Job) -> None:
+        """Called often while a job runs."""
+
+    def close(self) -> None: ...
+
+
+class Terminal(Display):
+    """One line that is kept up to date."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+
+        self._name = name
+        self._begun = time.monotonic()
+        self._status: Status = Console(stderr=True).status(_text(f"{name}: starting"))
+        self._status.start()
+        self._seen = 0.0
+
+    def phase(self, text: str) -> None:
+        self._status.update(_text(f"{self._name}: {text} ({time.monotonic() - self._begun:.0f} s)"))
+
+    def look(self, job: Job) -> None:
+        if time.monotonic() - self._seen < LOOK_S:
+            return
+        self._seen = time.monotonic()
+        if job.progress.batch < 0:
+            self.phase("starting the first batch")
+        else:
+            self._status.update(_text(in_one_line(job)))
+
+    def close(self) -> None:
+        self._status.stop()
+
+
+def _text(content: str) -> Text:
+    """Neither the terminal nor rich's markup finds anything to obey in it."""
+    from rich.text import Text
+
+    return Text(escaped(content))
+
+
+class Lines(Display):
+    """For a log: what is being done, then a line every ten seconds."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._shown_at = time.monotonic()
+
+    def phase(self, text: str) -> None:
+        self._print(f"{self._name}: {text}")
+
+    def look(self, job: Job) -> None:
+        if time.monotonic() - self._shown_at >= LINE_S:
+            self._shown_at = time.monotonic()
+            self._show(job)
+
+    def _show(self, job: Job) -> None:
+        self._print(in_one_line(job))
+
+    def _print(self, line: str) -> None:
+        print(escaped(line), file=sys.stderr, flush=True)
+
+
+class JsonLines(Lines):
+    """The same for programs: each line is a document."""
+
+    def phase(self, text: str) -> None:
+        self._print(json.dumps({"job": self._name, "phase": text}))
+
+    def _show(self, job: Job) -> None:
+        self._print(json.dumps(job.progress.document(job.name, job.lag())))
+
+
+def in_one_line(job: Job) -> str:
+    """How far a job has come."""
+    progress = job.progress
+    if progress.batch < 0:
+        return f"{job.name}: starting the first batch"
+    parts = [job.name, f"batch {progress.batch}", f"{progress.rows_read:,} rows"]
+    if progress.rows_per_s is not None:
+        parts.append(f"{progress.rows_per_s:,.0f} rows/s")
+    parts.append(f"lag {job.lag():,}")
+    if progress.watermark is not None:
+        parts.append(f"watermark {instant(progress.watermark)}")
+    parts += [f"late {progress.rows_late:,}"] if progress.rows_late else []
+    parts += [f"dead {progress.rows_dead:,}"] if progress.rows_dead else []
+    parts += [f"waits for {progress.waits_for}"] if progress.waits_for else []
+    parts += [job.promise] if job.promise else []
+    return " · ".join(parts)
+
+
+PROGRESS = ("auto", "terminal", "lines", "json", "none")
+
+
+@contextmanager
+def watched(name: str, progress: str) -> Iterator[Display]:
+    """Shows progress on stderr: by default as a live line on a terminal, else as lines."""
+    if progress not in PROGRESS:
+        raise InvalidInput(
+            f"progress={progress!r} is unknown",
+            where=users_line(),
+            next_step=what_exists(progress, PROGRESS, kind="ways to show progress"),
+        )
+    chosen = ("terminal" if sys.stderr.isatty() else "lines") if progress == "auto" else progress
+    display: Display = Display()
+    if chosen != "none":
+        display = {"terminal": Terminal, "lines": Lines, "json": JsonLines}[chosen](name)
+    try:
+        yield display
+    finally:
+        display.close()

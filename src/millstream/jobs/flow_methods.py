@@ -1,0 +1,147 @@
+"""What a flow's own methods do: run, start, replay, and show how it lies on Spark."""
+
+from __future__ import annotations
+
+import atexit
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from millstream.connectors.weights import weighted, with_weights
+from millstream.errors import InvalidInput
+from millstream.jobs.display import Display, watched
+from millstream.jobs.job import Job, address_of, run_job, start_job
+from millstream.jobs.settings import CAUGHT_UP, TICK_S, Settings
+from millstream.log import connect
+from millstream.operators.accumulators import WEIGHT
+from millstream.plan.explain import Format, shown
+from millstream.plan.flow import Flow, Stream
+from millstream.plan.nodes import Write
+from millstream.plan.spark_frames import SparkFrame
+from millstream.spark.query.compiler import compiled
+from millstream.spark.query.data_source import FEED
+from millstream.spark.query.job_feed import LiveFeed
+from millstream.spark.query.packing import from_bytes
+from millstream.spark.query.physical_drawing import stages_of
+from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.state_runner import Shipment
+from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
+from millstream.spark.session.start import session
+from millstream.spark.session.user_code import modules
+from millstream.user_lines import users_line, what_exists
+
+
+def _settings(broker: str | PathLike[str] | None, folder: str | PathLike[str] | None, said: dict[str, Any]) -> Settings:
+    places = {"broker": None if broker is None else fspath(broker), "folder": None if folder is None else Path(folder)}
+    return Settings.of({**places, **said})
+
+
+def run(
+    flow: Flow,
+    *,
+    broker: str | PathLike[str] | None = None,
+    folder: str | PathLike[str] | None = None,
+    progress: str = "auto",
+    **said: Any,
+) -> Job:
+    with watched(flow.name, progress) as display:
+        return run_job(flow, _settings(broker, folder, said), display)
+
+
+def start(
+    flow: Flow, *, broker: str | PathLike[str] | None = None, folder: str | PathLike[str] | None = None, **said: Any
+) -> Job:
+    return start_job(flow, _settings(broker, folder, said), Display())
+
+
+def dataframe(
+    stream: Stream, *, broker: str | PathLike[str] | None = None, key_groups: int = 8, **unknown: Any
+) -> DataFrame:
+    """Rows of a stream as a streaming DataFrame. What its sources keep lies in a folder that ends with the process.
+
+    Where rows may be retracted it has a column `weight`, without which a retraction would look like a new row.
+    """
+    for name in unknown:
+        raise InvalidInput(
+            f"there is no setting '{name}'",
+            where=users_line(),
+            next_step=what_exists(name, ["broker", "key_groups"], kind="settings"),
+        )
+    spark = session()
+    layout = Layout((stream.node,), key_groups)
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    folder = tempfile.mkdtemp(prefix="millstream-dataframe-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shipment = Shipment(uuid.uuid4().hex, layout, partitions, f"{folder}/runs")
+    with connect(None if broker is None else fspath(broker)) as log:
+        address = address_of(log)
+    ship_modules(spark, modules(layout.order))
+    needs = needs_of(layout, address, Path(folder))
+    check_workers(spark, replace(needs, written=()))  # state is beside the workers, and in the query's own checkpoint
+    feed = LiveFeed(
+        shipment,
+        folder=folder,
+        broker=address,
+        tasks_max=spark.sparkContext.defaultParallelism,
+        limit_rows=None,
+        tick_s=TICK_S,
+        starts={},
+    )
+    names = stream.schema.names
+    schema = weighted(stream.schema) if stream.node.is_changing else stream.schema
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for blob in batch.column("blob").to_pylist():
+                frame = from_bytes(blob)
+                rows = frame.select(names).to_arrow()
+                if len(schema) > len(names):
+                    rows = with_weights(rows, frame[WEIGHT].to_arrow())
+                yield from rows.cast(schema.arrow).to_batches()
+
+    packed = compiled(spark, shipment, feed).where(f"step = {len(layout.chain)}")
+    return packed.mapInArrow(unpack, str(schema))
+
+
+def explained(flow: Flow, format: Format = "text") -> str:
+    """How a flow lies on Spark: what is done where rows are read, the steps that keep state, and Spark's own plan."""
+    layout = Layout(flow.check(), 1)
+    if format != "text":
+        return shown(f"{flow.name}, on Spark", stages_of(layout), format)
+    lines = ["on Spark"]
+    for source in layout.sources:
+        where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "where it is read"
+        steps = [step.name for step in layout.region(source).steps if not isinstance(step, Write)]
+        lines.append(f"    {source.name}: {where}: {', '.join(steps) or 'nothing'}")
+    for number, stage in enumerate(layout.stages, 1):
+        lines.append(f"    shuffle {number} by key group, then in one stage:")
+        for step in (layout.chain[place] for place in stage):
+            fused = [each.name for each in layout.region(step).steps if not isinstance(each, Write)]
+            lines.append(f"        {step.name}, then {', '.join(fused) or 'nothing'}")
+    lines.append(f"    outputs, all from one reading: {', '.join(output.name for output in layout.outputs)}")
+    spark = session()
+    shipment = Shipment("explained", layout, 1, "explained")
+    feed = LiveFeed(shipment, "", None, 1, None, TICK_S, {})
+    frame = compiled(spark, shipment, feed)
+    plan = re.sub(rf"{FEED}=[-:A-Za-z0-9+/=]+", f"{FEED}=…", frame._jdf.queryExecution().toString())
+    written, _, _ = plan.partition("== Optimized Logical Plan ==")  # Spark makes the rest for each batch anew
+    return "\n".join(lines) + "\n\n" + written.rstrip() + "\n"
+
+
+def replay(flow: Flow, *, into: str | None = None, follow: bool = False, **said: Any) -> Job:
+    if into is None:
+        raise InvalidInput(
+            "a replay writes beside the results that are there, and nothing says where",
+            where=users_line(),
+            next_step="name a topic: flow.replay(into='totals.v2')",
+        )
+    return run(flow, **{"until": None if follow else CAUGHT_UP, **said}, into=into)

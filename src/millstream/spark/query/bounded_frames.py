@@ -1,0 +1,41 @@
+"""A DataFrame that does not stream becomes files of the job's own: read as any source, and the same after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from millstream.plan.endpoints import Files
+from millstream.plan.nodes import Read, Write
+from millstream.plan.rewiring import rewired
+from millstream.plan.spark_frames import SparkFrame
+
+DONE = "_SUCCESS"
+
+
+TIMES = "spark.sql.parquet.outputTimestampType"
+
+
+def as_files(outputs: Sequence[Write], folder: Path) -> tuple[Write, ...]:
+    """The same outputs, over files where there were DataFrames that do not stream."""
+    return rewired(
+        outputs, lambda node: _from_files(node, folder) if isinstance(node, Read) and _is_bounded(node) else node
+    )
+
+
+def _is_bounded(node: Read) -> bool:
+    return isinstance(node.source, SparkFrame) and not node.source.streams
+
+
+def _from_files(node: Read, folder: Path) -> Read:
+    path = folder / "frames" / node.name
+    if not (path / DONE).exists():
+        spark = node.source.frame.sparkSession
+        before = spark.conf.get(TIMES)
+        spark.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's own INT96 has no time zone
+        try:
+            node.source.frame.write.mode("overwrite").parquet(str(path))
+        finally:
+            spark.conf.set(TIMES, before)
+    return replace(node, source=Files(str(path), "parquet", max_expansion=None))

@@ -1,0 +1,345 @@
+"""How a plan lies on Spark: regions of element-wise steps, each behind one origin, between the steps that keep state.
+
+An origin is a source or a step that keeps state. What its region makes goes to steps that keep state, which stand in
+one chain, and to outputs; what is not for a step of the chain is passed on by it. So any plan is one query that reads
+each source once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeVar
+
+import polars as pl
+import pyarrow as pa
+
+from millstream.errors import ExpressionFailed, RecordFailed
+from millstream.operators import elementwise
+from millstream.operators.accumulators import TIME
+from millstream.operators.stateful import DEAD, LATE, SENT
+from millstream.plan import nodes, table_nodes
+from millstream.plan.bad_rows import listened_to, record_failed
+from millstream.plan.nodes import Node
+from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.walking import in_order
+from millstream.plan.windows import FIRST, LAST
+from millstream.records import Schema
+from millstream.spark.query.column_pruning import needed_columns
+
+Frames = Mapping[str, pl.DataFrame]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows come from: a topic (or a folder of files) and a partition of it."""
+
+    topic: str
+    partition: str
+
+    @property
+    def number(self) -> int | None:
+        return int(self.partition) if self.partition.isdigit() else None
+
+    def told(self, dead: pl.DataFrame) -> pl.DataFrame:
+        """Dead letters that say where their rows came from."""
+        return dead.with_columns(pl.lit(self.topic).alias("topic"), pl.lit(self.number, pl.Int32).alias("partition"))
+
+
+@dataclass(frozen=True)
+class Region:
+    """The element-wise steps behind an origin. A union may stand in several regions; each gives its part of it."""
+
+    origin: Node
+    steps: tuple[Node, ...]
+    listening: frozenset[Node]
+    """Those whose dead letters somebody takes."""
+
+    def run(
+        self, sent: Frames, now: int, entry: Node | None = None, place: Place | None = None
+    ) -> dict[Node, pl.DataFrame]:
+        """What every step of the region makes of what the origin sent, or what a step behind it made already.
+
+        `place` is the partition that the rows come from, if they come from one.
+        """
+        made = {entry or self.origin: sent[SENT]}
+        dead: dict[Node, pl.DataFrame] = {}
+        if DEAD in sent:
+            dead[self.origin] = self._checked(self.origin, sent[DEAD])
+        first = 0 if entry in (None, self.origin) else self.steps.index(entry) + 1
+        for step in self.steps[first:]:
+            given = [made[before] for before in step.inputs if before in made]
+            if isinstance(step, nodes.Late):
+                made[step] = sent[LATE]
+            elif isinstance(step, nodes.Dead):
+                made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
+            elif isinstance(step, nodes.MapRows):
+                made[step], found = elementwise.mapped(given[0], step, now)
+                dead[step] = self._checked(step, found if place is None else place.told(found))
+            elif isinstance(step, nodes.Union):
+                made[step] = pl.concat(given, how="diagonal")
+            else:
+                made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step), place)
+        return made
+
+    def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:
+        """A record that a step cannot handle goes to its dead letters; if nobody takes those, the job stops at it."""
+        if len(dead) and step not in self.listening:
+            raise record_failed(step, dead.row(0, named=True))
+        return dead
+
+
+def evaluated(step: Node, rows: pl.DataFrame, work: Callable[[pl.DataFrame], T], place: Place | None = None) -> T:
+    """Does the work on all rows; if an expression fails, it is narrowed down to the first row it fails on."""
+    try:
+        return work(rows)
+    except ExpressionFailed as error:
+        failing = rows
+        while len(failing) > 1:
+            half = failing.head(len(failing) // 2)
+            try:
+                work(half)
+                failing = failing.slice(len(half))
+            except ExpressionFailed:
+                failing = half
+        offset = failing[elementwise.OFFSET][0] if elementwise.OFFSET in failing.columns else None
+        names = [name for name in failing.columns if not name.startswith("__")]
+        found = [f"topic {place.topic}, partition {place.partition}"] if place else []
+        found += [] if offset is None else [f"offset {offset}"]
+        raise RecordFailed(
+            f"the step '{step.name}' cannot handle a record: {error.what}: {failing.select(names).row(0, named=True)}",
+            where=", ".join(found) or step.place,
+            next_step=error.next_step,
+        ) from error
+
+
+@dataclass(frozen=True)
+class End:
+    """Where rows of a region go: the number of a step of the chain or of an output, and whose rows they are."""
+
+    number: int
+    node: Node
+    side: int | None
+    """Which input of a step it is; None for an output."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan in one query: sources, the chain of steps that keep state, and the outputs."""
+
+    outputs: tuple[Node, ...]
+    groups: int
+    """Key groups: rows of a key are always in the same one."""
+
+    @cached_property
+    def order(self) -> list[Node]:
+        return in_order(self.outputs)
+
+    @cached_property
+    def sources(self) -> list[nodes.Read]:
+        return [node for node in self.order if isinstance(node, nodes.Read)]
+
+    @cached_property
+    def fed_sources(self) -> list[nodes.Read]:
+        """Those that our own feed reads; the others are DataFrames of Spark."""
+        return [node for node in self.sources if not isinstance(node.source, SparkFrame)]
+
+    @cached_property
+    def framed_sources(self) -> list[nodes.Read]:
+        return [node for node in self.sources if isinstance(node.source, SparkFrame)]
+
+    @cached_property
+    def reading(self) -> dict[nodes.Read, Schema]:
+        """Of each source the columns that are read."""
+        return needed_columns(self.order, self.outputs)
+
+    @cached_property
+    def chain(self) -> list[Node]:
+        return [node for node in self.order if node.keeps_state]
+
+    @cached_property
+    def _origins(self) -> dict[Node, list[Node]]:
+        """The origins whose regions a node stands in."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.order:
+            before = [origin for given in node.inputs for origin in found[given]]
+            is_origin = isinstance(node, nodes.Read) or node.keeps_state
+            found[node] = [node] if is_origin else list(dict.fromkeys(before))
+        return found
+
+    def traces(self, output: Node) -> bool:
+        """Whether rows of an output carry where they came from: its sink may refuse some of them."""
+        return isinstance(output, nodes.Write) and (output.traced or output in self._listening)
+
+    @cached_property
+    def _listening(self) -> frozenset[Node]:
+        return listened_to(self.order)
+
+    def refused(self, output: nodes.Write) -> Region:
+        """The steps behind the dead letters of a sink. They keep no state, and are done where the sink is written."""
+        behind: dict[Node, None] = {}
+        for node in self.order:
+            starts = isinstance(node, nodes.Dead) and node.inputs[0] is output
+            if starts or any(given in behind for given in node.inputs):
+                behind[node] = None
+        return Region(output, tuple(behind), self._listening)
+
+    def takes_late(self, step: Node) -> bool:
+        """Whether somebody takes the rows that come too late for a step."""
+        return any(isinstance(node, nodes.Late) and node.inputs[0] is step for node in self.order)
+
+    def upstream(self, step: Node) -> list[Node]:
+        """The origins that feed a step of the chain and whose watermarks count for it."""
+        counting = step.inputs[: step.waited_for]
+        return list(dict.fromkeys(origin for given in counting for origin in self._origins[given]))
+
+    @cached_property
+    def stages(self) -> list[list[int]]:
+        """The steps of the chain, by number, as Spark runs them: those of a stage in one go, behind one shuffle.
+
+        A step is in the stage after those it is fed by, or in the same, if their rows need not be moved to it.
+        """
+        placed: dict[Node, int] = {}
+        for step in self.chain:
+            before = [origin for given in step.inputs for origin in self._origins[given] if origin.keeps_state]
+            placed[step] = max(
+                (placed[origin] + (not self._is_near(origin, step)) for origin in before),
+                default=0,
+            )
+        found: list[list[int]] = [[] for _ in range(max(placed.values(), default=-1) + 1)]
+        for number, step in enumerate(self.chain):
+            found[placed[step]].append(number)
+        return found
+
+    def meets_at_once(self, origin: Node, step: Node) -> bool:
+        """Whether a step takes the rows of another in the same stage: a key group then hears of its own alone."""
+        if not origin.keeps_state:
+            return False
+        stage = next(stage for stage in self.stages if self.chain.index(step) in stage)
+        return self.chain.index(origin) in stage
+
+    def _is_near(self, origin: Node, step: Node) -> bool:
+        """Whether all rows that a step sends another have the same key there, and so the same key group."""
+        if isinstance(origin, nodes.Process):  # what it gives is the user's
+            return False
+        keys = _keys_of(origin)
+        ways = [(side, given) for side, given in enumerate(step.inputs) if origin in self._origins[given]]
+        return bool(keys) and all(self._key_of(given, origin) == _keys_at(step, side) for side, given in ways)
+
+    def _key_of(self, node: Node, origin: Node) -> tuple[str, ...] | None:
+        """What the key columns of an origin are called behind some steps; None if that cannot be said."""
+        if node is origin:
+            keys = _keys_of(origin)
+            return keys if all(_is_plain(origin.schema.field(key).type) for key in keys) else None
+        if len(node.inputs) != 1:
+            return None
+        before = self._key_of(node.inputs[0], origin)
+        if before is None or isinstance(node, nodes.Where | table_nodes.AllRows | table_nodes.AsOf):
+            return before
+        if isinstance(node, nodes.Project):
+            names: dict[str | None, str] = {}
+            for name, made in node.columns:  # under its own name, if a column is there several times
+                names[made.column] = name if name == made.column else names.get(made.column, name)
+            return tuple(names[key] for key in before) if all(key in names for key in before) else None
+        return None
+
+    @cached_property
+    def _regions(self) -> dict[Node, Region]:
+        return {origin: self._region(origin) for origin in (*self.sources, *self.chain)}
+
+    def region(self, origin: Node) -> Region:
+        return self._regions[origin]
+
+    def _region(self, origin: Node) -> Region:
+        steps = tuple(node for node in self.order if node is not origin and origin in self._origins[node])
+        return Region(origin, steps, self._listening)
+
+    @cached_property
+    def _all_ends(self) -> dict[Node, list[End]]:
+        return {origin: list(self._ends(origin)) for origin in (*self.sources, *self.chain)}
+
+    def ends(self, origin: Node) -> list[End]:
+        """Where a region's rows go."""
+        return self._all_ends[origin]
+
+    def _ends(self, origin: Node) -> Iterator[End]:
+        for number, step in enumerate(self.chain):
+            for side, given in enumerate(step.inputs):
+                if origin in self._origins[given]:
+                    yield End(number, given, side)
+        for number, output in enumerate(self.outputs, len(self.chain)):
+            if origin in self._origins[output]:
+                yield End(number, output, None)
+
+    def steps_after(self, origin: Node) -> list[int]:
+        """The steps of the chain that an origin feeds."""
+        return list(dict.fromkeys(end.number for end in self.ends(origin) if end.side is not None))
+
+
+def _keys_of(step: Node) -> tuple[str, ...]:
+    """The columns of what a step gives whose values are the key it was done by; none if that cannot be said."""
+    if not isinstance(step, table_nodes.Join):
+        keys: tuple[str, ...] = getattr(step, "keys", ())
+        return keys
+    names = {column: name for name, column in step.left}
+    known = step.how not in ("right", "full") and all(column in names for column, _ in step.on)
+    return tuple(names[column] for column, _ in step.on) if known else ()
+
+
+def _keys_at(step: Node, side: int) -> tuple[str, ...]:
+    """The columns of an input that are a step's key."""
+    if isinstance(step, table_nodes.Join):
+        return tuple(pair[side] for pair in step.on)
+    keys: tuple[str, ...] = getattr(step, "keys", ())
+    return keys
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether every step hashes a key of this type as it is: joins make narrow whole numbers wide."""
+    return not pa.types.is_integer(kind) or pa.types.is_int64(kind)
+
+
+def labels(groups: int, partitions: int) -> list[int]:
+    """Names for key groups that Spark's hash spreads evenly over its partitions."""
+    wanted = -(-groups // partitions)
+    taken = [0] * partitions
+    found: list[int] = []
+    label = 0
+    while len(found) < groups:
+        partition = _spark_hash(label) % partitions
+        if taken[partition] < wanted:
+            taken[partition] += 1
+            found.append(label)
+        label += 1
+    return found
+
+
+def _spark_hash(value: int) -> int:
+    """Spark's Murmur3 of an int, with its seed of 42, as it partitions by it."""
+    mask = 0xFFFFFFFF
+    k = (value * 0xCC9E2D51) & mask
+    k = ((k << 15) | (k >> 17)) & mask
+    k = (k * 0x1B873593) & mask
+    h = 42 ^ k
+    h = ((h << 13) | (h >> 19)) & mask
+    h = (h * 5 + 0xE6546B64) & mask
+    h ^= 4
+    h ^= h >> 16
+    h = (h * 0x85EBCA6B) & mask
+    h ^= h >> 13
+    h = (h * 0xC2B2AE35) & mask
+    h ^= h >> 16
+    return h - (1 << 32) if h >> 31 else h
+
+
+def event_times(rows: pl.DataFrame, node: nodes.Read) -> pl.Series:
+    """The time of each row of a source."""
+    if node.event_time is None:
+        return pl.Series(TIME, [None], pl.Int64).new_from_index(0, len(rows))
+    times = rows[node.event_time].dt.cast_time_unit("us").to_physical().alias(TIME)
+    if not len(times) or ((times.min() or 0) >= FIRST and (times.max() or 0) <= LAST):  # type: ignore[operator]
+        return times
+    # Files and DataFrames hold times that are no dates; one of them must not move the watermark beyond all others.
+    return pl.select(pl.when(times.is_between(FIRST, LAST)).then(times)).to_series().alias(TIME)

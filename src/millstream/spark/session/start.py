@@ -1,0 +1,481 @@
+"""Makes the Spark session: every setting that matters is in one table here, with its reason beside it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.errors import InvalidSetting, MillstreamError, NotFound, SparkFailed
+from millstream.secrets import SHOWN
+from millstream.spark.session import archive, callbacks, java, launch, shipping, submitting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER = "local[*]"
+LOG_NAME = "spark.log"
+TEMPORARY = "tmp"
+REACH_S_MAX = 10
+SOCKET_FOLDER_MAX = 60
+"""The path of a socket has about a hundred bytes, and Spark's names for them have 42."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A Spark setting and why it has this value. `needed`: flows are wrong or refused without it."""
+
+    key: str
+    value: str
+    why: str
+    needed: bool = False
+    local: bool = False
+
+
+STREAMING = "spark.sql.streaming"
+ROCKSDB = f"{STREAMING}.stateStore.rocksdb"
+SETTINGS = (
+    Setting(
+        f"{STREAMING}.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        "transformWithState runs on no other state store",
+        needed=True,
+    ),
+    Setting("spark.sql.session.timeZone", "UTC", "expressions mean the same on every machine", needed=True),
+    Setting(f"{ROCKSDB}.changelogCheckpointing.enabled", "true", "a batch uploads its changes, not whole files: 90 ms"),
+    Setting(f"{ROCKSDB}.trackTotalNumberOfRows", "false", "to count rows every write would read first"),
+    Setting(
+        f"{STREAMING}.checkpointFileManagerClass",
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+        "on a disk the default starts about 60 more helper processes a batch: 160 ms",
+    ),
+    Setting("spark.sql.execution.arrow.maxRecordsPerBatch", "100000", "large Arrow batches: less work per row"),
+    Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "toPandas and createDataFrame go by Arrow"),
+    Setting("spark.python.worker.reuse", "true", "a new Python worker per task costs seconds a batch"),
+    Setting("spark.executorEnv.POLARS_MAX_THREADS", "1", "Spark is the one that spreads work over the cores"),
+    Setting("spark.driver.maxResultSize", "0", "a batch is bounded where it is read, not where it arrives"),
+    Setting("spark.ui.enabled", "false", "the console shows what runs; no port is taken"),
+    Setting("spark.ui.showConsoleProgress", "false", "no progress bar across the terminal"),
+    Setting("spark.sql.catalogImplementation", "in-memory", "no metastore_db in the working directory"),
+    Setting("spark.driver.host", "127.0.0.1", "a laptop's own name often does not resolve", local=True),
+    Setting("spark.driver.bindAddress", "127.0.0.1", "nothing outside this machine needs the driver", local=True),
+    Setting("spark.driver.memory", "1g", "Spark's own default, said aloud", local=True),
+    # Spark makes the secret itself, in the JVM's memory. Nothing of a local session uses the network: it costs nothing.
+    Setting("spark.authenticate", "true", "all users of this machine reach the loopback interface", local=True),
+    Setting("spark.network.crypto.enabled", "true", "a handshake by AES, not by MD5", local=True),
+    Setting("spark.network.crypto.saslFallback", "false", "and by nothing weaker", local=True),
+    Setting("spark.ui.killEnabled", "false", "a UI that is switched on would let everybody end jobs", local=True),
+)
+# For a JVM on this machine. The serial collector has no threads to take from the work, which makes little garbage.
+# The optimizing compiler waits ten times longer than usual: early, it took a fifth of the CPU time to a first output.
+JVM_OPTIONS = (
+    "-XX:+UseSerialGC",
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+    "-XX:-UsePerfData",
+    "-Djava.net.preferIPv6Addresses=false",
+)
+# What only Spark's own launcher can do: fetch jars, change the class path, read a folder of settings.
+SUBMITTED = (
+    "spark.jars",
+    "spark.files",
+    "spark.archives",
+    "spark.submit.",
+    "spark.driver.extra",
+    "spark.driver.default",
+)
+SUBMIT_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME")
+
+# Spark's own words go to a file: what a user must know comes as an error of ours that names it.
+LOGGING = """\
+status = error
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 20MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+"""
+
+_lock = threading.Lock()
+_log: Path | None = None
+
+
+def session(
+    *,
+    master: str | None = None,
+    name: str = "millstream",
+    partitions: int = 2,
+    settings: Mapping[str, str] = {},
+    environment: str | None = None,
+) -> SparkSession:
+    """The session that runs, else a new one. `master` unsaid: MILLSTREAM_MASTER, else every core of this machine.
+
+    `partitions` is how many tasks a shuffle has; `settings` go on top of those of Millstream. `environment` is an
+    archive, made by `millstream pack`, with the libraries of workers.
+    """
+    if partitions < 1:
+        raise InvalidSetting(f"a shuffle cannot have {partitions} partitions", next_step="give one or more")
+    with _lock:
+        running = _running()
+        if running is not None:
+            found = _adopted(running, master, settings)
+        else:
+            chosen = master or os.environ.get("MILLSTREAM_MASTER") or DEFAULT_MASTER
+            found = created(chosen, name, partitions, settings, environment=environment)
+        shipping.ship_package(found)
+        return found
+
+
+def created(
+    master: str,
+    name: str,
+    partitions: int,
+    settings: Mapping[str, str],
+    *,
+    jvm_options: Sequence[str] | None = None,
+    environment: str | None = None,
+) -> SparkSession:
+    """A new session. `jvm_options` stand in for those of the class archive."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    local = shipping.is_local(master)
+    shipped = None if environment is None or local else _archive(environment)
+    _check_reachable(master)
+    folder = Path(tempfile.mkdtemp(prefix="millstream-spark-"))
+    atexit.register(_tidy, folder)
+    chosen = {each.key: each.value for each in SETTINGS if local or not each.local}
+    chosen["spark.sql.shuffle.partitions"] = str(partitions)
+    chosen["spark.sql.warehouse.dir"] = (folder / "warehouse").as_uri()
+    if re.match(r"spark://(127\.|localhost)", master):  # workers are on this machine, too
+        chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if shipped is not None:
+        chosen["spark.archives"] = f"{shipped}#{shipping.ENVIRONMENT}"
+        os.environ["PYSPARK_PYTHON"] = shipping.driver_python(folder)
+    chosen |= _python(local)
+    if local:
+        chosen |= _sockets(folder)
+    chosen |= settings
+    if local:
+        chosen |= _scratch(chosen)
+    _start_jvm(local, chosen, folder, jvm_options, moved=shipped is not None)
+    callbacks.authenticate(SparkContext._gateway)
+    try:
+        found = SparkSession.builder.master(master).appName(name).config(map=dict(chosen)).getOrCreate()
+        _hush_lost_jvm(found)
+        return found
+    except MillstreamError:
+        raise
+    except Exception as error:
+        raise _translated(error, master) from None
+
+
+def _hush_lost_jvm(spark: SparkSession) -> None:
+    """When the JVM dies, py4j and the thread that reads accumulators print stack traces around our own message."""
+    logging.getLogger().addFilter(_is_not_of_py4j)
+    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, address: None
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """py4j logs a lost connection with the root logger."""
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def stop(*, patience_seconds: float = 30) -> None:
+    """Stops the session that runs, if there is one, and its JVM."""
+    from pyspark import SparkContext
+
+    with _lock:
+        running = _running()
+        if running is not None:
+            running.stop()
+        gateway: Any = SparkContext._gateway
+        if gateway is not None and gateway.proc is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()  # the JVM ends with its standard input
+            gateway.proc.wait(patience_seconds)
+            SparkContext._gateway = SparkContext._jvm = None
+
+
+def warm(spark: SparkSession) -> threading.Thread:
+    """Starts the Python workers in the background, one per core, so that a first batch does not wait for them."""
+    cores = spark.sparkContext.defaultParallelism
+
+    def run() -> None:
+        spark.range(0, cores, 1, cores).mapInArrow(_loaded, "id long").write.format("noop").mode("overwrite").save()
+
+    thread = threading.Thread(target=run, name="millstream-warm", daemon=True)
+    thread.start()
+    return thread
+
+
+def kept_log() -> Path | None:
+    """Spark's log, for an error that names it: it stays when the process ends."""
+    found = log_file()
+    if found is not None:
+        _kept_logs.add(found)
+    return found
+
+
+_kept_logs: set[Path] = set()
+
+
+def log_file() -> Path | None:
+    """Where Spark's own words of this process go; None before a session was made here."""
+    return _log
+
+
+def _loaded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import polars  # noqa: F401 loading it is all this is for
+
+    yield from batches
+
+
+def _running() -> SparkSession | None:
+    """The session of this thread, else the one of another."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    return active if active is not None and active.sparkContext._jsc is not None else None
+
+
+def _sockets(folder: Path) -> dict[str, str]:
+    """Workers on this machine are spoken to by files: a batch takes 30 to 70 ms less than by TCP. Spark leaves them
+    where they are, so they are in a folder that is removed in the end."""
+    if len(os.fsencode(folder)) > SOCKET_FOLDER_MAX:
+        return {}
+    setting = "spark.python.unix.domain.socket"
+    return {f"{setting}.enabled": "true", f"{setting}.dir": str(folder)}
+
+
+def _scratch(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Where Spark keeps shuffled rows: in the private folder, unless somebody says where. Then in private folders
+    there, since Spark leaves its own readable for everybody."""
+    said = os.environ.get("SPARK_LOCAL_DIRS") or chosen.get("spark.local.dir")
+    if not said:
+        return {}
+    made = [Path(tempfile.mkdtemp(prefix="millstream-spark-", dir=_folder(each))) for each in said.split(",")]
+    for folder in made:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"spark.local.dir": ",".join(map(str, made))}
+
+
+def _folder(said: str) -> Path:
+    try:
+        folder = Path(said.strip())
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder.absolute()
+    except OSError as error:
+        raise InvalidSetting(
+            f"Spark cannot keep files in '{said}': {error.strerror}",
+            where="spark.local.dir, or SPARK_LOCAL_DIRS",
+            next_step="name a folder that this user may write to",
+        ) from error
+
+
+def _python(local: bool) -> dict[str, str]:
+    """Workers run the interpreter that runs this. On a cluster, where paths may differ, PYSPARK_PYTHON is heard."""
+    chosen = sys.executable if local else os.environ.get("PYSPARK_PYTHON", sys.executable)
+    # The helper that transformWithState starts on the driver looks at the environment alone.
+    os.environ["PYSPARK_PYTHON"] = chosen
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if local:
+        # Not the environment of this process: polars here may have all cores.
+        return {"spark.pyspark.python": chosen, "spark.pyspark.driver.python": sys.executable}
+    return {"spark.pyspark.python": chosen}
+
+
+def _check_reachable(master: str) -> None:
+    """Says at once what Spark would find out in a minute: that no master of a standalone cluster answers."""
+    places = re.fullmatch(r"spark://([^,/]+:\d+(?:,[^,/]+:\d+)*)", master)
+    if not places:
+        return
+    why = ""
+    for place in places[1].split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S_MAX).close()
+            return
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+    raise SparkFailed(
+        f"no master of Spark answers at '{master}': {why}",
+        next_step="see whether the cluster is up, and its name right",
+    )
+
+
+def _archive(said: str) -> str:
+    """Where Spark finds an archive: a file of this machine, or an address that workers reach."""
+    if "://" in said:
+        return said
+    file = Path(said).expanduser().absolute()
+    if not file.is_file():
+        raise NotFound(f"there is no archive '{said}'", next_step="make it: millstream pack env.tar.gz")
+    return f"file://{file}"
+
+
+def _start_jvm(
+    local: bool, chosen: Mapping[str, str], folder: Path, options: Sequence[str] | None, *, moved: bool
+) -> None:
+    """`moved`: with `folder` as its working directory, where Python is called what workers call it; paths that users
+    write still begin where they are."""
+    global _log
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None:
+        return
+    found = java.find()
+    _log = folder / LOG_NAME
+    logging = folder / "log4j2.properties"
+    logging.write_text(LOGGING.format(log=_log))
+    log_option = f"-Dlog4j2.configurationFile={logging.as_uri()}"
+    temporary = folder / TEMPORARY
+    temporary.mkdir()
+    # Libraries that Java unpacks and runs, and shuffled rows: Spark leaves the folders of some open to every user.
+    temporary_option = f"-Djava.io.tmpdir={temporary}"
+    submitted = any(key.startswith(SUBMITTED) for key in chosen) or any(map(os.environ.get, SUBMIT_VARIABLES))
+    if local and not submitted:
+        cached = archive.options(found) if options is None else options
+        memory = f"-Xmx{chosen['spark.driver.memory']}"
+        plain = [
+            memory,
+            *JVM_OPTIONS,
+            log_option,
+            temporary_option,
+            f"-XX:ErrorFile={folder / 'crash.log'}",
+            "-XX:-CreateCoredumpOnCrash",
+        ]
+        try:
+            gateway = launch.start(found, [*plain, *cached], _log)
+        except SparkFailed:
+            if not cached or options is not None:
+                raise
+            archive.place(found).unlink(missing_ok=True)  # Java 17 crashes on a damaged one
+            _log.unlink(missing_ok=True)
+            gateway = launch.start(found, plain, _log)
+    else:
+        os.environ["JAVA_HOME"] = str(java.launcher_home(found))
+        more = [chosen.get("spark.driver.extraJavaOptions", ""), log_option, f'"{temporary_option}"']
+        more += [f'"-Duser.dir={Path.cwd()}"'] if moved else []
+        given = {**chosen, "spark.driver.extraJavaOptions": " ".join(filter(None, more))}
+        with _log.open("ab") as complaints:
+            try:
+                gateway = submitting.submit(given, folder, complaints, cwd=folder if moved else None, local=local)
+            except MillstreamError:
+                raise
+            except Exception:
+                raise launch.failed_to_start(_log, "Spark's launcher ended") from None
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    """A session that runs already, with what flows need set on it; the rest of it stays as it is."""
+    running = active.sparkContext.master
+    if master is not None and master != running:
+        raise InvalidSetting(
+            f"the session that runs has the master '{running}', and '{master}' was asked for",
+            where="session(master=…)",
+            next_step="stop the running session first: millstream.spark.stop()",
+        )
+    wanted = {each.key: each.value for each in SETTINGS if each.needed} | dict(settings)
+    for key, value in wanted.items():
+        if active.conf.get(key, None) == value:
+            continue
+        if not active.conf.isModifiable(key):
+            raise InvalidSetting(
+                f"the session that runs has {key} = {_shown(key, active.conf.get(key, None))}, and it cannot change "
+                "while it runs",
+                where=f"setting {key}",
+                next_step=f'make the session with .config("{key}", "{_shown(key, value)}"), or let session() make it',
+            )
+        active.conf.set(key, value)
+    callbacks.authenticate(active.sparkContext._gateway)
+    return active
+
+
+def _shown(key: str, value: str | None) -> str | None:
+    """The value of a setting, if it is one of those above: others may be passwords."""
+    return value if value is None or any(each.key == key for each in SETTINGS) else SHOWN
+
+
+# ---------------------------------------------------------------- why it did not start
+
+# What Spark says, what it means, and what to do.
+REASONS = (
+    (
+        r"Could not parse Master URL",
+        "there is no such kind of master",
+        "name one, as in local[*], local[2], spark://host:7077, yarn",
+    ),
+    (
+        r"BindException|Address already in use|failed after \d+ retries",
+        "a port it was told to use is taken",
+        "leave ports to Spark, or name a free one",
+    ),
+    (
+        r"memory \d+ must be at least|increase heap size",
+        "it was given too little memory",
+        "give it more: spark.driver.memory, as in 1g",
+    ),
+    (
+        r"masters are unresponsive|Failed to connect to|UnknownHost|UnresolvedAddress",
+        "nobody answers there",
+        "see whether the cluster is up, and its name right",
+    ),
+    (
+        r"InvalidClassException|local class incompatible",
+        "the cluster runs another version of Spark",
+        "install the PySpark that the cluster has, or have it run this one's Spark",
+    ),
+)
+
+
+def _translated(error: Exception, master: str) -> MillstreamError:
+    said = str(getattr(error, "java_exception", None) or error)
+    log = str(_log) if _log else None
+    kind: type[MillstreamError]
+    for pattern, meaning, next_step in REASONS:
+        if re.search(pattern, said):
+            kind = InvalidSetting if "Master URL" in pattern else SparkFailed
+            return kind(f"Spark did not start with the master '{master}': {meaning}", where=log, next_step=next_step)
+    lines = said.strip().splitlines() or [type(error).__name__]
+    return SparkFailed(
+        f"Spark did not start with the master '{master}': {lines[0]}", where=log, next_step=f"read {log}"
+    )
+
+
+def _tidy(folder: Path) -> None:
+    """The folder goes with the process, unless an error names Spark's log or Spark complained in it: then the log
+    stays for the user to read."""
+    log = folder / LOG_NAME
+    said = log.read_text(errors="replace") if log.exists() else ""
+    if log not in _kept_logs and not re.search(r"^\S+ \S+ ERROR |^Error|Exception|Traceback", said, re.MULTILINE):
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
+        (folder / submitting.FILE_NAME).unlink(missing_ok=True)

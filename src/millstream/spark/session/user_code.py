@@ -1,0 +1,126 @@
+"""The user's functions travel as they are: a worker need not be able to import the file that they stand in."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from pyspark import cloudpickle
+
+INSTALLED = tuple({str(Path(path).resolve()) for path in sysconfig.get_paths().values()})
+LIBRARIES = ("site-packages", "dist-packages")
+OURS = str(Path(__file__).resolve().parents[2])
+DEPTH_MAX = 4
+MODULES_MAX = 2_000
+
+
+def ship(nodes: Iterable[Any]) -> None:
+    """Has the modules of the functions in a plan travel by value, if they are the user's own."""
+    for function in (found for node in nodes for found in _functions(node, 0)):
+        module = sys.modules.get(function.__module__)
+        if module is not None and _is_users(module):
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _functions(value: Any, depth: int) -> Iterator[FunctionType]:
+    if isinstance(value, FunctionType):
+        yield value
+    elif depth > DEPTH_MAX:
+        return
+    elif isinstance(value, MethodType):
+        yield from _functions(value.__func__, depth + 1)
+    elif isinstance(value, partial):
+        yield from _functions(value.func, depth + 1)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _functions(part, depth + 1)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if field.name != "inputs":
+                yield from _functions(getattr(value, field.name), depth + 1)
+
+
+def _is_users(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if module.__name__ == "__main__" or file is None:
+        return False  # travels by value anyway, or cannot
+    return _is_users_file(Path(file))
+
+
+def _is_users_file(file: Path) -> bool:
+    path = file.resolve()
+    return not str(path).startswith((*INSTALLED, OURS)) and not any(part in LIBRARIES for part in path.parts)
+
+
+# ---------------------------------------------------------------- the modules that functions import
+
+
+def modules(nodes: Iterable[Any]) -> dict[str, Path]:
+    """The user's own modules that the functions of a plan may import, at once or when they are called, by their place.
+
+    What a function imports is read from the file that it stands in, and from those that this imports, and so on; of a
+    package all files are taken.
+    """
+    files = {Path(function.__code__.co_filename) for node in nodes for function in _functions(node, 0)}
+    waiting = [file for file in files if file.is_file() and _is_users_file(file)]
+    looked_at: set[Path] = set()
+    found: dict[str, Path] = {}
+    names = {name for file in waiting for name in _own_name(file)}
+    while waiting or names:
+        while waiting:
+            file = waiting.pop()
+            if file not in looked_at:
+                looked_at.add(file)
+                names |= _imported(file)
+        for name in names:
+            more = _files_of(name) if name not in found else {}
+            found |= more
+            waiting += [file for file in more.values() if file.suffix == ".py" and file not in looked_at]
+        names = set()
+        if len(found) > MODULES_MAX:
+            break  # a folder of who knows what: functions still travel by value
+    return dict(sorted(found.items()))
+
+
+def _own_name(file: Path) -> Iterator[str]:
+    """The module that a file was imported as, if it was: classes of it travel by that name."""
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and getattr(module, "__file__", None) == str(file):
+            yield name.partition(".")[0]
+
+
+def _imported(file: Path) -> set[str]:
+    """What a file imports anywhere in it, by the first part of the name."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {
+        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    }
+    return {name.partition(".")[0] for name in names}
+
+
+def _files_of(name: str) -> dict[str, Path]:
+    """The files of a module or package of the user, none of any other."""
+    spec = None
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or not spec.has_location or not _is_users_file(Path(spec.origin)):
+        return {}
+    origin = Path(spec.origin)
+    if not spec.submodule_search_locations:
+        return {origin.name: origin} if origin.suffix == ".py" else {}
+    folder = origin.parent
+    inside = (file for file in folder.rglob("*") if file.is_file() and not {"__pycache__", ".git"} & {*file.parts})
+    return {str(Path(name) / file.relative_to(folder)): file for file in inside}

@@ -1,0 +1,333 @@
+"""Topics as a PySpark data source: `spark.readStream.format("millstream").option("topic", …)`, without a flow.
+
+Spark plans in one Python process and reads in others; each opens the topic for itself. Rows go to Spark as the Arrow
+batches that are stored, and the offsets in Spark's checkpoint are those of the topic.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from millstream.connectors.opening_sources import KafkaSource, Offsets, Slab, Slice, TopicSource
+from millstream.connectors.topic.columns import is_metadata
+from millstream.connectors.topic.source import find_topic
+from millstream.errors import InvalidInput, InvalidRecord, InvalidSetting, MillstreamError, UnknownTopic
+from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, open_embedded
+from millstream.log.kafka.address import KafkaAddress, as_kafka
+from millstream.records import Schema
+from millstream.secrets import delivery
+from millstream.user_lines import what_exists
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+NAME = "millstream"
+KEY_AND_VALUE = Schema.of("key binary, value binary")
+METADATA = Schema.of(
+    "topic string, partition int, offset long, timestamp timestamp, headers map<string,binary>",
+)
+OPTIONS = (
+    "topic",
+    "broker",
+    "startingOffsets",
+    "endingOffsets",
+    "maxRecordsPerBatch",
+    "format",
+    "badRecords",
+    "tasks",
+)
+AnySource: TypeAlias = TopicSource | KafkaSource
+EARLIEST, LATEST = -2, -1  # as Kafka writes them in JSON
+BATCH_ROWS = 100_000
+
+
+def register(spark: SparkSession, *, broker: str | os.PathLike[str] | None = None) -> None:
+    """Makes the format "millstream" known to a session. `broker` unsaid: MILLSTREAM_BROKER, else `.millstream` here."""
+    given = os.fspath(broker) if broker is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+    address = given if "://" in given else str(Path(given).expanduser().absolute())
+    kafka = as_kafka(address)  # whose settings may stand in a file, which is read here
+    spark.sparkContext.environment.update(delivery())
+    # A class of its own goes to Spark's processes by value, and with it the address that holds here and now.
+    bound = {"default_broker": address, "default_kafka": kafka, "__module__": "__main__"}
+    spark.dataSource.register(type("MillstreamTopics", (TopicDataSource,), bound))
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What a user did wrong is told without a stack trace; the process of Spark that this runs in ends with it."""
+    try:
+        yield
+    except MillstreamError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+# ---------------------------------------------------------------- options
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options, checked."""
+
+    topic: str
+    broker: str
+    registered: KafkaAddress | None = field(hash=False)
+    """The same, if it is a Kafka and was named when the format was registered: its secrets are known everywhere."""
+    starting: str
+    ending: str
+    limit_rows: int | None
+    format: str | None
+    fails_on_bad: bool
+    tasks: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], default_broker: str, default_kafka: KafkaAddress | None = None) -> Settings:
+        given = {name.lower(): value for name, value in options.items()}
+        known = {name.lower(): name for name in OPTIONS}
+        topic = given.pop("path", None)  # what was given to load()
+        for name in given:
+            if name not in known:
+                raise InvalidSetting(
+                    f"there is no option '{name}'", next_step=what_exists(name, OPTIONS, kind="options")
+                )
+        topic = given.get("topic", topic)
+        if not topic:
+            raise InvalidSetting("no topic is named", next_step='name one: .option("topic", "scores")')
+        bad = given.get("badrecords", "fail")
+        if bad not in ("fail", "drop"):
+            raise InvalidSetting(f"badRecords is 'fail' or 'drop', not {bad!r}")
+        limit = given.get("maxrecordsperbatch")
+        return cls(
+            topic=topic,
+            broker=given.get("broker", default_broker),
+            registered=None if "broker" in given else default_kafka,
+            starting=given.get("startingoffsets", "earliest"),
+            ending=given.get("endingoffsets", "latest"),
+            limit_rows=None if limit is None else _number("maxRecordsPerBatch", limit),
+            format=given.get("format"),
+            fails_on_bad=bad == "fail",
+            tasks=_number("tasks", given["tasks"]) if "tasks" in given else os.cpu_count() or 1,
+        )
+
+    @property
+    def kafka(self) -> KafkaAddress | None:
+        """The broker, if it is a Kafka. What an option names is looked up in each process: its secrets are not sent."""
+        return self.registered or as_kafka(self.broker)
+
+
+def _number(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise InvalidSetting(f"{name} is a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def offsets_of(text: str, option: str, source: AnySource) -> Offsets:
+    """'earliest', 'latest', or JSON with an offset per partition, of which those it does not name are earliest."""
+    if text in ("earliest", "latest"):
+        return source.earliest() if text == "earliest" else source.latest()
+    try:
+        named = json.loads(text)
+        if isinstance(named, dict) and isinstance(named.get(source.topic), dict):
+            named = named[source.topic]  # as for Kafka, where several topics can be read
+        if not isinstance(named, dict) or not all(type(offset) is int for offset in named.values()):
+            raise ValueError
+    except ValueError:
+        raise InvalidSetting(
+            f"{option} cannot be {text!r}",
+            where=f"topic '{source.topic}'",
+            next_step="""give 'earliest', 'latest', or offsets by partition: '{"0": 17, "1": 4}'""",
+        ) from None
+    earliest, latest = source.earliest(), source.latest()
+    for name in named:
+        if name not in earliest:
+            raise InvalidSetting(
+                f"{option} names partition {name!r}, which does not exist",
+                where=f"topic '{source.topic}'",
+                next_step=f"partitions that exist: {', '.join(earliest)}",
+            )
+    ends = {EARLIEST: earliest, LATEST: latest}
+    return {
+        name: ends[named[name]][name] if named.get(name) in ends else named.get(name, first)
+        for name, first in earliest.items()
+    }
+
+
+# ---------------------------------------------------------------- the data source
+
+
+class TopicDataSource(DataSource):
+    default_broker = DEFAULT_FOLDER
+    default_kafka: KafkaAddress | None = None
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        with plainly():  # here, so that it is told by load() and not when a query is under way
+            self._settings = Settings.of(options, self.default_broker, self.default_kafka)
+            self._stored, self._identity = _described(self._settings)
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        own = (self._stored or KEY_AND_VALUE).arrow
+        taken = {field.name.lower() for field in own}
+        besides = [field for field in METADATA.arrow if field.name not in taken]
+        return Schema.of(pa.schema([*own, *besides])).ddl
+
+    def reader(self, schema: StructType) -> TopicReader:
+        return TopicReader(self._settings, self._identity, schema)
+
+    def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
+        return TopicStreamReader(self._settings, self._identity, schema)
+
+
+def _described(settings: Settings) -> tuple[Schema | None, str]:
+    """The schema that a topic stores its values by, and its identity; the values of Kafka are but bytes."""
+    if settings.kafka is not None:
+        return None, KafkaSource(settings.kafka, settings.topic, KEY_AND_VALUE, format="bytes").identity
+    with open_embedded(settings.broker) as log:
+        found = find_topic(log, settings.topic)
+        return found.settings.schema, found.identity
+
+
+def _source(settings: Settings, schema: Schema) -> AnySource:
+    format = settings.format or _format(schema)
+    if settings.kafka is not None:
+        return KafkaSource(settings.kafka, settings.topic, schema, format=format)
+    return TopicSource(settings.topic, schema, broker=settings.broker, format=format)
+
+
+@lru_cache(maxsize=16)
+def _opened(settings: Settings, identity: str, ddl: str, pid: int) -> AnySource:
+    """Kept open, for Spark's processes live on; a topic made anew under the same name is another."""
+    source = _source(settings, Schema.of(ddl))
+    if source.identity != identity:
+        source.close()
+        raise UnknownTopic(f"topic '{settings.topic}' was deleted and made anew", next_step="load it again")
+    return source
+
+
+def _format(schema: Schema) -> str:
+    """JSON, unless there is nothing but the value itself to be read."""
+    inside = [field for field in schema.arrow if not is_metadata(field)]
+    raw = {pa.binary(): "bytes", pa.string(): "string"}
+    return raw.get(inside[0].type, "json") if [field.name for field in inside] == ["value"] else "json"
+
+
+@dataclass
+class TopicPartitions(InputPartition):
+    """What one task reads."""
+
+    slices: list[Slice]
+
+
+class _Reader:
+    """What reading once and reading on have in common. It is sent to other processes, so it holds no open files."""
+
+    def __init__(self, settings: Settings, identity: str, schema: StructType) -> None:
+        with plainly():
+            self._settings, self._identity = settings, identity
+            self._arrow = to_arrow_schema(schema, timezone="UTC")
+            self._ddl = Schema.of(self._arrow).ddl
+            self._source()
+
+    def _source(self) -> AnySource:
+        return _opened(self._settings, self._identity, self._ddl, os.getpid())
+
+    def _planned(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        tasks = self._source().slices(start, end, self._settings.tasks)
+        return [TopicPartitions(slices) for slices in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TopicPartitions):
+            return  # Spark makes one up where there are none
+        with plainly():
+            source = self._source()
+            for slice in partition.slices:
+                for slab in source.read(slice):
+                    if slab.dead is not None and self._settings.fails_on_bad:
+                        raise _bad_record(slab.dead.slice(0, 1).to_pylist()[0], slab.dead.num_rows)
+                    yield from self._batches(slab)
+
+    def _batches(self, slab: Slab) -> Iterator[pa.RecordBatch]:
+        for batch in slab.rows.to_batches(max_chunksize=BATCH_ROWS):
+            columns = [
+                column if column.type.equals(field.type) else column.cast(field.type)
+                for column, field in zip(batch.columns, self._arrow, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._arrow)
+
+
+def _bad_record(letter: Mapping[str, Any], count: int) -> InvalidRecord:
+    more = f" ({count - 1} more follow)" if count > 1 else ""
+    return InvalidRecord(
+        f"a record cannot be read: {letter['reason']}{more}",
+        where=f"topic '{letter['topic']}', partition {letter['partition']}, offset {letter['offset']}",
+        next_step='leave such records out with .option("badRecords", "drop"), '
+        "or read them in a flow, where they become dead letters",
+    )
+
+
+class TopicReader(_Reader, DataSourceReader):
+    def partitions(self) -> Sequence[InputPartition]:
+        with plainly():
+            source = self._source()
+            start = offsets_of(self._settings.starting, "startingOffsets", source)
+            end = offsets_of(self._settings.ending, "endingOffsets", source)
+            if any(end[name] < start[name] for name in end):
+                raise InvalidInput(
+                    f"endingOffsets lie before startingOffsets: {end}, {start}", where=f"topic '{source.topic}'"
+                )
+            return self._planned(start, end)
+
+
+class TopicStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    _target: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802
+        with plainly():
+            return offsets_of(self._settings.starting, "startingOffsets", self._source())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._settings.limit_rows
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        with plainly():
+            self._target = self._source().latest()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+        with plainly():
+            limit_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            end = self._source().limited(start, limit_rows, until=self._target)
+            return {**start, **end}
+
+    def reportLatestOffset(self) -> Offsets:  # noqa: N802
+        with plainly():
+            return self._source().latest()
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        with plainly():
+            return self._planned(start, end)
+
+    def stop(self) -> None:
+        _opened.cache_clear()

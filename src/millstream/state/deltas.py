@@ -1,0 +1,50 @@
+"""A delta is what one step changed of the state of a key group, in one value with a checksum."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import polars as pl
+from crc32c import crc32c
+
+from millstream.state.arrow_bytes import from_stream, to_stream
+from millstream.state.run import NO_HASHES, Rows, rows_of, sorted_rows
+
+HEAD = struct.Struct("<4sII")
+MAGIC = b"MSd1"
+
+
+def to_delta(tables: dict[str, Rows]) -> bytes:
+    """Of each table the rows, as an Arrow stream, and the hashes that have none any more."""
+    sizes, contents = [], []
+    for name, rows in tables.items():
+        live, gone = rows, NO_HASHES
+        if rows.dead is not None:
+            live, gone = rows.at(np.flatnonzero(~rows.dead)), rows.hashes[rows.dead]
+            live.dead = None
+        contents += [to_stream(live.frame(), compressed=True), gone.astype("<u8").tobytes()]
+        sizes.append([name, len(contents[-2]), len(gone)])
+    head = json.dumps(sizes).encode()
+    body = b"".join([head, *contents])
+    return HEAD.pack(MAGIC, crc32c(body), len(head)) + body
+
+
+def from_delta(delta: bytes, empty: dict[str, pl.DataFrame]) -> dict[str, Rows]:
+    """The inverse. Raises ValueError or an error of polars if the bytes are not a delta of these tables."""
+    if len(delta) < HEAD.size:
+        raise ValueError("it is cut short")
+    magic, checksum, head_bytes = HEAD.unpack_from(delta)
+    body = memoryview(delta)[HEAD.size :]
+    if magic != MAGIC or checksum != crc32c(body):
+        raise ValueError("its checksum does not match")
+    start, tables = head_bytes, {}
+    for name, size, gone_count in json.loads(bytes(body[:head_bytes])):
+        if name not in empty:
+            raise ValueError(f"it has a table {name!r}, the step has {', '.join(empty)}")
+        live = rows_of(from_stream(body[start : start + size]), empty[name])
+        gone = np.frombuffer(body, "<u8", gone_count, start + size)
+        tables[name] = sorted_rows(live.content, live.hashes, live.marks, gone)
+        start += size + gone.nbytes
+    return tables

@@ -1,0 +1,86 @@
+"""A process that writes batches and is killed at a chosen line of the code that writes them."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import millstream
+from millstream.connectors.sink import open_sink  # noqa: F401  loaded before children are forked
+
+from .support import SCORES, Target, table, weights
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    [
+        "pytest",
+        "pandas",
+        "psycopg",
+        "millstream.connectors.sink",
+        "millstream.connectors.topic.sink",
+        "millstream.connectors.files.sink",
+        "millstream.connectors.databases.sqlite",
+        "millstream.connectors.databases.postgres",
+        "confluent_kafka",
+        __name__,
+    ]
+)
+DEADLINE_SECONDS = 120
+BATCHES = 5
+WATCHED = tuple(str(Path(millstream.__file__).parent / part) + os.sep for part in ("connectors", "log"))
+
+
+def batch_rows(number, changing):
+    """Rows of a batch; a changing stream also takes back and replaces what the batch before sent."""
+    rows = [{"team": f"t{team}", "score": 10 * number + team} for team in range(4)]
+    if not changing:
+        return rows, None
+    back = [] if number == 0 else batch_rows(number - 1, False)[0][:3]
+    return back + rows, [-1] * len(back) + [1] * len(rows)
+
+
+class Fuse:
+    """Kills the process at the nth line that it runs in the watched packages, in any thread."""
+
+    def __init__(self, lines):
+        self.left = lines
+        self.lines = 0
+
+    def trace(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(WATCHED):
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.left:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.trace
+
+    def light(self):
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+
+
+def write_batches(kind, folder, dsn, key, changing, first, die_at, told):
+    """Writes the batches from `first` on; notes each that was written, and how many lines all of it took."""
+    fuse = Fuse(die_at)
+    fuse.light()
+    diary = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    sink = Target(kind, folder, dsn, key).open(keys=["team"] if kind in ("topic", "kafka") else ())
+    for number in range(first, BATCHES):
+        rows, signs = batch_rows(number, changing)
+        sink.write(number, table(SCORES, rows), None if signs is None else weights(*signs))
+        os.write(diary, b"%d\n" % number)
+    sink.close()
+    sys.settrace(None)
+    os.write(diary, b"lines %d\n" % fuse.lines)
+
+
+def run(*arguments):
+    """The exit code of a child; -9 if it was killed."""
+    process = context.Process(target=write_batches, args=arguments, daemon=True)
+    process.start()
+    process.join(DEADLINE_SECONDS)
+    assert not process.is_alive(), "the child did not come to an end"
+    return process.exitcode

@@ -183,7 +183,8 @@ def test_the_package_loads_from_its_zip(python: Path, tmp_path: Path) -> None:
     script += "import millstream.spark.query.job_feed as it; "
     script += "print(it.__file__, it.LiveFeed.read.__code__.co_filename)"
     done = subprocess.run([python, "-c", script], cwd=tmp_path.parent, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == [f"{file}/millstream/spark/live.pyc", "<millstream>/millstream/spark/live.py"]
+    home = "millstream/spark/query/job_feed.py"
+    assert done.stdout.split() == [f"{file}/{home}c", f"<millstream>/{home}"]
 
 
 def test_modules_that_functions_import_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from millstream.plan.bundles import BEGINNING, Bundle, Row
 from millstream.plan.nodes import Node
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
-from millstream.state.store import NEVER, Store
+from millstream.state.run import HOLD
+from millstream.state.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class LocalState:
         self._step = step
         self._passes_on = passes_on
         self._count = 0
-        self._stores = {name: Store(step.own_keys.get(name, step.keys), empty) for name, empty in step.tables().items()}
+        self._tables = Tables(step.keys, step.tables(), step.own_keys)
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
 
@@ -109,25 +110,15 @@ class LocalState:
         """One step over what it is fed."""
         step = self._step
         clock = step.clock(flowing)
-        asked = step.asked(fed)
-        found = {
-            name: store.held(asked.get(name, fed[INPUTS[0]].clear()), clock.watermark, clock.now)
-            for name, store in self._stores.items()
-        }
-        changes, self.sent = step.step({name: rows for name, (rows, _) in found.items()}, fed, clock)
-        hold = NEVER
-        for name, marks in step.marks(clock).items():
-            store = self._stores[name]
-            if name in changes:  # what is not named stays as it is
-                rows = changes[name]
-                if name in step.own_keys:
-                    stays = found[name][0].join(rows, on=step.own_keys[name], how="anti", nulls_equal=True)
-                    rows = pl.concat([stays, rows])
-                store.replace(found[name][1], rows, marks.event, marks.clock)
-            if self._passes_on and marks.hold is not None:
-                hold = min(hold, store.smallest(marks.hold))
-        before, self._passed_on = self._passed_on, max(self._passed_on, min(clock.watermark, hold))
-        return Flowing(self.sent[SENT], replace(flowing, watermark_before=before, watermark=self._passed_on))
+        before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
+        changes, self.sent = step.step(self._tables.held(step.asked(fed), before, now), fed, clock)
+        marks = step.marks(clock)
+        if not self._passes_on:  # nobody asks what the rows hold the watermark at
+            marks = {name: replace(each, hold=None) for name, each in marks.items()}
+        change = self._tables.changed(changes, marks)
+        self._tables.become(change.tables)
+        passed_on, self._passed_on = self._passed_on, max(self._passed_on, min(clock.watermark, change.first[HOLD]))
+        return Flowing(self.sent[SENT], replace(flowing, watermark_before=passed_on, watermark=self._passed_on))
 
 
 def _slowest(given: Sequence[Flowing]) -> Clock:

@@ -19,8 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from millstream.errors import DamagedState, StorageError
 from millstream.state import runs as runs_module
+from millstream.state import tables as tables_module
 from millstream.state.hashing import key_hashes
-from millstream.state.runs import NEVER, Applied, Marks, Runs
+from millstream.state.runs import Applied, Runs
+from millstream.state.tables import NEVER, Marks
 
 KEYS = ["user", "place"]
 EMPTY = {
@@ -106,8 +108,8 @@ class StateMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="runs-"))
-        self.real = runs_module.key_hashes
-        runs_module.key_hashes = self.hashes
+        self.real = tables_module.key_hashes
+        tables_module.key_hashes = self.hashes
         self.runs = Runs(self.folder, KEYS, EMPTY)
         self.runs.open(None, nothing_kept)
         self.version: str | None = None
@@ -118,7 +120,7 @@ class StateMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
-            runs_module.key_hashes = self.real
+            tables_module.key_hashes = self.real
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @rule(
@@ -280,7 +282,7 @@ def seen_frame(rows: dict[Key, int]) -> pl.DataFrame:
 @pytest.mark.parametrize("hashes", [few_hashes, weak_hashes])
 def test_what_is_found_stays_unless_it_is_replaced(hashes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps ask for some entries and put others of them; in the end each has what was put last."""
-    monkeypatch.setattr(runs_module, "key_hashes", hashes)
+    monkeypatch.setattr(tables_module, "key_hashes", hashes)
 
     @given(st.lists(st.tuples(entries, entries), max_size=8))
     def check(steps: list[tuple[dict[Key, int], dict[Key, int]]]) -> None:
@@ -389,7 +391,7 @@ def test_when_all_is_deleted_nothing_stays(runs: Runs) -> None:
         applied = put(runs, keys[start : start + 50], [])
     assert applied.rows == 0
     assert list(runs.snapshot()) == []
-    assert runs._tables["windows"].entries == []
+    assert runs._tables.tables["windows"].entries == []
 
 
 def test_runs_stay_few_and_what_is_written_follows_what_is_touched(runs: Runs) -> None:
@@ -399,7 +401,7 @@ def test_runs_stay_few_and_what_is_written_follows_what_is_touched(runs: Runs) -
         before = files(runs)
         put(runs, keys[step : step + 1], [window(step, start=step)])
         assert sum(path.stat().st_size for path in files(runs) - before) < 50_000
-        assert len(runs._tables["windows"].entries) <= runs_module.RUNS_MAX
+        assert len(runs._tables.tables["windows"].entries) <= tables_module.RUNS_MAX
     assert sorted((row[0], row[2]) for row in held(runs, keys[:101])) == [*((n, n) for n in range(100)), (100, 0)]
 
 
@@ -554,7 +556,7 @@ def test_keys_of_a_narrower_type_find_their_rows(runs: Runs) -> None:
 
 
 def test_keys_that_share_a_hash_by_chance_leave_each_other_alone(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_module, "key_hashes", lambda frame, keys: np.zeros(len(frame), np.uint64))
+    monkeypatch.setattr(tables_module, "key_hashes", lambda frame, keys: np.zeros(len(frame), np.uint64))
     put(runs, [(1, "x")], [window(1, event=5, hold=3)])
     assert held(runs, [(2, "x")]) == []
     applied = put(runs, [(2, "x")], [window(2, event=7, hold=6)])

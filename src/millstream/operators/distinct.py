@@ -31,7 +31,7 @@ from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
 from millstream.plan.windows import microseconds
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 KEYS, ROWS, GROUPS = "keys", "rows", "groups"
 ROUNDS = 8

@@ -28,7 +28,7 @@ from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_k
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.table_nodes import Grouped
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 GROUPS, ELEMENTS = "groups", "elements"
 ROWS, NEWEST = "rows", "newest"

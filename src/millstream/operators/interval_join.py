@@ -19,7 +19,7 @@ from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.table_nodes import IntervalJoin
 from millstream.plan.windows import microseconds
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 MATCHES = "matches"
 """The weights of all rows that a row has met, added up."""

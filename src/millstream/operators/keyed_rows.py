@@ -14,7 +14,7 @@ from millstream.operators.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.stateful import INPUTS, PlainStep
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.nodes import Node
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 NUMBER = "__number"
 NEWEST = "newest"

@@ -24,7 +24,7 @@ from millstream.operators.keyed_rows import NUMBER, KeyedRows, numbered, singly,
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 VERSIONS = "versions"
 DELETED, UNTIL = "deleted", "until"

@@ -27,7 +27,7 @@ from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.late import late_columns
 from millstream.plan.table_nodes import LookupJoin
 from millstream.records import Schema
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 TABLE, WAITING = "table", "waiting"
 ASKED_AT, FOLDED_AT = "asked_at", "folded_at"

@@ -37,7 +37,7 @@ from millstream.plan.process import (
 from millstream.records import Schema, rows_to_batch
 from millstream.records.python_values import ATOMS, UnreadableValues, decoded
 from millstream.records.values import column_to_values, python_values
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 KEYS = "keys"
 STATE, NEXT_EVENT, NEXT_CLOCK = "state", "next_event", "next_clock"

@@ -22,7 +22,7 @@ from millstream.plan import nodes
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node
 from millstream.plan.windows import microseconds
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 SENT, LATE, DEAD, LOST = "sent", "late", "dead", "lost"
 """What a stateful step sends: its stream and its side outputs, each a frame with a time and a weight; and a count."""

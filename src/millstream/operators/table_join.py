@@ -24,7 +24,7 @@ from millstream.operators.stateful import INPUTS, SENT, PlainStep, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.table_nodes import Join, TableJoin
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 FOLDED_AT = "folded_at"
 """Of a row that is taken back: when this and what put it there come to nothing."""

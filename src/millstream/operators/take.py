@@ -8,7 +8,7 @@ from millstream.operators.keyed_rows import KeyedRows
 from millstream.operators.stateful import INPUTS, NO_MARKS, SENT
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 COUNTS, TAKEN = "counts", "taken"
 PLACE = "__place"

@@ -29,7 +29,7 @@ from millstream.operators.keyed_rows import (
 from millstream.operators.stateful import INPUTS, NO_MARKS, SENT
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 ROWS, GROUPS = "rows", "groups"
 WORTHWHILE = 0.7  # of the rows left: else they are not looked through before they travel

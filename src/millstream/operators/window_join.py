@@ -20,7 +20,7 @@ from millstream.plan.bundles import END
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import WindowJoin
 from millstream.plan.windows import Sessions, microseconds
-from millstream.state.runs import Marks
+from millstream.state.tables import Marks
 
 START, STOP = SPAN.names
 PLACE = "__place"

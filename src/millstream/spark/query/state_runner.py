@@ -48,7 +48,8 @@ from millstream.spark.query.packing import (
 )
 from millstream.spark.query.physical_plan import Layout, labels
 from millstream.spark.session.user_code import ship
-from millstream.state.runs import NEVER, Runs
+from millstream.state.runs import Runs
+from millstream.state.tables import NEVER
 
 FIRST_OF_STEPS = 1 << 30
 """The numbers of tasks are those of sources below this, and those of key groups of steps from here on."""

@@ -1,0 +1,341 @@
+"""The state of one step: rows found by key and by deadline, at a cost that follows what is touched, not what is held.
+
+Each table is a list of runs, newest first, and the newest run that has a hash of a key holds all rows of that hash. A
+step reads the rows of the keys it asks for and of those that are due, and writes what replaces them into a run of its
+own; runs of similar size are merged. Where runs are kept is decided by `keep`: in memory, or in files (`runs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.state.hashing import key_hashes
+from millstream.state.run import (
+    ABSENT,
+    CLOCK,
+    EVENT,
+    HOLD,
+    MARKS,
+    NO_HASHES,
+    Hashes,
+    Places,
+    Rows,
+    Run,
+    distinct,
+    mark_column,
+    merged,
+    sorted_rows,
+    visible,
+    within,
+)
+
+NEVER = 1 << 62
+RUNS_MAX = 8
+LARGE_ROWS, LARGE_ALIKE = 50_000, 6
+MANY_ASKED = 1000
+LIKE = 1.5
+"""Runs up to so many times as large as a new one are merged with it."""
+PLACE = "__state.place"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """When a row is due in event time and by the clock, and what it holds the watermark at; null is never."""
+
+    event: pl.Expr
+    clock: pl.Expr
+    hold: pl.Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """Where a run is stored, and what its bytes must be."""
+
+    file: str
+    size_bytes: int
+    checksum: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """A run of a table, and for each mark how many of the first rows in its order are known to be replaced."""
+
+    run: Run
+    cursors: dict[str, int] = field(default_factory=dict)
+    stored: RunFile | None = None
+
+
+@dataclass(slots=True)
+class Table:
+    """Its runs, newest first, and how many live rows they hold."""
+
+    empty: pl.DataFrame
+    keys: list[str]
+    stays: bool = False
+    """Whether rows that are found stay unless another row of their key replaces them."""
+    entries: list[Entry] = field(default_factory=list)
+    rows: int = 0
+
+    def copy(self) -> Table:
+        entries = [replace(entry, cursors=dict(entry.cursors)) for entry in self.entries]
+        return replace(self, entries=entries)
+
+    def runs(self) -> list[Run]:
+        return [entry.run for entry in self.entries]
+
+
+@dataclass(slots=True)
+class Touched:
+    """What a step was given of a table: hashes, those of them that had rows, and the rows that share one by chance."""
+
+    hashes: Hashes = field(default_factory=lambda: NO_HASHES)
+    found: Hashes = field(default_factory=lambda: NO_HASHES)
+    rows: int = 0
+    aside: Rows | None = None
+    kept: list[Rows] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step makes of the tables: they are replaced when the change is adopted, and until then untouched."""
+
+    tables: dict[str, Table]
+    written: dict[str, Rows]
+    first: dict[str, int]
+    """The smallest mark of each kind over everything held."""
+
+    @property
+    def rows(self) -> int:
+        return sum(table.rows for table in self.tables.values())
+
+
+def in_memory(run: Run, empty: pl.DataFrame) -> Entry:
+    return Entry(run)
+
+
+class Tables:
+    def __init__(
+        self,
+        keys: list[str],
+        empty: Mapping[str, pl.DataFrame],
+        own_keys: Mapping[str, list[str]] = MappingProxyType({}),
+        *,
+        keep: Callable[[Run, pl.DataFrame], Entry] = in_memory,
+        like: float = LIKE,
+    ) -> None:
+        """`own_keys` are those of tables whose rows are found by other columns, and stay unless they are replaced."""
+        self.empty = {name: frame.clear() for name, frame in empty.items()}
+        self._keys = keys
+        self._own_keys = own_keys
+        self._keep = keep
+        self._like = like
+        self._touched: dict[str, Touched] = {}
+        self.tables = self.no_tables()
+
+    def no_tables(self) -> dict[str, Table]:
+        return {
+            name: Table(empty, self._own_keys.get(name, self._keys), name in self._own_keys)
+            for name, empty in self.empty.items()
+        }
+
+    def become(self, tables: dict[str, Table]) -> None:
+        """Holds these from now on, whatever was held before."""
+        self.tables, self._touched = tables, {}
+
+    # ------------------------------------------------------------ reading
+
+    def held(
+        self, keys: Mapping[str, pl.DataFrame], before: tuple[int, int], now: tuple[int, int]
+    ) -> dict[str, pl.DataFrame]:
+        """All rows of the keys asked for, table by table, and of those of which some row is due.
+
+        Due is an event deadline in (before[0], now[0]] or a clock deadline in (before[1], now[1]]. Without key columns
+        there is one key; a frame that has rows or has no columns asks for it.
+        """
+        self._touched = {}
+        return {name: self._held_of(name, keys.get(name), before, now) for name in self.tables}
+
+    def _held_of(
+        self, name: str, asked: pl.DataFrame | None, before: tuple[int, int], now: tuple[int, int]
+    ) -> pl.DataFrame:
+        table = self.tables[name]
+        asked, asked_hashes = self._asked(asked, table)
+        due = self._due(table, before, now)
+        hashes = distinct(np.sort(np.concatenate([asked_hashes, *(run.rows.hashes[here] for run, here in due)])))
+        if not len(hashes):
+            return table.empty
+        left, found, places = hashes, [], []
+        for run in table.runs():
+            hit, here = run.find(left)
+            here = run.rows.live(here)
+            if len(here):
+                found.append(run.rows.at(here))
+                places.append(found[-1].spoken_for())
+            left = left[~hit]
+            if not len(left):
+                break
+        content = pl.concat([table.empty, *(rows.content for rows in found)], rechunk=True)
+        touched = Touched(hashes, np.sort(np.concatenate([NO_HASHES, *places])), len(content))
+        self._touched[name] = touched
+        found_hashes = np.concatenate([NO_HASHES, *(rows.hashes for rows in found)])
+        keys = table.keys
+        if found and keys and self._collide(keys, asked, asked_hashes, content, found_hashes):
+            wanted = pl.concat([asked, *(run.rows.content[keys][here] for run, here in due)]).unique()
+            content = self._set_aside(keys, touched, found, wanted)
+        if table.stays:
+            touched.kept = found
+        return content
+
+    def _asked(self, asked: pl.DataFrame | None, table: Table) -> tuple[pl.DataFrame, Hashes]:
+        if asked is None:
+            asked = table.empty
+        elif not table.keys:
+            return table.empty[table.keys], np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
+        asked = _fitting(asked, table.empty[table.keys])
+        if len(asked) > MANY_ASKED:  # many rows ask for the same
+            asked = asked.unique()
+        return asked, key_hashes(asked, table.keys)
+
+    def _due(self, table: Table, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[Run, Places]]:
+        """The rows that are due and have not been replaced, run by run."""
+        due, runs = [], table.runs()
+        for number, entry in enumerate(table.entries):
+            by_event = entry.run.due(EVENT, before[0], now[0], entry.cursors.get(EVENT, 0))
+            by_clock = entry.run.due(CLOCK, before[1], now[1], entry.cursors.get(CLOCK, 0))
+            if len(by_event) or len(by_clock):
+                places = distinct(np.sort(np.concatenate([by_event, by_clock])))
+                due.append((entry.run, places[visible(entry.run.rows.hashes[places], runs[:number])]))
+        return due
+
+    @staticmethod
+    def _collide(
+        keys: list[str], asked: pl.DataFrame, asked_hashes: Hashes, found: pl.DataFrame, found_hashes: Hashes
+    ) -> bool:
+        """Whether different keys have one hash. In order of hash, they would stand side by side."""
+        hashes = np.concatenate([asked_hashes, found_hashes])
+        order = np.argsort(hashes)
+        same = hashes[order][1:] == hashes[order][:-1]
+        together = pl.concat([asked, found[keys]])
+        return not together[order[1:][same]].equals(together[order[:-1][same]], null_equal=True)
+
+    @staticmethod
+    def _set_aside(keys: list[str], touched: Touched, found: list[Rows], wanted: pl.DataFrame) -> pl.DataFrame:
+        """Only the rows of the keys that are wanted; those of others come back when the step is applied."""
+        rows = merged(found, oldest=False)
+        numbered = rows.content.with_row_index(PLACE)
+        given = numbered.join(wanted, on=keys, how="semi", nulls_equal=True, maintain_order="left")[PLACE]
+        given_places = given.to_numpy().astype(np.int64)
+        others = np.setdiff1d(np.arange(len(rows)), given_places)
+        if len(others):
+            touched.aside = rows.at(others)
+        return rows.content[given_places]
+
+    # ------------------------------------------------------------ writing
+
+    def changed(self, changes: Mapping[str, pl.DataFrame], marks: Mapping[str, Marks]) -> Change:
+        """What the tables become when these rows replace what was last held. Nothing is changed yet.
+
+        In a table that is named, keys that were asked for or held and have no row now are deleted, unless it has keys
+        of its own: there rows that were found stay. A table that is not named stays as it is.
+        """
+        changed = {name: self._changed(name, rows, marks.get(name)) for name, rows in changes.items()}
+        tables = {name: table.copy() for name, table in self.tables.items()}
+        for name, rows in changed.items():
+            touched = self._touched.get(name, Touched())
+            tables[name].rows += rows.live_count() - touched.rows
+            if len(rows):
+                self._add(tables[name], rows)
+        written = {name: rows for name, rows in changed.items() if len(rows)}
+        return Change(tables, written, _first_marks(tables))
+
+    def _changed(self, name: str, changes: pl.DataFrame, marks: Marks | None) -> Rows:
+        table, touched = self.tables[name], self._touched.get(name, Touched())
+        rows = _fitting(changes, table.empty)
+        hashes = key_hashes(rows, table.keys)
+        if not within(hashes, touched.hashes).all():
+            raise ValueError(f"rows of keys that were not asked for cannot be put into {name}")
+        if table.stays:
+            return self._put(table, rows, hashes, touched)
+        times = _times(rows, marks) if marks and len(rows) else {}
+        if aside := touched.aside:
+            times = {
+                mark: np.concatenate([times.get(mark, np.full(len(rows), ABSENT, np.int64)), aside.times(mark)])
+                for mark in MARKS
+            }
+            rows, hashes = pl.concat([rows, aside.content]), np.concatenate([hashes, aside.hashes])
+        gone = touched.found[~within(touched.found, np.sort(hashes))]
+        return sorted_rows(rows, hashes, times, gone)
+
+    @staticmethod
+    def _put(table: Table, rows: pl.DataFrame, hashes: Hashes, touched: Touched) -> Rows:
+        """New rows alone. A run speaks for all rows of a hash: of others that share one by chance it has a copy."""
+        sharing = within(touched.found, np.sort(hashes))
+        touched.rows = 0
+        if sharing.any():
+            before = merged(touched.kept, oldest=False)
+            before = before.at(np.flatnonzero(within(before.hashes, touched.found[sharing])))
+            touched.rows = len(before)
+            numbered = before.content.with_row_index(PLACE)
+            others = numbered.join(rows, on=table.keys, how="anti", nulls_equal=True)[PLACE].to_numpy()
+            before = before.at(np.sort(others).astype(np.int64))
+            rows, hashes = pl.concat([rows, before.content]), np.concatenate([hashes, before.hashes])
+        return sorted_rows(rows, hashes, {}, NO_HASHES)
+
+    def _add(self, table: Table, rows: Rows) -> None:
+        merging = self.merging(len(rows), [len(entry.run) for entry in table.entries])
+        oldest = merging == len(table.entries)
+        if merging or rows.dead is not None:
+            rows = merged([rows, *(entry.run.rows for entry in table.entries[:merging])], oldest=oldest)
+        table.entries = table.entries[merging:]
+        if len(rows):
+            table.entries.insert(0, self._keep(Run(rows), table.empty))
+
+    def merging(self, size: int, older: list[int]) -> int:
+        """How many older runs to merge with a new one: those of about its size, and more if there are too many.
+
+        Large ones wait until several are alike: a look into one more costs less than to write so much again.
+        """
+        merging = 0
+        while merging < len(older):
+            alike = 0
+            while merging + alike < len(older) and self._like * size >= older[merging + alike]:
+                alike += 1
+            if alike < (LARGE_ALIKE if size >= LARGE_ROWS else 1):
+                alike = int(len(older) - merging >= RUNS_MAX)
+            if not alike:
+                break
+            size += sum(older[merging : merging + alike])
+            merging += alike
+        return merging
+
+
+def _fitting(frame: pl.DataFrame, empty: pl.DataFrame) -> pl.DataFrame:
+    """The columns of a table, in its order and its types."""
+    frame = frame[empty.columns]
+    return frame if frame.schema == empty.schema else frame.cast(empty.schema)
+
+
+def _first_marks(tables: dict[str, Table]) -> dict[str, int]:
+    first = dict.fromkeys(MARKS, NEVER)
+    for table in tables.values():
+        runs = table.runs()
+        for number, entry in enumerate(table.entries):
+            for mark in MARKS:
+                cursor = entry.cursors.get(mark, 0)
+                entry.cursors[mark], first[mark] = entry.run.first(mark, cursor, runs[:number], first[mark])
+    return first
+
+
+def _times(rows: pl.DataFrame, marks: Marks) -> dict[str, Any]:
+    expressions = {EVENT: marks.event, CLOCK: marks.clock, HOLD: marks.hold}
+    given = {name: expression.cast(pl.Int64) for name, expression in expressions.items() if expression is not None}
+    frame = rows.with_columns(
+        expression.fill_null(ABSENT).alias(mark_column(name)) for name, expression in given.items()
+    )
+    return {name: frame[mark_column(name)].to_numpy() for name in given}

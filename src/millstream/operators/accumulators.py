@@ -6,11 +6,13 @@ row back but cannot subtract) are computed from the rows themselves, which are t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import polars as pl
 
+from millstream.operators.sums import ExactSum, exact
 from millstream.plan.aggregates import Aggregate
 
 TIME, WEIGHT, ORDER = "__time", "__weight", "__order"
@@ -19,6 +21,14 @@ ROW, NUMBER = "__row", "number"
 ELEMENTS = "elements"
 NEEDS_ELEMENTS = {"collect", "top", "distinct_count", "combine"}
 CANNOT_SUBTRACT = {"min", "max", "first", "last", "mean", "stddev"}
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "count": ("count",),
+    **dict.fromkeys(("sum", "mean"), ("sum", "known")),
+    **dict.fromkeys(("min", "max"), ("value",)),
+    "stddev": ("mean", "squares", "known"),
+    **dict.fromkeys(("first", "last"), ("value", "time", "order")),
+}
+"""By kind of aggregate, the columns that are kept; a sum that is exact has its carry beside it."""
 
 
 class Stretches:
@@ -41,16 +51,24 @@ class Stretches:
 class Accumulator:
     """Folds; `name` sets its columns apart."""
 
+    counts_back = False
+    """Whether a value that was retracted counts as if it had never come."""
+
     def __init__(self, name: str, aggregate: Aggregate, given: pl.Schema, *, changing: bool) -> None:
         self.changing = changing
         self.name = name
+        self.aggregate = aggregate
         self.kind = aggregate.kind
-        self.value = pl.col(f"{name}.input")
-        self.is_float = self.kind == "sum" and given[f"{name}.input"].is_float()
-        if self.kind == "sum" and given[f"{name}.input"].is_integer():
-            self.value = self.value.cast(pl.Int64)  # polars would add narrow numbers up in their own width
-        elif self.is_float:
-            self.value = self.value.cast(pl.Float64)
+        self.input = f"{name}.input"
+        self.value = pl.col(self.input)
+        self.exact: ExactSum | None = None
+        if self.kind == "sum" or (self.kind == "mean" and changing):
+            numbers = exact(given[self.input])
+            if numbers is not None:
+                weight = WEIGHT if changing else None
+                self.exact = ExactSum(numbers, self.column("sum"), self.column("carry"), weight)
+            else:
+                self.value = self.value.cast(pl.Float64)
 
     def kept(self, part: str) -> pl.Expr:
         return pl.col(self.column(part))
@@ -58,16 +76,30 @@ class Accumulator:
     def column(self, part: str) -> str:
         return f"fold.{self.name}.{part}"
 
-    def from_rows(self) -> list[pl.Expr]:
-        """Aggregates over rows."""
+    @property
+    def columns(self) -> list[str]:
+        return [self.column(part) for part in self._parts()]
+
+    def _parts(self) -> tuple[str, ...]:
+        if self.exact is not None:
+            return ("sum", "carry", "known")
+        return PARTS[self.kind]
+
+    def _named(self, made: dict[str, pl.Expr]) -> list[pl.Expr]:
+        return [made[part].alias(self.column(part)) for part in self._parts()]
+
+    def from_rows(self, rows: pl.DataFrame) -> list[pl.Expr]:
+        """Aggregates over rows, of which there are these."""
         value, weight = self.value, pl.col(WEIGHT)
         known = value.is_not_null()
         made: dict[str, pl.Expr]
         if self.kind == "count":
             made = {"count": weight.cast(pl.Int64).sum() if self.changing else pl.len().cast(pl.Int64)}
+        elif self.exact is not None:
+            total, carry = self.exact.from_rows(self.input, rows, pl.Expr.sum)
+            made = {"sum": total, "carry": carry, "known": self._known()}
         elif self.kind == "sum":
-            weighted = value * weight if self.changing else value
-            made = {"sum": weighted.sum(), "known": value.count().cast(pl.Int64)}
+            made = {"sum": value.sum(), "known": self._known()}
         elif self.kind in ("min", "max"):
             made = {"value": getattr(value, self.kind)()}
         elif self.kind == "mean":
@@ -88,17 +120,25 @@ class Accumulator:
                 "time": getattr(pl.col(TIME).filter(known).sort_by(at), end)(),
                 "order": getattr(pl.col(ORDER).filter(known).sort_by(at), end)(),
             }
-        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+        return self._named(made)
 
-    def of_rows(self) -> list[pl.Expr]:
+    def _known(self) -> pl.Expr:
+        if self.changing and self.counts_back:
+            return pl.when(self.value.is_not_null()).then(pl.col(WEIGHT)).otherwise(0).cast(pl.Int64).sum()
+        return self.value.count().cast(pl.Int64)
+
+    def of_rows(self, rows: pl.DataFrame) -> list[pl.Expr]:
         """What would be kept of each row, if it were alone."""
         value, weight = self.value, pl.col(WEIGHT)
         known = value.is_not_null().cast(pl.Int64)
         made: dict[str, pl.Expr]
         if self.kind == "count":
             made = {"count": weight.cast(pl.Int64) if self.changing else pl.repeat(1, pl.len(), dtype=pl.Int64)}
+        elif self.exact is not None:
+            total, carry = self.exact.from_rows(self.input, rows, lambda number: number.fill_null(0))
+            made = {"sum": total, "carry": carry, "known": known}
         elif self.kind == "sum":
-            made = {"sum": (value * weight if self.changing else value).fill_null(0), "known": known}
+            made = {"sum": value.fill_null(0.0), "known": known}
         elif self.kind in ("min", "max"):
             made = {"value": value}
         elif self.kind == "mean":
@@ -110,16 +150,17 @@ class Accumulator:
             is_known = value.is_not_null()
             times = {"time": pl.col(TIME), "order": pl.col(ORDER)}
             made = {"value": value, **{part: pl.when(is_known).then(made_) for part, made_ in times.items()}}
-        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+        return self._named(made)
 
-    def running(self, over: Stretches) -> list[pl.Expr]:
+    def running(self, over: Stretches, parts: pl.DataFrame) -> list[pl.Expr]:
         """What was kept of all rows of a stretch so far, of what would be kept of each."""
         made: dict[str, pl.Expr]
         if self.kind == "count":
             made = {"count": over.sum(self.kept("count"))}
-        elif self.kind == "sum":
-            made = {"sum": over.sum(self.kept("sum"), exact=not self.is_float), "known": over.sum(self.kept("known"))}
-        elif self.kind == "mean":
+        elif self.exact is not None:
+            total, carry = self.exact.merged(parts, over.sum)
+            made = {"sum": total, "carry": carry, "known": over.sum(self.kept("known"))}
+        elif self.kind in ("sum", "mean"):
             made = {"sum": over.sum(self.kept("sum"), exact=False), "known": over.sum(self.kept("known"))}
         elif self.kind in ("min", "max"):
             so_far = self.kept("value").cum_min() if self.kind == "min" else self.kept("value").cum_max()
@@ -142,15 +183,18 @@ class Accumulator:
             best = (time.cum_min() if self.kind == "first" else time.cum_max()).forward_fill().shift(1)
             better = time < best if self.kind == "first" else time >= best
             is_best = time.is_not_null() & (best.is_null() | better)
-            parts = {part: pl.when(is_best).then(self.kept(part)) for part in ("value", "time", "order")}
-            made = {part: over.each(value.forward_fill()) for part, value in parts.items()}
-        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+            bests = {part: pl.when(is_best).then(self.kept(part)) for part in ("value", "time", "order")}
+            made = {part: over.each(value.forward_fill()) for part, value in bests.items()}
+        return self._named(made)
 
-    def merged(self) -> list[pl.Expr]:
-        """Aggregates over what was kept of several parts."""
+    def merged(self, parts: pl.DataFrame) -> list[pl.Expr]:
+        """Aggregates over what was kept of several parts, which are these."""
         made: dict[str, pl.Expr]
         if self.kind == "count":
             made = {"count": self.kept("count").sum()}
+        elif self.exact is not None:
+            total, carry = self.exact.merged(parts, pl.Expr.sum)
+            made = {"sum": total, "carry": carry, "known": self.kept("known").sum()}
         elif self.kind in ("sum", "mean"):
             made = {"sum": self.kept("sum").sum(), "known": self.kept("known").sum()}
         elif self.kind in ("min", "max"):
@@ -167,7 +211,7 @@ class Accumulator:
             made = {
                 part: getattr(self.kept(part).filter(known).sort_by(at), end)() for part in ("value", "time", "order")
             }
-        return [made_.alias(self.column(part)) for part, made_ in made.items()]
+        return self._named(made)
 
     def result(self) -> pl.Expr:
         if self.kind == "count":
@@ -175,18 +219,29 @@ class Accumulator:
         if self.kind == "sum":
             return pl.when(self.kept("known") > 0).then(self.kept("sum"))
         if self.kind == "mean":
-            return pl.when(self.kept("known") > 0).then(self.kept("sum") / self.kept("known"))
+            total = self.kept("sum").cast(pl.Float64)
+            if self.exact is not None:
+                total += self.kept("carry") * 2.0**64
+            return pl.when(self.kept("known") > 0).then(total / self.kept("known"))
         if self.kind == "stddev":
             count = self.kept("known")
             return pl.when(count > 1).then((self.kept("squares") / (count - 1)).sqrt())
         return self.kept("value")
 
-    @property
-    def columns(self) -> list[str]:
-        return [made.meta.output_name() for made in self.merged()]
+    def too_large(self, state: pl.DataFrame) -> tuple[dict[str, Any], int | Decimal] | None:
+        """Of rows with what was kept, the first whose sum its type cannot hold, and that sum."""
+        if self.exact is None or self.kind != "sum":
+            return None
+        where = self.exact.too_large(state)
+        if where is None:
+            return None
+        found = state.filter(where & (state[self.column("known")] > 0)).head(1)
+        return (found.row(0, named=True), self.exact.value(found)) if len(found) else None
 
 
-def folds(aggregate: Aggregate, *, changing: bool) -> bool:
+def folds(name: str, aggregate: Aggregate, given: pl.Schema, *, changing: bool) -> bool:
+    if changing and aggregate.kind == "sum":  # a float that was added cannot always be subtracted: NaN stays
+        return exact(given[f"{name}.input"]) is not None
     return aggregate.kind not in NEEDS_ELEMENTS and not (changing and aggregate.kind in CANNOT_SUBTRACT)
 
 
@@ -205,7 +260,7 @@ def from_elements(
     found: dict[str, pl.Series] = {}
     frame = panes.select(pl.int_range(pl.len()).alias("pane"), (pl.col(ELEMENTS).list.len() == 0).alias("empty"))
     for name, aggregate in aggregates:
-        made = _computed(left, name, aggregate)
+        made = _added(rows, name) if aggregate.kind == "sum" else _computed(left, name, aggregate)
         joined = frame.join(made, on="pane", how="left", maintain_order="left")
         value = joined["value"]
         if aggregate.kind in ("collect", "top"):
@@ -247,6 +302,18 @@ def _remaining(rows: pl.DataFrame, arguments: Sequence[str]) -> pl.DataFrame:
     )
     kept = counted.filter((pl.col(WEIGHT) > 0) & (pl.col("__rank") > pl.col("__taken_back")))
     return kept.drop("__rank", "__taken_back").sort("pane", ORDER)
+
+
+def _added(rows: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Sums of floats: equal ones that came and went are left out, so that no NaN, infinity or rounding stays behind.
+
+    A retraction without its row counts as it is: a pane that has nothing else is the change since the last one.
+    """
+    value = pl.col(f"{name}.input").cast(pl.Float64).alias("value")
+    known = rows.select("pane", value, pl.col(WEIGHT).cast(pl.Int64)).drop_nulls("value")
+    counted = known.group_by("pane", "value", maintain_order=True).agg(pl.col(WEIGHT).sum())
+    left = pl.when(pl.col(WEIGHT) != 0).then(pl.col("value") * pl.col(WEIGHT)).otherwise(0.0)
+    return counted.group_by("pane", maintain_order=True).agg(left.sum().alias("value"))
 
 
 def _computed(rows: pl.DataFrame, name: str, aggregate: Aggregate) -> pl.DataFrame:

@@ -100,11 +100,11 @@ class Drained:
         folding = operator.folding
         frames = []
         if folding:
-            parts = self._rows.select(made for fold in folding for made in fold.of_rows())
+            parts = self._rows.select(made for fold in folding for made in fold.of_rows(self._rows))
             if self._held.any():
                 parts = self._with_held(parts)
             parts = parts.with_columns(self._stretches(by_pane=self._discards))
-            frames.append(parts.select(made for fold in folding for made in fold.running(over)))
+            frames.append(parts.select(made for fold in folding for made in fold.running(over, parts)))
         if operator.node.pane_time is not PaneTime.END_OF_WINDOW:
             times = self._in_time().with_columns(self._stretches(by_pane=True))
             smallest, largest = pl.col("in_time_min").cum_min(), pl.col("in_time_max").cum_max()
@@ -128,7 +128,7 @@ class Drained:
         before = self._base[here].select(parts.columns).with_columns(number)
         first = parts[self._firsts[here]].with_columns(number)
         both = pl.concat([before, first], how="vertical_relaxed")
-        made = [merged for fold in self._operator.folding for merged in fold.merged()]
+        made = [merged for fold in self._operator.folding for merged in fold.merged(both)]
         joined = both.group_by("__window", maintain_order=True).agg(made).select(parts.columns)
         places = np.arange(len(parts))
         places[self._firsts[here]] = len(parts) + np.arange(len(here))

@@ -27,6 +27,7 @@ from millstream.operators.elementwise import computed
 from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.aggregates import Aggregate
+from millstream.plan.failing import sum_too_large
 from millstream.plan.table_nodes import Grouped
 from millstream.state.tables import Marks
 
@@ -71,10 +72,9 @@ class GroupedStep:
         )
 
     def _can_fold(self, name: str, aggregate: Aggregate, given: pl.Schema) -> bool:
-        if self._changing and aggregate.kind in ("sum", "mean"):  # only exact sums can be taken back
-            number = given[f"{name}.input"]
-            return number.is_integer() or (aggregate.kind == "sum" and number.is_decimal())
-        return folds(aggregate, changing=self._changing)
+        if self._changing and aggregate.kind == "mean":  # only exact sums can be taken back
+            return given[f"{name}.input"].is_integer()
+        return folds(name, aggregate, given, changing=self._changing)
 
     def tables(self) -> Frames:
         kept = self.nothing[INPUTS[0]].select(*self.keys, *self._arguments, TIME, ORDER, WEIGHT)
@@ -168,12 +168,12 @@ class GroupedStep:
     # ------------------------------------------------------------ folding
 
     def _from_rows(self, fed: pl.DataFrame) -> pl.DataFrame:
-        folds = [made for fold in self._accumulators for made in fold.from_rows()]
+        folds = [made for fold in self._accumulators for made in fold.from_rows(fed)]
         rows = pl.col(WEIGHT).cast(pl.Int64).sum() if self._changing else pl.len().cast(pl.Int64)
         return self._grouped(fed, [*folds, rows.alias(ROWS), pl.col(TIME).max().alias(NEWEST)])
 
     def _merged(self, parts: pl.DataFrame) -> pl.DataFrame:
-        folds = [made for fold in self._accumulators for made in fold.merged()]
+        folds = [made for fold in self._accumulators for made in fold.merged(parts)]
         folds += [pl.col(count).sum() for count in self._seen.counts.values() if count in parts.columns]
         return self._grouped(parts, [*folds, pl.col(ROWS).sum(), pl.col(NEWEST).max()])
 
@@ -241,7 +241,7 @@ class GroupedStep:
     def _changes(self, before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
         """Rows that are no longer there and rows that are new, both from the newest time on."""
         old = self._results(before.filter(pl.col(ROWS) > 0))
-        new = self._results(after.filter(pl.col(ROWS) > 0))
+        new = self._results(self._of_a_size(after.filter(pl.col(ROWS) > 0)))
         names = [name for name, _ in self.node.aggregates]
         newest = after.select(*self.keys, pl.col(NEWEST).alias(TIME))
         if self.keys:
@@ -263,6 +263,14 @@ class GroupedStep:
         columns = [pl.col(key).alias(name) for key, name in zip(self.keys, self.node.keys, strict=True)]
         return changed.select(*columns, *names, TIME, WEIGHT).cast(self._types)
 
+    def _of_a_size(self, groups: pl.DataFrame) -> pl.DataFrame:
+        """Groups whose sums fit their types."""
+        for fold in self._accumulators:
+            if (found := fold.too_large(groups)) is not None:
+                group, total = found
+                raise sum_too_large(self.node, fold.name, total, [group[key] for key in self.keys])
+        return groups
+
     def _results(self, groups: pl.DataFrame) -> pl.DataFrame:
         made = {fold.name: fold.result() for fold in self._accumulators}
         made |= {name: pl.col(f"result.{name}") for name, _ in self._computed}
@@ -273,14 +281,4 @@ class GroupedStep:
 class WeightedAccumulator(Accumulator):
     """Counts values that were taken back as if they had never come: a sum of none is null."""
 
-    def from_rows(self) -> list[pl.Expr]:
-        if not self.changing or self.kind not in ("sum", "mean"):
-            return super().from_rows()
-        value, weight = self.value, pl.col(WEIGHT)
-        if self.kind == "mean":
-            value = value.cast(pl.Int64)
-        known = pl.when(value.is_not_null()).then(weight).otherwise(0).cast(pl.Int64).sum()
-        return [
-            (value * weight).sum().alias(self.column("sum")),
-            known.alias(self.column("known")),
-        ]
+    counts_back = True

@@ -66,7 +66,7 @@ class Partials:
 
         Of windows in processing time only the step knows the place: `timed` gives it to them.
         """
-        made = [fold for accumulator in self._operator.folding for fold in accumulator.from_rows()]
+        made = [fold for accumulator in self._operator.folding for fold in accumulator.from_rows(rows)]
         made.append(pl.len().cast(pl.Int64).alias(ARRIVED))
         keys = self._operator.keys
         if self._by_clock:
@@ -86,7 +86,7 @@ class Partials:
     def _of_slices(self, folded: pl.DataFrame) -> pl.DataFrame:
         """Windows, of slices of time that lie in several of them: few rows are multiplied, and not all."""
         in_windows = placed(folded.sort("start").rename({"start": TIME}), self._window).drop("end", TIME)
-        made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
+        made = [fold for accumulator in self._operator.folding for fold in accumulator.merged(in_windows)]
         return in_windows.group_by([*self._operator.keys, "start"]).agg(*made, pl.col(ARRIVED).sum())
 
     def _stretches(self, rows: pl.DataFrame, made: list[pl.Expr], gap: int) -> pl.DataFrame:
@@ -117,5 +117,6 @@ class Partials:
             return parts[0]
         if isinstance(self._window, windows.Sessions):
             return pl.concat(parts)
-        made = [fold for accumulator in self._operator.folding for fold in accumulator.merged()]
-        return self._grouped(pl.concat(parts), [*made, pl.col(ARRIVED).sum()])
+        both = pl.concat(parts)
+        made = [fold for accumulator in self._operator.folding for fold in accumulator.merged(both)]
+        return self._grouped(both, [*made, pl.col(ARRIVED).sum()])

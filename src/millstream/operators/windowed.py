@@ -18,7 +18,8 @@ from millstream.operators.elementwise import types_of
 from millstream.operators.trigger_columns import can_finish, compiled
 from millstream.operators.window_assignment import ends, in_sessions, placed
 from millstream.plan import triggers, windows
-from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.bundles import BEGINNING, END, moment
+from millstream.plan.failing import sum_too_large
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
 from millstream.plan.windows import microseconds
 
@@ -48,11 +49,10 @@ class WindowedOperator:
         self.folding = [
             Accumulator(name, made, given, changing=changing)
             for name, made in node.aggregates
-            if accumulators.folds(made, changing=changing)
+            if accumulators.folds(name, made, given, changing=changing)
         ]
-        self.listing = [
-            (name, made) for name, made in node.aggregates if not accumulators.folds(made, changing=changing)
-        ]
+        folding = {accumulator.name for accumulator in self.folding}
+        self.listing = [(name, made) for name, made in node.aggregates if name not in folding]
         self.by_rows = not node.window.has_end
         self.merges = node.window.merges
         self.takes_rows_singly = any(isinstance(part, triggers.Each) for part in node.trigger.walk())
@@ -167,7 +167,7 @@ class WindowedOperator:
 
     def news(self, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """The rows of each window folded, as the state of a new window."""
-        made = [fold for accumulator in self.folding for fold in accumulator.from_rows()]
+        made = [fold for accumulator in self.folding for fold in accumulator.from_rows(rows)]
         if self.listing:
             made.append(accumulators.elements_of(self.arguments))
         if self.keeps_rows:
@@ -244,11 +244,11 @@ class WindowedOperator:
         """Old and new state of each window as one; what is not a fold is the old window's."""
         old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED)).select(news.columns)
         both = pl.concat([old, news], how="vertical_relaxed")
-        merged = both.group_by(self.identity, maintain_order=True).agg(self._merged())
+        merged = both.group_by(self.identity, maintain_order=True).agg(self._merged(both))
         return self._added(merged, clock)
 
-    def _merged(self) -> list[pl.Expr]:
-        made = [fold for accumulator in self.folding for fold in accumulator.merged()]
+    def _merged(self, parts: pl.DataFrame) -> list[pl.Expr]:
+        made = [fold for accumulator in self.folding for fold in accumulator.merged(parts)]
         made += [pl.col(name).list.explode(keep_nulls=False, empty_as_null=False).alias(name) for name in self._lists()]
         made += [pl.col("in_time_min").min(), pl.col("in_time_max").max(), pl.col(ARRIVED).sum()]
         kept = [*self.trigger.schema(), "closed", "index", "on_time_index", "waiting"]
@@ -307,7 +307,7 @@ class WindowedOperator:
         partials, held = in_sessions(self.keys, partials, pl.col("start"), pl.col("end"), held)
         untouched = held.filter(~pl.col("touched")).select(self._columns(arrived=False))
         expired, partials = _split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
-        made = [fold for accumulator in self.folding for fold in accumulator.merged()]
+        made = [fold for accumulator in self.folding for fold in accumulator.merged(partials)]
         nobody = pl.lit(None, pl.Int64)
         news = partials.group_by(self.identity, maintain_order=True).agg(*made, pl.col(ARRIVED).sum())
         news = news.with_columns(*self._begun(), in_time_min=nobody, in_time_max=nobody)
@@ -326,7 +326,7 @@ class WindowedOperator:
             pl.col("end").filter("is_old").first() == pl.col("new_end").first()
         )
         merged_trigger = self.trigger.merge(pl.col("is_old"), at_end)
-        made = [fold for accumulator in self.folding for fold in accumulator.merged()]
+        made = [fold for accumulator in self.folding for fold in accumulator.merged(both)]
         made += [pl.col(name).list.explode(keep_nulls=False, empty_as_null=False).alias(name) for name in self._lists()]
         made += [
             pl.col("in_time_min").min(),
@@ -459,6 +459,8 @@ class WindowedOperator:
 
     def panes(self, state: pl.DataFrame) -> pl.DataFrame:
         """What the windows send, one row each."""
+        for accumulator in self.folding:
+            self._check_size(accumulator, state)
         if self.by_rows:
             timing = pl.lit("unknown")
             order = pl.col(NUMBER)
@@ -496,6 +498,12 @@ class WindowedOperator:
             (pl.col("__finished") | pl.col("__over")).alias("pane.last"),
             pl.lit(1, pl.Int32).alias("weight"),
         )
+
+    def _check_size(self, accumulator: Accumulator, state: pl.DataFrame) -> None:
+        if (found := accumulator.too_large(state)) is not None:
+            window, total = found
+            span = (moment(window["start"]), moment(window["end"]))
+            raise sum_too_large(self.node, accumulator.name, total, [window[key] for key in self.keys], span)
 
     def _pane_time(self) -> pl.Expr:
         end = pl.col("end") if self.by_rows else pl.col("end") - 1

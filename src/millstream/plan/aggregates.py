@@ -87,7 +87,7 @@ def _sum_type(kind: pa.DataType) -> pa.DataType:
 
 
 def sum(expression: str) -> Aggregate:
-    """Of a number; whole numbers give a bigint."""
+    """Of a number; whole numbers give a bigint. A sum that its type cannot hold is an error when it would be sent."""
     return Aggregate("sum", _text(expression, "sum"))
 
 

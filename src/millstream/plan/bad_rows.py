@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
-from millstream.errors import RecordFailed
-from millstream.plan.nodes import Dead, Node, Write
+import pyarrow as pa
+
+from millstream.errors import RecordFailed, StepFailed
+from millstream.plan.nodes import Dead, Node, WindowedAggregate, Write
+from millstream.plan.spark_types import DIGITS_MAX
+from millstream.plan.table_nodes import Grouped
+from millstream.records.ddl import format_type
 
 
 def listened_to(steps: Iterable[Node]) -> frozenset[Node]:
@@ -27,4 +34,27 @@ def record_failed(step: Node, letter: Mapping[str, Any]) -> RecordFailed:
             "fix the function or the record, and run the job again: it continues there; or keep such records apart: "
             + kept_apart
         ),
+    )
+
+
+def sum_too_large(
+    step: WindowedAggregate | Grouped,
+    name: str,
+    total: int | Decimal,
+    key: Sequence[Any],
+    window: tuple[datetime | None, datetime | None] | None = None,
+) -> StepFailed:
+    """The error of a step that would have to send a sum that its type cannot hold."""
+    kind, made = step.schema.field(name).type, dict(step.aggregates)[name]
+    of = ", ".join(f"{column}={value!r}" for column, value in zip(step.keys, key, strict=True))
+    place = f" for {of}" if of else ""
+    if window is not None and None not in window:
+        place += f" in the window from {window[0]} to {window[1]}"
+    wider = f"double: sum('cast({made.input} as double)')"
+    if not pa.types.is_decimal(kind):
+        wider = f"decimal({DIGITS_MAX},0): sum('cast({made.input} as decimal({DIGITS_MAX},0))')"
+    return StepFailed(
+        f"the step '{step.name}' cannot send {name} = {made}{place}: {total} does not fit into {format_type(kind)}",
+        where=step.place,
+        next_step=f"leave out the rows that make it so large with where(…), or sum as {wider}",
     )

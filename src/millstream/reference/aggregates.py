@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import datetime
+from decimal import Context, localcontext
 from typing import Any
+
+import pyarrow as pa
 
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.bundles import ARGUMENTS, Row
+from millstream.plan.failing import sum_too_large
+from millstream.plan.nodes import WindowedAggregate
+from millstream.plan.table_nodes import Grouped
+
+DIGITS = 100
+"""More than a sum of decimals can have."""
 
 
 def aggregated(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> Any:
@@ -19,8 +29,7 @@ def aggregated(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> Any:
         return sum(row.weight for row in rows)
     weighted = [(row.values[ARGUMENTS][f"{name}.input"], row) for row in rows]
     if aggregate.kind == "sum":
-        known = [(value, row.weight) for value, row in weighted if value is not None]
-        return sum((value * weight for value, weight in known[1:]), known[0][0] * known[0][1]) if known else None
+        return _sum([(value, row.weight) for value, row in weighted if value is not None])
     left = remaining(rows)
     values = [row.values[ARGUMENTS][f"{name}.input"] for row in left]
     if aggregate.kind == "combine":
@@ -31,6 +40,43 @@ def aggregated(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> Any:
         return aggregate.functions.extract(state)
     known_rows = [row for row, value in zip(left, values, strict=True) if value is not None]
     return FUNCTIONS[aggregate.kind](name, aggregate, known_rows)
+
+
+def results(
+    step: WindowedAggregate | Grouped,
+    rows: Sequence[Row],
+    key: tuple[Any, ...],
+    window: tuple[datetime | None, datetime | None] | None = None,
+) -> dict[str, Any]:
+    """All aggregates of a step over weighted rows. A sum that its type cannot hold is an error."""
+    made = {name: aggregated(name, aggregate, rows) for name, aggregate in step.aggregates}
+    for name, aggregate in step.aggregates:
+        if aggregate.kind == "sum" and not _fits(made[name], step.schema.field(name).type):
+            raise sum_too_large(step, name, made[name], key, window)
+    return made
+
+
+def _sum(known: Sequence[tuple[Any, int]]) -> Any:
+    """Without rounding, but for floats; of those, equal ones that came and went are left out: a NaN would stay."""
+    if not known:
+        return None
+    nothing = type(known[0][0])(0)
+    if any(weight < 0 for _, weight in known):
+        values = {repr(value): value for value, _ in known}
+        counts = Counter[str]()
+        for value, weight in known:
+            counts[repr(value)] += weight
+        known = [(values[text], count) for text, count in counts.items() if count]
+    with localcontext(prec=DIGITS):
+        return sum((value * weight for value, weight in known), nothing)
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    if value is None or pa.types.is_floating(kind):
+        return True
+    if pa.types.is_decimal(kind):
+        return bool(value.copy_abs().scaleb(kind.scale, Context(prec=DIGITS)) < 10**kind.precision)
+    return bool(-(2**63) <= value < 2**63)
 
 
 def remaining(rows: Sequence[Row]) -> list[Row]:

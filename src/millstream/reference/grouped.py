@@ -11,7 +11,7 @@ from millstream.expressions.expression import evaluate
 from millstream.plan.bundles import ARGUMENTS, Bundle, Row, table_of
 from millstream.plan.table_nodes import Grouped
 from millstream.records import batch_to_rows
-from millstream.reference.aggregates import aggregated
+from millstream.reference.aggregates import results
 from millstream.reference.operator import StatefulOperator
 
 
@@ -51,8 +51,7 @@ class GroupedOperator(StatefulOperator):
         rows = [row for row in self.rows.get(key, []) if row.weight > 0]
         if not rows:
             return None
-        made = {name: aggregated(name, aggregate, rows) for name, aggregate in self.node.aggregates}
-        return dict(zip(self.node.keys, key, strict=True)) | made
+        return dict(zip(self.node.keys, key, strict=True)) | results(self.node, rows, key)
 
     def _with_arguments(self, rows: list[Row]) -> list[Row]:
         if not rows or not self.node.arguments:

@@ -11,7 +11,7 @@ from millstream.plan import nodes, triggers, windows
 from millstream.plan.bundles import ARGUMENTS, BEGINNING, END, Bundle, Row, moment, table_of
 from millstream.plan.nodes import Mode, PaneTime
 from millstream.records import batch_to_rows
-from millstream.reference.aggregates import aggregated
+from millstream.reference.aggregates import results
 from millstream.reference.spans import span_values, spans_of, touching
 from millstream.reference.triggers import TriggerState, begin
 
@@ -304,7 +304,7 @@ class WindowOperator:
             "last": is_last,
         }
         values["weight"] = 1
-        values |= {name: aggregated(name, made, rows) for name, made in self.node.aggregates}
+        values |= results(self.node, rows, key, (moment(pane.start), moment(pane.end)))
         values["event_time"] = moment(time)
         row = Row(values, time)
         taken_back = [replace(old, values={**old.values, "weight": -1}, weight=-1) for old in pane.sent]

@@ -27,7 +27,7 @@ from millstream.operators.elementwise import computed
 from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
 from millstream.operators.windowed import Clock, Frames
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.failing import sum_too_large
+from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.table_nodes import Grouped
 from millstream.state.tables import Marks
 

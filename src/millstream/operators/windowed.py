@@ -18,8 +18,8 @@ from millstream.operators.elementwise import types_of
 from millstream.operators.trigger_columns import can_finish, compiled
 from millstream.operators.window_assignment import ends, in_sessions, placed
 from millstream.plan import triggers, windows
+from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.bundles import BEGINNING, END, moment
-from millstream.plan.failing import sum_too_large
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
 from millstream.plan.windows import microseconds
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.errors import RecordFailed, StepFailed
+from millstream.expressions.spark_types import DIGITS_MAX
 from millstream.plan.nodes import Dead, Node, WindowedAggregate, Write
-from millstream.plan.spark_types import DIGITS_MAX
 from millstream.plan.table_nodes import Grouped
 from millstream.records.ddl import format_type
 

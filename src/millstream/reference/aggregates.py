@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.plan.aggregates import Aggregate
+from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.bundles import ARGUMENTS, Row
-from millstream.plan.failing import sum_too_large
 from millstream.plan.nodes import WindowedAggregate
 from millstream.plan.table_nodes import Grouped
 

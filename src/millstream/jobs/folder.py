@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -16,19 +15,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import polars as pl
-
 from millstream.connectors.catalog import NOTE
 from millstream.connectors.file_ledger import remove_drafts
 from millstream.errors import DamagedState, JobChanged, JobRunning
 from millstream.log.disk import read_document, storage_errors, write_document
-from millstream.operators.stateful import stateful
-from millstream.plan.nodes import Node, Write
-from millstream.plan.table_nodes import SideJoin
+from millstream.plan.nodes import Write
 from millstream.private_files import is_private, make_folders, open_alike, open_private, private_folder
+from millstream.spark.kept_steps import Fit, Progress, first_fit, fitted
 from millstream.spark.query.job_feed import STOP
 from millstream.spark.query.physical_plan import Layout
-from millstream.terminal import escaped
 
 DESCRIPTION = "job.json"
 BEFORE_MOVE = "before_move.json"
@@ -56,52 +51,6 @@ class Kept:
     """By the name of a source: which topic it is, and not only what that is called."""
     written: dict[str, str] = field(default_factory=dict)
     """By the name of an output: the topic it is written to, if it is one of the job's broker."""
-
-
-def described(layout: Layout) -> dict[str, dict[str, str]]:
-    found = {}
-    for node in layout.chain:
-        step = stateful(node, whole_rows=layout.takes_late(node))
-        assert step is not None
-        tables = {
-            f"table {name}": ", ".join(f"{column} {kind}" for column, kind in table.schema.items())
-            for name, table in step.tables().items()
-        }
-        stage = next(number for number, stage in enumerate(layout.stages, 1) if layout.chain.index(node) in stage)
-        found[node.name] = {"does": node.label, **tables, **_fed_by(node), "stage": str(stage)}
-    return found
-
-
-def _fed_by(node: Node) -> dict[str, str]:
-    """What a step is fed with, as far as its state depends on it.
-
-    A row that was put there must be taken back in the same form: so what lies before a step over rows that change may
-    not change. And two inputs may not change places.
-    """
-    found = {}
-    for number, given in enumerate(node.inputs, 1):
-        if given.is_changing:
-            found[f"input {number}"] = ", then ".join(_way(given, set()))
-        elif len(node.inputs) > 1:
-            found[f"input {number}"] = _way(given, set())[0]
-    return found
-
-
-def _way(node: Node, known: set[Node]) -> list[str]:
-    """The step that keeps state or the source before a node, by name, and what is done to its rows since.
-
-    A union that was described before is only named: else each that is fed by another twice would double the text.
-    """
-    if not node.inputs or node.keeps_state or node in known:
-        return [node.name]
-    if len(node.inputs) > 1:
-        known.add(node)
-        return [f"{node.label} of ({'; '.join(', then '.join(_way(given, known)) for given in node.inputs)})"]
-    label = node.label
-    if isinstance(node, SideJoin):
-        content = "".join(str(pl.Series(column).hash(7).sum()) for column in node.rows.columns)
-        label += f" ({hashlib.sha256(content.encode()).hexdigest()[:12]})"
-    return [*_way(node.inputs[0], known), label]
 
 
 class JobFolder:
@@ -148,28 +97,17 @@ class JobFolder:
             ) from error
         return kept
 
-    def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:
-        """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""
+    def check(self, layout: Layout, sources: dict[str, str]) -> Fit:
+        """Refuses a flow that does not fit what the job kept. It needs no Spark, and so comes before it is started."""
         if (self.path / BEFORE_MOVE).exists():
             raise JobChanged(
                 f"the job '{self.job}' is on its way to Kafka: a move was cut short",
                 where=str(self.path),
                 next_step="call it again, and it goes on where it was: millstream topics move …",
             )
-        steps = described(layout)
         kept = self.kept()
         if kept is None:
-            kept = Kept(uuid.uuid4().hex, layout.groups, partitions, steps, sources)
-        elif list(kept.steps.items()) != list(steps.items()):
-            raise JobChanged(
-                f"the flow '{self.job}' has changed, and the state it kept does not fit:\n"
-                + differences(kept.steps, steps),
-                where=str(self.path),
-                next_step=(
-                    "undo the change, or run it beside as a new job: flow.replay(into=…) makes the results anew; "
-                    f"or begin anew here: millstream jobs forget {self.job}"
-                ),
-            )
+            return first_fit(layout)
         for name, identity in sources.items():
             if kept.sources.get(name, identity) != identity:
                 raise JobChanged(
@@ -178,10 +116,17 @@ class JobFolder:
                     where=str(self.path),
                     next_step=f"give the source another name=, or begin anew: millstream jobs forget {self.job}",
                 )
+        progress = self._progress()
+        return fitted(self.job, str(self.path), layout, kept.steps, progress) if progress else first_fit(layout)
+
+    def settle(self, layout: Layout, partitions: int, sources: dict[str, str]) -> Kept:
+        """What the job goes on with: what it kept, if the flow fits it, else what it begins with now."""
+        fit = self.check(layout, sources)
+        kept = self.kept() or Kept(uuid.uuid4().hex, layout.groups, partitions)
         written = {
             each.name: each.sink for each in layout.outputs if isinstance(each, Write) and isinstance(each.sink, str)
         }
-        kept = replace(kept, sources=kept.sources | sources, written=written)
+        kept = replace(kept, steps=fit.steps, sources=kept.sources | sources, written=written)
         write_document(self.path / DESCRIPTION, asdict(kept))
         return kept
 
@@ -200,6 +145,23 @@ class JobFolder:
         """The file that says how far the job has read, if it has begun."""
         newest = _newest(self.checkpoint / "offsets")
         return None if newest < 0 else self.checkpoint / "offsets" / str(newest)
+
+    def _progress(self) -> Progress | None:
+        newest = self.newest_offsets()
+        if newest is None:
+            return None
+        sources: list[str] = []
+        for line in newest.read_text().splitlines():
+            with suppress(ValueError):  # the first line is a version, and that of a DataFrame is Spark's own
+                offset = json.loads(line)
+                if isinstance(offset, dict) and isinstance(offset.get("sources"), dict):
+                    sources = list(offset["sources"])
+        return Progress(int(newest.name), _newest(self.checkpoint / "commits"), tuple(sources))
+
+    def known_outputs(self) -> set[str]:
+        """The outputs that were opened before."""
+        folder = self.path / SINKS
+        return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
 
     def remove(self) -> None:
         """At once: a half of it, left by a process that died meanwhile, would not know what was written."""
@@ -279,19 +241,3 @@ def _newest(folder: Path) -> int:
         return max((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), default=-1)
     except FileNotFoundError:
         return -1
-
-
-def differences(kept: dict[str, dict[str, str]], steps: dict[str, dict[str, str]]) -> str:
-    """How the steps of a flow differ from those its state was kept for, line by line."""
-    lines = []
-    for name in dict.fromkeys([*kept, *steps]):
-        before, now = kept.get(name), steps.get(name)
-        if before is None or now is None:
-            lines.append(f"  {'+' if before is None else '-'} {name}: {(now or before or {})['does']}")
-            continue
-        for part in dict.fromkeys([*before, *now]):
-            if before.get(part) != now.get(part):
-                lines += [f"    {name}, {part}", f"  - {before.get(part)}", f"  + {now.get(part)}"]
-    if not lines:
-        lines = [f"  - in this order: {', '.join(kept)}", f"  + in this order: {', '.join(steps)}"]
-    return "\n".join(map(escaped, lines))

@@ -29,6 +29,7 @@ from millstream.errors import InvalidInput, MillstreamError, SparkFailed
 from millstream.jobs.display import Display
 from millstream.jobs.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.jobs.notices import Notices
+from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.progress import Progress, ProgressFile
 from millstream.jobs.renaming import renamed
@@ -43,6 +44,7 @@ from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.spark.failures import new_mark, of_query
+from millstream.spark.kept_steps import notice_of, places_of
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
 from millstream.spark.query.job_feed import STOP, LiveFeed, opened
@@ -198,6 +200,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         real_time.refuse_other_mode(folder)
         display.phase("looking at the sources")
         identities = _check_sources(outputs, broker, folder.path)
+        _check_kept(folder, Layout(tuple(outputs), 1), identities)
         display.phase("starting Spark")
         _share_path()
         spark = session_of(settings, name, display, stop)
@@ -230,7 +233,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         job._is_bounded = settings.batch or settings.until == CAUGHT_UP
         job._notices = Notices(name, layout)
         job._outputs = Outputs(layout, sinks, folder.path, progress, job._note_batch, job._notices, settings.on_batch)
-        job._query = _query(spark, job._outputs, feed, folder, settings)
+        job._query = _query(spark, job._outputs, feed, folder, settings, places_of(kept.steps))
         if settings.batch:
             opening.callback(_forget_if_done, job, feed.shipment.folder)
         job._closing = opening.pop_all()
@@ -294,9 +297,14 @@ def _share_path() -> None:
 
 
 def _query(
-    spark: SparkSession, outputs: Outputs, feed: LiveFeed, folder: JobFolder, settings: Settings
+    spark: SparkSession,
+    outputs: Outputs,
+    feed: LiveFeed,
+    folder: JobFolder,
+    settings: Settings,
+    places: Mapping[str, int],
 ) -> StreamingQuery:
-    packed = compiled(spark, feed.shipment, feed)
+    packed = compiled(spark, feed.shipment, feed, places)
     writer = packed.writeStream.queryName(folder.job).foreachBatch(outputs)
     # Said in full: a cluster may take a bare path for one of its own file system.
     writer = writer.option("checkpointLocation", f"file://{folder.checkpoint.absolute()}")
@@ -403,6 +411,15 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dic
             found[node.name] = source.identity
         source.close()
     return found
+
+
+def _check_kept(folder: JobFolder, layout: Layout, identities: dict[str, str]) -> None:
+    """Refuses a flow that does not fit what its job kept, and reports what is new in it."""
+    fit = folder.check(layout, identities)
+    if folder.newest_offsets() is None:
+        return
+    if notice := notice_of(folder.job, str(folder.path), layout, fit, folder.known_outputs()):
+        job_logger.warning("%s: %s", folder.job, notice)
 
 
 def _forget_if_done(job: Job, runs: Path) -> None:

@@ -6,11 +6,11 @@ A mistake is refused in the call that makes it, with the user's line, what exist
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -38,6 +38,7 @@ from millstream.plan.endpoints import Files, Kafka, Place, chosen_on_lost
 from millstream.plan.endpoints import Table as DatabaseTable
 from millstream.plan.explain import Format, explained
 from millstream.plan.late import late_columns
+from millstream.plan.naming import default_name, plain
 from millstream.plan.nodes import (
     INSTANT,
     Dead,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 RESERVED = ("window", "pane", "weight", "event_time")
 Batch = Literal["polars", "arrow"]
+AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 class Flow:
@@ -154,8 +156,12 @@ class Flow:
         self._read_behind[row] = read
         return row
 
-    def step(self, given: str | None, kind: str) -> str:
-        """The step's name: the user's, or its kind with a number, the same every time the flow is built."""
+    def named(self, node: AnyNode, kind: str, given: str | None) -> AnyNode:
+        """The node under the user's name, or under one that follows from what it does and what it is fed by."""
+        return replace(node, name=self.step(given, default_name(node, kind)))
+
+    def step(self, given: str | None, default: str) -> str:
+        """The step's name: the user's, or the default one, with a number where two are the same in all respects."""
         if given is not None:
             if not isinstance(given, str) or not NAME.fullmatch(given):
                 raise refusal(f"{given!r} is not a name for a step", "use letters, digits and . _ -")
@@ -166,7 +172,7 @@ class Flow:
                 )
             self._names.add(given)
             return given
-        base = re.sub(r"[^A-Za-z0-9._-]+", "_", kind).strip("_").lower() or "step"
+        base = plain(default)
         name, count = base, 1
         while name in self._names:
             count += 1
@@ -263,7 +269,7 @@ class Stream:
 
     def _where(self, condition: str, name: str | None, kind: str) -> Stream:
         checked = expression(condition, self.schema, boolean=True)
-        return self._next(Where(self.flow.step(name, kind), self.schema, (self.node,), users_line(), checked))
+        return self._next(self.flow.named(Where("", self.schema, (self.node,), users_line(), checked), kind, name))
 
     def select(self, *columns: str, name: str | None = None, **made: str) -> Stream:
         """Columns by name, and new ones as name='expression'."""
@@ -289,7 +295,7 @@ class Stream:
     def _project(self, made: Sequence[tuple[str, Expression]], name: str | None, kind: str) -> Stream:
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema([(column, value.type) for column, value in made]))
-        return self._next(Project(self.flow.step(name, kind), columns, (self.node,), users_line(), tuple(made)))
+        return self._next(self.flow.named(Project("", columns, (self.node,), users_line(), tuple(made)), kind, name))
 
     def map(
         self,
@@ -331,8 +337,8 @@ class Stream:
             raise refusal(f"batch is True, False, 'polars' or 'arrow', not {batch!r}", "True is 'polars'")
         columns = self.schema if schema is None else schema_of(schema)
         kind = "arrow" if batch == "arrow" else "polars"
-        step = self.flow.step(name, verb)
-        return self._next(MapRows(step, columns, (self.node,), users_line(), function, bool(batch), flat, kind))
+        made = MapRows("", columns, (self.node,), users_line(), function, bool(batch), flat, kind)
+        return self._next(self.flow.named(made, verb, name))
 
     def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
         """Routes each row to the first branch whose condition holds; the others to `rest`, if it is named."""
@@ -376,7 +382,7 @@ class Stream:
             for field in self.schema.arrow
         ]
         columns = Schema.from_arrow(pa.schema(fields))
-        made = Union(self.flow.step(name, "union"), columns, inputs, users_line())
+        made = self.flow.named(Union("", columns, inputs, users_line()), "union", name)
         return next((other._next(made) for other in others if other.is_table), self._next(made))
 
     # ------------------------------------------------------------ grouping

@@ -92,10 +92,8 @@ def join(
     if isinstance(other, Side):
         _check_unsaid({"within": within, "as_of": as_of, "allowed_lateness": late}, "rows that are known beforehand")
         _check_lookup(shape.how)
-        step = stream.flow.step(name, "join")
-        return stream._next(
-            SideJoin(step, shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.said)
-        )
+        side = SideJoin("", shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.said)
+        return stream._next(stream.flow.named(side, "join", name))
     if stream.is_table:
         if not other.is_table:
             raise refusal(
@@ -103,19 +101,16 @@ def join(
                 "turn it round: stream.join(table, as_of=…); or join two tables, or a stream with its .changes()",
             )
         _check_unsaid({"within": within, "as_of": as_of, "allowed_lateness": late}, "two tables")
-        made = TableJoin(
-            stream.flow.step(name, "join"), shape.columns, _nodes(stream, other), users_line(), *_parts(shape)
-        )
-        return Table(stream.flow, made)
+        made = TableJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape))
+        return Table(stream.flow, stream.flow.named(made, "join", name))
     if other.is_table:
         _check_unsaid({"within": within, "allowed_lateness": late}, "a stream and a table")
         return _lookup(stream, other, shape, as_of, name)
     _check_unsaid({"as_of": as_of}, "two streams")
     low, high = _interval(within)
     _check_event_times("within is about event time", stream, other)
-    step = stream.flow.step(name, "join")
-    node = IntervalJoin(step, shape.columns, _nodes(stream, other), users_line(), *_parts(shape), low, high, late)
-    return Joined(stream.flow, node)
+    node = IntervalJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape), low, high, late)
+    return Joined(stream.flow, stream.flow.named(node, "join", name))
 
 
 def join_in_windows(
@@ -148,11 +143,8 @@ def join_in_windows(
     _check_event_times(f"{window} is about event time", stream, other)
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
-    step = stream.flow.step(name, "join")
-    return Joined(
-        stream.flow,
-        WindowJoin(step, columns, _nodes(stream, other), users_line(), *_parts(shape), window, lateness),
-    )
+    node = WindowJoin("", columns, _nodes(stream, other), users_line(), *_parts(shape), window, lateness)
+    return Joined(stream.flow, stream.flow.named(node, "join", name))
 
 
 def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None, name: str | None) -> Joined:
@@ -169,10 +161,9 @@ def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None
             f"rows of '{stream.node.name}' may be taken back, and the table may have changed by then",
             "use as_of='event_time'",
         )
-    step = stream.flow.step(name, "join")
     inputs = _nodes(stream, table)
-    made = LookupJoin(step, shape.columns, inputs, users_line(), *_parts(shape), as_of == "event_time")
-    return Joined(stream.flow, made)
+    made = LookupJoin("", shape.columns, inputs, users_line(), *_parts(shape), as_of == "event_time")
+    return Joined(stream.flow, stream.flow.named(made, "join", name))
 
 
 def _rows_of(given: Given) -> Given:

@@ -94,11 +94,8 @@ class Keyed:
         """
         stream = self.stream
         columns = check_process(stream.node, function, schema, on_timer, event_time)
-        step = stream.flow.step(name, "process")
-        return Stream(
-            stream.flow,
-            Process(step, columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time),
-        )
+        node = Process("", columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time)
+        return Stream(stream.flow, stream.flow.named(node, "process", name))
 
     def agg(self, *_: object, **__: object) -> NoReturn:
         """Not without a window: the refusal says what there is instead."""
@@ -178,7 +175,7 @@ class Windowed:
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema(fields))
         node = WindowedAggregate(
-            stream.flow.step(name, "agg"),
+            "",
             columns,
             (stream.node,),
             users_line(),
@@ -191,7 +188,7 @@ class Windowed:
             tuple(aggregates.items()),
             tuple((arguments | dict(self._arguments)).items()),
         )
-        return Panes(stream.flow, node)
+        return Panes(stream.flow, stream.flow.named(node, "agg", name))
 
     def join(
         self,

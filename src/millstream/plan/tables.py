@@ -64,7 +64,8 @@ class Table(Stream):
         self._check_columns(CHANGE_COLUMNS, "changes have")
         fields = [*self.schema.arrow, pa.field("weight", pa.int32()), pa.field("event_time", INSTANT)]
         columns = Schema.from_arrow(pa.schema(fields))
-        return Stream(self.flow, Changes(self.flow.step(name, "changes"), columns, (self.node,), users_line()))
+        changes = Changes("", columns, (self.node,), users_line())
+        return Stream(self.flow, self.flow.named(changes, "changes", name))
 
     def as_of(self, time: datetime | str, *, name: str | None = None) -> Table:
         """The table as it was at an event time: what had come into it by then and had not left it."""
@@ -74,12 +75,8 @@ class Table(Stream):
                 f"the rows of '{source.name}' have no event time, so nothing says what was there at {time}",
                 "name their column with read(…, event_time='…')",
             )
-        step = self.flow.step(name, "as_of")
-        return Table(
-            self.flow,
-            AsOf(step, self.schema, (self.node,), users_line(), micros(moment), moment.isoformat()),
-            self.key,
-        )
+        node = AsOf("", self.schema, (self.node,), users_line(), micros(moment), moment.isoformat())
+        return Table(self.flow, self.flow.named(node, "as_of", name), self.key)
 
     def to_dataframe(self, **settings: Any) -> Any:
         """The changes of the table as a streaming DataFrame of Spark; `weight` is -1 for a row that is retracted."""
@@ -133,11 +130,10 @@ class Grouping:
         made, arguments = aggregated(stream.schema, aggregates, [*CHANGE_COLUMNS, *keys], "a table")
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema([*(stream.schema.field(key) for key in keys), *made]))
-        step = stream.flow.step(name, "group_by")
         node = Grouped(
-            step, columns, (stream.node,), users_line(), keys, tuple(aggregates.items()), tuple(arguments.items())
+            "", columns, (stream.node,), users_line(), keys, tuple(aggregates.items()), tuple(arguments.items())
         )
-        return Table(stream.flow, node, keys)
+        return Table(stream.flow, stream.flow.named(node, "group_by", name), keys)
 
 
 def to_table(stream: Stream, key: str | Sequence[str] | None, deleted: str | None, name: str | None) -> Table:
@@ -155,8 +151,8 @@ def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
     if isinstance(stream, Table):
         _check_unnamed(stream, name)
         return stream
-    step = stream.flow.step(name, "to_table")
-    return Table(stream.flow, AllRows(step, stream.schema, (stream.node,), users_line()))
+    node = AllRows("", stream.schema, (stream.node,), users_line())
+    return Table(stream.flow, stream.flow.named(node, "to_table", name))
 
 
 def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: str | None) -> Table:
@@ -183,9 +179,8 @@ def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: 
     others = {*keys, *_known_beside_values(stream.node)}
     values = tuple(column for column in stream.schema.names if column not in others)
     by_time = without_event_time(stream.node) is None
-    step = stream.flow.step(name, "to_table")
-    node = Latest(step, stream.schema, (stream.node,), users_line(), keys, condition, values, by_time)
-    return Table(stream.flow, node, keys)
+    node = Latest("", stream.schema, (stream.node,), users_line(), keys, condition, values, by_time)
+    return Table(stream.flow, stream.flow.named(node, "to_table", name), keys)
 
 
 def _check_relabelled(stream: Stream, keys: tuple[str, ...], name: str | None) -> None:
@@ -246,8 +241,8 @@ def distinct(stream: Stream, columns: Sequence[str], within: str | timedelta | N
                 f"within is about event time, and the rows of '{source.name}' have none",
                 "name their column with read(…, event_time='…')",
             )
-    step = stream.flow.step(name, "distinct")
-    node = Distinct(step, stream.schema, (stream.node,), users_line(), keys, apart)
+    node = Distinct("", stream.schema, (stream.node,), users_line(), keys, apart)
+    node = stream.flow.named(node, "distinct", name)
     return Table(stream.flow, node, keys) if node.is_table or stream.is_table else Stream(stream.flow, node)
 
 
@@ -256,8 +251,8 @@ def take(stream: Stream, count: int, per: str | Sequence[str], name: str | None)
     check_keys(stream.schema, keys, "per")
     _check_count(count, "take")
     _check_not_changing(stream, "take", "say which rows come first: top(10, by='score desc')")
-    node = Take(stream.flow.step(name, "take"), stream.schema, (stream.node,), users_line(), count, keys)
-    return Stream(stream.flow, node)
+    node = Take("", stream.schema, (stream.node,), users_line(), count, keys)
+    return Stream(stream.flow, stream.flow.named(node, "take", name))
 
 
 def top(
@@ -284,7 +279,8 @@ def top(
             raise refusal(f"rank is the name of a new column, not {rank!r}", "for example rank='place'")
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema([*columns.arrow, pa.field(rank, pa.int64())]))
-    node = Top(stream.flow.step(name, "top"), columns, (stream.node,), users_line(), count, keys, order, rank, ties)
+    node = Top("", columns, (stream.node,), users_line(), count, keys, order, rank, ties)
+    node = stream.flow.named(node, "top", name)
     if ties:  # any number of rows may stand in one place
         return Table(stream.flow, node)
     return Table(stream.flow, node, (*keys, rank) if rank else keys if keys and count == 1 else ())

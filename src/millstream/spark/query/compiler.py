@@ -7,7 +7,7 @@ DataFrame of Spark comes as it is: the expressions behind it stay Spark SQL, and
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 
@@ -28,6 +28,7 @@ from millstream.plan.watermarks import Bounded
 from millstream.records import Schema
 from millstream.secrets import delivery
 from millstream.spark.failures import marked
+from millstream.spark.kept_steps import first_fit, places_of
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.query.packing import DRIVER, REPORT, Packed, control_to_bytes, to_batch
 from millstream.spark.query.physical_plan import Layout
@@ -42,16 +43,18 @@ _starting = Lock()
 """One query at a time sets what is its own."""
 
 
-def compiled(spark: SparkSession, shipment: Shipment, feed: Feed) -> DataFrame:
-    """All rows of a flow, packed, on their way to its outputs."""
+def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, places: Mapping[str, int] | None = None) -> DataFrame:
+    """All rows of a flow, packed, on their way to its outputs; `places` says where its job keeps each step's state."""
+    places = places_of(first_fit(shipment.layout).steps) if places is None else places
     spark.sparkContext.environment.update(delivery())  # before Spark's own processes are started
     spark.dataSource.register(FeedSource)
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed, shipment.mark)).load()
     for number, source in enumerate(shipment.layout.framed_sources):
         packed = packed.unionByName(NativeSteps(shipment.layout, source).packed(shipment, number))
     for numbers in shipment.layout.stages:
+        kept_at = [places[shipment.layout.chain[number].name] for number in numbers]
         packed = packed.groupBy("label").transformWithState(
-            StageProcessor(shipment, numbers), outputStructType=PACKED, outputMode="append", timeMode="None"
+            StageProcessor(shipment, numbers, kept_at), outputStructType=PACKED, outputMode="append", timeMode="None"
         )
     return packed
 

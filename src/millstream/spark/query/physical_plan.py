@@ -195,6 +195,10 @@ class Layout:
         counting = step.inputs[: step.waited_for]
         return list(dict.fromkeys(origin for given in counting for origin in self._origins[given]))
 
+    def origins_of(self, step: Node) -> list[Node]:
+        """The sources and steps of the chain that a step is fed by."""
+        return list(dict.fromkeys(origin for given in step.inputs for origin in self._origins[given]))
+
     @cached_property
     def stages(self) -> list[list[int]]:
         """The steps of the chain, by number, as Spark runs them: those of a stage in one go, behind one shuffle.

@@ -18,9 +18,11 @@ PackedRow = Row("label", "step", "kind", "task", "blob")
 class StageProcessor(StatefulProcessor):
     """Runs some steps of the chain, one after the other; rows for later stages and for outputs are passed on."""
 
-    def __init__(self, shipment: Shipment, numbers: Sequence[int]) -> None:
+    def __init__(self, shipment: Shipment, numbers: Sequence[int], places: Sequence[int]) -> None:
+        """`places` are the numbers under which the state of these steps is kept, which others must not shift."""
         self._packed = pickle.dumps(shipment)
         self._numbers = list(numbers)
+        self._places = list(places)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._states = [
@@ -28,7 +30,7 @@ class StageProcessor(StatefulProcessor):
                 handle.getValueState(f"head{place}", "head binary"),
                 handle.getMapState(f"deltas{place}", "number long", "delta binary"),
             )
-            for place, _ in enumerate(self._numbers)
+            for place in self._places
         ]
         self._runners: dict[int, StepRunner] = {}
 

@@ -1,0 +1,66 @@
+"""Default names of steps: a step is named after its source, what it does, and a digest of its definition and inputs.
+
+State is kept by name. So a name depends on the step and on what lies before it, never on the step's place in the file:
+other steps can be added, removed and reordered, and the name stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from types import CodeType
+from typing import Any
+
+from millstream.plan.nodes import Node
+
+DIGEST = re.compile(r"-[0-9a-f]{6}(_\d+)?$")
+READ = "read_"
+PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+def plain(kind: str) -> str:
+    """A kind of step, such as "split big", as it stands in a name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", kind).strip("_").lower() or "step"
+
+
+def default_name(node: Node, kind: str) -> str:
+    """For example scores.agg-1f6b0c, for a step whose first input begins at the source read_scores."""
+    definition = [type(node).__name__, kind, node.label, *_lambdas(node), *(given.name for given in node.inputs)]
+    digest = hashlib.sha256("\n".join(definition).encode()).hexdigest()[:6]
+    return f"{_source_of(node)}.{plain(kind)}-{digest}"
+
+
+def is_default(name: str) -> bool:
+    """Whether a name looks like one that the user has not chosen."""
+    return DIGEST.search(name) is not None
+
+
+def without_digest(name: str) -> str:
+    return DIGEST.sub("", name)
+
+
+def _source_of(node: Node) -> str:
+    while node.inputs:
+        node = node.inputs[0]
+    return node.name.removeprefix(READ)
+
+
+def _lambdas(node: Node) -> Iterator[str]:
+    """Functions are known by name, and their bodies may change; a lambda has none, and is known by what it does."""
+    for each in fields(node):
+        value = getattr(node, each.name)
+        if callable(value) and getattr(value, "__name__", "") == "<lambda>":
+            yield _content(value)
+
+
+def _content(function: Callable[..., Any]) -> str:
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    held = [value for value in (*cells, *(function.__defaults__ or ())) if isinstance(value, PLAIN)]
+    return repr((_code(function.__code__), held))
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, constants

@@ -1,0 +1,149 @@
+"""A job whose flow gets new steps continues the old ones exactly; what does not fit is refused before Spark starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import JobChanged
+from millstream.jobs import job as running
+from millstream.log import EmbeddedLog
+
+from .support import CAUGHT_UP, SCHEMA, counted, put, read, scores
+
+USERS = [f"u{n}" for n in range(12)]
+TEN, TWENTY = ms.fixed("10 seconds"), ms.fixed("20 seconds")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
+        opened.create_topic("scores", schema=SCHEMA)
+        yield opened
+
+
+def rows(first: int, last: int) -> list[tuple[str, int, float]]:
+    """Each user once a second."""
+    return [(user, n + place, float(n)) for n in range(first, last) for place, user in enumerate(USERS)]
+
+
+def old_steps(stream: Any, prefix: str = "") -> None:
+    """A step behind the first shuffle, and two behind it: one by the same key, one by another."""
+    panes = stream.key_by("user").window(TEN).agg(total=ms.sum("n"))
+    panes.write(f"{prefix}totals")
+    panes.key_by("user").window(TWENTY).agg(total=ms.max("total")).write(f"{prefix}longer")
+    panes.window(TWENTY).agg(total=ms.sum("total")).write(f"{prefix}overall")
+
+
+def before(name: str = "job", prefix: str = "") -> ms.Flow:
+    flow = ms.Flow(name)
+    old_steps(scores(flow), prefix)
+    return flow
+
+
+def with_more() -> ms.Flow:
+    """New steps before the old ones and behind them, by another key, by none, and behind the second shuffle."""
+    flow = ms.Flow("job")
+    stream = scores(flow)
+    scores(flow, "others").key_by("user").window(TEN).agg(total=ms.sum("n")).write("of_others")
+    stream.key_by("n").window(TEN).agg(k=ms.count()).write("per_n")
+    by_user = stream.key_by("user").window(TEN).agg(k=ms.count())
+    by_user.write("counts")
+    by_user.window(TWENTY).agg(k=ms.sum("k")).write("all_counts")
+    old_steps(stream)
+    stream.distinct("user").write("users")
+    return flow
+
+
+@pytest.mark.usefixtures("spark")
+def test_new_steps_start_empty_and_the_others_continue(log: EmbeddedLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.create_topic("others", schema=SCHEMA)
+    put(log, "others", rows(0, 40))
+    put(log, "scores", rows(0, 25))
+    before().run(broker=log.path, until=CAUGHT_UP)
+    put(log, "scores", rows(25, 47))
+    with_more().run(broker=log.path, until=CAUGHT_UP)
+    (notice,) = [each.getMessage() for each in caplog.records if "new steps" in each.getMessage()]
+    assert notice.count("scores.agg-") == 3
+    assert "others.agg-" in notice
+    assert "new sources are read from where they are configured to start: read_others" in notice
+    caplog.clear()
+    put(log, "scores", rows(47, 68))
+    with_more().run(broker=log.path, until=CAUGHT_UP)  # from the state of both runs
+    assert "new" not in caplog.text
+    before("control", "control.").run(broker=log.path, until=CAUGHT_UP)
+    for topic in ("totals", "longer", "overall"):
+        assert counted(read(log, topic)) == counted(read(log, f"control.{topic}"))
+        assert read(log, topic)
+    counts = {(each["user"], each["window"]["start"].second): each["k"] for each in read(log, "counts")}
+    assert counts == {(user, start): 5 if start == 20 else 10 for user in USERS for start in (20, 30, 40, 50)}
+    assert [each["k"] for each in read(log, "all_counts")] == [len(USERS) * 15, len(USERS) * 20]
+    assert len(read(log, "of_others")) == 3 * len(USERS)
+    assert len(read(log, "users")) == len(USERS)
+
+
+# ---------------------------------------------------------------- refused, without Spark
+
+
+def named(name: str) -> Callable[[Any], None]:
+    return lambda stream: stream.key_by("user").window(TEN).agg(total=ms.sum("n"), name=name).write("totals")
+
+
+def table(stream: Any) -> Any:
+    return stream.group_by("user").agg(total=ms.sum("n"), name="sums")
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def refuse() -> None:
+        def started(*_: object) -> None:
+            raise AssertionError("Spark is started")
+
+        monkeypatch.setattr(running, "session_of", started)
+
+    return refuse
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_does_not_fit_is_refused_before_spark_is_started(log: EmbeddedLog, no_spark: Callable[[], None]) -> None:
+    put(log, "scores", rows(0, 12))
+
+    def flow(*parts: Callable[[Any], Any]) -> ms.Flow:
+        made = ms.Flow("tables")
+        stream = scores(made)
+        for part in parts:
+            part(stream)
+        return made
+
+    def sums(stream: Any) -> None:
+        table(stream).write("sums")
+
+    def best(stream: Any) -> None:
+        made = table(stream)
+        made.write("sums")
+        made.top(1, by="total desc", per="user").write("best")
+
+    def deeper(stream: Any) -> None:
+        named("first")(stream)
+        stream.distinct("user").group_by().agg(k=ms.count()).write("how_many")
+
+    flow(sums, named("first")).run(broker=log.path, until=CAUGHT_UP)
+    no_spark()
+    refused: dict[str, tuple[ms.Flow, str]] = {
+        "gone": (flow(sums), "- first: total=sum(n) per user"),
+        "another": (flow(sums, named("second")), "+ second: total=sum(n) per user"),
+        "behind a table": (flow(best, named("first")), "would start empty behind 'sums', whose rows are retracted"),
+        "a shuffle more": (flow(sums, deeper), "needs 2 shuffles, and the job was started with 1 shuffle"),
+    }
+    for made, what in refused.values():
+        with pytest.raises(JobChanged) as found:
+            made.run(broker=log.path, until=CAUGHT_UP)
+        assert what in found.value.what
+        assert "jobs forget tables" in (found.value.next_step or "")
+        several = len(made.outputs) > 1  # which a replay cannot write beside
+        way = "give the flow another name and its outputs other places" if several else "flow.replay(into=…)"
+        assert way in (found.value.next_step or "")

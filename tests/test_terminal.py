@@ -22,9 +22,9 @@ from millstream import terminal as terminals_module
 from millstream.connectors.sink import open_sink
 from millstream.errors import JobChanged, MillstreamError, NotFound
 from millstream.jobs import display
-from millstream.jobs.folder import differences
 from millstream.jobs.progress import Progress
 from millstream.records import Schema
+from millstream.spark.kept_steps import differences
 from millstream.terminal import escaped, escaped_bytes, escaped_lines, is_harmless, is_terminal, logger, shown
 from millstream.testing import Add, assert_panes, play, print_panes, svg
 from terminals import ALL, HOSTILE, MARKUP, TITLE, terminal
@@ -84,7 +84,7 @@ def test_an_error_as_text_has_our_lines_alone() -> None:
 
 
 def test_the_lines_of_a_changed_flow_stay_lines() -> None:
-    told = differences({"a": {"does": "x\ny" + ALL}}, {"a": {"does": "z"}})
+    told = differences({"a": {"does": "x\ny" + ALL}}, {"a": {"does": "z"}}, {"a": "a"})
     lines = str(JobChanged(f"it has changed:\n{told}")).split("\n")
     assert len(lines) == 4
     assert all(map(is_harmless, lines))

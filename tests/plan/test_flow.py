@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -254,6 +257,25 @@ def test_a_name_changes_with_what_lies_before_the_step() -> None:
 def test_steps_alike_in_all_are_numbered() -> None:
     names = branched(ms.Flow("f"), ["totals", "again"])
     assert names["again"] == f"{names['totals']}_2"
+
+
+def test_names_are_the_same_in_every_process() -> None:
+    program = (
+        "import millstream as ms; rows = ms.Flow('f').read('scores', 'user string');"
+        "keep = rows.map(lambda row: row if row['user'] in {'ann', 'bob', 'cid', 'dan'} else None);"
+        "print(keep.distinct('user').node.name)"
+    )
+    names = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert names[0] == names[1] != ""
 
 
 def test_the_body_of_a_function_with_a_name_may_change() -> None:

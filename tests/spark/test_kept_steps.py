@@ -12,6 +12,9 @@ import millstream as ms
 from millstream.errors import JobChanged
 from millstream.jobs import job as running
 from millstream.log import EmbeddedLog
+from millstream.spark.kept_steps import Fit, Progress, first_fit, fitted
+from millstream.spark.query.physical_plan import Layout
+from step_names import by_kind
 
 from .support import CAUGHT_UP, SCHEMA, counted, put, read, scores
 
@@ -147,3 +150,93 @@ def test_what_does_not_fit_is_refused_before_spark_is_started(log: EmbeddedLog, 
         several = len(made.outputs) > 1  # which a replay cannot write beside
         way = "give the flow another name and its outputs other places" if several else "flow.replay(into=…)"
         assert way in (found.value.next_step or "")
+
+
+# ---------------------------------------------------------------- which step is which
+
+PROGRESS = Progress(4, 4, ("read_scores",))
+Build = Callable[[Any], Any]
+
+
+def layout(*parts: Build) -> Layout:
+    flow = ms.Flow("fit")
+    stream = scores(flow)
+    for number, part in enumerate(parts):
+        part(stream).write(f"out{number}")
+    return Layout(flow.check(), 1)
+
+
+def fit(kept: dict[str, dict[str, str]], *parts: Build) -> Fit:
+    return fitted("fit", "jobs/fit", layout(*parts), kept, PROGRESS)
+
+
+def total(stream: Any, name: str | None = None) -> Any:
+    return stream.key_by("user").window(TEN).agg(total=ms.sum("n"), name=name)
+
+
+def good(stream: Any) -> Any:
+    return total(stream.where("n > 0"))
+
+
+def better(stream: Any) -> Any:
+    return total(stream.where("n > 1").with_column("n", "n * 2"))
+
+
+def branch(name: str, limit: int) -> Build:
+    return lambda stream: total(stream.split({"big": f"n > {limit}"}, rest="small")[name])
+
+
+def users(stream: Any) -> Any:
+    return stream.distinct("user")
+
+
+def placed(made: Fit) -> list[str]:
+    return [each["place"] for each in made.steps.values()]
+
+
+def test_state_stays_where_it_is_when_steps_are_added_and_reordered() -> None:
+    kept = first_fit(layout(total, good)).steps
+    assert placed(fit(kept, good, total)) == ["1", "0"]
+    more = fit(kept, users, good, total)
+    assert placed(more) == ["2", "1", "0"]
+    assert [by_kind(name) for name in more.new_steps] == ["distinct"]
+    assert fit(more.steps, total, users, good).new_steps == ()
+
+
+def test_a_step_whose_rows_are_filtered_otherwise_continues() -> None:
+    kept = first_fit(layout(users, good)).steps
+    for parts in ([better, users], [total, users], [lambda stream: total(stream, "totals"), users]):
+        found = fit(kept, *parts)
+        assert (placed(found), found.new_steps) == (["1", "0"], ())
+    branches = first_fit(layout(branch("big", 1), branch("small", 1))).steps
+    assert placed(fit(branches, branch("small", 2), branch("big", 2))) == ["1", "0"]
+
+
+@pytest.mark.parametrize("now", [(better, lambda stream: total(stream.where("n > 7"))), (good,), (better,)])
+def test_steps_that_cannot_be_told_apart_are_refused(now: tuple[Build, ...]) -> None:
+    kept = first_fit(layout(good, lambda stream: total(stream.where("n > 5")))).steps
+    with pytest.raises(JobChanged, match=r"- scores\.agg-"):
+        fit(kept, *now)
+
+
+def test_what_was_added_in_a_run_that_failed_may_be_removed() -> None:
+    kept = fit(first_fit(layout(total)).steps, total, users).steps
+    assert list(fit(kept, total).steps) == [layout(total).chain[0].name]
+    later = Progress(5, 5, ("read_scores",))
+    with pytest.raises(JobChanged, match=r"- scores\.distinct-"):
+        fitted("fit", "jobs/fit", layout(total), kept, later)
+
+
+def test_a_job_that_noted_no_places_had_its_steps_in_order() -> None:
+    kept = {
+        name: {part: text for part, text in each.items() if part not in ("place", "since", "from", "way")}
+        for name, each in zip(("distinct", "agg"), first_fit(layout(users, total)).steps.values(), strict=True)
+    }
+    assert placed(fit(kept, total, users)) == ["1", "0"]
+
+
+def test_the_way_on_fits_a_folder_that_was_chosen() -> None:
+    with pytest.raises(JobChanged) as found:
+        fitted("fit", "/data/elsewhere", layout(users), first_fit(layout(total)).steps, PROGRESS)
+    assert "flow.replay(into=…, folder=…)" in (found.value.next_step or "")
+    assert "remove /data/elsewhere" in (found.value.next_step or "")

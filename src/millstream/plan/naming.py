@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from types import CodeType
 from typing import Any
@@ -56,11 +57,25 @@ def _lambdas(node: Node) -> Iterator[str]:
 
 
 def _content(function: Callable[..., Any]) -> str:
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    held = [value for value in (*cells, *(function.__defaults__ or ())) if isinstance(value, PLAIN)]
-    return repr((_code(function.__code__), held))
+    held = [*_cells(function), *(function.__defaults__ or ())]
+    return repr((_code(function.__code__), [value for value in held if isinstance(value, PLAIN)]))
+
+
+def _cells(function: Callable[..., Any]) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is not filled yet
+            yield cell.cell_contents
 
 
 def _code(code: CodeType) -> tuple[Any, ...]:
-    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-    return code.co_code, code.co_names, code.co_varnames, constants
+    return code.co_code, code.co_names, code.co_varnames, [_constant(each) for each in code.co_consts]
+
+
+def _constant(value: Any) -> str:
+    """The same text in every process: the order of a set is not."""
+    if isinstance(value, CodeType):
+        return repr(_code(value))
+    if isinstance(value, tuple | frozenset):
+        parts = [_constant(each) for each in value]
+        return repr(parts if isinstance(value, tuple) else sorted(parts))
+    return repr(value)

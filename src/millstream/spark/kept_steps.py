@@ -70,7 +70,7 @@ def fitted(job: str, where: str, layout: Layout, kept: Mapping[str, Description]
     gone = [name for name in kept if name not in before.values()]
     if gone or any(_of_state(kept[old]) != _of_state(steps[new]) for new, old in before.items()):
         raise JobChanged(
-            f"the flow '{job}' has changed, and the state it kept does not fit:\n{_differences(kept, steps, before)}",
+            f"the flow '{job}' has changed, and the state it kept does not fit:\n{differences(kept, steps, before)}",
             where=where,
             next_step=f"undo the change, {ways_on(layout, job, where)}",
         )
@@ -223,7 +223,7 @@ def _of_state(step: Description) -> Description:
     return {part: text for part, text in step.items() if part not in NOT_STATE}
 
 
-def _differences(kept: Mapping[str, Description], steps: Mapping[str, Description], before: Mapping[str, str]) -> str:
+def differences(kept: Mapping[str, Description], steps: Mapping[str, Description], before: Mapping[str, str]) -> str:
     """How the steps of a flow differ from those its state was kept for, line by line."""
     lines = [f"  - {name}: {each[DOES]}" for name, each in kept.items() if name not in before.values()]
     for name, each in steps.items():

@@ -12,7 +12,7 @@ from millstream.jobs.notices import STUCK_S, Notices
 from millstream.plan.bundles import BEGINNING
 from millstream.spark.query.physical_plan import Layout
 
-from .support import per_user, scores
+from .support import scores
 
 
 class Steady:
@@ -25,7 +25,7 @@ class Steady:
 
 def notices(steady: Steady, *, takes_late: bool = False, **options: Any) -> Notices:
     flow = ms.Flow("totals")
-    panes = per_user(scores(flow, **options))
+    panes = scores(flow, **options).key_by("user").window(ms.fixed("10 seconds")).agg(total=ms.sum("n"), name="agg")
     panes.write("out")
     if takes_late:
         panes.late.write("late")

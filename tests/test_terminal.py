@@ -22,9 +22,9 @@ from millstream import terminal as terminals_module
 from millstream.connectors.sink import open_sink
 from millstream.errors import JobChanged, MillstreamError, NotFound
 from millstream.jobs import display
+from millstream.jobs.kept_steps import differences
 from millstream.jobs.progress import Progress
 from millstream.records import Schema
-from millstream.spark.kept_steps import differences
 from millstream.terminal import escaped, escaped_bytes, escaped_lines, is_harmless, is_terminal, logger, shown
 from millstream.testing import Add, assert_panes, play, print_panes, svg
 from terminals import ALL, HOSTILE, MARKUP, TITLE, terminal

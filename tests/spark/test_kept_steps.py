@@ -11,8 +11,8 @@ import pytest
 import millstream as ms
 from millstream.errors import JobChanged
 from millstream.jobs import job as running
+from millstream.jobs.kept_steps import Fit, Progress, first_fit, fitted
 from millstream.log import EmbeddedLog
-from millstream.spark.kept_steps import Fit, Progress, first_fit, fitted
 from millstream.spark.query.physical_plan import Layout
 from step_names import by_kind
 

@@ -10,11 +10,11 @@ import pytest
 
 import millstream as ms
 from millstream.errors import JobChanged
+from millstream.jobs.kept_steps import Progress, first_fit, fitted
 from millstream.log import EmbeddedLog
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import stateful
 from millstream.operators.windowed import Clock
-from millstream.spark.kept_steps import Progress, first_fit, fitted
 from millstream.spark.query.physical_plan import Layout
 from step_names import by_kind
 

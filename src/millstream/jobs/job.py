@@ -28,6 +28,7 @@ from millstream.connectors.sink import Sink, open_sink
 from millstream.errors import InvalidInput, MillstreamError, SparkFailed
 from millstream.jobs.display import Display
 from millstream.jobs.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
+from millstream.jobs.kept_steps import notice_of, places_of
 from millstream.jobs.notices import Notices
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.outputs import Outputs, Stopped
@@ -44,7 +45,6 @@ from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.spark.failures import new_mark, of_query
-from millstream.spark.kept_steps import notice_of, places_of
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
 from millstream.spark.query.job_feed import STOP, LiveFeed, opened

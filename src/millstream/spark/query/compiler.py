@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from millstream.jobs.kept_steps import first_fit, places_of
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import SENT
 from millstream.operators.watermarks import told as told_by
@@ -28,7 +29,6 @@ from millstream.plan.watermarks import Bounded
 from millstream.records import Schema
 from millstream.secrets import delivery
 from millstream.spark.failures import marked
-from millstream.spark.kept_steps import first_fit, places_of
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.query.packing import DRIVER, REPORT, Packed, control_to_bytes, to_batch
 from millstream.spark.query.physical_plan import Layout

@@ -160,6 +160,14 @@ def test_infinity_and_nan_stay_as_long_as_their_rows_do() -> None:
         assert math.isnan(flat(run(build, add(1.0, math.nan), kind="double"))[-1])
 
 
+@pytest.mark.parametrize("values", [(math.inf, -math.inf), (math.nan, 1.0), (2.0, math.nan)])
+def test_means_and_deviations_of_what_is_no_number_are_none_either(values: tuple[float, float]) -> None:
+    for made in (ms.mean("n"), ms.stddev("n")):
+        for build in (windowed(made), windowed(made, ms.each()), grouped(made)):
+            for steps in ([add(*values)], [add(values[0]), add(values[1])]):
+                assert math.isnan(flat(run(build, *steps, kind="double"))[-1])
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, 1e300])
 def test_a_float_that_is_retracted_leaves_no_trace(odd: float) -> None:
     for build in (windowed(ms.sum("n")), grouped(ms.sum("n"))):

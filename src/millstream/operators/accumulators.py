@@ -168,13 +168,13 @@ class Accumulator:
         elif self.kind == "stddev":
             # Welford's way: no term is negative, so nothing is lost by subtracting.
             count, mean = self.kept("known"), self.kept("mean").fill_null(0.0)
-            whole = (count * mean).cum_sum() / count.cum_sum()
-            before = whole.shift(1).fill_nan(None).fill_null(0.0)
-            grown = count * (mean - before) * (mean - whole.fill_nan(0.0))
+            whole = pl.when(count.cum_sum() > 0).then((count * mean).cum_sum() / count.cum_sum())
+            before = whole.shift(1).fill_null(0.0)
+            grown = count * (mean - before) * (mean - whole.fill_null(0.0))
             is_first = count.cum_sum() == count
             squares = (self.kept("squares").fill_null(0.0) + pl.when(is_first).then(0.0).otherwise(grown)).cum_sum()
             made = {
-                "mean": over.each(whole.fill_nan(None)),
+                "mean": over.each(whole),
                 "squares": over.each(squares),
                 "known": over.sum(count),
             }
@@ -201,7 +201,7 @@ class Accumulator:
             made = {"value": getattr(self.kept("value"), self.kind)()}
         elif self.kind == "stddev":
             count, mean = self.kept("known"), self.kept("mean")
-            whole = ((count * mean).sum() / count.sum()).fill_nan(None)
+            whole = pl.when(count.sum() > 0).then((count * mean).sum() / count.sum())
             spread = self.kept("squares").fill_null(0.0).sum() + (count * (mean - whole) ** 2).sum()
             made = {"mean": whole, "squares": spread, "known": count.sum()}
         else:

@@ -106,8 +106,20 @@ def _stddev(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> float | Non
     values = [float(value) for value in _values(name, rows)]
     if len(values) < 2:
         return None
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    mean = _total(values) / len(values)
+    return math.sqrt(_total([(value - mean) * (value - mean) for value in values]) / (len(values) - 1))
+
+
+def _mean(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> float | None:
+    return _total([float(value) for value in _values(name, rows)]) / len(rows) if rows else None
+
+
+def _total(values: Sequence[float]) -> float:
+    """Rounded once at the end; infinity or NaN where that is not possible."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return sum(values)
 
 
 def _top(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> list[Any]:
@@ -120,7 +132,7 @@ def _top(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> list[Any]:
 FUNCTIONS: dict[str, Callable[[str, Aggregate, Sequence[Row]], Any]] = {
     "min": lambda name, made, rows: min(_values(name, rows), default=None),
     "max": lambda name, made, rows: max(_values(name, rows), default=None),
-    "mean": lambda name, made, rows: math.fsum(map(float, _values(name, rows))) / len(rows) if rows else None,
+    "mean": _mean,
     "stddev": _stddev,
     "first": lambda name, made, rows: next(iter(_values(name, sorted(rows, key=lambda row: row.time or 0))), None),
     "last": lambda name, made, rows: next(iter(_values(name, sorted(rows, key=lambda row: row.time or 0))[::-1]), None),

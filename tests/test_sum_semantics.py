@@ -161,7 +161,7 @@ def test_infinity_and_nan_stay_as_long_as_their_rows_do() -> None:
 
 
 @pytest.mark.parametrize("values", [(math.inf, -math.inf), (math.nan, 1.0), (2.0, math.nan)])
-def test_means_and_deviations_of_what_is_no_number_are_none_either(values: tuple[float, float]) -> None:
+def test_nan_and_opposite_infinities_show_in_means_and_deviations(values: tuple[float, float]) -> None:
     for made in (ms.mean("n"), ms.stddev("n")):
         for build in (windowed(made), windowed(made, ms.each()), grouped(made)):
             for steps in ([add(*values)], [add(values[0]), add(values[1])]):

@@ -36,6 +36,9 @@ class ConsoleSink:
             self._show(batch, shown)
         self._ledger.record(batch)
 
+    def newest(self) -> int | None:
+        return self._ledger.newest()
+
     def close(self) -> None:
         """Nothing is held open."""
 

@@ -11,5 +11,8 @@ class DiscardSink:
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         """Nothing stays, so nothing is there twice."""
 
+    def newest(self) -> int | None:
+        return None
+
     def close(self) -> None:
         """Nothing is held."""

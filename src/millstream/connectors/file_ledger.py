@@ -74,9 +74,19 @@ class FileLedger:
         """Names this run among all of the job; runs that began later sort behind."""
         return str(self._content()["run"])
 
-    def has(self, batch: int) -> bool:
+    def newest(self) -> int | None:
+        """The newest batch written; None before the first."""
         newest = self._content().get("batch")
-        return newest is not None and batch <= int(newest)
+        return None if newest is None else int(newest)
+
+    def has(self, batch: int) -> bool:
+        newest = self.newest()
+        return newest is not None and batch <= newest
+
+    def newest_begun(self) -> int | None:
+        """The newest batch of which anything may be seen."""
+        writing = self._content().get("writing")
+        return self.newest() if writing is None else int(writing["batch"])
 
     def prepare(self, batch: int, moves: Moves) -> None:
         """Notes what is about to be done for a batch, so that whoever comes after a crash does just that."""

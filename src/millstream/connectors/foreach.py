@@ -33,6 +33,9 @@ class ForeachSink:
                 ) from error
         self._ledger.record(batch)
 
+    def newest(self) -> int | None:
+        return self._ledger.newest()
+
     def close(self) -> None:
         """The function holds what it holds."""
 

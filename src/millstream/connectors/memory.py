@@ -17,11 +17,15 @@ class MemorySink:
         self._ledger_key = (job, step, run)
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
-        if batch <= self._collected.batches.get(self._ledger_key, -1):
+        newest = self.newest()
+        if newest is not None and batch <= newest:
             return
         if rows.num_rows:
             self._collected.tables.append(with_weights(rows, weights))
         self._collected.batches[self._ledger_key] = batch
+
+    def newest(self) -> int | None:
+        return self._collected.batches.get(self._ledger_key)
 
     def close(self) -> None:
         """The rows stay, for those who want to look."""

@@ -33,6 +33,9 @@ class Sink(Protocol):
         other error if that is no use.
         """
 
+    def newest(self) -> int | None:
+        """The newest batch of this run that was written; None before the first. Raises as `write` does."""
+
     def close(self) -> None: ...
 
 

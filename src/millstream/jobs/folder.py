@@ -64,6 +64,11 @@ class JobFolder:
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"
 
+    def command(self, name: str) -> str:
+        """The command line that does something with this job."""
+        is_default = self.path.name == self.job and self.path.parent.name == "jobs"
+        return f"millstream jobs {name} {self.job}" + ("" if is_default else f" --folder {self.path}")
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nobody else runs the job meanwhile."""
@@ -93,7 +98,7 @@ class JobFolder:
             raise DamagedState(
                 f"what the job '{self.job}' has kept cannot be read: {error}",
                 where=str(path),
-                next_step=f"restore the file from a backup, or start over: millstream jobs forget {self.job}",
+                next_step=f"restore the file from a copy, or rebuild the job's results: {self.command('rebuild')}",
             ) from error
         return kept
 

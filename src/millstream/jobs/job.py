@@ -25,7 +25,7 @@ from millstream.connectors.files.drafts import Drafting
 from millstream.connectors.files.sink import FilesSink
 from millstream.connectors.opening_sources import KafkaSource, Offsets, TopicSource, open_source
 from millstream.connectors.sink import Sink, open_sink
-from millstream.errors import InvalidInput, MillstreamError, SparkFailed
+from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
 from millstream.jobs.display import Display
 from millstream.jobs.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.jobs.kept_steps import notice_of, places_of
@@ -51,6 +51,7 @@ from millstream.spark.query.job_feed import STOP, LiveFeed, opened
 from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.physical_plan import Layout
 from millstream.spark.query.state_runner import Shipment
+from millstream.spark.repairing import check_checkpoint, known_batch, unusable
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.session.start import kept_log
 from millstream.spark.session.user_code import modules
@@ -167,9 +168,9 @@ class Job:
         if isinstance(failure, Stopped):
             return
         if failure is not None:
-            raise of_query(failure, self._mark, _log()) from failure
+            raise _failed(self.folder, failure, self._mark) from failure
         if error is not None:
-            raise of_query(error, self._mark, _log())
+            raise _failed(self.folder, error, self._mark)
         if self._is_bounded and self._notices is not None:
             self._notices.end(self.progress.watermarks, self.progress.rows_read)
 
@@ -198,6 +199,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         opening.callback(log.close)
         opening.enter_context(folder.held())
         real_time.refuse_other_mode(folder)
+        check_checkpoint(folder)
         display.phase("looking at the sources")
         identities = _check_sources(outputs, broker, folder.path)
         _check_kept(folder, Layout(tuple(outputs), 1), identities)
@@ -232,7 +234,9 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         job._mark = feed.shipment.mark
         job._is_bounded = settings.batch or settings.until == CAUGHT_UP
         job._notices = Notices(name, layout)
-        job._outputs = Outputs(layout, sinks, folder.path, progress, job._note_batch, job._notices, settings.on_batch)
+        job._outputs = Outputs(
+            layout, sinks, folder.path, progress, job._note_batch, job._notices, known_batch(folder), settings.on_batch
+        )
         job._query = _query(spark, job._outputs, feed, folder, settings, places_of(kept.steps))
         if settings.batch:
             opening.callback(_forget_if_done, job, feed.shipment.folder)
@@ -313,7 +317,20 @@ def _query(
     try:
         return started(spark, feed.shipment, writer)
     except Exception as error:
-        raise of_query(error, feed.shipment.mark, _log()) from error
+        raise _failed(folder, error, feed.shipment.mark) from error
+
+
+def _failed(folder: JobFolder, error: BaseException, mark: str) -> MillstreamError:
+    """What a query failed with, for the user. What Spark makes of a damaged checkpoint does not name the file."""
+    found = of_query(error, mark, _log())
+    if type(found) is SparkFailed:
+        try:
+            check_checkpoint(folder, thorough=True)
+        except MillstreamError as damaged:
+            return damaged
+    if isinstance(found, DamagedState):
+        return unusable(folder, f"{found.what}, {found.where}" if found.where else found.what)
+    return found
 
 
 def _log() -> str | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from millstream.connectors.files.drafts import Draft
 from millstream.connectors.files.sink import FilesSink
 from millstream.connectors.sink import Refusal, Sink
-from millstream.errors import MillstreamError, SinkUnavailable
+from millstream.errors import DamagedState, MillstreamError, SinkUnavailable
 from millstream.jobs.folder import SINKS
 from millstream.jobs.notices import Notices
 from millstream.jobs.progress import Progress
@@ -36,6 +36,7 @@ from millstream.spark.query.job_feed import REACHED, STOP
 from millstream.spark.query.packing import DRIVER, as_written, control_from_bytes, from_bytes
 from millstream.spark.query.physical_plan import Layout
 
+Answer = TypeVar("Answer")
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 UNPACKING = min(4, os.cpu_count() or 1)
 """Threads that unpack frames, which the interpreter does not hold up."""
@@ -66,6 +67,7 @@ class Outputs:
         progress: Progress,
         on_noted: Callable[[], None],
         notices: Notices,
+        known: int,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
     ) -> None:
         self._layout = layout
@@ -74,6 +76,8 @@ class Outputs:
         self._progress = progress
         self._on_noted = on_noted
         self._notices = notices
+        self._known = known
+        self._is_checked = False
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
@@ -89,6 +93,7 @@ class Outputs:
     def _take(self, batch: DataFrame, number: int) -> None:
         rows = collected(batch)
         reports = [control_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
+        self._check_known()
         self._note(reports, number)
         first = len(self._layout.chain)
         tables = {}
@@ -142,7 +147,7 @@ class Outputs:
         drafts: Sequence[Sequence[Draft]],
     ) -> pl.DataFrame:
         """Writes a batch, and returns the dead letters of the rows that the sink refused."""
-        sink, pause = self._sinks[output], PAUSE_S_MIN
+        sink = self._sinks[output]
         kept = RefusedRows(self._folder / SINKS / output.name, output.name)
         is_taken = any(isinstance(node, Dead) and node.inputs[0] is output for node in self._layout.order)
 
@@ -152,14 +157,41 @@ class Outputs:
                 raise record_failed(output, letters.row(0, named=True))
             kept.keep(number, letters)
 
+        def write() -> None:
+            if isinstance(sink, FilesSink):
+                sink.write_with_drafts(number, table, weights, drafts, refuse)
+            else:
+                sink.write(number, table, weights, refuse)
+
+        self._patiently(output, write)
+        return self._patiently(output, lambda: kept.of(number))
+
+    def _check_known(self) -> None:
+        """Before the first batch: an output that has a batch which the checkpoint has lost would pass over its rows.
+
+        The batch of that number has other rows now.
+        """
+        if self._is_checked:
+            return
+        for output, sink in self._sinks.items():
+            newest = self._patiently(output, sink.newest)
+            if newest is not None and newest > self._known:
+                raise DamagedState(
+                    f"the output '{output.name}' has batch {newest}, and the checkpoint of the job "
+                    + (f"ends with batch {self._known}" if self._known >= 0 else "knows of no batch")
+                    + ": it was damaged, or is an older copy",
+                    where=str(self._folder),
+                )
+        self._is_checked = True
+
+    def _patiently(self, output: Write, attempt: Callable[[], Answer]) -> Answer:
+        """Tries until a sink is there, unless the job is to end."""
+        pause = PAUSE_S_MIN
         while True:
             try:
-                if isinstance(sink, FilesSink):
-                    sink.write_with_drafts(number, table, weights, drafts, refuse)
-                else:
-                    sink.write(number, table, weights, refuse)
+                answer = attempt()
                 self._progress.waits_for = None
-                return kept.of(number)
+                return answer
             except SinkUnavailable as error:
                 self._progress.waits_for = f"{output.name}: {error.what}"
                 if (self._folder / STOP).exists():

@@ -84,6 +84,9 @@ class FilesSink:
         self._own = None, []
         self._tidy()
 
+    def newest(self) -> int | None:
+        return self._ledger.newest_begun()
+
     def close(self) -> None:
         self._is_shared = False
         with suppress(SinkUnavailable, SinkFailed):  # who cannot read what is noted must not remove it

@@ -73,7 +73,8 @@ class RecordsSink(ABC):
         with self._unavailable_if_it_may_pass():
             if not self._is_open:
                 self._open()
-            if self._has(batch):
+            newest = self._newest_written()
+            if newest is not None and batch <= newest:
                 return
             refused = unfit(rows, AS_TEXT) if self._writes_texts() else {}
             places = np.arange(rows.num_rows)
@@ -96,6 +97,12 @@ class RecordsSink(ABC):
                     found = self._put_rows(one_batch(carried))
                 refuse(refusals_of(refused | {int(places[row]): reason for row, reason in found.items()}))
 
+    def newest(self) -> int | None:
+        with self._unavailable_if_it_may_pass():
+            if not self._is_open:
+                self._open()
+            return self._newest_written()
+
     def close(self) -> None:
         self._drop_producer()
         if self._owns_log:
@@ -112,8 +119,8 @@ class RecordsSink(ABC):
         """Learns which batches were written; called until it succeeds."""
 
     @abstractmethod
-    def _has(self, batch: int) -> bool:
-        """Whether a batch was written."""
+    def _newest_written(self) -> int | None:
+        """The newest batch that was written; None before the first."""
 
     @abstractmethod
     def _note(self, batch: int) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from millstream import terminal
 from millstream.connectors.opening_sources import KafkaSource, Offsets, Slab, Slice, Source, TopicSource, open_source
-from millstream.errors import KafkaUnavailable
+from millstream.errors import DamagedState, KafkaUnavailable
+from millstream.log.disk import read_document
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, frame_of
@@ -44,6 +45,7 @@ STOP = "stop"
 Answer = TypeVar("Answer")
 logger = terminal.logger(__name__)
 REACHED = "reached.json"
+REDO = "redo.json"
 SEVERAL_WAIT_S = 0.02
 AWAY_S_MAX, AWAY_LOOK_S = 600.0, 1.0
 BATCH_BYTES_MAX = 256 << 20
@@ -104,6 +106,8 @@ class LiveFeed:
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
         if start["ended"] or (Path(self.folder) / STOP).exists():
             return start
+        if start["clock"] in self._redone:
+            return self._redone[start["clock"]]
         sources = self._patiently(lambda: self._reachable(start["sources"]))
         if sources == start["sources"] and self._until is None:
             self._patiently(lambda: self._wait(start["sources"]))
@@ -123,6 +127,11 @@ class LiveFeed:
         self._planned_at = time.monotonic()
         clock = self._clock.read(start["clock"])
         return {"clock": clock, "ended": ended, "sources": sources, "done": self._done(sources)}
+
+    @cached_property
+    def _redone(self) -> dict[int, dict[str, Any]]:
+        """By the clock of the batch before, how far batches went that a repaired job does again."""
+        return {entry["after"]: entry["end"] for entry in redo_entries(Path(self.folder))}
 
     def _done(self, sources: dict[str, Offsets]) -> dict[str, list[str]]:
         """In a bounded run, the partitions that are read to their end: with `idle` given, nobody waits for them.
@@ -226,9 +235,9 @@ class LiveFeed:
             return BEGINNING
         try:
             note = json.loads((Path(self.folder) / REACHED).read_text())
-        except (OSError, ValueError):
+            return int(note["watermark"]) if note["clock"] >= clock else END
+        except (OSError, ValueError, LookupError, TypeError):
             return END
-        return int(note["watermark"]) if note["clock"] >= clock else END
 
     def _nodes(self) -> list[Read]:
         return self.shipment.layout.fed_sources
@@ -301,6 +310,24 @@ def dead_frame(slab: Slab) -> pl.DataFrame:
     dead = pl.from_arrow(slab.dead)
     assert isinstance(dead, pl.DataFrame)
     return dead.with_columns(pl.lit(None, pl.Int64).alias(TIME), pl.lit(1, pl.Int32).alias(WEIGHT))
+
+
+def redo_entries(folder: Path) -> list[dict[str, Any]]:
+    """The batches that a repaired job does again after the first: their numbers, and how far they went."""
+    path = folder / REDO
+    if not path.exists():
+        return []
+    try:
+        found = [dict(entry) for entry in read_document(path)["batches"]]
+        if any(entry.keys() != {"batch", "after", "end"} for entry in found):
+            raise ValueError("it lists something else than batches")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedState(
+            f"how far the batches went that the job does again cannot be read: {error}",
+            where=str(path),
+            next_step=f"restore the file from a copy, or rebuild the results: millstream jobs rebuild {folder.name}",
+        ) from error
+    return found
 
 
 _SOURCES: dict[tuple[Any, ...], Source] = {}

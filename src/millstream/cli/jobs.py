@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +11,18 @@ from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, command, subcommands
 from millstream.errors import NotFound
 
+if TYPE_CHECKING:
+    from millstream.jobs.folder import JobFolder
+
+Folder = Annotated[Path | None, typer.Option(help="The job's folder, if it was run with --folder.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of its flow.")]
 
 
 def register(app: typer.Typer) -> None:
-    jobs = subcommands(app, "jobs", "List jobs, and forget what one has kept.")
+    jobs = subcommands(app, "jobs", "List jobs, repair or rebuild one, and forget what one has kept.")
     command(jobs, "list")(list_jobs)
+    command(jobs, "repair")(repair)
+    command(jobs, "rebuild")(rebuild)
     command(jobs, "forget")(forget)
 
 
@@ -41,6 +47,76 @@ def list_jobs(session: Session) -> None:
     show_table(session, columns, rows, document=document, empty=session.nothing("jobs"))
 
 
+def repair(session: Session, name: JobName, folder: Folder = None) -> None:
+    """Repair the checkpoint of a job: set damaged files aside, and go back to a batch that can be done again.
+
+    No row is lost or written twice: batches are done again with the same rows, and outputs know which they have.
+
+    \b
+    Example:
+      millstream jobs repair team-scores
+    """
+    from millstream.spark.repairing import repair as repaired
+
+    job = _job(session, name, folder)
+    with job.held():
+        done = repaired(job)
+    if done is None:
+        show_done(session, f"the checkpoint of '{name}' is not damaged", document={"job": name, "damaged": []})
+        return
+    damaged = [each.below(job.path) for each in done.damage]
+    show_done(
+        session,
+        *damaged,
+        f"set aside in {done.aside}; the next run goes on with batch {done.way.batch}",
+        document={"job": name, "damaged": damaged, "next_batch": done.way.batch, "aside": str(done.aside)},
+    )
+
+
+def rebuild(
+    session: Session,
+    name: JobName,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OUTPUT", help="An output that is not emptied; may be given several times."),
+    ] = None,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Rebuild even if the sources have lost their first records.")
+    ] = False,
+    folder: Folder = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Rebuild the results of a job from its sources: its next run starts over, and empties its outputs first.
+
+    Tables and topics are emptied whole, whoever wrote to them; of files those of this job are removed. What the job
+    has kept is set aside, not deleted.
+
+    \b
+    Example:
+      millstream jobs rebuild team-scores
+      millstream run flow.py
+    """
+    from millstream.spark.rebuilding import check_rebuildable, outputs_of
+    from millstream.spark.rebuilding import rebuild as rebuilt
+
+    job, keep = _job(session, name, folder), keep or []
+    with job.held():
+        outputs = outputs_of(job)
+        check_rebuildable(job, outputs, keep)
+    emptied = [f"{output.name}: {output.place}" for output in outputs if output.name not in keep]
+    question = f"Let the next run of '{name}' start over, and empty {', '.join(emptied) or 'no output'}?"
+    ask(question, yes=yes)
+    with job.held():
+        wanted, aside = rebuilt(job, keep=keep, allow_loss=allow_loss)
+    show_done(
+        session,
+        *(f"the next run empties {output.name}: {output.place}" for output in wanted.outputs),
+        f"'{name}' starts over with its next run: millstream run FILE",
+        f"what it has kept is in {aside}",
+        document={"job": name, "empties": [output.name for output in wanted.outputs], "aside": str(aside)},
+    )
+
+
 def forget(
     session: Session,
     name: JobName,
@@ -54,16 +130,24 @@ def forget(
     Example:
       millstream jobs forget team-scores --yes
     """
-    from millstream.jobs.folder import JobFolder
+    job = _job(session, name)
+    ask(f"Forget the state and the progress of '{name}'?", yes=yes)
+    with job.held():
+        job.remove()
+    show_done(session, f"forgot '{name}': it begins anew", document={"forgot": name})
 
+
+def _job(session: Session, name: str, folder: Path | None = None) -> JobFolder:
+    from millstream.jobs.folder import JobFolder, is_job
+
+    if folder is not None:
+        if not is_job(folder):
+            raise NotFound(f"there is no job in '{folder}'", next_step="name the folder that millstream run was given")
+        return JobFolder(folder.absolute(), name)
     found = {folder.name: folder for folder in _folders(session)}
     if name not in found:
         raise NotFound(f"there is no job '{name}'", next_step=f"jobs that exist: {', '.join(found) or 'none'}")
-    ask(f"Forget the state and the progress of '{name}'?", yes=yes)
-    folder = JobFolder(found[name], name)
-    with folder.held():
-        folder.remove()
-    show_done(session, f"forgot '{name}': it begins anew", document={"forgot": name})
+    return JobFolder(found[name], name)
 
 
 def _folders(session: Session) -> list[Path]:

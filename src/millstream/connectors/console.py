@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -38,6 +39,9 @@ class ConsoleSink:
 
     def newest(self) -> int | None:
         return self._ledger.newest()
+
+    def clear(self, runs: Sequence[str]) -> None:
+        """What was printed stays printed."""
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from millstream.connectors.refusals import Refuse, stop
@@ -13,6 +15,9 @@ class DiscardSink:
 
     def newest(self) -> int | None:
         return None
+
+    def clear(self, runs: Sequence[str]) -> None:
+        """Nothing is there."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -115,6 +115,12 @@ class FileLedger:
         """Whether there is nothing that was about to be done."""
         return "writing" not in self._content()
 
+    def name_place(self, place: str, *, can_clear: bool) -> None:
+        """Notes where the rows go, for those who have the job's folder and not its flow."""
+        named = {"place": place, "can_clear": can_clear}
+        if any(self._content().get(key) != value for key, value in named.items()):
+            self._write({**self._content(), **named})
+
     def use(self, drafts: Path) -> None:
         """Notes where drafts lie, for whoever removes the ledger."""
         if self._content().get(DRAFTS) != str(drafts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from millstream.connectors.file_ledger import FileLedger
@@ -35,6 +37,13 @@ class ForeachSink:
 
     def newest(self) -> int | None:
         return self._ledger.newest()
+
+    def clear(self, runs: Sequence[str]) -> None:
+        raise SinkFailed(
+            f"what {self._place} has written is known to the function alone",
+            where=f"step '{self._step}'",
+            next_step="remove it where it is, then say that this output is kept",
+        )
 
     def close(self) -> None:
         """The function holds what it holds."""

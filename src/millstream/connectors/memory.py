@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,9 @@ class MemorySink:
 
     def newest(self) -> int | None:
         return self._collected.batches.get(self._ledger_key)
+
+    def clear(self, runs: Sequence[str]) -> None:
+        self._collected.tables.clear()
 
     def close(self) -> None:
         """The rows stay, for those who want to look."""

@@ -51,6 +51,7 @@ from millstream.spark.query.job_feed import STOP, LiveFeed, opened
 from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.physical_plan import Layout
 from millstream.spark.query.state_runner import Shipment
+from millstream.spark.rebuilding import check_complete, finish_rebuild, pending_rebuild
 from millstream.spark.repairing import check_checkpoint, known_batch, unusable
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.session.start import kept_log
@@ -199,9 +200,11 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         opening.callback(log.close)
         opening.enter_context(folder.held())
         real_time.refuse_other_mode(folder)
+        rebuild = pending_rebuild(folder)
         check_checkpoint(folder)
         display.phase("looking at the sources")
-        identities = _check_sources(outputs, broker, folder.path)
+        is_whole = rebuild is not None and not rebuild.allows_loss and settings.since is None
+        identities = _check_sources(outputs, broker, folder, is_whole=is_whole)
         _check_kept(folder, Layout(tuple(outputs), 1), identities)
         display.phase("starting Spark")
         _share_path()
@@ -226,6 +229,9 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         for output in outputs:
             sinks[output] = _opened_sink(output, name, log, folder)
             opening.callback(sinks[output].close)
+        if rebuild is not None:
+            display.phase("emptying the outputs")
+            finish_rebuild(folder, rebuild, sinks)
         feed = _feed(spark, settings, layout, kept, folder, broker, {} if settings.on_batch else _drafting(sinks))
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
@@ -405,8 +411,11 @@ def keys_of(output: Write) -> tuple[str, ...]:
     return ()
 
 
-def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dict[str, str]:
-    """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name."""
+def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder, *, is_whole: bool) -> dict[str, str]:
+    """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name.
+
+    With `is_whole` a topic must still have its first records.
+    """
     found = {}
     layout = Layout(tuple(outputs), 1)
     for node in layout.sources:
@@ -421,9 +430,11 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: Path) -> dic
     for node in layout.fed_sources:
         if isinstance(node.source, Socket):
             continue  # a look would take lines away from the job
-        own = folder / "sources" / node.name
+        own = folder.path / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
         source.latest()
+        if is_whole:
+            check_complete(folder, node.name, source)
         if isinstance(source, TopicSource | KafkaSource):
             found[node.name] = source.identity
         source.close()

@@ -106,7 +106,8 @@ class Checkpoint:
         """None if the job's results can only be computed again from its sources."""
         if any(self._descriptions()) or self.complete > self.begun:
             return None
-        for batch in range(self.next_batch, -1, -1):
+        oldest = min(_numbers(self.path / "offsets"), default=0)
+        for batch in range(self.next_batch, oldest - 1, -1):
             way = self._way_to(batch)
             if way is not None:
                 return way

@@ -83,6 +83,9 @@ class PostgresSink:
         found = self._run(None, lambda db: self._do(db, asked, names).fetchone())
         return None if found is None else int(found[0])
 
+    def clear(self, runs: Sequence[str]) -> None:
+        self._run(None, lambda db: self._do(db, f"DELETE FROM {self._table}"))
+
     def close(self) -> None:
         db, self._db = self._db, None
         if db is not None:

@@ -57,6 +57,9 @@ class SqliteSink:
         found = self._run(None, lambda db: db.execute(asked, names).fetchone())
         return None if found is None else int(found[0])
 
+    def clear(self, runs: Sequence[str]) -> None:
+        self._run(None, lambda db: db.execute(f"DELETE FROM {quoted(self._table)}"))
+
     def close(self) -> None:
         db, self._db = self._db, None
         if db is not None:

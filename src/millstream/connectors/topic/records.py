@@ -29,6 +29,7 @@ from millstream.errors import (
     InvalidSchema,
     MillstreamError,
     NotALog,
+    SinkFailed,
     SinkUnavailable,
     StorageError,
     UnsupportedFormat,
@@ -102,6 +103,22 @@ class RecordsSink(ABC):
             if not self._is_open:
                 self._open()
             return self._newest_written()
+
+    def clear(self, runs: Sequence[str]) -> None:
+        """Makes the topic again, empty and with its settings: whoever has read the old one can tell."""
+        with self._unavailable_if_it_may_pass():
+            self._drop_producer()
+            found = self._log().describe_topic(self._topic)
+            if found.switched_to or found.serves:
+                name = found.serves[0] if found.serves else self._topic
+                raise SinkFailed(
+                    f"topic '{self._topic}' cannot be emptied: readers were switched to it or away from it",
+                    where=f"step '{self._step}'",
+                    next_step=f"undo the switch (millstream switch {name} --off), or write to another topic",
+                )
+            self._log().delete_topic(self._topic)
+            self._log().create_topic(self._topic, **found.settings.to_document())
+            self._open()
 
     def close(self) -> None:
         self._drop_producer()

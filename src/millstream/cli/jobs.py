@@ -9,7 +9,7 @@ import typer
 
 from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, command, subcommands
-from millstream.errors import NotFound
+from millstream.errors import DamagedState, NotFound
 
 if TYPE_CHECKING:
     from millstream.jobs.folder import JobFolder
@@ -165,13 +165,19 @@ def _folders(session: Session) -> list[Path]:
 
 
 def _state(folder: Path) -> tuple[str, int, list[str]]:
-    from millstream.jobs.folder import DESCRIPTION, JobFolder
+    from millstream.jobs.folder import JobFolder
     from millstream.log.disk import FileLock
+    from millstream.spark.rebuilding import REAL_TIME
 
     with FileLock(folder / "lock").attempt() as free:
         state = "stopped" if free else "running"
     commits = folder.glob("checkpoint*/commits/*")  # the second is of a job in real time
     numbers = [int(entry.name) for entry in commits if entry.name.isdigit()]
-    kept = JobFolder(folder, folder.name).kept() if (folder / DESCRIPTION).exists() else None
-    steps = [] if kept is None else list(kept.steps)
-    return state, max(numbers, default=-1) + 1, steps
+    batches = max(numbers, default=-1) + 1
+    if (folder / REAL_TIME).exists():
+        return state, batches, []
+    try:
+        kept = JobFolder(folder, folder.name).kept()
+    except DamagedState:
+        return "damaged", batches, []
+    return state, batches, [] if kept is None else list(kept.steps)

@@ -52,7 +52,7 @@ from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.physical_plan import Layout
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.rebuilding import check_complete, finish_rebuild, pending_rebuild
-from millstream.spark.repairing import check_checkpoint, known_batch, unusable
+from millstream.spark.repairing import check_checkpoint, check_ledgers, known_batch, unusable
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.session.start import kept_log
 from millstream.spark.session.user_code import modules
@@ -202,6 +202,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         real_time.refuse_other_mode(folder)
         rebuild = pending_rebuild(folder)
         check_checkpoint(folder)
+        check_ledgers(folder, [output.name for output in outputs])
         display.phase("looking at the sources")
         is_whole = rebuild is not None and not rebuild.allows_loss and settings.since is None
         identities = _check_sources(outputs, broker, folder, is_whole=is_whole)
@@ -335,7 +336,7 @@ def _failed(folder: JobFolder, error: BaseException, mark: str) -> MillstreamErr
         except MillstreamError as damaged:
             return damaged
     if isinstance(found, DamagedState):
-        return unusable(folder, f"{found.what}, {found.where}" if found.where else found.what)
+        return unusable(folder, found.what, found.where)
     return found
 
 

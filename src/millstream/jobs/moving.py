@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidInput
 from millstream.jobs.folder import BEFORE_MOVE, DESCRIPTION, JobFolder
-from millstream.log.disk import write_document
+from millstream.log.disk import read_document, write_document
 from millstream.log.moving import Moved, OnProgress, check_movable, move_topic
+from millstream.spark.repairing import check_checkpoint, has_batches_to_redo, unusable
 
 if TYPE_CHECKING:
     from millstream.log import EmbeddedLog
@@ -82,7 +83,8 @@ def _written(log: EmbeddedLog, jobs: Iterable[JobFolder]) -> list[str]:
 
 
 def _check(log: EmbeddedLog, job: JobFolder, names: Sequence[str]) -> None:
-    if job.unfinished_batch():
+    check_checkpoint(job)
+    if job.unfinished_batch() or has_batches_to_redo(job):
         raise InvalidInput(
             f"the job '{job.job}' was ended in the middle of a batch",
             where=str(job.path),
@@ -114,7 +116,7 @@ def _go_on(job: JobFolder, moved: Sequence[Moved]) -> None:
         note = job.path / BEFORE_MOVE
         if not note.exists():
             write_document(note, {"file": file.name, "lines": file.read_text().splitlines()})
-        *first, last = json.loads(note.read_text())["lines"]
+        *first, last = _lines_before(job)
         said = json.loads(last)
         for name, offsets in said["sources"].items():
             if name in of_source:
@@ -124,6 +126,16 @@ def _go_on(job: JobFolder, moved: Sequence[Moved]) -> None:
     renewed = {name: each.identity for name, each in of_source.items()}
     write_document(job.path / DESCRIPTION, asdict(replace(kept, sources=kept.sources | renewed)))
     (job.path / BEFORE_MOVE).unlink(missing_ok=True)
+
+
+def _lines_before(job: JobFolder) -> list[str]:
+    try:
+        lines = [str(line) for line in read_document(job.path / BEFORE_MOVE)["lines"]]
+        json.loads(lines[-1])["sources"].items()
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"how far the job '{job.job}' had read before the move cannot be read: {error}"
+        raise unusable(job, why, job.path / BEFORE_MOVE) from error
+    return lines
 
 
 def _replace(file: Path, text: str) -> None:

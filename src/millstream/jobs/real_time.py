@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.connectors.catalog import jobs_folder
-from millstream.errors import InvalidInput, InvalidSetting, JobChanged, MillstreamError, RecordFailed
+from millstream.errors import DamagedState, InvalidInput, InvalidSetting, JobChanged, MillstreamError, RecordFailed
 from millstream.jobs.display import Display
 from millstream.jobs.folder import JobFolder
 from millstream.jobs.job import LOOK_S, Job, _log, _share_path
@@ -29,7 +29,7 @@ from millstream.jobs.session import session_of
 from millstream.jobs.settings import Settings
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import ADDRESS_VARIABLE, connect
-from millstream.log.disk import write_document
+from millstream.log.disk import read_document, write_document
 from millstream.log.kafka.address import SCHEME, KafkaAddress, with_ports
 from millstream.plan import nodes
 from millstream.plan.endpoints import Kafka
@@ -300,7 +300,14 @@ def _check_folder(folder: JobFolder, work: Work) -> None:
     described = folder.path / DESCRIPTION
     if not described.exists() or not _has_begun(folder.path / CHECKPOINT):
         return
-    before = json.loads(described.read_text())["sources"]
+    try:
+        before = list(map(str, read_document(described)["sources"]))
+    except (ValueError, LookupError, TypeError) as error:
+        raise DamagedState(
+            f"what the job '{folder.job}' reads cannot be read: {error}",
+            where=str(described),
+            next_step=f"restore the file from a copy, or start over: millstream jobs forget {folder.job}",
+        ) from error
     if before != _described(work):
         raise JobChanged(
             f"the flow '{folder.job}' reads other topics than before, or in another order: "

@@ -16,6 +16,7 @@ import pyarrow as pa
 from millstream.connectors.file_ledger import replace_durably, unavailable_if_refused
 from millstream.connectors.refusals import Refusal
 from millstream.connectors.weights import one_batch
+from millstream.errors import DamagedState
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.plan.bundles import dead_letter_values
@@ -51,6 +52,14 @@ class RefusedRows:
                 found = from_stream(self._path.read_bytes())
             except FileNotFoundError:
                 return frame_of([], None)
+            except (
+                ValueError,
+                pl.exceptions.PolarsError,
+            ) as error:  # it is read only if the output has the batch already
+                raise DamagedState(
+                    f"which rows the output '{self._step}' refused in batch {batch} cannot be read: {error}",
+                    where=str(self._path),
+                ) from error
         return found.filter(pl.col(BATCH) == batch).drop(BATCH)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import DamagedState
-from millstream.jobs.folder import DESCRIPTION, JobFolder
-from millstream.log.disk import storage_errors, sync_folder, write_document
+from millstream.jobs.folder import DESCRIPTION, SINKS, JobFolder
+from millstream.log.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.private_files import make_folders
-from millstream.spark.checkpoint import Checkpoint, Damage, WayBack
+from millstream.spark.checkpoint import Checkpoint, Damage, WayBack, flaw
 from millstream.spark.query.job_feed import REDO, redo_entries
 
 METADATA = "metadata"
@@ -51,11 +51,11 @@ def damaged(folder: JobFolder, damage: Sequence[Damage], way: WayBack | None) ->
     )
 
 
-def unusable(folder: JobFolder, why: str) -> DamagedState:
-    """Of a checkpoint whose files are as Spark wrote them, and that the job still cannot go on with."""
+def unusable(folder: JobFolder, why: str, place: Path | str | None = None) -> DamagedState:
+    """Of what the job kept beside the checkpoint, or in it and as Spark wrote it, and still cannot go on with."""
     return DamagedState(
         why,
-        where=str(folder.path),
+        where=str(place or folder.path),
         next_step=f"restore the job's folder from a copy, or rebuild its results from its sources: "
         f"{folder.command('rebuild')}",
     )
@@ -80,6 +80,28 @@ def _is_undescribed(folder: JobFolder, checkpoint: Checkpoint) -> bool:
 def known_batch(folder: JobFolder) -> int:
     """The newest batch whose offsets are known: no output can have a newer one."""
     return max([checkpoint_of(folder).begun, *(int(entry["batch"]) for entry in redo_entries(folder.path))])
+
+
+def has_batches_to_redo(folder: JobFolder) -> bool:
+    """Whether a repaired job has not come again as far as it was."""
+    return known_batch(folder) > checkpoint_of(folder).begun
+
+
+def check_ledgers(folder: JobFolder, outputs: Iterable[str]) -> None:
+    """Raises DamagedState if it cannot be read which batches an output of a job has. Before the first it has none."""
+    if checkpoint_of(folder).begun < 0:
+        return
+    for path in (path for name in outputs for path in sorted((folder.path / SINKS / name).glob("*.json"))):
+        why = flaw(path, _as_ledger)
+        if why is not None:
+            raise unusable(
+                folder, f"which batches the output '{path.parent.name}' has cannot be known: its ledger {why}", path
+            )
+
+
+def _as_ledger(path: Path) -> None:
+    if not isinstance(read_document(path)["run"], str):
+        raise ValueError("it names no run")
 
 
 def repair(folder: JobFolder) -> Repaired | None:

@@ -151,7 +151,7 @@ class KafkaUnavailable(StorageError):
 
 
 class DamagedState(StorageError):
-    """The state of a step cannot be rebuilt: what was kept of its changes does not match its checksum."""
+    """What a job has kept is missing or cannot be read: its checkpoint, the state of a step, a note in its folder."""
 
 
 # ---------------------------------------------------------------- transmitting

@@ -1,0 +1,84 @@
+"""`millstream jobs`: what is done about jobs that cannot go on, from their folders alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from millstream.connectors.file_ledger import FileLedger
+from millstream.jobs.folder import DESCRIPTION, JobFolder
+from millstream.log import EmbeddedLog
+
+from .conftest import Run
+
+KEPT = {"identity": "a" * 32, "groups": 4, "partitions": 1}
+
+
+@pytest.fixture
+def job(log: EmbeddedLog) -> JobFolder:
+    """A job without state that has done three batches, as Spark leaves it."""
+    made = JobFolder(log.path / "jobs" / "copies", "copies")
+    with made.held():
+        (made.path / DESCRIPTION).write_text(json.dumps(KEPT))
+    FileLedger(made.path / "sinks" / "w", "w").name_place("topic 'copies'", can_clear=True)
+    for folder in ("offsets", "commits"):
+        (made.checkpoint / folder).mkdir(parents=True)
+    (made.checkpoint / "metadata").write_text('{"id":"x"}')
+    for batch in range(3):
+        (made.checkpoint / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"clock": {batch + 1}, "sources": {{}}}}')
+        (made.checkpoint / "commits" / str(batch)).write_text("v1\n{}")
+    return made
+
+
+def test_a_damaged_commit_is_repaired(ms: Run, job: JobFolder) -> None:
+    (job.checkpoint / "commits" / "2").write_text("")
+    done = ms("jobs", "repair", "copies")
+    assert done.code == 0
+    assert "checkpoint/commits/2 is empty" in done.err
+    assert "the next run goes on with batch 2" in done.err
+    assert not (job.checkpoint / "commits" / "2").exists()
+    assert "is not damaged" in ms("jobs", "repair", "copies").err
+
+
+def test_what_cannot_be_repaired_is_refused_with_the_way_on(ms: Run, job: JobFolder) -> None:
+    (job.checkpoint / "offsets" / "2").write_text("garbage")
+    done = ms("jobs", "repair", "copies")
+    assert done.code == 5
+    assert "checkpoint/offsets/2 cannot be read: it begins with 'garbage'" in done.err
+    assert "millstream jobs rebuild copies" in done.err
+
+
+def test_a_rebuild_asks_and_says_what_the_next_run_does(ms: Run, job: JobFolder) -> None:
+    done = ms("jobs", "rebuild", "copies")
+    assert done.code == 2
+    assert "empty w: topic 'copies'?" in done.err
+    assert job.checkpoint.exists()
+    done = ms("jobs", "rebuild", "copies", "--yes")
+    assert done.code == 0
+    assert "the next run empties w: topic 'copies'" in done.err
+    assert "starts over with its next run: millstream run" in done.err
+    assert not job.checkpoint.exists()
+    (kept,) = job.path.glob("aside-*")
+    assert (kept / "checkpoint" / "commits" / "2").exists()
+    assert f"what it has kept is in {kept}" in done.err
+
+
+def test_a_job_with_a_folder_of_its_own_is_named_by_it(ms: Run, job: JobFolder, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    job.path.rename(elsewhere)
+    (elsewhere / "checkpoint" / "offsets" / "2").unlink()
+    done = ms("jobs", "repair", "copies", "--folder", str(elsewhere))
+    assert f"millstream jobs rebuild copies --folder {elsewhere}" in done.err
+    assert ms("jobs", "rebuild", "copies", "--folder", str(elsewhere), "--yes").code == 0
+    assert ms("jobs", "rebuild", "copies", "--folder", str(tmp_path), "--yes").code == 3
+
+
+def test_a_job_whose_note_is_damaged_does_not_hide_the_others(ms: Run, job: JobFolder, log: EmbeddedLog) -> None:
+    other = JobFolder(log.path / "jobs" / "other", "other")
+    (other.path / DESCRIPTION).write_text("garbage")
+    states = {each["name"]: each["state"] for each in json.loads(ms("jobs", "list", "--json").out)}
+    assert states == {"copies": "stopped", "other": "damaged"}
+    done = ms("jobs", "rebuild", "other", "--yes")
+    assert done.code == 0, done.err

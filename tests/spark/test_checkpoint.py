@@ -19,19 +19,19 @@ from pyspark.sql import SparkSession
 import millstream as ms
 from millstream.connectors.file_ledger import FileLedger
 from millstream.errors import DamagedState, InvalidInput
+from millstream.jobs import checkpoint as checkpoints
 from millstream.jobs.folder import DESCRIPTION, JobFolder
 from millstream.jobs.progress import FILE as PROGRESS
 from millstream.jobs.progress import read_progress
+from millstream.jobs.rebuilding import REBUILD, rebuild
 from millstream.jobs.refused_rows import FILE as REFUSED
 from millstream.jobs.refused_rows import RefusedRows
+from millstream.jobs.repairing import check_checkpoint, check_ledgers, repair
 from millstream.log import EmbeddedLog
 from millstream.plan.bundles import END
-from millstream.spark import checkpoint as checkpoints
 from millstream.spark.query.job_feed import REACHED, REDO, LiveFeed
 from millstream.spark.query.physical_plan import Layout
 from millstream.spark.query.state_runner import Shipment
-from millstream.spark.rebuilding import REBUILD, rebuild
-from millstream.spark.repairing import check_checkpoint, check_ledgers, repair
 
 from .support import CAUGHT_UP, SCHEMA, put, read, t
 

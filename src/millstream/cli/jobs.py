@@ -56,7 +56,7 @@ def repair(session: Session, name: JobName, folder: Folder = None) -> None:
     Example:
       millstream jobs repair team-scores
     """
-    from millstream.spark.repairing import repair as repaired
+    from millstream.jobs.repairing import repair as repaired
 
     job = _job(session, name, folder)
     with job.held():
@@ -96,8 +96,8 @@ def rebuild(
       millstream jobs rebuild team-scores
       millstream run flow.py
     """
-    from millstream.spark.rebuilding import check_rebuildable, outputs_of
-    from millstream.spark.rebuilding import rebuild as rebuilt
+    from millstream.jobs.rebuilding import check_rebuildable, outputs_of
+    from millstream.jobs.rebuilding import rebuild as rebuilt
 
     job, keep = _job(session, name, folder), keep or []
     with job.held():
@@ -166,8 +166,8 @@ def _folders(session: Session) -> list[Path]:
 
 def _state(folder: Path) -> tuple[str, int, list[str]]:
     from millstream.jobs.folder import JobFolder
+    from millstream.jobs.rebuilding import REAL_TIME
     from millstream.log.disk import FileLock
-    from millstream.spark.rebuilding import REAL_TIME
 
     with FileLock(folder / "lock").attempt() as free:
         state = "stopped" if free else "running"

@@ -33,7 +33,9 @@ from millstream.jobs.notices import Notices
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.progress import Progress, ProgressFile
+from millstream.jobs.rebuilding import check_complete, finish_rebuild, pending_rebuild
 from millstream.jobs.renaming import renamed
+from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
 from millstream.jobs.session import session_of
 from millstream.jobs.settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.jobs.stop_request import StopRequest
@@ -51,8 +53,6 @@ from millstream.spark.query.job_feed import STOP, LiveFeed, opened
 from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.physical_plan import Layout
 from millstream.spark.query.state_runner import Shipment
-from millstream.spark.rebuilding import check_complete, finish_rebuild, pending_rebuild
-from millstream.spark.repairing import check_checkpoint, check_ledgers, known_batch, unusable
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.session.start import kept_log
 from millstream.spark.session.user_code import modules

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidInput
 from millstream.jobs.folder import BEFORE_MOVE, DESCRIPTION, JobFolder
+from millstream.jobs.repairing import check_checkpoint, has_batches_to_redo, unusable
 from millstream.log.disk import read_document, write_document
 from millstream.log.moving import Moved, OnProgress, check_movable, move_topic
-from millstream.spark.repairing import check_checkpoint, has_batches_to_redo, unusable
 
 if TYPE_CHECKING:
     from millstream.log import EmbeddedLog

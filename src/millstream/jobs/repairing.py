@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import DamagedState
+from millstream.jobs.checkpoint import Checkpoint, Damage, WayBack, flaw
 from millstream.jobs.folder import DESCRIPTION, SINKS, JobFolder
 from millstream.log.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.private_files import make_folders
-from millstream.spark.checkpoint import Checkpoint, Damage, WayBack, flaw
 from millstream.spark.query.job_feed import REDO, redo_entries
 
 METADATA = "metadata"

@@ -19,9 +19,9 @@ from millstream.connectors.opening_sources import KafkaSource, Source, TopicSour
 from millstream.connectors.sink import Sink, described
 from millstream.errors import DamagedState, InvalidInput
 from millstream.jobs.folder import LOCK, SINKS, JobFolder, is_job
+from millstream.jobs.repairing import set_aside
 from millstream.log.disk import read_document, sync_folder, write_document
 from millstream.plan.nodes import Write
-from millstream.spark.repairing import set_aside
 
 REBUILD = "rebuild.json"
 REAL_TIME = "checkpoint-real-time"

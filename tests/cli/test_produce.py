@@ -274,6 +274,38 @@ def test_a_parquet_file_of_many_batches(ms: Run, log: EmbeddedLog, tmp_path: Pat
     assert (done.code, done.json["stored"]) == (0, 200_000)
 
 
+def test_an_arrow_file_that_stands_for_very_many_rows_is_refused(ms: Run, log: EmbeddedLog, tmp_path: Path) -> None:
+    """A column of type null has no bytes, however many rows it has."""
+    batch = pa.RecordBatch.from_arrays([pa.nulls(2**31 - 1)], names=["n"])
+    for name, opened in (("s.arrow", pa.ipc.new_stream), ("f.arrow", pa.ipc.new_file)):
+        with opened(tmp_path / name, batch.schema) as writer:
+            writer.write_batch(batch)
+        log.create_topic(name, schema="n int")
+        done = ms("produce", name, tmp_path / name)
+        assert done.code == 2
+        assert "unpacks to more than 1 GiB and more than 1000 times its size" in done.err
+        assert "--max-expansion" in done.err
+        assert records(log, name) == []
+
+
+def test_a_parquet_file_of_one_long_text_in_very_many_rows(
+    ms: Run, log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.connectors.files.bounds.EXPANDED_BYTES_MIN", 10 << 20)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["x" * (1 << 20)]))
+    pa.parquet.write_table(pa.table({"s": texts}), tmp_path / "t.parquet", compression="zstd", write_statistics=False)
+    log.create_topic("t", schema="s string")
+    done = ms("produce", "t", tmp_path / "t.parquet")
+    assert done.code == 2
+    assert "--max-expansion" in done.err
+
+
+def test_categories_of_polars_are_texts(ms: Run, log: EmbeddedLog, tmp_path: Path) -> None:
+    FRAME.with_columns(pl.col("team").cast(pl.Categorical)).write_ipc(tmp_path / "f.arrow")
+    assert ms("produce", "t", tmp_path / "f.arrow", "--create").code == 0
+    assert [value["team"] for value in values(log, "t")] == ["x", "y", None]
+
+
 # ---------------------------------------------------------------- lines in chunks
 
 

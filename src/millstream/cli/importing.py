@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from millstream.cli.columnar import batches
 from millstream.cli.decoding import Decoder, Prepared, Refusal, check_columns, csv_decoder, line_decoder
 from millstream.cli.lines import Chunk, join_quoted, read_chunks, size_of
 from millstream.cli.output import count_text
@@ -42,6 +41,7 @@ class Options:
     partition_by: str
     stop_on_error: bool
     dead_letters: str
+    max_expansion: int
 
     @property
     def by_columns(self) -> bool:
@@ -188,8 +188,10 @@ class Import:
     # ------------------------------------------------------------ reading
 
     def _columns(self, size_bytes: int | None) -> Iterator[tuple[int, Work]]:
+        from millstream.cli.columnar import batches  # not above: with it come all sources
+
         options = self._options
-        for batch, share in batches(self._stream, self._path, options.format):
+        for batch, share in batches(self._stream, self._path, options.format, options.max_expansion):
             if options.timestamp in batch.schema.names and batch.column(options.timestamp).null_count:
                 raise InvalidRecord(
                     f"column '{options.timestamp}' is the timestamp, and some rows have none", where=self._source()

@@ -73,6 +73,14 @@ def produce(
         str | None,
         typer.Option(metavar="TOPIC", help="Where such lines go; unsaid: TOPIC.dead.", autocompletion=complete_topics),
     ] = None,
+    max_expansion: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="A Parquet or Arrow file that unpacks to over 1 GiB and over N times its size is not read further.",
+        ),
+    ] = 1000,
     create: Annotated[bool, typer.Option("--create", help="Create the topic if it is not there.")] = False,
     partitions: Annotated[int | None, typer.Option(help="With --create: how many partitions.")] = None,
     schema: Annotated[
@@ -111,6 +119,7 @@ def produce(
         partition_by=partition_by,
         stop_on_error=on_error == "stop",
         dead_letters=dead_letters or f"{topic}.dead",
+        max_expansion=max_expansion,
     )
     with _opened(path) as stream, session.log(create=create, shared_group=shared_group) as log:
         if create and topic not in log.topics():

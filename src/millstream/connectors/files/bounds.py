@@ -21,6 +21,7 @@ class FileBounds:
     record_bytes_max: int
     expansion_max: int | None
     unpacked_bytes: int = 0
+    allowed_with: str = "files(…, max_expansion=…)"
 
     def unpack(self, size_bytes: int) -> None:
         """Counts; raises Unreadable when it is too much altogether."""
@@ -30,5 +31,5 @@ class FileBounds:
         if self.unpacked_bytes > self.expansion_max * self.file_bytes:
             raise Unreadable(
                 f"it unpacks to more than {size_text(EXPANDED_BYTES_MIN)} and more than {self.expansion_max} times its "
-                f"size of {size_text(self.file_bytes)}; if that is right, allow it with files(…, max_expansion=…)"
+                f"size of {size_text(self.file_bytes)}; if that is right, allow it with {self.allowed_with}"
             )

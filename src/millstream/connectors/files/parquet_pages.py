@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -62,7 +63,7 @@ def group_batches(
         how = _reading(raw, stored, group, names)
         file = opened.enter_context(parquet_file(source, how.packed)) if how.packed else stored
         for batch in file.iter_batches(how.batch_rows, row_groups=[group], columns=list(names), use_threads=False):
-            yield from _unpacked(batch, stored.schema_arrow)
+            yield from unpacked(batch, stored.schema_arrow)
 
 
 @dataclass
@@ -121,17 +122,16 @@ def _check_repeated(path: str, pages: _Pages, width: int) -> None:
 # ---------------------------------------------------------------- rows
 
 
-def _unpacked(batch: pa.RecordBatch, plain: pa.Schema) -> Iterator[pa.RecordBatch]:
+def unpacked(batch: pa.RecordBatch, plain: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The batch with the types that the file has, in so many pieces that each is small."""
     names = batch.schema.names
     size_bytes = sum(map(_unpacked_bytes, batch.columns))
     if size_bytes > BATCH_BYTES and batch.num_rows > 1:
         half = batch.num_rows // 2
-        yield from _unpacked(batch.slice(0, half), plain)
-        yield from _unpacked(batch.slice(half), plain)
+        yield from unpacked(batch.slice(0, half), plain)
+        yield from unpacked(batch.slice(half), plain)
         return
-    if size_bytes > ROW_BYTES_MAX:
-        raise Unreadable(f"a row unpacks to {size_text(size_bytes)}, more than {size_text(ROW_BYTES_MAX)}")
+    _check_row_bytes(size_bytes)
     if any(column.type != plain.field(name).type for name, column in zip(names, batch.columns, strict=True)):
         columns = [_plain(batch.column(name), plain.field(name).type) for name in names]
         batch = pa.RecordBatch.from_arrays(columns, names=names)
@@ -142,8 +142,16 @@ def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if pa.types.is_nested(kind):  # to cast a slice of lists is to cast the items of all of them
-        column = column.take(pa.array(range(len(column)), pa.int64()))
+        column = pa.concat_arrays([column])
+    if pa.types.is_dictionary(column.type) and _is_view(column.type.value_type):  # which Arrow cannot cast
+        _check_row_bytes(int(lengths(column.dictionary).sum()))
+        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(kind))
     return column.cast(kind)
+
+
+def _check_row_bytes(size_bytes: int) -> None:
+    if size_bytes > ROW_BYTES_MAX:
+        raise Unreadable(f"a row unpacks to {size_text(size_bytes)}, more than {size_text(ROW_BYTES_MAX)}")
 
 
 def invalid_rows(batch: pa.RecordBatch, first: int = 0) -> list[int]:
@@ -163,13 +171,14 @@ def invalid_rows(batch: pa.RecordBatch, first: int = 0) -> list[int]:
 
 
 def _unpacked_bytes(array: pa.Array) -> int:
-    """Of the texts that stand in dictionaries alone; all else is as large as it is."""
+    """Of the texts that several rows may share: those in dictionaries, and views. All else is as large as it is."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        if pa.types.is_primitive(kind.value_type) or pa.types.is_nested(kind.value_type):
+        if not _is_text(kind.value_type):
             return 0
-        lengths = pc.binary_length(array.dictionary).cast(pa.int64())
-        return pc.sum(lengths.take(array.indices)).as_py() or 0
+        return pc.sum(pa.array(lengths(array.dictionary)).take(array.indices)).as_py() or 0
+    if _is_view(kind):
+        return int(lengths(array).sum())
     if pa.types.is_struct(kind):
         return sum(map(_unpacked_bytes, array.flatten()))
     if pa.types.is_map(kind):
@@ -178,6 +187,26 @@ def _unpacked_bytes(array: pa.Array) -> int:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _unpacked_bytes(array.flatten())
     return 0
+
+
+def lengths(texts: pa.Array) -> np.ndarray:
+    if not len(texts):
+        return np.empty(0, np.int64)
+    if _is_view(texts.type):  # 16 bytes each, of which the first four are the length
+        views = np.frombuffer(texts.buffers()[1], np.int32, 4 * len(texts), 16 * texts.offset)
+        return np.maximum(views[::4], 0, dtype=np.int64)
+    found: np.ndarray = pc.fill_null(pc.binary_length(texts).cast(pa.int64()), 0).to_numpy()
+    return found
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+    return is_binary or types.is_string(kind) or types.is_large_string(kind) or _is_view(kind)
 
 
 def _entries(array: pa.MapArray) -> pa.StructArray:

@@ -1,8 +1,8 @@
 """What is read from a frame is checked before it is used: a checksum shows damage, not intent.
 
 A batch that passes can be read without leaving its buffers: every length fits the bytes that are there, offsets of
-texts, lists and maps rise and end within their values, and nothing is decompressed. That costs a fifth
-to a quarter of the time that reading takes. Whether texts are UTF-8 is checked where they leave Arrow, by
+texts, lists and maps rise and end within their values, and nothing is decompressed. Of a frame of 1 MB with two texts
+that takes 16 µs, of which most is the look at 40,000 offsets. Whether texts are UTF-8 is checked where they leave Arrow, by
 `check_texts`: for every frame, text by text, it would double that time.
 
 Files are mapped, not copied, so this holds as long as nobody changes them afterwards: what protects a log from those
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,11 @@ from millstream.errors import InvalidSchema
 from millstream.log.layout import HEADERS, TIMESTAMP
 from millstream.records import Schema
 
-BODY_COMPRESSION = 10  # where the table of a flatbuffer notes the field, as Arrow's format lays it down
-MESSAGE_HEADER = 8
+MESSAGE_HEADER, COLUMNS, BUFFERS, BODY_COMPRESSION = 8, 6, 8, 10
+"""Where the table of a flatbuffer notes the field, as Arrow's format lays it down."""
 _U16, _I32, _U32 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I")
 ASCII_END = 0x80
 SCRATCH_ROWS_MAX = 1 << 20
-Place = tuple[int, ...]
-"""The number of a column, then of the child in it, and so on."""
-
 _scratch = threading.local()
 
 
@@ -57,37 +54,77 @@ def check_schema(schema: pa.Schema, offset_column: str) -> None:
         raise Malformed(f"no topic has values of type {str(value)[:200]}")
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """A column whose values differ in size: where its offsets are, and what they point into.
+
+    Of a batch, Arrow's format lists the columns with their children, each with its length, and then all buffers. Which
+    of them belongs to a column follows from the schema alone.
+    """
+
+    column: int
+    offsets: int
+    extent: int
+    """The buffer that holds the values; of lists and maps, the column of their items."""
+    of_items: bool
+
+
 class BatchReader:
     """Reads the bodies of frames that hold the columns of one schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._spans = tuple(_varying(schema.types))
+        walk = _Walk()
+        for kind in schema.types:
+            walk.visit(kind)
+        self._spans = tuple(walk.spans)
+        self._columns, self._buffers = struct.Struct(f"<I{2 * walk.columns}q"), struct.Struct(f"<I{2 * walk.buffers}q")
+        self._counts = walk.columns, walk.buffers
 
     def read(self, body: pa.Buffer, rows: int) -> pa.RecordBatch:
         """The columns of a frame, without a copy."""
         try:
-            if _is_compressed(memoryview(body)):
+            view = memoryview(body)
+            described = _batch_at(view)
+            if _field(view, described, BODY_COMPRESSION) is not None:
+                # Asked before Arrow is: it would allocate as much as the frame claims to hold.
                 raise Malformed("its records are compressed, which Millstream never does")
             batch = pa.ipc.read_record_batch(body, self._schema)
             batch.validate()
+            if batch.num_rows != rows:
+                raise Malformed(f"it holds {batch.num_rows} records, and its header says {rows}")
+            self._check_spans(view, described)
         except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
             raise Malformed(f"it holds no batch of records: {error}") from error
-        if batch.num_rows != rows:
-            raise Malformed(f"it holds {batch.num_rows} records, and its header says {rows}")
-        for place in self._spans:
-            _check_spans(batch, place)
         return batch
 
+    def _check_spans(self, body: memoryview, described: int) -> None:
+        """Raises unless every value lies within its column; fixed sizes were checked against the bytes before.
 
-def _is_compressed(body: memoryview) -> bool:
-    """Asked before Arrow is: it would allocate as much as the frame claims to hold."""
-    message = 8 + _U32.unpack_from(body, 8)[0]
-    header = _field(body, message, MESSAGE_HEADER)
+        The places are taken from the description of the batch, not from Arrow's arrays: to make those takes longer
+        than to look at the offsets.
+        """
+        columns_count, *columns = self._columns.unpack_from(body, _vector(body, described, COLUMNS))
+        buffers_count, *buffers = self._buffers.unpack_from(body, _vector(body, described, BUFFERS))
+        if (columns_count, buffers_count) != self._counts:
+            raise Malformed("these are not the columns of records")
+        values_at = 8 + _U32.unpack_from(body, 4)[0]
+        for spans in self._spans:
+            rows = columns[2 * spans.column]
+            if not rows:
+                continue
+            starts = np.frombuffer(body, np.int32, rows + 1, values_at + buffers[2 * spans.offsets])
+            extent = columns[2 * spans.extent] if spans.of_items else buffers[2 * spans.extent + 1]
+            if starts[0] < 0 or starts[-1] > extent or _falls(starts, rows):
+                raise Malformed("values lie outside of its bytes")
+
+
+def _batch_at(body: memoryview) -> int:
+    """Where the table is that describes the batch of a message."""
+    header = _field(body, 8 + _U32.unpack_from(body, 8)[0], MESSAGE_HEADER)
     if header is None:
-        return False  # of no use, and refused by Arrow
-    batch = header + _U32.unpack_from(body, header)[0]
-    return _field(body, batch, BODY_COMPRESSION) is not None
+        raise Malformed("it holds no batch of records")
+    return header + int(_U32.unpack_from(body, header)[0])
 
 
 def _field(body: memoryview, table: int, entry: int) -> int | None:
@@ -99,57 +136,50 @@ def _field(body: memoryview, table: int, entry: int) -> int | None:
     return table + offset if offset else None
 
 
-def _varying(kinds: Iterable[pa.DataType]) -> Iterator[Place]:
-    """Where the columns are whose values differ in size; a list is told apart by its children, which are its own."""
-    for number, kind in enumerate(kinds):
-        if pa.types.is_binary(kind) or pa.types.is_string(kind):
-            yield (number,)
-        elif pa.types.is_map(kind):
-            yield (number,)
-            yield from ((number, *below) for below in _varying([kind.key_type, kind.item_type]))
-        elif pa.types.is_list(kind):
-            yield (number,)
-            yield from ((number, *below) for below in _varying([kind.value_type]))
-        elif pa.types.is_struct(kind):
-            yield from ((number, *below) for below in _varying([field.type for field in kind]))
+def _vector(body: memoryview, table: int, entry: int) -> int:
+    place = _field(body, table, entry)
+    if place is None:
+        raise Malformed("it holds no batch of records")
+    return place + int(_U32.unpack_from(body, place)[0])
 
 
-def _check_spans(batch: pa.RecordBatch, place: Place) -> None:
-    """Raises unless every value lies within the column's own; fixed sizes were checked against the bytes before."""
-    column = batch.column(place[0])
-    for number in place[1:]:
-        column = _child(column, number)
-    rows = len(column)
-    if not rows:
-        return
-    if isinstance(column, pa.MapArray):
-        offsets, extent = column.buffers()[1], min(len(column.keys), len(column.items))
-    elif isinstance(column, pa.ListArray):
-        offsets, extent = column.buffers()[1], len(column.values)
-    else:
-        _, offsets, data = column.buffers()
-        extent = 0 if data is None else data.size
-    starts = np.frombuffer(offsets, np.int32, rows + 1)
-    if starts[0] < 0 or starts[-1] > extent or _falls(starts, rows):
-        raise Malformed("values lie outside of its bytes")
+class _Walk:
+    """Counts columns and buffers in the order in which Arrow's format has them."""
 
+    def __init__(self) -> None:
+        self.columns = self.buffers = 0
+        self.spans: list[Spans] = []
 
-def _child(column: pa.Array, number: int) -> pa.Array:
-    if isinstance(column, pa.MapArray):
-        return column.items if number else column.keys
-    return column.values if isinstance(column, pa.ListArray) else column.field(number)
+    def visit(self, kind: pa.DataType) -> None:
+        types = pa.types
+        column, buffer = self.columns, self.buffers
+        self.columns += 1
+        if types.is_binary(kind) or types.is_string(kind):
+            self.buffers += 3
+            self.spans.append(Spans(column, buffer + 1, buffer + 2, of_items=False))
+        elif types.is_map(kind) or types.is_list(kind):
+            self.buffers += 2
+            self.spans.append(Spans(column, buffer + 1, column + 1, of_items=True))
+            self.visit(pa.struct([kind.key_field, kind.item_field]) if types.is_map(kind) else kind.value_type)
+        elif types.is_struct(kind):
+            self.buffers += 1
+            for field in kind:
+                self.visit(field.type)
+        elif types.is_null(kind):
+            pass
+        else:
+            self.buffers += 2
 
 
 def _falls(starts: npt.NDArray[np.int32], rows: int) -> bool:
     """Whether any number is smaller than the one before; into a place of the thread's own, for speed."""
-    falls = getattr(_scratch, "falls", None)
-    if falls is None or len(falls) < rows:
-        falls = np.empty(rows, np.bool_)
+    marks = getattr(_scratch, "marks", b"")
+    if len(marks) < rows:
+        marks = bytearray(rows)
         if rows <= SCRATCH_ROWS_MAX:
-            _scratch.falls = falls
-    falls = falls[:rows]
-    np.less(starts[1:], starts[:-1], out=falls)
-    return bool(falls.any())
+            _scratch.marks = marks
+    np.less(starts[1:], starts[:-1], out=np.frombuffer(marks, np.bool_, rows))
+    return marks.find(1, 0, rows) >= 0  # quicker than any()
 
 
 def check_texts(batch: pa.RecordBatch) -> None:

@@ -5,6 +5,7 @@ Spark's jars are chosen when a JVM starts, so the jobs run in one process of the
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -200,7 +201,8 @@ PROGRAM = """
         place = ms.kafka(secure, topic=topic, settings=told["login"])
         rows = flow.read(place, told["schema"] + ", key string, offset long")
         parts = rows.where("i is null or i > 0").split({"one": "i = 1"}, rest="others")
-        parts["one"].with_column("half", "i / 2").write(ms.kafka(servers, topic="one"))
+        one = parts["one"].with_column("half", "i / 2").write(ms.kafka(servers, topic="one"))
+        one.dead.write(ms.kafka(servers, topic="refused"))
         parts["others"].union(parts["one"]).write(ms.kafka(servers, topic="all"))
         rows.dead.write(ms.kafka(servers, topic="dead"))
         return flow
@@ -237,6 +239,13 @@ PROGRAM = """
 
     report["bad record"] = failing(stopping)
 
+    def too_large():
+        flow = ms.Flow("too_large")
+        flow.read(ms.kafka(servers, topic="large"), "s string").write(ms.kafka(servers, topic="one"))
+        flow.start(**settings).wait(60)
+
+    report["too large"] = failing(too_large)
+
     def wide():
         flow = ms.Flow("wide")
         flow.read(ms.kafka(servers, topic="wide"), "n int").write(ms.kafka(servers, topic="narrow"))
@@ -250,6 +259,7 @@ GOOD = [
     b'{"i": 1, "s": "\xc3\xa9\\n\\"/", "t": "2026-01-01T00:00:00.5+01:00", "x": 1}',
     b'{"i": 2, "d": "2026-02-28", "x": "NaN", "b": "aGk=", "l": ["x", null], "m": {"a": "q"}}',
     b'{"s": null, "unknown": [1], "x": 0.1, "m": null, "l": []}',
+    b'{"i": 1, "s": "' + b"x" * 5000 + b'"}',
 ]
 BAD = [b"no JSON", b'{"s": 5}', b'{"i": "1"}', b'{"i": 1} {"i": 2}', b'{"t": "2026"}', b'{"s": "\xff"}', b"", b"[]"]
 
@@ -274,11 +284,14 @@ def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dic
 
     topic, folder = "real-time", tmp_path_factory.mktemp("real-time")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    for made in admin.create_topics([NewTopic(topic, 1), NewTopic("wide", 4)]).values():
+    small = NewTopic("one", 1, config={"max.message.bytes": "2000"})
+    for made in admin.create_topics([NewTopic(topic, 1), NewTopic("wide", 4), NewTopic("large", 1), small]).values():
         made.result(60)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
     for value in [*GOOD, *BAD, b'{"i": -1}']:
         producer.produce(topic, value, b"k")
+    producer.produce("large", GOOD[0])
+    producer.produce("large", GOOD[-1])
     assert producer.flush(60) == 0
     login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "ssl.ca.location": str(kafka.certificate)}
     told = {
@@ -288,7 +301,7 @@ def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dic
         "login": login | {"sasl.username": "ann", "sasl.password": USERS["ann"]},
         "schema": COLUMNS,
         "jars": ",".join(map(str, kafka_jars.assemble(kafka_jars.CONNECTOR).glob("*.jar"))),
-        "counts": {"one": 1, "all": len(GOOD), "dead": len(BAD)},
+        "counts": {"one": 1, "all": len(GOOD), "dead": len(BAD), "refused": 1},
     }
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
@@ -300,7 +313,7 @@ def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dic
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -337,6 +350,24 @@ def test_a_record_that_cannot_be_read_is_a_dead_letter(kafka: KafkaCluster) -> N
     )
     assert reads.rows.column("value").to_pylist() == BAD
     assert all(letter["reason"] for letter in letters)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("report")
+def test_a_record_that_is_too_large_is_a_dead_letter_of_its_output(kafka: KafkaCluster) -> None:
+    """Written to a topic that takes 2,000 bytes a record; the rest of the job goes on."""
+    [letter] = [json.loads(value) for value in values(kafka, "refused", 1)]
+    assert (letter["topic"], letter["partition"], letter["offset"]) == ("real-time", 0, len(GOOD) - 1)
+    assert "and the limit of topic one is 2000" in letter["reason"]
+    assert json.loads(base64.b64decode(letter["value"]))["s"] == "x" * 5000
+
+
+@pytest.mark.soak
+def test_a_record_that_is_too_large_and_nobody_takes_is_named(report: dict[str, Any]) -> None:
+    assert report["too large"].startswith(
+        "RecordFailed: the step 'write_kafka_one' cannot handle a record: as a record of Kafka"
+    )
+    assert "topic large, partition 0, offset 1" in report["too large"]
 
 
 @pytest.mark.soak

@@ -36,11 +36,11 @@ from millstream.plan.endpoints import Kafka
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.walking import in_order
-from millstream.records import Schema, can_evolve
+from millstream.records import can_evolve
 from millstream.spark.failures import new_mark, of_query
 from millstream.spark.real_time.java_client import java_settings
 from millstream.spark.real_time.json_sql import check_type
-from millstream.spark.real_time.steps import MARK, compiled
+from millstream.spark.real_time.steps import MARK, Target, compiled
 from millstream.terminal import escaped
 from millstream.user_lines import users_line
 
@@ -58,6 +58,8 @@ STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 ABILITY = "org.apache.spark.sql.connector.read.streaming.SupportsRealTimeMode"
 SECRET_OPTIONS = r"(?i)url|jaas|password|secret|token|\.pem|keystore|truststore"
 REDACTION = "spark.sql.redaction.options.regex"
+REQUEST_BYTES_MAX = 1 << 20
+"""Of a record that the Java client sends, unless `message.max.bytes` is set."""
 PROMISE = "each record at least once"
 
 
@@ -83,8 +85,8 @@ class Work:
     outputs: tuple[Write, ...]
     sources: dict[Read, Topic]
     sinks: dict[Write, Topic]
-    schemas: dict[Write, Schema] = field(default_factory=dict)
-    """Those of the topics that are written to: a topic may have more columns than the rows."""
+    targets: dict[Write, Target] = field(default_factory=dict)
+    """What is known of the topics that are written to: one may have more columns than the rows."""
 
     def explain(self) -> str:
         lines = [f"flow {self.name}, in real time: {PROMISE}"]
@@ -140,8 +142,8 @@ def _check_step(node: Node) -> None:
         if node.changes:
             raise _refuse(node, "it reads changes, rows that take others back", "read it without changes=True")
     elif isinstance(node, nodes.Dead):
-        if not isinstance(node.inputs[0], Read):
-            raise _refuse(node, "dead letters come from sources alone", "leave it out")
+        if not isinstance(node.inputs[0], Read | Write):
+            raise _refuse(node, "dead letters come from sources and sinks alone", "leave it out")
     elif node.keeps_state:
         raise _refuse(
             node, f"it keeps state ({node.label})", "do that in a second flow, which reads what this one writes"
@@ -276,7 +278,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | 
         partitions = sum(logs[node].topic(topic.name).settings.partitions for node, topic in work.sources.items())
         sink = _opened(next(iter(work.sinks.values())), opening)
         for output, topic in work.sinks.items():
-            work.schemas[output] = _prepared(sink, output, topic)
+            work.targets[output] = _prepared(sink, output, topic)
         display.phase("starting Spark")
         _share_path()
         spark = session_of(settings, work.name, display, stop)
@@ -350,8 +352,10 @@ def _opened(topic: Topic, opening: ExitStack) -> KafkaLog:
     return opening.enter_context(KafkaLog(topic.address))
 
 
-def _prepared(log: KafkaLog, output: Write, topic: Topic) -> Schema:
-    """Makes the topic, or sees that the one that is there can take the rows. Gives the columns to write."""
+def _prepared(log: KafkaLog, output: Write, topic: Topic) -> Target:
+    """Makes the topic, or sees that the one that is there can take the rows."""
+    from millstream.log.kafka.topics import kept_settings
+
     if topic.name not in log.topics():
         log.create_topic(topic.name, schema=output.schema)
     held = log.topic(topic.name, fresh=True).settings.schema
@@ -362,7 +366,9 @@ def _prepared(log: KafkaLog, output: Write, topic: Topic) -> Schema:
             where=f"its schema: {held}",
             next_step="write to another topic, or bring the rows to its schema with select(…)",
         )
-    return held or output.schema
+    asked = topic.options(output.place).get("kafka.max.request.size", REQUEST_BYTES_MAX)
+    taken = kept_settings(log.clients, topic.name)["max.message.bytes"]
+    return Target(topic.name, held or output.schema, min(int(asked), int(taken)))
 
 
 def _check_spark(spark: SparkSession, partitions: int) -> None:
@@ -405,7 +411,7 @@ def _query(spark: SparkSession, work: Work, folder: JobFolder, settings: Setting
         said |= {"subscribe": topic.name, "includeHeaders": "true", "kafka.isolation.level": "read_committed"}
         frames[node] = spark.readStream.format("kafka").options(**said).load()
     output, topic = next(iter(work.sinks.items()))
-    rows = compiled(work.outputs, frames, {each: to.name for each, to in work.sinks.items()}, work.schemas)
+    rows = compiled(work.targets, frames)
     writer = rows.writeStream.format("kafka").options(**topic.options(output.place)).outputMode("update")
     writer = writer.option("checkpointLocation", f"file://{(folder.path / CHECKPOINT).absolute()}").queryName(
         folder.job
@@ -437,7 +443,7 @@ def _translated(error: BaseException) -> MillstreamError:
             f"the step '{letter['step']}' cannot handle a record: {letter['reason']}",
             where=", ".join(f"{name} {letter[name]}" for name in ("topic", "partition", "offset")),
             next_step=(
-                "mend the record's producer; or keep such records apart: take .dead behind "
+                "fix the record's producer; or keep such records apart: take .dead behind "
                 f"'{letter['step']}' and write it to a topic, and run the job again: it goes on there"
             ),
         )

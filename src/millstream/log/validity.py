@@ -2,8 +2,8 @@
 
 A batch that passes can be read without leaving its buffers: every length fits the bytes that are there, offsets of
 texts, lists and maps rise and end within their values, and nothing is decompressed. Of a frame of 1 MB with two texts
-that takes 16 µs, of which most is the look at 40,000 offsets. Whether texts are UTF-8 is checked where they leave Arrow, by
-`check_texts`: for every frame, text by text, it would double that time.
+that takes 16 µs, most of it for 40,000 offsets. Whether texts are UTF-8 is checked where they leave Arrow, by
+`check_texts`: for every frame, text by text, it would take longer than reading.
 
 Files are mapped, not copied, so this holds as long as nobody changes them afterwards: what protects a log from those
 who would is that they may not write to its folder.

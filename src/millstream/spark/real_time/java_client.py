@@ -24,7 +24,11 @@ ALIKE = (
     "ssl.key.password",
     "ssl.keystore.password",
 )
-RENAMED = {"sasl.mechanisms": "sasl.mechanism", "metadata.broker.list": "bootstrap.servers"}
+RENAMED = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "metadata.broker.list": "bootstrap.servers",
+    "message.max.bytes": "max.request.size",
+}
 LOGINS = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",

@@ -3,27 +3,32 @@
 A record of a source stays one row of Spark through all steps: each step adds a column, which holds the row that the
 step makes of it, or null if it makes none. At the end every output that has one gives a record. So a source is read
 once, however many outputs it has.
+
+Spark's writer stops at a record that Kafka does not take. So the size of each is compared with the limit beforehand,
+and what is too large is a dead letter of its output, or named in the error.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from millstream.connectors.kafka.sink import OVERHEAD_BYTES
 from millstream.connectors.topic.columns import is_metadata
 from millstream.plan import nodes
 from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.walking import in_order
 from millstream.records import Schema
-from millstream.spark.query.physical_plan import Layout
 from millstream.spark.real_time.json_sql import field_of, is_read, name_of, parsed, text_of, type_of, written
 
 MARK = f"MILLSTREAM-RECORD-{secrets.token_hex(16)}:"
 """Before and after what a failing record says of itself; random, so that no record can imitate it."""
-RECORD, PARSED, REASON, ROW, DEAD = "__record", "__parsed", "__reason", "__row", "__dead"
+RECORD, PARSED, REASON, ROW, DEAD, PLACE = "__record", "__parsed", "__reason", "__row", "__dead", "__place"
 TEXT = f"cast({RECORD}.value as string)"
 KEYS = "array_distinct(transform(headers, h -> h.key))"
 METADATA = {
@@ -37,35 +42,41 @@ METADATA = {
 }
 
 
-def compiled(
-    outputs: Sequence[Write],
-    frames: Mapping[Read, DataFrame],
-    topics: Mapping[Write, str],
-    schemas: Mapping[Write, Schema],
-) -> DataFrame:
+@dataclass(frozen=True)
+class Target:
+    """The topic that an output is written to: its columns, and how large a record of it may be."""
+
+    topic: str
+    schema: Schema
+    record_bytes_max: int
+
+
+def compiled(targets: Mapping[Write, Target], frames: Mapping[Read, DataFrame]) -> DataFrame:
     """What goes to Kafka: the topic and the value of each record."""
-    layout = Layout(tuple(outputs), 1)
-    parts = [SourceSteps(layout, source, frame).records(topics, schemas) for source, frame in frames.items()]
+    order = in_order(targets)
+    parts = [SourceSteps(order, source, frame, targets).records() for source, frame in frames.items()]
     return reduce(DataFrame.union, parts)
 
 
 class SourceSteps:
     """The steps behind one source. A step may have several columns: those of a union are those of its inputs."""
 
-    def __init__(self, layout: Layout, source: Read, frame: DataFrame) -> None:
-        self._layout = layout
+    def __init__(self, order: Sequence[Node], source: Read, frame: DataFrame, targets: Mapping[Write, Target]) -> None:
         self._frame = frame
+        self._targets = targets
         self._held: list[str] = []
         self._made: dict[Node, list[str]] = {}
+        self._letters: dict[Node, list[str]] = {}
+        self._taken = {node.inputs[0] for node in order if isinstance(node, nodes.Dead)}
         self._visit_read(source)
-        for step in layout.region(source).steps:
-            self._made[step] = getattr(self, f"_visit_{type(step).__name__.lower()}")(step)
+        for step in order:
+            if any(given in self._made for given in step.inputs):
+                self._made[step] = getattr(self, f"_visit_{type(step).__name__.lower()}")(step)
 
-    def records(self, topics: Mapping[Write, str], schemas: Mapping[Write, Schema]) -> DataFrame:
+    def records(self) -> DataFrame:
         parts = [
-            f"case when {column} is not null then named_struct("
-            f"'topic', {text_of(topics[output])}, 'value', {_value(column, output, schemas[output])}) end"
-            for output in topics
+            f"case when {column} is not null then named_struct('topic', {text_of(target.topic)}, 'value', {column}) end"
+            for output, target in self._targets.items()
             for column in self._made.get(output, [])
         ]
         sent = self._frame.selectExpr(f"explode(array_compact(array({', '.join(parts)}))) as sent")
@@ -75,7 +86,6 @@ class SourceSteps:
 
     def _visit_read(self, node: Read) -> None:
         fields = list(node.schema.arrow)
-        takes_dead = any(isinstance(each, nodes.Dead) and each.inputs[0] is node for each in self._layout.order)
         known = ", ".join(f"'{name}', {sql}" for name, sql in METADATA.items())
         frame = self._frame.selectExpr(f"named_struct('key', key, 'value', value, {known}) as {RECORD}")
         frame = frame.selectExpr(RECORD, f"case when is_valid_utf8({TEXT}) then {parsed(TEXT, fields)} end as {PARSED}")
@@ -84,18 +94,20 @@ class SourceSteps:
         frame = frame.selectExpr(RECORD, ROW, f"{_reason(node.schema)} as {REASON}")
         asks_for_key = any(each.name == "key" and is_metadata(each) for each in fields)
         present = "true" if asks_for_key else f"{RECORD}.value is not null"  # a deletion tells others nothing
-        bad = "null" if takes_dead else f"raise_error({_told(node)})"
+        bad = "null" if node in self._taken else f"raise_error({_told(node, RECORD, REASON)})"
         self._frame = frame.selectExpr(
             f"case when {REASON} is not null then {bad} when {present} then {ROW} end as {ROW}",
-            f"case when {REASON} is not null then {_letter()} end as {DEAD}",
+            f"case when {REASON} is not null then {_letter(f'{RECORD}.value', RECORD, REASON)} end as {DEAD}",
+            f"named_struct({_place(RECORD)}) as {PLACE}",
         )
-        self._held = [ROW, DEAD]
+        self._held = [ROW, DEAD, PLACE]
         self._made[node] = [ROW]
+        self._letters[node] = [DEAD]
 
     # ------------------------------------------------------------ the steps
 
-    def _visit_dead(self, _: nodes.Dead) -> list[str]:
-        return [DEAD]
+    def _visit_dead(self, node: nodes.Dead) -> list[str]:
+        return self._letters[node.inputs[0]]
 
     def _visit_where(self, node: nodes.Where) -> list[str]:
         return [
@@ -113,10 +125,35 @@ class SourceSteps:
         return self._given(node)
 
     def _visit_write(self, node: Write) -> list[str]:
-        return self._given(node)
+        """The values of the records that Kafka takes."""
+        target, fitting = self._targets[node], []
+        self._letters[node] = []
+        for column in self._given(node):
+            value = self._hold(f"case when {column} is not null then {_value(column, node, target.schema)} end")
+            size = f"octet_length({value})"
+            reason = (
+                f"concat('as a record of Kafka it has ', {size}, ' bytes, and the limit of topic ', "
+                f"{text_of(target.topic)}, ' is {target.record_bytes_max}')"
+            )
+            is_fit = f"coalesce({size} + {OVERHEAD_BYTES} <= {target.record_bytes_max}, true)"
+            if node in self._taken:
+                letter = _letter(f"cast({value} as binary)", PLACE, f"concat({text_of(f'{node.name}: ')}, {reason})")
+                self._letters[node].append(self._hold(f"case when not {is_fit} then {letter} end"))
+                fitting.append(self._hold(f"case when {is_fit} then {value} end"))
+            else:
+                told = f"raise_error({_told(node, PLACE, reason)})"
+                fitting.append(self._hold(f"case when {is_fit} then {value} else {told} end"))
+        return fitting
 
     def _given(self, node: Node) -> list[str]:
         return [column for given in node.inputs for column in self._made.get(given, [])]
+
+    def _hold(self, made: str) -> str:
+        """A column that holds what an expression makes of other columns."""
+        name = f"__step{len(self._held)}"
+        self._frame = self._frame.selectExpr(*self._held, f"{made} as {name}")
+        self._held.append(name)
+        return name
 
     def _add(self, given: str, made: str) -> str:
         """A column that holds what an expression makes of the row in another, whose fields it names."""
@@ -159,15 +196,17 @@ def _reason(schema: Schema) -> str:
     return f"case {' '.join(cases)} end"
 
 
-def _letter() -> str:
-    parts = ", ".join(f"'{name}', {RECORD}.{name}" for name in ("value", "topic", "partition", "offset"))
-    return f"named_struct({parts}, 'reason', {REASON}, 'at', current_timestamp())"
+def _place(record: str) -> str:
+    return ", ".join(f"'{name}', {record}.{name}" for name in ("topic", "partition", "offset"))
 
 
-def _told(node: Read) -> str:
+def _letter(value: str, record: str, reason: str) -> str:
+    return f"named_struct('value', {value}, {_place(record)}, 'reason', {reason}, 'at', current_timestamp())"
+
+
+def _told(node: Node, record: str, reason: str) -> str:
     """What the job fails with at a record that nobody takes."""
-    place = ", ".join(f"'{name}', {RECORD}.{name}" for name in ("topic", "partition", "offset"))
-    document = f"to_json(named_struct('step', {text_of(node.name)}, {place}, 'reason', {REASON}))"
+    document = f"to_json(named_struct('step', {text_of(node.name)}, {_place(record)}, 'reason', {reason}))"
     return f"concat('{MARK}', {document}, '{MARK}')"
 
 

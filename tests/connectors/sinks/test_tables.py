@@ -4,6 +4,7 @@ import json
 import sqlite3
 import uuid
 from collections import Counter
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from millstream.connectors.databases.sqlite import SqliteSink
 from millstream.connectors.sink import open_sink
 from millstream.errors import InvalidPlan, InvalidSchema, SinkFailed
 from millstream.records import Schema
@@ -361,3 +363,16 @@ def test_postgres_holds_what_a_recomputation_gives(tmp_path, dsn, key, batches, 
             return found
 
     check(batches, again, key, ms.postgres(dsn, name, key=key or None), read, tmp_path)
+
+
+def test_a_table_that_takes_no_rows_is_named_with_what_can_be_done(tmp_path):
+    path = tmp_path / "results.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE kept (n)")
+        db.execute("CREATE VIEW t AS SELECT n FROM kept")
+        db.commit()
+    sink = SqliteSink(ms.sqlite(path, "t"), Schema.of("n int"), job="j", step="out", run="r")
+    with pytest.raises(SinkFailed, match="cannot modify t because it is a view") as failed:
+        sink.write(0, pa.table({"n": pa.array([1], pa.int32())}), None)
+    assert "sqlite3 results.db .schema" in failed.value.next_step
+    assert "write to a table of another name" in failed.value.next_step

@@ -48,6 +48,12 @@ UNREADABLE = re.compile(
 )
 
 
+NEXT_STEP = (
+    "compare the table's columns, constraints and triggers with the rows (\\d in psql): change the table, or bring the "
+    "rows to it with select(…); to start with a new table, write to another name"
+)
+
+
 class PostgresSink:
     def __init__(self, place: Postgres, schema: Schema, *, job: str, step: str, run: str) -> None:
         self._psycopg = _driver(step)
@@ -281,9 +287,7 @@ class PostgresSink:
                 next_step="see that the server is up and can be reached from here",
             )
         what = "Postgres refuses the table" if batch is None else f"Postgres refuses batch {batch}"
-        return SinkFailed(
-            f"{what}: {said}", where=self._where, next_step=error.diag.message_hint or "see that it takes such rows"
-        )
+        return SinkFailed(f"{what}: {said}", where=self._where, next_step=error.diag.message_hint or NEXT_STEP)
 
 
 def _said(error: psycopg.Error) -> str:

@@ -160,7 +160,11 @@ class SqliteSink:
                 next_step="see who holds the file, and that its folder has room and may be written",
             )
         what = "SQLite refuses the table" if batch is None else f"SQLite refuses batch {batch}"
-        return SinkFailed(f"{what}: {error}", where=where, next_step="see that the table takes such rows")
+        next_step = (
+            f"compare the rows with the table and its triggers (sqlite3 {self._path.name} .schema): change the table, "
+            f"bring the rows to it with select(…), or write to a table of another name"
+        )
+        return SinkFailed(f"{what}: {error}", where=where, next_step=next_step)
 
 
 def _name(error: sqlite3.Error) -> str:

@@ -9,9 +9,9 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from millstream.cli.lines import size_of
+from millstream.connectors.files.arrow_messages import CheckedMessages, arrow_batches, arrow_schema
 from millstream.connectors.files.bounds import FileBounds, Unreadable
 from millstream.connectors.files.parquet_pages import group_batches, parquet_file
-from millstream.connectors.opening_sources.arrow_messages import CheckedMessages, arrow_batches, arrow_schema
 from millstream.errors import InvalidInput
 from millstream.records import Schema
 

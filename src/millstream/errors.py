@@ -268,5 +268,17 @@ class JobChanged(MillstreamError):
     has_lines = True
 
 
+class OutputMismatch(MillstreamError):
+    """A job and one of its outputs do not belong together: a part of one was removed, or another run wrote there."""
+
+    exit_code = 2
+
+
+class StartOverRefused(MillstreamError):
+    """A job cannot start over: an output holds more than the job wrote, or a source has lost what it once held."""
+
+    exit_code = 2
+
+
 class StepFailed(MillstreamError):
     """A step of a job failed, and not because of a single record."""

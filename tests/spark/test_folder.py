@@ -79,7 +79,12 @@ def test_folders_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pyte
 
 def test_drafts_go_with_the_job_that_made_them(tmp_path: Path) -> None:
     job = JobFolder(tmp_path / "job", "job")
-    for forgotten in (job.begin_ledgers_anew, job.remove):
+
+    def start_over() -> None:
+        with job.starting_over():
+            pass
+
+    for forgotten in (start_over, job.remove):
         own = job.path / "sinks" / "w"
         own.mkdir(parents=True)
         place = ms.files(tmp_path / "out")

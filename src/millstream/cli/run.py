@@ -74,6 +74,14 @@ def run(
         Literal["error", "earliest", "latest"] | None,
         typer.Option(help="When records were deleted before they were read: end, or go on at what is left."),
     ] = None,
+    start_over: Annotated[
+        bool,
+        typer.Option("--start-over", help="Forget progress and state, empty the outputs, and begin at the start."),
+    ] = False,
+    rebuild_output: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="An output that was removed: replay the job, and write all outputs again."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
 ) -> None:
     """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
@@ -89,7 +97,7 @@ def run(
         show_text(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
-    given |= {"on_lost": on_lost}
+    given |= {"on_lost": on_lost, "start_over": start_over or None, "rebuild_output": rebuild_output or None}
     given |= {"grace_s": grace, "progress": progress or ("json" if session.json else None)}
     given |= {
         "folder": folder and folder.absolute(),

@@ -88,6 +88,12 @@ class FileLedger:
         writing = self._content().get("writing")
         return self.newest() if writing is None else int(writing["batch"])
 
+    def newest(self) -> int | None:
+        """The newest batch that was written, or that was about to be."""
+        content = self._content()
+        noted = [content.get("batch"), content.get("writing", {}).get("batch")]
+        return max((int(batch) for batch in noted if batch is not None), default=None)
+
     def prepare(self, batch: int, moves: Moves) -> None:
         """Notes what is about to be done for a batch, so that whoever comes after a crash does just that."""
         self._write({**self._content(), "writing": {"batch": batch, **asdict(moves)}})

@@ -19,7 +19,7 @@ from millstream.connectors.catalog import NOTE
 from millstream.connectors.file_ledger import remove_drafts
 from millstream.errors import DamagedState, JobChanged, JobRunning
 from millstream.jobs.kept_steps import Fit, Progress, first_fit, fitted
-from millstream.log.disk import read_document, storage_errors, write_document
+from millstream.log.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.plan.nodes import Write
 from millstream.private_files import is_private, make_folders, open_alike, open_private, private_folder
 from millstream.spark.query.job_feed import STOP
@@ -32,6 +32,9 @@ OWNER = ".job"
 LOCK = "lock"
 IDENTITY = re.compile(r"[A-Za-z0-9-]{1,100}")
 SINKS = "sinks"
+OUTPUTS = "outputs.json"
+"""Which run has written each output, and which topic that was."""
+STARTING_OVER = "starting_over"
 ORPHAN_S_MIN = 3600.0
 RUNS = "millstream-runs-"
 """How a folder is named that holds the state of one job beside each executor, rebuilt if it is lost. The job's random
@@ -135,20 +138,47 @@ class JobFolder:
         write_document(self.path / DESCRIPTION, asdict(kept))
         return kept
 
-    def begin_ledgers_anew(self) -> None:
-        """Without a checkpoint batches count from 0 again: what sinks have noted of others must not hide them."""
-        if _newest(self.checkpoint / "offsets") < 0:
-            remove_drafts(self.path / SINKS)
-            shutil.rmtree(self.path / SINKS, ignore_errors=True)
+    @property
+    def is_starting_over(self) -> bool:
+        """Whether the job was told to start over and did not complete it."""
+        return (self.path / STARTING_OVER).exists()
+
+    @contextmanager
+    def starting_over(self) -> Iterator[None]:
+        """After what is done inside it, all that the job has kept is removed."""
+        with storage_errors(self.path):
+            (self.path / STARTING_OVER).touch()
+            sync_folder(self.path)
+        yield
+        kept = None
+        with suppress(DamagedState):  # its rows of state are left
+            kept = self.kept()
+        remove_drafts(self.path / SINKS)
+        with storage_errors(self.path):
+            for entry in self.path.iterdir():
+                if entry.name in (LOCK, STARTING_OVER):
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            sync_folder(self.path)
+            (self.path / STARTING_OVER).unlink()
+        if kept is not None and is_claimed(kept.identity, self.path):
+            shutil.rmtree(runs_of(kept.identity), ignore_errors=True)
+
+    def newest_batches(self) -> tuple[int, int]:
+        """The newest batch that has begun, and the newest that is complete; -1: none."""
+        return newest_number(self.checkpoint / "offsets"), newest_number(self.checkpoint / "commits")
 
     def unfinished_batch(self) -> bool:
         """Whether a batch has begun that is not complete."""
-        begun, complete = (_newest(self.checkpoint / name) for name in ("offsets", "commits"))
+        begun, complete = self.newest_batches()
         return begun > complete
 
     def newest_offsets(self) -> Path | None:
         """The file that says how far the job has read, if it has begun."""
-        newest = _newest(self.checkpoint / "offsets")
+        newest = newest_number(self.checkpoint / "offsets")
         return None if newest < 0 else self.checkpoint / "offsets" / str(newest)
 
     def _progress(self) -> Progress | None:
@@ -161,7 +191,7 @@ class JobFolder:
                 offset = json.loads(line)
                 if isinstance(offset, dict) and isinstance(offset.get("sources"), dict):
                     sources = list(offset["sources"])
-        return Progress(int(newest.name), _newest(self.checkpoint / "commits"), tuple(sources))
+        return Progress(int(newest.name), newest_number(self.checkpoint / "commits"), tuple(sources))
 
     def known_outputs(self) -> set[str]:
         """The outputs that were opened before."""
@@ -241,7 +271,7 @@ def _is_orphan(runs: Path) -> bool:
         return False
 
 
-def _newest(folder: Path) -> int:
+def newest_number(folder: Path) -> int:
     try:
         return max((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), default=-1)
     except FileNotFoundError:

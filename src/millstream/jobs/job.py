@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from millstream.plan.nodes import Read, Write
 from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
+from millstream.spark.claims import Claims, Reached
 from millstream.spark.failures import new_mark, of_query
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
@@ -56,6 +57,7 @@ from millstream.spark.query.state_runner import Shipment
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.session.start import kept_log
 from millstream.spark.session.user_code import modules
+from millstream.spark.start_over import check_rebuild, start_over, starts_over
 
 GIVE_UP_S = 10.0
 """How long Spark may take to break a batch off."""
@@ -199,14 +201,19 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
     with ExitStack() as opening:
         opening.callback(log.close)
         opening.enter_context(folder.held())
-        real_time.refuse_other_mode(folder)
-        rebuild = pending_rebuild(folder)
-        check_checkpoint(folder)
-        check_ledgers(folder, [output.name for output in outputs])
+        is_new = starts_over(folder, settings)
+        if not is_new:
+            real_time.refuse_other_mode(folder)
+            check_checkpoint(folder)
+            check_ledgers(folder, [output.name for output in outputs])
         display.phase("looking at the sources")
-        is_whole = rebuild is not None and not rebuild.allows_loss and settings.since is None
-        identities = _check_sources(outputs, broker, folder, is_whole=is_whole)
+        identities = _check_sources(outputs, broker, folder)
+        if is_new:
+            restart(outputs, folder, log, settings, display)
         _check_kept(folder, Layout(tuple(outputs), 1), identities)
+        display.phase("looking at the outputs")
+        claims = opening.enter_context(Claims(name, folder, outputs, log))
+        claims.settle(Reached(known_batch(folder), folder.newest_batches()[1]))
         display.phase("starting Spark")
         _share_path()
         spark = session_of(settings, name, display, stop)
@@ -224,15 +231,12 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         check_workers(spark, needs_of(layout, broker, folder.path))
         kept = folder.settle(layout, before.partitions if before else min(cores, groups), identities)
         claim_runs(kept.identity, folder.path)
-        folder.begin_ledgers_anew()
         progress = Progress()
         sinks = {}
         for output in outputs:
             sinks[output] = _opened_sink(output, name, log, folder)
             opening.callback(sinks[output].close)
-        if rebuild is not None:
-            display.phase("emptying the outputs")
-            finish_rebuild(folder, rebuild, sinks)
+        claims.note()
         feed = _feed(spark, settings, layout, kept, folder, broker, {} if settings.on_batch else _drafting(sinks))
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
@@ -242,11 +246,11 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         job._is_bounded = settings.batch or settings.until == CAUGHT_UP
         job._notices = Notices(name, layout)
         job._outputs = Outputs(
-            layout, sinks, folder.path, progress, job._note_batch, job._notices, known_batch(folder), settings.on_batch
+            layout, sinks, claims, folder.path, progress, job._note_batch, job._notices, settings.on_batch
         )
         job._query = _query(spark, job._outputs, feed, folder, settings, places_of(kept.steps))
         if settings.batch:
-            opening.callback(_forget_if_done, job, feed.shipment.folder)
+            opening.callback(_forget_if_done, job, claims, feed.shipment.folder)
         job._closing = opening.pop_all()
         _STARTED[folder.path] = job
     return job
@@ -451,10 +455,20 @@ def _check_kept(folder: JobFolder, layout: Layout, identities: dict[str, str]) -
         job_logger.warning("%s: %s", folder.job, notice)
 
 
-def _forget_if_done(job: Job, runs: Path) -> None:
+def restart(outputs: Sequence[Write], folder: JobFolder, log: Broker, settings: Settings, display: Display) -> None:
+    """Starts over, before Spark is started."""
+    display.phase("starting over: emptying the outputs")
+    sources = Layout(tuple(outputs), 1).fed_sources
+    from_start = settings.since is None
+    check_rebuild(settings.rebuilt, outputs, sources, address_of(log), folder.path, from_start=from_start)
+    start_over(folder, outputs, log)
+
+
+def _forget_if_done(job: Job, claims: Claims, runs: Path) -> None:
     """A batch run that is complete leaves nothing behind; one that was cut short goes on where it was."""
     assert job._query is not None
     if job._query.exception() is None and not job.folder.unfinished_batch() and not (job.folder.path / STOP).exists():
+        claims.release()
         job.folder.remove()
         shutil.rmtree(runs, ignore_errors=True)
 

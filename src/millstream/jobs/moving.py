@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidInput
-from millstream.jobs.folder import BEFORE_MOVE, DESCRIPTION, JobFolder
+from millstream.jobs.folder import BEFORE_MOVE, DESCRIPTION, OUTPUTS, JobFolder
 from millstream.jobs.repairing import check_checkpoint, has_batches_to_redo, unusable
 from millstream.log.disk import read_document, write_document
 from millstream.log.moving import Moved, OnProgress, check_movable, move_topic
@@ -125,6 +125,7 @@ def _go_on(job: JobFolder, moved: Sequence[Moved]) -> None:
         _replace(file, "\n".join([*first, json.dumps(said)]))
     renewed = {name: each.identity for name, each in of_source.items()}
     write_document(job.path / DESCRIPTION, asdict(replace(kept, sources=kept.sources | renewed)))
+    (job.path / OUTPUTS).unlink(missing_ok=True)  # topics it writes are others now, and it claims those when it starts
     (job.path / BEFORE_MOVE).unlink(missing_ok=True)
 
 

@@ -31,6 +31,7 @@ from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bad_rows import record_failed
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Node, Write
+from millstream.spark.claims import Claims
 from millstream.spark.failures import of_users_code
 from millstream.spark.query.job_feed import REACHED, STOP
 from millstream.spark.query.packing import DRIVER, as_written, control_from_bytes, from_bytes
@@ -63,6 +64,7 @@ class Outputs:
         self,
         layout: Layout,
         sinks: Mapping[Write, Sink],
+        claims: Claims,
         folder: Path,
         progress: Progress,
         on_noted: Callable[[], None],
@@ -72,6 +74,7 @@ class Outputs:
     ) -> None:
         self._layout = layout
         self._sinks = sinks
+        self._claims = claims
         self._folder = folder
         self._progress = progress
         self._on_noted = on_noted
@@ -189,6 +192,7 @@ class Outputs:
         pause = PAUSE_S_MIN
         while True:
             try:
+                self._claims.settle_late(output.name)
                 answer = attempt()
                 self._progress.waits_for = None
                 return answer

@@ -19,10 +19,18 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.connectors.catalog import jobs_folder
-from millstream.errors import DamagedState, InvalidInput, InvalidSetting, JobChanged, MillstreamError, RecordFailed
+from millstream.errors import (
+    DamagedState,
+    InvalidInput,
+    InvalidSetting,
+    JobChanged,
+    MillstreamError,
+    OutputMismatch,
+    RecordFailed,
+)
 from millstream.jobs.display import Display
-from millstream.jobs.folder import JobFolder
-from millstream.jobs.job import LOOK_S, Job, _log, _share_path
+from millstream.jobs.folder import JobFolder, newest_number
+from millstream.jobs.job import LOOK_S, Job, _log, _share_path, restart
 from millstream.jobs.progress import Progress
 from millstream.jobs.renaming import renamed
 from millstream.jobs.session import session_of
@@ -37,10 +45,12 @@ from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.walking import in_order
 from millstream.records import can_evolve
+from millstream.spark.claims import START_OVER, Claims, Reached
 from millstream.spark.failures import new_mark, of_query
 from millstream.spark.real_time.java_client import java_settings
 from millstream.spark.real_time.json_sql import check_type
 from millstream.spark.real_time.steps import MARK, Target, compiled
+from millstream.spark.start_over import starts_over
 from millstream.terminal import escaped
 from millstream.user_lines import users_line
 
@@ -272,13 +282,20 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | 
         opening.callback(broker.close)
         folder = JobFolder(settings.folder or jobs_folder(broker) / work.name, work.name)
         opening.enter_context(folder.held())
-        _check_folder(folder, work)
+        is_new = starts_over(folder, settings)
+        if not is_new:
+            _check_folder(folder, work)
         display.phase("looking at the topics")
         logs = {node: _opened(topic, opening) for node, topic in work.sources.items()}
         partitions = sum(logs[node].topic(topic.name).settings.partitions for node, topic in work.sources.items())
+        if is_new:
+            restart(work.outputs, folder, broker, settings, display)
+        claims = opening.enter_context(Claims(work.name, folder, work.outputs, broker))
+        claims.settle(_reached(folder), DESCRIPTION)
         sink = _opened(next(iter(work.sinks.values())), opening)
         for output, topic in work.sinks.items():
             work.targets[output] = _prepared(sink, output, topic)
+        claims.note()
         display.phase("starting Spark")
         _share_path()
         spark = session_of(settings, work.name, display, stop)
@@ -334,6 +351,19 @@ def _other_mode(folder: JobFolder, before: str, now: str) -> JobChanged:
             f"or begin anew: millstream jobs forget {folder.job}"
         ),
     )
+
+
+def _reached(folder: JobFolder) -> Reached:
+    """Refuses a job whose checkpoint is gone: its outputs hold no batches that would show it."""
+    begun, complete = (newest_number(folder.path / CHECKPOINT / name) for name in ("offsets", "commits"))
+    if begun < 0 and (folder.path / DESCRIPTION).exists():
+        raise OutputMismatch(
+            f"the job '{folder.job}' has written to its outputs, and its checkpoint holds no progress: going on would "
+            "write all results again",
+            where=str(folder.path / CHECKPOINT),
+            next_step=f"restore it from a backup; or write all outputs from the start: {START_OVER}",
+        )
+    return Reached(begun, complete)
 
 
 def _has_begun(checkpoint: Path) -> bool:

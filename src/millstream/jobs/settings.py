@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +47,10 @@ class Settings:
     """Settings of Spark, for a session that is made for the job."""
     grace_s: float = GRACE_S
     """How long Ctrl-C and SIGTERM wait for the running batch."""
+    start_over: bool = False
+    """The job forgets its progress and state, and its outputs are written from the start."""
+    rebuild_output: str | Sequence[str] | None = None
+    """Outputs that were removed: the job is replayed, and all of its outputs are written again."""
     archive: str | None = None
     """The libraries of workers, made by `millstream pack`."""
 
@@ -59,7 +63,22 @@ class Settings:
                 raise refused(f"there is no setting '{name}'", what_exists(name, [*known, "progress"], kind="settings"))
         return cls(**said).checked()
 
+    @property
+    def rebuilt(self) -> tuple[str, ...]:
+        """The outputs to rebuild."""
+        given = self.rebuild_output
+        return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+
     def checked(self) -> Settings:
+        if not isinstance(self.start_over, bool):
+            raise refused(f"start_over is True or False, not {self.start_over!r}", "flow.run(start_over=True)")
+        if not isinstance(self.rebuild_output, str | list | tuple | None) or not all(
+            isinstance(name, str) for name in self.rebuilt
+        ):
+            raise refused(
+                f"rebuild_output is the name of an output or a list of them, not {self.rebuild_output!r}",
+                "for example rebuild_output='write_totals'",
+            )
         if self.until not in (None, CAUGHT_UP):
             raise refused(f"until={self.until!r} is unknown", f"until is {CAUGHT_UP!r}, or left out to run forever")
         if self.batch_rows is not None and (not isinstance(self.batch_rows, int) or self.batch_rows < 1):

@@ -85,6 +85,13 @@ CREATE TABLE IF NOT EXISTS sink_batches (
     PRIMARY KEY (job, step, run)
 ) WITHOUT ROWID
 """
+SINK_OUTPUTS = """
+CREATE TABLE IF NOT EXISTS sink_outputs (
+    job TEXT NOT NULL, step TEXT NOT NULL, run TEXT NOT NULL, folder TEXT NOT NULL, host TEXT NOT NULL,
+    topic TEXT NOT NULL, created INTEGER NOT NULL,
+    PRIMARY KEY (job, step)
+) WITHOUT ROWID
+"""
 
 
 Document = TypeVar("Document")
@@ -140,14 +147,14 @@ def planted(db: sqlite3.Connection) -> str | None:
         if sql is not None and (name in expected or kind == "index") and expected.get(name) != known:
             return f"its {kind} '{name}' is not the one that Millstream makes"
         found[name] = known
-    missing = expected.keys() - found.keys() - {"sink_batches"}
+    missing = expected.keys() - found.keys() - {"sink_batches", "sink_outputs"}
     return f"it lacks {', '.join(sorted(missing))}" if missing else None
 
 
 @cache
 def _expected() -> dict[str, tuple[str, str, str]]:
     with closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(TABLES + SINK_BATCHES)
+        db.executescript(f"{TABLES}{SINK_BATCHES};{SINK_OUTPUTS}")
         rows = db.execute("SELECT name, type, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")
         return {name: (kind, table, sql) for name, kind, table, sql in rows}
 

@@ -319,6 +319,12 @@ class Partition:
                 found[identity] = header.base_offset
         return found
 
+    def producer_ids(self) -> set[int]:
+        """Of the producers whose records are here; NO_PRODUCER of those without a name, and of compacted records."""
+        mark = self.marks.read()
+        headers = self._headers_since(self.start_offset(), mark)
+        return {header.producer_id for header in headers if header.rows and not header.is_control}
+
     def _headers_since(self, offset: int, mark: Mark) -> Iterator[Header]:
         names = segment_names(self.folder)[0]
         first = max((name.base for name in names if name.base <= offset), default=0)

@@ -218,7 +218,8 @@ class Flow:
         finely keys are spread (fixed when a job first runs), `tick_s` how often an idle job looks at the clock,
         `progress` how it is shown, `grace_s` how long a stop waits for the running batch, `on_batch` a function of a
         batch's number and its rows by output, `on_lost` what to do when records were deleted
-        before they were read: "error", "earliest" or "latest".
+        before they were read: "error", "earliest" or "latest". `start_over=True` forgets the job's progress and state
+        and empties its outputs; `rebuild_output="NAME"` replays the job because an output was removed.
         """
         return engine.call(self, "run", self._placed(settings))
 

@@ -56,7 +56,7 @@ NEXT_STEP = (
 
 class PostgresSink:
     def __init__(self, place: Postgres, schema: Schema, *, job: str, step: str, run: str) -> None:
-        self._psycopg = _driver(step)
+        self._psycopg = connection_driver(step)
         self._dsn = place.dsn.reveal()
         self._where = f"step '{step}', table '{place.table}' of {without_password(self._dsn)}"
         folder, _, name = place.table.rpartition(".")
@@ -294,7 +294,7 @@ def _said(error: psycopg.Error) -> str:
     return (error.diag.message_primary or str(error)).strip()
 
 
-def _driver(step: str) -> Any:
+def connection_driver(step: str) -> Any:
     try:
         import psycopg
     except ImportError as error:

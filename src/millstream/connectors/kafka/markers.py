@@ -49,7 +49,7 @@ class Marker:
 
     @property
     def partition(self) -> int:
-        return (murmur2(self.key) & 0x7FFFFFFF) % PARTITIONS
+        return place(self.key)
 
     def record(self, batch: int) -> dict[str, Any]:
         """What a producer is to send with the rows of a batch, as the last record of its transaction.
@@ -64,10 +64,10 @@ class Marker:
 
         Only true after `init_transactions` of the producer: it ends what an earlier one has left open.
         """
-        place = TopicPartition(TOPIC, self.partition)
+        own = TopicPartition(TOPIC, self.partition)
         # To the end of what was sent, which may lie behind what is committed: while the transaction of another job is
         # open, a reader does not get to the markers after it, and one of ours may be among them.
-        end = offsets(self.clients, [place], "latest")[place]
+        end = offsets(self.clients, [own], "latest")[own]
         consumer = self.clients.consumer(
             group_id=self.producer,
             isolation_level="read_committed",
@@ -78,7 +78,7 @@ class Marker:
         )
         try:
             with said_plainly(self._where):
-                consumer.assign([client_module().TopicPartition(*place, 0)])
+                consumer.assign([client_module().TopicPartition(*own, 0)])
                 return self._read(consumer, end)
         finally:
             consumer.close()
@@ -101,7 +101,7 @@ class Marker:
                 if message.offset() > reached:
                     reached, came = message.offset(), time.monotonic()
                 if error is None and message.key() == self.key:
-                    batch = _batch_of(message.value())
+                    batch = batch_of(message.value())
                     newest, foreign = (newest, message.offset()) if batch is None else (batch, foreign)
             if time.monotonic() - came > HELD_BACK_S:
                 raise self._held_back(refusal)
@@ -135,7 +135,12 @@ class Marker:
         )
 
 
-def _batch_of(value: bytes | None) -> int | None:
+def place(key: bytes) -> int:
+    """The partition of a key."""
+    return (murmur2(key) & 0x7FFFFFFF) % PARTITIONS
+
+
+def batch_of(value: bytes | None) -> int | None:
     """None of what is no marker: any client may have written it."""
     try:
         batch = json.loads(value or b"")["batch"]

@@ -1,0 +1,77 @@
+"""A job starts over: it forgets its progress and state, and what it wrote to its outputs is removed.
+
+Results depend on one another by the state of the job. So one output cannot be made again alone: the whole job is
+replayed, and all of its outputs are written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from millstream.connectors.opening_sources import KafkaSource, TopicSource, open_source
+from millstream.errors import JobChanged, NotFound, StartOverRefused
+from millstream.jobs.folder import BEFORE_MOVE, JobFolder
+from millstream.jobs.settings import Settings
+from millstream.log import Broker
+from millstream.plan.endpoints import Rate, Socket
+from millstream.plan.nodes import Read, Write
+from millstream.spark.claims import START_OVER, Claims
+from millstream.user_lines import users_line
+
+
+def starts_over(folder: JobFolder, settings: Settings) -> bool:
+    """Whether the user says so, or has said so to a run that was cut short."""
+    return settings.start_over or bool(settings.rebuilt) or folder.is_starting_over
+
+
+def start_over(folder: JobFolder, outputs: Sequence[Write], broker: Broker) -> None:
+    """Empties the outputs, then the job's folder. Cut short, it goes on at the next start."""
+    if (folder.path / BEFORE_MOVE).exists():
+        raise JobChanged(
+            f"the job '{folder.job}' is on its way to Kafka, so it cannot start over now",
+            where=str(folder.path),
+            next_step="complete the move first: millstream topics move …",
+        )
+    with Claims(folder.job, folder, outputs, broker) as claims:
+        claims.check_clear()
+        with folder.starting_over():
+            claims.clear()
+
+
+def check_rebuild(
+    names: Sequence[str],
+    outputs: Sequence[Write],
+    sources: Sequence[Read],
+    broker: str,
+    folder: Path,
+    *,
+    from_start: bool,
+) -> None:
+    """Refuses to rebuild what is no output, or what the sources can no longer give."""
+    known = [output.name for output in outputs]
+    for name in names:
+        if name not in known:
+            raise NotFound(
+                f"the flow has no output '{name}'", where=users_line(), next_step=f"its outputs: {', '.join(known)}"
+            )
+    for node in sources if names else ():
+        if isinstance(node.source, Socket | Rate):
+            raise _incomplete(node, f"{node.source} cannot be read a second time")
+        own = folder / "sources" / node.name
+        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
+        try:
+            if from_start and isinstance(source, TopicSource | KafkaSource):
+                gone = {partition: first for partition, first in source.earliest().items() if first > 0}
+                for partition, first in gone.items():
+                    raise _incomplete(node, f"of its partition {partition} the records before offset {first} are gone")
+        finally:
+            source.close()
+
+
+def _incomplete(node: Read, why: str) -> StartOverRefused:
+    return StartOverRefused(
+        f"the results cannot be made again in full: {why}",
+        where=f"source '{node.name}'",
+        next_step=f"restore the output from a backup; or write all outputs from what is left: {START_OVER}",
+    )

@@ -19,12 +19,12 @@ from connectors.sinks.postgres import Server
 from kafka_cluster import KafkaCluster
 from millstream.cli.app import app
 from millstream.connectors.catalog import remembered
-from millstream.errors import JobChanged
+from millstream.errors import JobChanged, OutputMismatch, ProducerFenced, StartOverRefused
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from millstream.spark.session.start import log_file
 from spark.conftest import spark  # noqa: F401
-from spark.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t, until, unweighted
+from spark.support import CAUGHT_UP, PATIENCE_S, SCHEMA, per_user, put, read, scores, seconds, t, until, unweighted
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
 
@@ -168,8 +168,61 @@ def test_jobs_on_kafka_are_listed_and_forgotten(log: KafkaLog, name: str, home: 
     said("jobs", "forget", name, "--yes")
     assert json.loads(said("jobs", "list")) == []
     assert not (home / "jobs" / name).exists()
+    with pytest.raises(OutputMismatch, match="another run of the job"):
+        copied(name).run(broker=log.address, until=CAUGHT_UP)
+    copied(name).run(broker=log.address, until=CAUGHT_UP, start_over=True)
+    assert numbers(log, f"{name}.copy") == [1]
+
+
+def test_the_same_job_in_another_folder_is_refused_and_the_first_goes_on(
+    log: KafkaLog, name: str, home: Path, tmp_path: Path
+) -> None:
+    """Until it is told to start over: then the first is shut out, and the results are those of one run."""
+    put(log, f"{name}.scores", [("a", 1, 1)])
+    first = copied(name).start(broker=log.address)
+    until(lambda: numbers(log, f"{name}.copy") == [1], "the row")
+    with pytest.raises(OutputMismatch) as raised:
+        copied(name).run(broker=log.address, folder=tmp_path / "other", master="spark://nowhere.invalid:7077")
+    for part in (f"'{name}'", f"{name}.copy", f"--folder {home / 'jobs' / name}", "--start-over", "start_over=True"):
+        assert part in str(raised.value)
+    put(log, f"{name}.scores", [("a", 2, 2)])
+    until(lambda: numbers(log, f"{name}.copy") == [1, 2], "the second row, of the job that was not disturbed")
+    assert first.is_running
+
+    copied(name).run(broker=log.address, folder=tmp_path / "other", until=CAUGHT_UP, start_over=True)
+    assert numbers(log, f"{name}.copy") == [1, 2]
+    put(log, f"{name}.scores", [("a", 3, 3)])
+    with pytest.raises(ProducerFenced, match="is written by another process now"):
+        first.wait(PATIENCE_S)
+    with pytest.raises(OutputMismatch, match=f"--folder {tmp_path / 'other'}"):
+        copied(name).run(broker=log.address, until=CAUGHT_UP)
+    copied(name).run(broker=log.address, folder=tmp_path / "other", until=CAUGHT_UP)
+    assert numbers(log, f"{name}.copy") == [1, 2, 3]
+
+
+def test_a_topic_that_was_removed_is_rebuilt(log: KafkaLog, name: str) -> None:
+    put(log, f"{name}.scores", [("a", 1, 1)])
     copied(name).run(broker=log.address, until=CAUGHT_UP)
-    assert numbers(log, f"{name}.copy") == [1, 1]
+    log.delete_topic(f"{name}.copy")
+    put(log, f"{name}.scores", [("a", 2, 2)])
+    with pytest.raises(OutputMismatch, match="is gone") as raised:
+        copied(name).run(broker=log.address, until=CAUGHT_UP)
+    [output] = copied(name).outputs
+    assert f"--rebuild-output {output.name}" in str(raised.value)
+    copied(name).run(broker=log.address, until=CAUGHT_UP, rebuild_output=output.name)
+    assert numbers(log, f"{name}.copy") == [1, 2]
+
+
+def test_a_topic_that_the_job_did_not_create_is_emptied_by_hand(log: KafkaLog, name: str) -> None:
+    log.create_topic(f"{name}.copy", schema=SCHEMA, partitions=3)
+    put(log, f"{name}.scores", [("a", 1, 1)])
+    copied(name).run(broker=log.address, until=CAUGHT_UP)
+    with pytest.raises(StartOverRefused, match=f"topics delete {name}.copy"):
+        copied(name).run(broker=log.address, until=CAUGHT_UP, start_over=True)
+    assert numbers(log, f"{name}.copy") == [1]
+    log.delete_topic(f"{name}.copy")
+    copied(name).run(broker=log.address, until=CAUGHT_UP, start_over=True)
+    assert numbers(log, f"{name}.copy") == [1]
 
 
 @pytest.mark.soak

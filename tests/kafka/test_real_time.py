@@ -231,6 +231,11 @@ PROGRAM = """
     report["log"] = log_file().read_text()
 
     report["other mode"] = failing(lambda: quick().start())
+    report["elsewhere"] = failing(lambda: quick().start(**settings, folder="elsewhere"))
+    checkpoint = job.folder.path / "checkpoint-real-time"
+    checkpoint.rename(job.folder.path / "aside")
+    report["no checkpoint"] = failing(lambda: quick().start(**settings))
+    report["folder"] = str(job.folder.path)
 
     def stopping():
         flow = ms.Flow("stopping")
@@ -398,3 +403,11 @@ def test_more_partitions_than_cores_are_refused(report: dict[str, Any]) -> None:
 @pytest.mark.soak
 def test_the_other_mode_is_refused_for_a_job_that_has_begun(report: dict[str, Any]) -> None:
     assert report["other mode"].startswith("JobChanged: the job 'quick' has run in real time")
+
+
+@pytest.mark.soak
+def test_a_job_that_runs_elsewhere_or_has_lost_its_checkpoint_is_refused(report: dict[str, Any]) -> None:
+    for refused in ("elsewhere", "no checkpoint"):
+        assert report[refused].startswith("OutputMismatch: ")
+        assert "--start-over" in report[refused]
+    assert f"--folder {report['folder']}" in report["elsewhere"]

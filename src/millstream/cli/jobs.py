@@ -122,9 +122,10 @@ def forget(
     name: JobName,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Forget what a job has kept: it begins anew, at the beginning of its sources.
+    """Forget what a job has kept: its progress and its state.
 
-    What it has written stays; written again, its rows come on top.
+    What it has written stays, so the same job is refused afterwards: run it with --start-over, which also empties its
+    outputs, or under another name.
 
     \b
     Example:
@@ -134,7 +135,7 @@ def forget(
     ask(f"Forget the state and the progress of '{name}'?", yes=yes)
     with job.held():
         job.remove()
-    show_done(session, f"forgot '{name}': it begins anew", document={"forgot": name})
+    show_done(session, f"forgot '{name}'", document={"forgot": name})
 
 
 def _job(session: Session, name: str, folder: Path | None = None) -> JobFolder:

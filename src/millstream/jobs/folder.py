@@ -122,7 +122,10 @@ class JobFolder:
                     f"the source '{name}' of the flow '{self.job}' is another topic than before, or was made anew: "
                     "how far the job has read says nothing about it",
                     where=str(self.path),
-                    next_step=f"give the source another name=, or rebuild the job's results: {self.command('rebuild')}",
+                    next_step=(
+                        "give the source another name=, or write all outputs from the start: "
+                        "millstream run flow.py --start-over"
+                    ),
                 )
         progress = self._progress()
         return fitted(self.job, str(self.path), layout, kept.steps, progress) if progress else first_fit(layout)

@@ -46,7 +46,7 @@ from millstream.plan.nodes import Read, Write
 from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
-from millstream.spark.claims import Claims, Reached
+from millstream.spark.claims import START_OVER, Claims, Reached
 from millstream.spark.failures import new_mark, of_query
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
@@ -462,6 +462,17 @@ def restart(outputs: Sequence[Write], folder: JobFolder, log: Broker, settings: 
     from_start = settings.since is None
     check_rebuild(settings.rebuilt, outputs, sources, address_of(log), folder.path, from_start=from_start)
     start_over(folder, outputs, log)
+
+
+def _reached(folder: JobFolder) -> Reached:
+    reached = Reached(*folder.newest_batches())
+    if reached.begun >= 0 and not (folder.path / DESCRIPTION).exists():
+        raise OutputMismatch(
+            f"the job '{folder.job}' has progress, and the file {DESCRIPTION} that belongs to it is gone",
+            where=str(folder.path),
+            next_step=f"restore the file from a backup; or write all outputs from the start: {START_OVER}",
+        )
+    return reached
 
 
 def _forget_if_done(job: Job, claims: Claims, runs: Path) -> None:

@@ -291,7 +291,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | 
         if is_new:
             restart(work.outputs, folder, broker, settings, display)
         claims = opening.enter_context(Claims(work.name, folder, work.outputs, broker))
-        claims.settle(_reached(folder), DESCRIPTION)
+        claims.settle(_reached(folder))
         sink = _opened(next(iter(work.sinks.values())), opening)
         for output, topic in work.sinks.items():
             work.targets[output] = _prepared(sink, output, topic)
@@ -332,7 +332,7 @@ def _check_folder(folder: JobFolder, work: Work) -> None:
             f"the flow '{folder.job}' reads other topics than before, or in another order: "
             f"{', '.join(before)} before, now {', '.join(_described(work))}",
             where=str(folder.path),
-            next_step=f"give the flow another name, or begin anew: millstream jobs forget {folder.job}",
+            next_step=f"give the flow another name; or write all outputs from the start: {START_OVER}",
         )
 
 
@@ -348,7 +348,7 @@ def _other_mode(folder: JobFolder, before: str, now: str) -> JobChanged:
         where=str(folder.path),
         next_step=(
             f"run it as before; or give the flow another name (and since=… to begin where this one is); "
-            f"or begin anew: millstream jobs forget {folder.job}"
+            f"or write all outputs from the start: {START_OVER}"
         ),
     )
 

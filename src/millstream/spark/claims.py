@@ -17,7 +17,7 @@ from typing import Any
 from millstream.connectors.claims import Claim, Found, Keeper, keeper_of
 from millstream.connectors.file_ledger import FileLedger
 from millstream.errors import OutputMismatch, SinkUnavailable
-from millstream.jobs.folder import DESCRIPTION, OUTPUTS, SINKS, JobFolder
+from millstream.jobs.folder import OUTPUTS, SINKS, JobFolder
 from millstream.log import Broker
 from millstream.log.disk import read_document, write_document
 from millstream.plan.nodes import Write
@@ -50,15 +50,9 @@ class Claims:
 
     # ------------------------------------------------------------ a job starts
 
-    def settle(self, reached: Reached, description: str = DESCRIPTION) -> None:
+    def settle(self, reached: Reached) -> None:
         """Refuses outputs that do not belong to this run, and makes the others its own. Nothing is written before."""
         self._reached = reached
-        if reached.begun >= 0 and not (self._folder.path / description).exists():
-            raise OutputMismatch(
-                f"the job '{self._job}' has progress, and the file {description} that belongs to it is gone",
-                where=str(self._folder.path),
-                next_step=f"restore the file from a backup; or start over: {START_OVER}",
-            )
         self._pending = set(self._keepers)
         looks = {}
         for name in self._keepers:

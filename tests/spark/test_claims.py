@@ -10,8 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import millstream as ms
+from millstream.cli.app import app
 from millstream.errors import NotFound, OutputMismatch, StartOverRefused
 from millstream.log import EmbeddedLog
 
@@ -142,6 +144,32 @@ def test_outputs_that_are_gone_are_rebuilt(shop: Shop) -> None:
     put(shop.log, "scores", MORE)
     shop.run()
     assert shop.written() == SECOND
+
+
+def test_a_job_is_started_over_and_rebuilt_from_the_command_line(log: EmbeddedLog, tmp_path: Path) -> None:
+    file = tmp_path / "flow.py"
+    lines = ["import millstream as ms", "flow = ms.Flow('copies')"]
+    file.write_text("\n".join([*lines, f"flow.read('scores', '{SCHEMA}').write('copy', name='copy')"]))
+    put(log, "scores", ROWS)
+
+    def run(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["run", str(file), "--log", str(log.path), "--until", CAUGHT_UP, *options])
+        return done.exit_code, done.output
+
+    assert run()[0] == 0
+    shutil.rmtree(log.path / "jobs" / "copies" / "checkpoint")
+    code, said = run()
+    assert code == 2
+    assert "millstream run flow.py --start-over" in said
+    assert run("--start-over")[0] == 0
+    assert len(read(log, "copy")) == len(ROWS)
+    log.delete_topic("copy")
+    code, said = run()
+    assert code == 2
+    assert "--rebuild-output copy" in said
+    assert run("--rebuild-output", "copies")[0] == 3
+    assert run("--rebuild-output", "copy")[0] == 0
+    assert len(read(log, "copy")) == len(ROWS)
 
 
 def test_a_start_over_that_was_cut_short_is_completed(shop: Shop) -> None:

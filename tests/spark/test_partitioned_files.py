@@ -135,7 +135,7 @@ def test_workers_write_files_of_many_rows_and_the_driver_puts_them_in_place(log:
     names = [path.name for path in (out / "rows").rglob("*.parquet")]
     assert len(names) >= 3
     assert all(re.search(r"-\d{10}-\d{4}\.parquet$", name) for name in names), names
-    assert not any(path.name.startswith(".") for path in (out / "rows").iterdir())
+    assert not any(path.name.startswith(".drafts") for path in (out / "rows").iterdir())
     found = pl.read_parquet(out / "rows/**/*.parquet", hive_partitioning=True).sort("n")
     assert found["n"].to_list() == list(range(MANY))
     assert found.filter(pl.col("kind") != pl.col("n") % 3).is_empty()

@@ -13,6 +13,7 @@ from millstream.connectors.file_ledger import FileLedger, replace_durably, unava
 from millstream.plan.endpoints import Files, Foreach, Memory
 
 PREFIX = ".millstream-output-"
+"""Without an ending: a reader may ask for all files with one, hidden or not."""
 
 
 class FilesKeeper:
@@ -22,7 +23,7 @@ class FilesKeeper:
         self._folder = Path(place.path).expanduser().absolute()
         self._claim = claim
         self._ledger = ledger
-        self._note = self._folder / f"{PREFIX}{digest(claim.job, claim.step)}.json"
+        self._note = self._folder / f"{PREFIX}{digest(claim.job, claim.step)}"
         self.where = f"files in {self._folder}"
 
     def look(self) -> Found:

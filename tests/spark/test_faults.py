@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 from connectors.sinks.postgres import Server
-from millstream.errors import SparkFailed
+from millstream.errors import OutputMismatch, SparkFailed
 from millstream.log import EmbeddedLog
 
 from .killing import Killed, kill_a_few_times, kill_often
-from .support import CAUGHT_UP, SCHEMA, put, until
+from .support import CAUGHT_UP, PATIENCE_S, SCHEMA, put, until
 
 KILLS_OF_A_SOAK = 50
 
@@ -126,6 +126,32 @@ def test_a_job_that_waits_can_be_stopped(spark: SparkSession, tmp_path: Path, se
         assert stored(dsn) == list(range(21))
         with log.consumer("copy") as consumer:
             assert sorted(record.value["n"] for record in consumer.until_caught_up()) == list(range(21))
+
+
+def test_an_output_that_was_down_at_the_start_is_looked_at_before_its_first_batch(
+    spark: SparkSession, tmp_path: Path, server: Server
+) -> None:
+    """Another run of the job has written it, which nobody can know before the database is back."""
+    dsn = server.new_database()
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as log:
+        log.create_topic("scores", schema=SCHEMA)
+        put(log, "scores", [("a", n, n) for n in range(10)])
+
+        def flow() -> ms.Flow:
+            made = ms.Flow("late")
+            made.read("scores", SCHEMA).write(ms.postgres(dsn, "scores"))
+            return made
+
+        flow().run(broker=log.path, until=CAUGHT_UP)
+        server.stop()
+        try:
+            job = flow().start(broker=log.path, folder=tmp_path / "other")
+            until(lambda: job.progress.waits_for, "the job to wait")
+        finally:
+            server.start()
+        with pytest.raises(OutputMismatch, match="another run of the job"):
+            job.wait(PATIENCE_S)
+        assert stored(dsn) == list(range(10))
 
 
 @pytest.mark.own_processes

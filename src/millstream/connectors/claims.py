@@ -8,19 +8,16 @@ outputs with what it has kept before it writes anything.
 from __future__ import annotations
 
 import hashlib
-import os
 import socket
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from millstream.connectors.file_ledger import FileLedger
-from millstream.errors import OutputMismatch, StartOverRefused
+from millstream.errors import StartOverRefused
 from millstream.log import Broker, EmbeddedLog
-from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of
+from millstream.log.kafka.address import KafkaAddress, address_of
 from millstream.plan import endpoints as places
-
-__all__ = ["Claim", "Found", "Keeper", "OutputMismatch", "keeper_of"]
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,3 @@ def shared(what: str, where: str, next_step: str) -> StartOverRefused:
 def digest(job: str, step: str) -> str:
     """A name for files, of a job and a step."""
     return hashlib.sha256(f"{job}\0{step}".encode()).hexdigest()[:16]
-
-
-def is_kafka(address: str | os.PathLike[str]) -> bool:
-    return os.fspath(address).startswith(SCHEME)

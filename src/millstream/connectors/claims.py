@@ -92,19 +92,19 @@ class Keeper(Protocol):
 
 def keeper_of(place: Any, claim: Claim, ledger: FileLedger, broker: Broker) -> Keeper:
     if isinstance(place, str) and isinstance(broker, EmbeddedLog):
-        from millstream.connectors.topic_claims import TopicKeeper
+        from millstream.connectors.topic.claims import TopicKeeper
 
         return TopicKeeper(broker, place, claim)
     if isinstance(place, str | places.Kafka):
-        from millstream.connectors.kafka_claims import KafkaKeeper
+        from millstream.connectors.kafka.claims import KafkaKeeper
 
         return KafkaKeeper(_kafka(place, broker, claim.step), place if isinstance(place, str) else place.topic, claim)
     if isinstance(place, places.Sqlite):
-        from millstream.connectors.table_claims import SqliteKeeper
+        from millstream.connectors.databases.claims import SqliteKeeper
 
         return SqliteKeeper(place, claim)
     if isinstance(place, places.Postgres):
-        from millstream.connectors.table_claims import PostgresKeeper
+        from millstream.connectors.databases.claims import PostgresKeeper
 
         return PostgresKeeper(place, claim)
     if isinstance(place, places.Files):

@@ -26,6 +26,7 @@ from millstream.connectors.files.sink import FilesSink
 from millstream.connectors.opening_sources import KafkaSource, Offsets, TopicSource, open_source
 from millstream.connectors.sink import Sink, open_sink
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
+from millstream.jobs.claims import START_OVER, Claims, Reached
 from millstream.jobs.display import Display
 from millstream.jobs.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.jobs.kept_steps import notice_of, places_of
@@ -33,11 +34,12 @@ from millstream.jobs.notices import Notices
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.progress import Progress, ProgressFile
-from millstream.jobs.rebuilding import check_complete, finish_rebuild, pending_rebuild
+from millstream.jobs.rebuilding import check_complete
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
 from millstream.jobs.session import session_of
 from millstream.jobs.settings import CAUGHT_UP, REAL_TIME, Settings, refused
+from millstream.jobs.start_over import check_rebuild, start_over, starts_over
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.endpoints import Kafka, Socket
@@ -46,7 +48,6 @@ from millstream.plan.nodes import Read, Write
 from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
-from millstream.spark.claims import START_OVER, Claims, Reached
 from millstream.spark.failures import new_mark, of_query
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
@@ -57,7 +58,6 @@ from millstream.spark.query.state_runner import Shipment
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.session.start import kept_log
 from millstream.spark.session.user_code import modules
-from millstream.spark.start_over import check_rebuild, start_over, starts_over
 
 GIVE_UP_S = 10.0
 """How long Spark may take to break a batch off."""

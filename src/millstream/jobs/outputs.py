@@ -22,6 +22,7 @@ from millstream.connectors.files.drafts import Draft
 from millstream.connectors.files.sink import FilesSink
 from millstream.connectors.sink import Refusal, Sink
 from millstream.errors import DamagedState, MillstreamError, SinkUnavailable
+from millstream.jobs.claims import Claims
 from millstream.jobs.folder import SINKS
 from millstream.jobs.notices import Notices
 from millstream.jobs.progress import Progress
@@ -31,7 +32,6 @@ from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bad_rows import record_failed
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Node, Write
-from millstream.spark.claims import Claims
 from millstream.spark.failures import of_users_code
 from millstream.spark.query.job_feed import REACHED, STOP
 from millstream.spark.query.packing import DRIVER, as_written, control_from_bytes, from_bytes

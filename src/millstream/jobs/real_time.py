@@ -28,6 +28,7 @@ from millstream.errors import (
     OutputMismatch,
     RecordFailed,
 )
+from millstream.jobs.claims import START_OVER, Claims, Reached
 from millstream.jobs.display import Display
 from millstream.jobs.folder import JobFolder, newest_number
 from millstream.jobs.job import LOOK_S, Job, _log, _share_path, restart
@@ -35,6 +36,7 @@ from millstream.jobs.progress import Progress
 from millstream.jobs.renaming import renamed
 from millstream.jobs.session import session_of
 from millstream.jobs.settings import Settings
+from millstream.jobs.start_over import starts_over
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import ADDRESS_VARIABLE, connect
 from millstream.log.disk import read_document, write_document
@@ -45,12 +47,10 @@ from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.walking import in_order
 from millstream.records import can_evolve
-from millstream.spark.claims import START_OVER, Claims, Reached
 from millstream.spark.failures import new_mark, of_query
 from millstream.spark.real_time.java_client import java_settings
 from millstream.spark.real_time.json_sql import check_type
 from millstream.spark.real_time.steps import MARK, Target, compiled
-from millstream.spark.start_over import starts_over
 from millstream.terminal import escaped
 from millstream.user_lines import users_line
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from millstream.connectors.opening_sources import KafkaSource, TopicSource, open_source
 from millstream.errors import JobChanged, NotFound, StartOverRefused
+from millstream.jobs.claims import START_OVER, Claims
 from millstream.jobs.folder import BEFORE_MOVE, JobFolder
 from millstream.jobs.settings import Settings
 from millstream.log import Broker
 from millstream.plan.endpoints import Rate, Socket
 from millstream.plan.nodes import Read, Write
-from millstream.spark.claims import START_OVER, Claims
 from millstream.user_lines import users_line
 
 

@@ -76,10 +76,6 @@ def repair(session: Session, name: JobName, folder: Folder = None) -> None:
 def rebuild(
     session: Session,
     name: JobName,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OUTPUT", help="An output that is not emptied; may be given several times."),
-    ] = None,
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="Rebuild even if the sources have lost their first records.")
     ] = False,
@@ -88,32 +84,21 @@ def rebuild(
 ) -> None:
     """Rebuild the results of a job from its sources: its next run starts over, and empties its outputs first.
 
-    Tables and topics are emptied whole, whoever wrote to them; of files those of this job are removed. What the job
-    has kept is set aside, not deleted.
-
     \b
     Example:
       millstream jobs rebuild team-scores
       millstream run flow.py
     """
-    from millstream.jobs.rebuilding import check_rebuildable, outputs_of
-    from millstream.jobs.rebuilding import rebuild as rebuilt
+    from millstream.jobs.rebuilding import Rebuild, request_rebuild
 
-    job, keep = _job(session, name, folder), keep or []
+    job = _job(session, name, folder)
+    ask(f"Let the next run of '{name}' empty its outputs and start over?", yes=yes)
     with job.held():
-        outputs = outputs_of(job)
-        check_rebuildable(job, outputs, keep)
-    emptied = [f"{output.name}: {output.place}" for output in outputs if output.name not in keep]
-    question = f"Let the next run of '{name}' start over, and empty {', '.join(emptied) or 'no output'}?"
-    ask(question, yes=yes)
-    with job.held():
-        wanted, aside = rebuilt(job, keep=keep, allow_loss=allow_loss)
+        request_rebuild(job, Rebuild(allow_loss))
     show_done(
         session,
-        *(f"the next run empties {output.name}: {output.place}" for output in wanted.outputs),
-        f"'{name}' starts over with its next run: millstream run FILE",
-        f"what it has kept is in {aside}",
-        document={"job": name, "empties": [output.name for output in wanted.outputs], "aside": str(aside)},
+        f"'{name}' empties its outputs and starts over with its next run: millstream run FILE",
+        document={"job": name, "allows_loss": allow_loss},
     )
 
 
@@ -166,8 +151,7 @@ def _folders(session: Session) -> list[Path]:
 
 
 def _state(folder: Path) -> tuple[str, int, list[str]]:
-    from millstream.jobs.folder import JobFolder
-    from millstream.jobs.rebuilding import REAL_TIME
+    from millstream.jobs.folder import REAL_TIME_CHECKPOINT, JobFolder
     from millstream.log.disk import FileLock
 
     with FileLock(folder / "lock").attempt() as free:
@@ -175,7 +159,7 @@ def _state(folder: Path) -> tuple[str, int, list[str]]:
     commits = folder.glob("checkpoint*/commits/*")  # the second is of a job in real time
     numbers = [int(entry.name) for entry in commits if entry.name.isdigit()]
     batches = max(numbers, default=-1) + 1
-    if (folder / REAL_TIME).exists():
+    if (folder / REAL_TIME_CHECKPOINT).exists():
         return state, batches, []
     try:
         kept = JobFolder(folder, folder.name).kept()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -36,12 +35,6 @@ class ConsoleSink:
         if shown.num_rows:
             self._show(batch, shown)
         self._ledger.record(batch)
-
-    def newest(self) -> int | None:
-        return self._ledger.newest()
-
-    def clear(self, runs: Sequence[str]) -> None:
-        """What was printed stays printed."""
 
     def close(self) -> None:
         """Nothing is held open."""

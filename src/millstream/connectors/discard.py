@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
 from millstream.connectors.refusals import Refuse, stop
@@ -12,12 +10,6 @@ from millstream.connectors.refusals import Refuse, stop
 class DiscardSink:
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         """Nothing stays, so nothing is there twice."""
-
-    def newest(self) -> int | None:
-        return None
-
-    def clear(self, runs: Sequence[str]) -> None:
-        """Nothing is there."""
 
     def close(self) -> None:
         """Nothing is held."""

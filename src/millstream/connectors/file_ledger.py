@@ -74,19 +74,9 @@ class FileLedger:
         """Names this run among all of the job; runs that began later sort behind."""
         return str(self._content()["run"])
 
-    def newest(self) -> int | None:
-        """The newest batch written; None before the first."""
-        newest = self._content().get("batch")
-        return None if newest is None else int(newest)
-
     def has(self, batch: int) -> bool:
-        newest = self.newest()
-        return newest is not None and batch <= newest
-
-    def newest_begun(self) -> int | None:
-        """The newest batch of which anything may be seen."""
-        writing = self._content().get("writing")
-        return self.newest() if writing is None else int(writing["batch"])
+        newest = self._content().get("batch")
+        return newest is not None and batch <= int(newest)
 
     def newest(self) -> int | None:
         """The newest batch that was written, or that was about to be."""
@@ -120,12 +110,6 @@ class FileLedger:
     def is_settled(self) -> bool:
         """Whether there is nothing that was about to be done."""
         return "writing" not in self._content()
-
-    def name_place(self, place: str, *, can_clear: bool) -> None:
-        """Notes where the rows go, for those who have the job's folder and not its flow."""
-        named = {"place": place, "can_clear": can_clear}
-        if any(self._content().get(key) != value for key, value in named.items()):
-            self._write({**self._content(), **named})
 
     def use(self, drafts: Path) -> None:
         """Notes where drafts lie, for whoever removes the ledger."""

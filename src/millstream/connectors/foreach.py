@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
 from millstream.connectors.file_ledger import FileLedger
@@ -34,16 +32,6 @@ class ForeachSink:
                     next_step="mend the function; the batch comes again. Raise SinkUnavailable to have it tried later",
                 ) from error
         self._ledger.record(batch)
-
-    def newest(self) -> int | None:
-        return self._ledger.newest()
-
-    def clear(self, runs: Sequence[str]) -> None:
-        raise SinkFailed(
-            f"what {self._place} has written is known to the function alone",
-            where=f"step '{self._step}'",
-            next_step="remove it where it is, then say that this output is kept",
-        )
 
     def close(self) -> None:
         """The function holds what it holds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,18 +17,11 @@ class MemorySink:
         self._ledger_key = (job, step, run)
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
-        newest = self.newest()
-        if newest is not None and batch <= newest:
+        if batch <= self._collected.batches.get(self._ledger_key, -1):
             return
         if rows.num_rows:
             self._collected.tables.append(with_weights(rows, weights))
         self._collected.batches[self._ledger_key] = batch
-
-    def newest(self) -> int | None:
-        return self._collected.batches.get(self._ledger_key)
-
-    def clear(self, runs: Sequence[str]) -> None:
-        self._collected.tables.clear()
 
     def close(self) -> None:
         """The rows stay, for those who want to look."""

@@ -18,7 +18,6 @@ from millstream.errors import InvalidInput
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of
 from millstream.plan import endpoints as places
-from millstream.postgres_address import without_password
 from millstream.records import Schema
 
 __all__ = ["Refusal", "Refuse", "Sink", "open_sink"]
@@ -32,15 +31,6 @@ class Sink(Protocol):
         Rows that it will never take are left out: `refuse` is called with them, before the rest is final, and not if
         the batch was written before. Raises SinkUnavailable if the same batch should be tried again later, and any
         other error if that is no use.
-        """
-
-    def newest(self) -> int | None:
-        """The newest batch of this run that was written; None before the first. Raises as `write` does."""
-
-    def clear(self, runs: Sequence[str]) -> None:
-        """Removes what the job has written in these earlier runs; where rows of runs cannot be told apart, all rows.
-
-        Raises as `write` does.
         """
 
     def close(self) -> None: ...
@@ -66,7 +56,6 @@ def open_sink(
     if isinstance(place, places.Place):
         place.check_written(schema)
     ledger = FileLedger(folder, step)
-    ledger.name_place(described(place), can_clear=not isinstance(place, places.Foreach))
     if isinstance(place, str | places.Kafka):
         return _topic_sink(place, schema, broker, job=job, step=step, run=ledger.run, keys=keys, table=table)
     if isinstance(place, places.Files):
@@ -102,19 +91,6 @@ def open_sink(
         where=f"step '{step}'",
         next_step="write to a topic's name, or to kafka, files, sqlite, postgres, console, memory, foreach or discard",
     )
-
-
-def described(place: Any) -> str:
-    """Where an output goes, for people; two outputs with the same description write to the same place."""
-    if isinstance(place, str):
-        return f"topic '{place}'"
-    if isinstance(place, places.Files):
-        return f"files in {Path(place.path).expanduser().absolute()}"
-    if isinstance(place, places.Sqlite):
-        return f"table '{place.table}' of {Path(place.path).expanduser().absolute()}"
-    if isinstance(place, places.Postgres):
-        return f"table '{place.table}' of {without_password(place.dsn.reveal())}"
-    return str(place)
 
 
 def _topic_sink(place: str | places.Kafka, schema: Schema, broker: Any, **named: Any) -> Sink:

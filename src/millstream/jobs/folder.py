@@ -35,6 +35,7 @@ SINKS = "sinks"
 OUTPUTS = "outputs.json"
 """Which run has written each output, and which topic that was."""
 STARTING_OVER = "starting_over"
+REAL_TIME_CHECKPOINT = "checkpoint-real-time"
 ORPHAN_S_MIN = 3600.0
 RUNS = "millstream-runs-"
 """How a folder is named that holds the state of one job beside each executor, rebuilt if it is lost. The job's random

@@ -26,7 +26,7 @@ from millstream.connectors.files.sink import FilesSink
 from millstream.connectors.opening_sources import KafkaSource, Offsets, TopicSource, open_source
 from millstream.connectors.sink import Sink, open_sink
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
-from millstream.jobs.claims import START_OVER, Claims, Reached
+from millstream.jobs.claims import Claims, Reached
 from millstream.jobs.display import Display
 from millstream.jobs.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.jobs.kept_steps import notice_of, places_of
@@ -34,7 +34,6 @@ from millstream.jobs.notices import Notices
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.progress import Progress, ProgressFile
-from millstream.jobs.rebuilding import check_complete
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
 from millstream.jobs.session import session_of
@@ -416,11 +415,8 @@ def keys_of(output: Write) -> tuple[str, ...]:
     return ()
 
 
-def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder, *, is_whole: bool) -> dict[str, str]:
-    """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name.
-
-    With `is_whole` a topic must still have its first records.
-    """
+def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -> dict[str, str]:
+    """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name."""
     found = {}
     layout = Layout(tuple(outputs), 1)
     for node in layout.sources:
@@ -438,8 +434,6 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder, *
         own = folder.path / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
         source.latest()
-        if is_whole:
-            check_complete(folder, node.name, source)
         if isinstance(source, TopicSource | KafkaSource):
             found[node.name] = source.identity
         source.close()
@@ -458,21 +452,8 @@ def _check_kept(folder: JobFolder, layout: Layout, identities: dict[str, str]) -
 def restart(outputs: Sequence[Write], folder: JobFolder, log: Broker, settings: Settings, display: Display) -> None:
     """Starts over, before Spark is started."""
     display.phase("starting over: emptying the outputs")
-    sources = Layout(tuple(outputs), 1).fed_sources
-    from_start = settings.since is None
-    check_rebuild(settings.rebuilt, outputs, sources, address_of(log), folder.path, from_start=from_start)
+    check_rebuild(settings, outputs, Layout(tuple(outputs), 1).fed_sources, address_of(log), folder)
     start_over(folder, outputs, log)
-
-
-def _reached(folder: JobFolder) -> Reached:
-    reached = Reached(*folder.newest_batches())
-    if reached.begun >= 0 and not (folder.path / DESCRIPTION).exists():
-        raise OutputMismatch(
-            f"the job '{folder.job}' has progress, and the file {DESCRIPTION} that belongs to it is gone",
-            where=str(folder.path),
-            next_step=f"restore the file from a backup; or write all outputs from the start: {START_OVER}",
-        )
-    return reached
 
 
 def _forget_if_done(job: Job, claims: Claims, runs: Path) -> None:

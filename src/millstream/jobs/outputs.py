@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from millstream.connectors.files.drafts import Draft
 from millstream.connectors.files.sink import FilesSink
 from millstream.connectors.sink import Refusal, Sink
-from millstream.errors import DamagedState, MillstreamError, SinkUnavailable
+from millstream.errors import MillstreamError, SinkUnavailable
 from millstream.jobs.claims import Claims
 from millstream.jobs.folder import SINKS
 from millstream.jobs.notices import Notices
@@ -69,7 +69,6 @@ class Outputs:
         progress: Progress,
         on_noted: Callable[[], None],
         notices: Notices,
-        known: int,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
     ) -> None:
         self._layout = layout
@@ -79,8 +78,6 @@ class Outputs:
         self._progress = progress
         self._on_noted = on_noted
         self._notices = notices
-        self._known = known
-        self._is_checked = False
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
@@ -96,7 +93,6 @@ class Outputs:
     def _take(self, batch: DataFrame, number: int) -> None:
         rows = collected(batch)
         reports = [control_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
-        self._check_known()
         self._note(reports, number)
         first = len(self._layout.chain)
         tables = {}
@@ -168,24 +164,6 @@ class Outputs:
 
         self._patiently(output, write)
         return self._patiently(output, lambda: kept.of(number))
-
-    def _check_known(self) -> None:
-        """Before the first batch: an output that has a batch which the checkpoint has lost would pass over its rows.
-
-        The batch of that number has other rows now.
-        """
-        if self._is_checked:
-            return
-        for output, sink in self._sinks.items():
-            newest = self._patiently(output, sink.newest)
-            if newest is not None and newest > self._known:
-                raise DamagedState(
-                    f"the output '{output.name}' has batch {newest}, and the checkpoint of the job "
-                    + (f"ends with batch {self._known}" if self._known >= 0 else "knows of no batch")
-                    + ": it was damaged, or is an older copy",
-                    where=str(self._folder),
-                )
-        self._is_checked = True
 
     def _patiently(self, output: Write, attempt: Callable[[], Answer]) -> Answer:
         """Tries until a sink is there, unless the job is to end."""

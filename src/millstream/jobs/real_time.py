@@ -30,6 +30,7 @@ from millstream.errors import (
 )
 from millstream.jobs.claims import START_OVER, Claims, Reached
 from millstream.jobs.display import Display
+from millstream.jobs.folder import REAL_TIME_CHECKPOINT as CHECKPOINT
 from millstream.jobs.folder import JobFolder, newest_number
 from millstream.jobs.job import LOOK_S, Job, _log, _share_path, restart
 from millstream.jobs.progress import Progress
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
 
 MODE = "real time"
-CHECKPOINT = "checkpoint-real-time"
 DESCRIPTION = "real_time.json"
 BATCH_S = 5
 """How often it is noted how far the job is; Spark takes no less."""

@@ -99,6 +99,13 @@ def check_ledgers(folder: JobFolder, outputs: Iterable[str]) -> None:
             )
 
 
+def remove_damaged_ledgers(folder: JobFolder) -> None:
+    """Before a job starts over: which run wrote an output, the output itself knows."""
+    for path in sorted((folder.path / SINKS).glob("*/*.json")):
+        if flaw(path, _as_ledger) is not None:
+            path.unlink()
+
+
 def _as_ledger(path: Path) -> None:
     if not isinstance(read_document(path)["run"], str):
         raise ValueError("it names no run")

@@ -1,6 +1,5 @@
 """What every sink promises: a batch is written once, however often and in whatever process it comes."""
 
-import json
 import shutil
 
 import pyarrow as pa
@@ -8,7 +7,7 @@ import pytest
 
 import millstream as ms
 from millstream.connectors.sink import open_sink
-from millstream.errors import InvalidInput, SinkFailed
+from millstream.errors import InvalidInput
 from millstream.plan import endpoints as places
 from millstream.records import Schema
 
@@ -65,76 +64,6 @@ def test_a_job_that_begins_anew_writes_its_batches_again(target):
         if run == 0:
             shutil.rmtree(target.folder / "job")
     assert sorted(row["score"] for row in target.rows()) == [1, 1, 2, 2]
-
-
-def test_a_sink_knows_its_newest_batch(target):
-    sink = target.open()
-    assert sink.newest() is None
-    sink.write(0, table(SCORES, [A]), None)
-    sink.write(4, table(SCORES, []), None)
-    assert sink.newest() == 4
-    sink.close()
-    sink = target.open()
-    assert sink.newest() == 4
-    sink.close()
-
-
-def test_what_earlier_runs_have_written_is_cleared(target):
-    """Goal: a job that starts over leaves its rows once. Method: two runs, a third that clears what they wrote."""
-    runs = []
-    for number in range(3):
-        sink = target.open()
-        if number == 2:
-            sink.clear(runs)
-        sink.write(0, table(SCORES, [A]), None)
-        sink.write(1, table(SCORES, [B]), None)
-        sink.close()
-        runs.append(json.loads(next((target.folder / "job").rglob("*.json")).read_text())["run"])
-        if number < 2:
-            shutil.rmtree(target.folder / "job")
-    assert target.rows() == [A, B]
-
-
-def test_a_topic_that_is_cleared_keeps_its_settings_and_gets_another_identity(tmp_path, log):
-    log.create_topic("scores", schema=SCORES, partitions=3, retention="2 days")
-    before = log.topic("scores")
-    sink = open_sink("scores", SCORES, job="j", step="s", broker=log, folder=tmp_path / "j")
-    sink.clear([])
-    sink.close()
-    after = log.topic("scores")
-    assert after.settings == before.settings
-    assert after.identity != before.identity
-
-
-def test_a_topic_that_readers_were_switched_to_is_not_cleared(tmp_path, log):
-    for name in ("scores", "scores.v2"):
-        log.create_topic(name, schema=SCORES)
-    log.switch("scores", "scores.v2")
-    sink = open_sink("scores.v2", SCORES, job="j", step="s", broker=log, folder=tmp_path / "j")
-    with pytest.raises(SinkFailed, match="readers were switched") as raised:
-        sink.clear([])
-    assert "millstream switch scores --off" in raised.value.next_step
-    sink.close()
-
-
-def test_of_files_only_those_of_the_runs_named_are_cleared(tmp_path, log):
-    kept = ["w-20260101T000000-0123abcd-0000000000.parquet", "notes.txt", "w-20260102T000000-0123abcd-1.txt"]
-    gone = ["w-20260102T000000-0123abcd-0000000000.parquet", "day=1/w-20260102T000000-0123abcd-0000000001-0002.json"]
-    (tmp_path / "out" / "day=1").mkdir(parents=True)
-    for name in (*kept, *gone):
-        (tmp_path / "out" / name).touch()
-    sink = open_sink(ms.files(tmp_path / "out"), SCORES, job="j", step="w", broker=log, folder=tmp_path / "j")
-    sink.clear(["20260102T000000-0123abcd"])
-    sink.close()
-    left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert sorted(path.name for path in left) == sorted(kept)
-
-
-def test_what_a_function_has_done_is_not_cleared(tmp_path, log):
-    place = ms.foreach(lambda rows, batch: None)
-    sink = open_sink(place, SCORES, job="j", step="s", broker=log, folder=tmp_path / "j")
-    with pytest.raises(SinkFailed, match="known to the function alone"):
-        sink.clear([])
 
 
 def test_steps_and_jobs_have_ledgers_of_their_own(tmp_path, log):

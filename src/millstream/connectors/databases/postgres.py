@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
@@ -28,7 +28,6 @@ from millstream.secrets import concealed
 if TYPE_CHECKING:
     import psycopg
 
-Answer = TypeVar("Answer")
 STAGE = "_millstream_stage"
 WHAT = "_millstream_what"
 ESCAPED = {"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"}  # the backslash first, since it stands in the others
@@ -69,28 +68,17 @@ class PostgresSink:
         self._check_names()
         self._db: psycopg.Connection[Any] | None = None
         with suppress(SinkUnavailable):  # `write` says so, and tries again
-            self._run(None, lambda _: None)
+            self._run(None, None)
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         refused = unfit(rows, UNFIT)
         units = self._layout.units(rows, weights, refused)
 
         def put(db: psycopg.Connection[Any]) -> None:
-            with db.transaction():
-                if self._is_new(db, batch):
-                    found = units.applied(lambda part: self._attempt(db, part, staged=part is not units))
-                    refuse(refusals_of(refused | found))
+            found = units.applied(lambda part: self._attempt(db, part, staged=part is not units))
+            refuse(refusals_of(refused | found))
 
         self._run(batch, put)
-
-    def newest(self) -> int | None:
-        asked = f"SELECT batch FROM {self._ledger} WHERE job = %s AND step = %s AND run = %s"
-        names = (self._job, self._step, self._run_name)
-        found = self._run(None, lambda db: self._do(db, asked, names).fetchone())
-        return None if found is None else int(found[0])
-
-    def clear(self, runs: Sequence[str]) -> None:
-        self._run(None, lambda db: self._do(db, f"DELETE FROM {self._table}"))
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -100,10 +88,14 @@ class PostgresSink:
 
     # ------------------------------------------------------------ one transaction
 
-    def _run(self, batch: int | None, do: Callable[[psycopg.Connection[Any]], Answer]) -> Answer:
-        """Does something with the database, in which the table is there, perhaps for a batch."""
+    def _run(self, batch: int | None, put: Callable[[psycopg.Connection[Any]], None] | None) -> None:
+        """Puts the rows of a batch; without one it only sees that the table is there."""
         try:
-            return do(self._db or self._open())
+            db = self._db or self._open()
+            if batch is not None and put is not None:
+                with db.transaction():
+                    if self._is_new(db, batch):
+                        put(db)
         except self._psycopg.Error as error:
             connected = self._db is not None
             self.close()

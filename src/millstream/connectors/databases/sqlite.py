@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -24,7 +23,6 @@ BUSY_SECONDS = 10.0
 PASSING = ("BUSY", "LOCKED", "IOERR", "FULL", "CANTOPEN", "READONLY", "PROTOCOL", "NOMEM", "PERM", "INTERRUPT")
 OF_A_ROW = ("CONSTRAINT", "MISMATCH", "TOOBIG")
 ATTEMPT = "_millstream_attempt"
-Answer = TypeVar("Answer")
 
 
 class SqliteSink:
@@ -36,29 +34,17 @@ class SqliteSink:
         self._db: sqlite3.Connection | None = None
         self._indexed = False
         with suppress(SinkUnavailable):  # `write` says so, and tries again
-            self._run(None, lambda _: None)
+            self._run(None, None)
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         refused = unfit(rows, AS_TEXT)
         units = self._layout.units(rows, weights, refused)
 
         def put(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN IMMEDIATE")
-            if self._is_new(db, batch):
-                found = units.applied(lambda part: self._attempt(db, part))
-                refuse(refusals_of(refused | found))
-            db.execute("COMMIT")
+            found = units.applied(lambda part: self._attempt(db, part))
+            refuse(refusals_of(refused | found))
 
         self._run(batch, put)
-
-    def newest(self) -> int | None:
-        asked = f"SELECT batch FROM {LEDGER} WHERE job = ? AND step = ? AND run = ?"
-        names = (self._job, self._step, self._run_name)
-        found = self._run(None, lambda db: db.execute(asked, names).fetchone())
-        return None if found is None else int(found[0])
-
-    def clear(self, runs: Sequence[str]) -> None:
-        self._run(None, lambda db: db.execute(f"DELETE FROM {quoted(self._table)}"))
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -68,10 +54,15 @@ class SqliteSink:
 
     # ------------------------------------------------------------ one transaction
 
-    def _run(self, batch: int | None, do: Callable[[sqlite3.Connection], Answer]) -> Answer:
-        """Does something with the database, in which the table is there, perhaps for a batch."""
+    def _run(self, batch: int | None, put: Callable[[sqlite3.Connection], None] | None) -> None:
+        """Puts the rows of a batch; without one it only sees that the table is there."""
         try:
-            return do(self._db or self._open())
+            db = self._db or self._open()
+            if batch is not None and put is not None:
+                db.execute("BEGIN IMMEDIATE")
+                if self._is_new(db, batch):
+                    put(db)
+                db.execute("COMMIT")
         except sqlite3.Error as error:
             self.close()
             raise self._error(error, batch) from error

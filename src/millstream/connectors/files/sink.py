@@ -11,7 +11,6 @@ holds the run of the job, so that nobody's files are taken for one's own.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -84,17 +83,6 @@ class FilesSink:
         self._ledger.record(batch)
         self._own = None, []
         self._tidy()
-
-    def newest(self) -> int | None:
-        return self._ledger.newest_begun()
-
-    def clear(self, runs: Sequence[str]) -> None:
-        with unavailable_if_refused(str(self._folder), self._step):
-            for run in runs:
-                own = re.compile(rf"{re.escape(f'{self._step}-{run}')}-\d{{10,}}(-\d{{4,}})?\.(parquet|json|csv)")
-                for folder, _, names in os.walk(self._folder):  # which follows no links
-                    for name in filter(own.fullmatch, names):
-                        Path(folder, name).unlink()
 
     def close(self) -> None:
         self._is_shared = False

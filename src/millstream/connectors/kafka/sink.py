@@ -99,8 +99,8 @@ class KafkaSink(RecordsSink):
             self._producer.init_transactions(OPEN_SECONDS)
         self._newest = self._marker.newest()
 
-    def _newest_written(self) -> int | None:
-        return self._newest
+    def _has(self, batch: int) -> bool:
+        return self._newest is not None and batch <= self._newest
 
     def _note(self, batch: int) -> None:
         with self._transaction(batch):

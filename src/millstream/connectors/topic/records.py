@@ -29,7 +29,6 @@ from millstream.errors import (
     InvalidSchema,
     MillstreamError,
     NotALog,
-    SinkFailed,
     SinkUnavailable,
     StorageError,
     UnsupportedFormat,
@@ -74,8 +73,7 @@ class RecordsSink(ABC):
         with self._unavailable_if_it_may_pass():
             if not self._is_open:
                 self._open()
-            newest = self._newest_written()
-            if newest is not None and batch <= newest:
+            if self._has(batch):
                 return
             refused = unfit(rows, AS_TEXT) if self._writes_texts() else {}
             places = np.arange(rows.num_rows)
@@ -98,28 +96,6 @@ class RecordsSink(ABC):
                     found = self._put_rows(one_batch(carried))
                 refuse(refusals_of(refused | {int(places[row]): reason for row, reason in found.items()}))
 
-    def newest(self) -> int | None:
-        with self._unavailable_if_it_may_pass():
-            if not self._is_open:
-                self._open()
-            return self._newest_written()
-
-    def clear(self, runs: Sequence[str]) -> None:
-        """Makes the topic again, empty and with its settings: whoever has read the old one can tell."""
-        with self._unavailable_if_it_may_pass():
-            self._drop_producer()
-            found = self._log().describe_topic(self._topic)
-            if found.switched_to or found.serves:
-                name = found.serves[0] if found.serves else self._topic
-                raise SinkFailed(
-                    f"topic '{self._topic}' cannot be emptied: readers were switched to it or away from it",
-                    where=f"step '{self._step}'",
-                    next_step=f"undo the switch (millstream switch {name} --off), or write to another topic",
-                )
-            self._log().delete_topic(self._topic)
-            self._log().create_topic(self._topic, **found.settings.to_document())
-            self._open()
-
     def close(self) -> None:
         self._drop_producer()
         if self._owns_log:
@@ -136,8 +112,8 @@ class RecordsSink(ABC):
         """Learns which batches were written; called until it succeeds."""
 
     @abstractmethod
-    def _newest_written(self) -> int | None:
-        """The newest batch that was written; None before the first."""
+    def _has(self, batch: int) -> bool:
+        """Whether a batch was written."""
 
     @abstractmethod
     def _note(self, batch: int) -> None:

@@ -30,8 +30,8 @@ class TopicSink(RecordsSink):
     def _begin(self) -> None:
         self._ledger = Ledger(self._embedded.coordinator, self._job, self._step, self._run)
 
-    def _newest_written(self) -> int | None:
-        return self._ledger.newest()
+    def _has(self, batch: int) -> bool:
+        return self._ledger.has(batch)
 
     def _note(self, batch: int) -> None:
         self._ledger.record(batch)

@@ -9,6 +9,7 @@ import pytest
 
 from millstream.connectors.file_ledger import FileLedger
 from millstream.jobs.folder import DESCRIPTION, JobFolder
+from millstream.jobs.rebuilding import Rebuild, requested_rebuild
 from millstream.log import EmbeddedLog
 
 from .conftest import Run
@@ -22,7 +23,7 @@ def job(log: EmbeddedLog) -> JobFolder:
     made = JobFolder(log.path / "jobs" / "copies", "copies")
     with made.held():
         (made.path / DESCRIPTION).write_text(json.dumps(KEPT))
-    FileLedger(made.path / "sinks" / "w", "w").name_place("topic 'copies'", can_clear=True)
+    FileLedger(made.path / "sinks" / "w", "w")
     for folder in ("offsets", "commits"):
         (made.checkpoint / folder).mkdir(parents=True)
     (made.checkpoint / "metadata").write_text('{"id":"x"}')
@@ -53,16 +54,13 @@ def test_what_cannot_be_repaired_is_refused_with_the_way_on(ms: Run, job: JobFol
 def test_a_rebuild_asks_and_says_what_the_next_run_does(ms: Run, job: JobFolder) -> None:
     done = ms("jobs", "rebuild", "copies")
     assert done.code == 2
-    assert "empty w: topic 'copies'?" in done.err
-    assert job.checkpoint.exists()
-    done = ms("jobs", "rebuild", "copies", "--yes")
+    assert "empty its outputs and start over?" in done.err
+    assert requested_rebuild(job) is None
+    done = ms("jobs", "rebuild", "copies", "--allow-loss", "--yes")
     assert done.code == 0
-    assert "the next run empties w: topic 'copies'" in done.err
-    assert "starts over with its next run: millstream run" in done.err
-    assert not job.checkpoint.exists()
-    (kept,) = job.path.glob("aside-*")
-    assert (kept / "checkpoint" / "commits" / "2").exists()
-    assert f"what it has kept is in {kept}" in done.err
+    assert "'copies' empties its outputs and starts over with its next run: millstream run" in done.err
+    assert requested_rebuild(job) == Rebuild(allows_loss=True)
+    assert job.checkpoint.exists()
 
 
 def test_a_job_with_a_folder_of_its_own_is_named_by_it(ms: Run, job: JobFolder, tmp_path: Path) -> None:

@@ -56,22 +56,24 @@ def check_rebuild(
     is_whole = bool(settings.rebuilt) or (requested is not None and not requested.allows_loss)
     for node in sources if is_whole and not settings.start_over else ():
         if isinstance(node.source, Socket | Rate):
-            raise _incomplete(node, f"{node.source} cannot be read a second time")
+            raise _incomplete(folder, node, f"{node.source} cannot be read a second time")
         own = folder.path / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
         try:
             if settings.since is None and isinstance(source, TopicSource | KafkaSource):
                 gone = {partition: first for partition, first in source.earliest().items() if first > 0}
                 for partition, first in gone.items():
-                    raise _incomplete(node, f"of its partition {partition} the records before offset {first} are gone")
+                    raise _incomplete(
+                        folder, node, f"of its partition {partition} the records before offset {first} are gone"
+                    )
         finally:
             source.close()
 
 
-def _incomplete(node: Read, why: str) -> StartOverRefused:
+def _incomplete(folder: JobFolder, node: Read, why: str) -> StartOverRefused:
     return StartOverRefused(
         f"the results cannot be made again in full: {why}",
         where=f"source '{node.name}'",
         next_step=f"restore the output from a backup; or write all outputs from what is left: {START_OVER}, or "
-        "millstream jobs rebuild NAME --allow-loss",
+        f"{folder.command('rebuild')} --allow-loss",
     )

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PARTS := properties transcripts log sinks spark kafka cluster benchmarks
 
 .PHONY: help setup demo kafka cluster test soak bench clean
 
@@ -11,7 +12,7 @@ help:
 	@echo "make kafka   sets up and runs an Apache Kafka until Ctrl-C (NODES=3: three brokers, FOLDER=…: keep the data)"
 	@echo "make cluster sets up and runs a Spark cluster on this machine until Ctrl-C (WORKERS=3: three workers)"
 	@echo "make test    sets up, checks types and style, runs the tests"
-	@echo "make soak    the long fault and property runs"
+	@echo "make soak    the long fault and property runs (PART=$(firstword $(PARTS)): one of them, MINUTES=5: for each property)"
 	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: each within a minute)"
 	@echo "make setup   only sets up .venv"
 	@echo "make clean   removes what was made here"
@@ -47,7 +48,10 @@ test: $(READY)
 	$(BIN)/python -m pytest -m "not soak" --numprocesses 2 --dist loadgroup
 
 soak: $(READY)
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout 14400
+	@failed=; for part in $(or $(PART),$(PARTS)); do \
+		echo "soak: $$part ($$(date -u +%FT%TZ))"; \
+		$(BIN)/python -m pytest --soak=$$part --soak-minutes=$(or $(MINUTES),1) || failed="$$failed $$part"; done; \
+	test -z "$$failed" || { echo "soak: failed in$$failed"; exit 1; }
 
 bench: $(READY)
 	for name in log operators windows joins state latency start kafka growth nexmark/run; do \

@@ -1,13 +1,10 @@
-"""How many examples the property tests look at: HYPOTHESIS_PROFILE=soak looks at twenty times as many.
-
-And who runs what: with several workers, one has all tests of Spark, so that there is one session, but for those that
-only start processes of their own. A module of
-transcripts says in `ON_SPARK` which of its tests are played there each time; on the other runners all of them are.
+"""Which worker runs what: with several workers, one has all tests of Spark, so that there is one session, except for
+those that only start processes of their own. A module of transcripts names in `ON_SPARK` the tests that are played
+there each time; on the other runners all of them are. What the long runs do is in soak.py.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +14,11 @@ from hypothesis import HealthCheck, settings
 from brokers import running
 from kafka_cluster import KafkaCluster
 
-EXAMPLES = 100
-SOAK_FACTOR = 20
-
+pytest_plugins = ["soak"]
 settings.register_profile(
-    "default", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * SOAK_FACTOR)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.load_profile("default")
 
 HERE = Path(__file__).parent
 WITH_SPARK = [HERE / "spark", HERE / "test_docs.py"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -11,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -21,12 +20,12 @@ from millstream.plan.triggers import Trigger
 from millstream.plan.windows import Everything, Window
 from millstream.reference import Reference
 from millstream.testing import Add, Clock, Partition, Watermark, play
+from soak import examples
 
-EXAMPLES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1_000
 pytestmark = pytest.mark.timeout(900)
-CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-FEWER = settings(CHECKED, max_examples=EXAMPLES // 10)
-SOME = settings(CHECKED, max_examples=EXAMPLES // 4)
+CHECKED = examples(1_000)
+SOME = examples(250)
+FEWER = examples(100)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS: dict[str, Callable[[str], Any]] = {
     "string": str,

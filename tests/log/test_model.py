@@ -12,12 +12,19 @@ from collections import defaultdict
 from contextlib import suppress
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from millstream.errors import MillstreamError, ProducerFenced
 from millstream.log import EmbeddedLog, TopicPartition, consumer, groups
+from soak import examples
 
 from .storage.support import in_memory
 
@@ -264,5 +271,6 @@ def _look_at_once(monkeypatch):
     monkeypatch.setattr(consumer, "CHECK_SECONDS", 0.0)
 
 
-TestLog = LogMachine.TestCase
-TestLog.settings = settings(stateful_step_count=40)
+@pytest.mark.property
+def test_the_log_behaves_as_its_model():
+    run_state_machine_as_test(LogMachine, settings=examples(100, stateful_step_count=40))

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -21,8 +21,9 @@ from millstream.local import Local
 from millstream.plan.bundles import Bundle, Row
 from millstream.plan.table_nodes import AllRows
 from millstream.reference.tables import frozen
+from soak import examples
 
-from .test_tables import CHECKED, EXAMPLES, Plan, Seen, with_rows_back
+from .test_tables import Plan, Seen, with_rows_back
 
 THEN = datetime(1970, 1, 1, microsecond=5, tzinfo=UTC)
 THERE = ", there as (select step, k, v, tags, sum(w)::bigint as w from came group by all having sum(w) <> 0)"
@@ -106,7 +107,7 @@ def added_up(seen: Seen, columns: list[str]) -> dict[Any, int]:
     return {key: n for key, n in found.items() if n}
 
 
-@settings(CHECKED, max_examples=EXAMPLES // 2)
+@examples(250)
 @given(st.sampled_from(sorted(PLANS)), with_rows_back)
 def test_what_is_made_of_all_rows_is_what_sql_makes_of_them(which: tuple[str, bool], script: list[Any]) -> None:
     made, changes = which

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -19,6 +19,7 @@ from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import INPUTS, PARTIALS, SENT, stateful
 from millstream.operators.windowed import Clock
 from millstream.plan.bundles import moment
+from soak import examples
 
 SCHEMA = "k string, g int, n long, s string, x double, at timestamp"
 SECOND = 1_000_000
@@ -87,13 +88,14 @@ def sent_by(state: LocalState) -> Counter[str]:
     return Counter(map(repr, frame.with_columns(exact).rows()))
 
 
+@pytest.mark.property
 @pytest.mark.parametrize("name", STEPS)
 def test_folded_before_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen, "SAMPLE_ROWS", 4)
     stream = ms.Flow("folding").read("rows", SCHEMA, "at")
     node = STEPS[name](stream).node
 
-    @settings(max_examples=settings.default.max_examples // 4)
+    @examples(25)
     @given(script_of)
     def check(script: list[Any]) -> None:
         step = stateful(node, whole_rows=False)

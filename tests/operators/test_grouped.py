@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -19,9 +18,9 @@ from millstream.plan.bundles import BEGINNING, Bundle, Row, moment
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.nodes import Node
 from millstream.reference import Reference
+from soak import examples
 
-EXAMPLES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 500
-CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+CHECKED = examples(500)
 SCHEMA = "k string, v int, x double, at timestamp"
 TYPES = pa.schema([("k", pa.string()), ("v", pa.int32()), ("x", pa.float64())])
 connection = duckdb.connect(config={"threads": 1})

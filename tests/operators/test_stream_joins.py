@@ -15,9 +15,8 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.conftest import EXAMPLES
 
 import millstream as ms
 from millstream.local import LocalState, bundle_of, flowing_of
@@ -28,10 +27,9 @@ from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import HOWS
 from millstream.plan.windows import Calendar, Sessions, Window
 from millstream.reference import OPERATORS
+from soak import examples
 
-CHECKED = settings(
-    max_examples=settings().max_examples * 500 // EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck)
-)
+CHECKED = examples(500)
 WATERMARKS = ("watermark_before", "watermark")
 SECOND, HOUR = 1_000_000, 3_600_000_000
 ONS: tuple[Any, ...] = ("k", ("k", "n"), {"n": "v", "k": "k"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import tempfile
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import duckdb
 import polars as pl
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.local import Flowing, Local, bundle_of, flowing_of
@@ -33,10 +32,10 @@ from millstream.plan.table_nodes import LookupJoin, SideJoin, TableJoin
 from millstream.records import Schema
 from millstream.reference import Reference
 from millstream.state.runs import Runs
+from soak import examples
 
-EXAMPLES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 500
-CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-FEWER = settings(CHECKED, max_examples=EXAMPLES // 5)
+CHECKED = examples(500)
+FEWER = examples(100)
 Change = tuple[dict[str, Any], int | None, int]
 """A row, its time, its weight."""
 
@@ -256,7 +255,7 @@ def as_of(rows: Sequence[Row], time: int) -> list[Row]:
     return [row for row in rows if row.time is None or row.time <= time]
 
 
-@settings(CHECKED, max_examples=EXAMPLES // 10)
+@examples(50)
 @given(hows, ons, changes(left_rows), changes(right_rows), st.data())
 def test_lookups_in_a_join_of_tables_do_not_depend_on_the_order_of_arrival(
     how: str, on: Any, left: list[list[Change]], right: list[list[Change]], data: st.DataObject

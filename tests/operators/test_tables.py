@@ -6,7 +6,6 @@ columnar step and through the reference, which must send the same; what was sent
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -31,10 +30,10 @@ from millstream.plan.bundles import BEGINNING, END, Bundle, Row
 from millstream.plan.nodes import Node
 from millstream.reference import Reference
 from millstream.reference.tables import frozen
+from soak import examples
 
-EXAMPLES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 500
-CHECKED = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-FEWER = settings(CHECKED, max_examples=EXAMPLES // 5)
+CHECKED = examples(500)
+FEWER = examples(100)
 
 SCHEMA = "id int, k string, v int, tags array<int>, at timestamp"
 ARROW = pa.schema(

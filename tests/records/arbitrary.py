@@ -8,12 +8,9 @@ from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from millstream.records import Schema, batch_to_rows
-
-few = settings(max_examples=100, deadline=None)
 
 _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _instants = st.datetimes().map(lambda moment: moment.replace(fold=0))

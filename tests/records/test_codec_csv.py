@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from millstream.errors import InvalidSchema, InvalidSetting
 from millstream.records import batch_to_rows, codec
+from soak import examples
 
-from .arbitrary import few
 from .test_codecs import assert_each_value_is_decoded_alone
 
 
@@ -62,14 +62,14 @@ def test_values_that_do_not_fit(value, reason):
 TEXTS = st.text(st.sampled_from('a1,;"\n\r\t .+-eé'), max_size=6)
 
 
-@few
+@examples(100)
 @given(values=st.lists(st.none() | TEXTS.map(str.encode) | st.binary(max_size=4), max_size=8))
 @pytest.mark.parametrize("schema", ["a int", "a string, b double", "a float, b boolean, c decimal(4,1)"])
 def test_a_value_is_decoded_alone(schema, values):
     assert_each_value_is_decoded_alone(codec("csv", schema), values)
 
 
-@few
+@examples(100)
 @given(st.lists(TEXTS, min_size=2, max_size=4), st.sampled_from([",", ";", "\t", "|", "^", "]"]))
 def test_what_other_programs_write_is_read(texts, delimiter):
     written = io.StringIO()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from millstream.errors import InvalidSchema
 from millstream.records import batch_to_rows, codec
+from soak import examples
 
-from .arbitrary import few
 from .test_codecs import assert_each_value_is_decoded_alone, spoiled
 
 
@@ -203,14 +203,14 @@ OBJECTS = st.lists(st.tuples(st.sampled_from(FIELDS), LITERALS), max_size=5).map
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, SCHEMA.replace("decimal(6,3)", "double")])
-@few
+@examples(100)
 @given(values=st.lists(st.none() | spoiled(OBJECTS), max_size=8))
 def test_a_value_is_decoded_alone(schema, values):
     assert_each_value_is_decoded_alone(codec("json", schema), values)
 
 
 @pytest.mark.parametrize("dtype", ["timestamp", "timestamp_ntz", "date"])
-@few
+@examples(100)
 @given(texts=st.lists(MOMENTS | st.dates().map(date.isoformat), min_size=1, max_size=4))
 def test_both_routes_read_times_alike(dtype, texts):
     """A number among them sends the column down the slow route; it must not change the others."""

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from millstream.errors import InvalidSchema, InvalidSetting
 from millstream.records import Failure, Schema, codec, codec_names, rows_to_batch
 from millstream.records.codecs.base import CHUNK_RECORDS
+from soak import examples
 
-from .arbitrary import few, schema_and_rows, schemas, seen
+from .arbitrary import schema_and_rows, schemas, seen
 
 SCHEMA = "user string NOT NULL, n int, x float, d decimal(5,2), at timestamp, day date, raw binary"
 NESTED = SCHEMA + ", tags array<int>, place struct<lat double, lon double NOT NULL>, m map<string,bigint>"
@@ -27,7 +28,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@few
+@examples(100)
 @given(data=st.data())
 def test_rows_that_are_encoded_are_decoded_again(name, data):
     schema, rows = data.draw(schema_and_rows(KINDS[name]))
@@ -75,7 +76,7 @@ def _with_byte(made: tuple[bytes, int, int]) -> bytes:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@few
+@examples(100)
 @given(data=st.data())
 def test_a_value_is_decoded_alone(name, data):
     schema = Schema.of(NESTED if name in ("json", "avro") else SCHEMA) if name in ("json", "avro", "csv") else None

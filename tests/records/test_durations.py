@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import InvalidDuration
 from millstream.records import duration, format_duration
-
-from .arbitrary import few
+from soak import examples
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_what_is_no_duration_is_refused(text, expected):
     assert "allowed lateness" in str(refusal.value)
 
 
-@few
+@examples(100)
 @given(st.timedeltas(timedelta(0)))
 def test_the_canonical_text_parses_back(value):
     assert duration(format_duration(value)) == value

@@ -6,8 +6,9 @@ from hypothesis import given
 
 from millstream.errors import InvalidSchema
 from millstream.records import Schema, align, batch_to_rows, can_evolve, rows_to_batch
+from soak import examples
 
-from .arbitrary import few, schema_and_rows, schemas, seen
+from .arbitrary import schema_and_rows, schemas, seen
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_align_takes_other_encodings():
     assert align(batch, Schema.of(batch.schema).arrow).to_pydict() == {"a": ["x", "y", "x"]}
 
 
-@few
+@examples(100)
 @given(schemas())
 def test_a_schema_evolves_into_itself_and_into_a_nullable_one(schema):
     assert can_evolve(schema, schema) == []
@@ -93,7 +94,7 @@ def test_a_schema_evolves_into_itself_and_into_a_nullable_one(schema):
     assert can_evolve(schema, relaxed) == []
 
 
-@few
+@examples(100)
 @given(schema_and_rows(schemas()))
 def test_align_keeps_rows(schema_rows):
     schema, rows = schema_rows

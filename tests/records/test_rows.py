@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.records import Failure, Schema, batch_to_rows, rows_to_batch
+from soak import examples
 
-from .arbitrary import few, oddities, row_text, rows_of, schema_and_rows, schemas, seen
+from .arbitrary import oddities, row_text, rows_of, schema_and_rows, schemas, seen
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
-@few
+@examples(100)
 @given(schema_and_rows(schemas()))
 def test_rows_come_back_as_they_went_in(schema_rows):
     schema, rows = schema_rows
@@ -26,7 +27,7 @@ def test_rows_come_back_as_they_went_in(schema_rows):
     assert seen(batch) == [row_text(row) for row in rows]
 
 
-@few
+@examples(100)
 @given(schema_and_rows(schemas()), st.integers(0, 3), st.integers(0, 3))
 def test_a_slice_of_a_batch_gives_the_rows_of_the_slice(schema_rows, start, length):
     schema, rows = schema_rows
@@ -40,7 +41,7 @@ def _mixtures(schema):
     return st.tuples(st.just(schema), st.lists(st.one_of(good, spoiled, oddities), max_size=6))
 
 
-@few
+@examples(100)
 @given(schemas().flatmap(_mixtures))
 def test_a_row_is_judged_alone(schema_rows):
     schema, rows = schema_rows

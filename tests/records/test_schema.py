@@ -8,8 +8,9 @@ from hypothesis import given
 
 from millstream.errors import InvalidSchema
 from millstream.records import Schema
+from soak import examples
 
-from .arbitrary import few, schemas
+from .arbitrary import schemas
 
 
 def test_every_type_has_its_arrow_type():
@@ -47,7 +48,7 @@ def test_not_null_and_odd_names():
     assert schema.ddl.startswith("`a b``c` int NOT NULL, select struct<x:int NOT NULL>, `größe` map<")
 
 
-@few
+@examples(100)
 @given(schemas())
 def test_the_canonical_text_parses_back(schema):
     assert Schema.of(schema.ddl) == schema

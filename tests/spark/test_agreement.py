@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.plan.windows import Window
 from millstream.testing import play
+from soak import examples
 from test_runners_agree import AGGREGATES, built, chosen_aggregates, flows, near, scripts, time_windows, typed, windows
 
-pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("spark"), pytest.mark.timeout(14400)]
-FEW = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("spark"), pytest.mark.timeout(3600)]
 long_scripts = st.lists(scripts(), min_size=4, max_size=8).map(lambda parts: [step for part in parts for step in part])
 
 
@@ -32,7 +32,7 @@ def check(build: Callable[..., Any], steps: list[Any]) -> None:
             assert other == one, f"step {number}, {name}"
 
 
-@FEW
+@examples(40)
 @given(windows, flows, chosen_aggregates, long_scripts)
 def test_a_windowed_aggregation(window: Window, options: dict[str, Any], names: list[str], steps: list[Any]) -> None:
     def build(stream: Any) -> Any:
@@ -42,7 +42,7 @@ def test_a_windowed_aggregation(window: Window, options: dict[str, Any], names: 
     check(build, steps)
 
 
-@settings(FEW, max_examples=20)
+@examples(20)
 @given(time_windows, flows, time_windows, flows, long_scripts)
 def test_one_aggregation_behind_another(
     window: Window, options: dict[str, Any], second: Window, more: dict[str, Any], steps: list[Any]

@@ -13,9 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from millstream.errors import DamagedState, StorageError
 from millstream.state import runs as runs_module
@@ -23,6 +30,7 @@ from millstream.state import tables as tables_module
 from millstream.state.hashing import key_hashes
 from millstream.state.runs import Applied, Runs
 from millstream.state.tables import NEVER, Marks
+from soak import examples
 
 KEYS = ["user", "place"]
 EMPTY = {
@@ -262,10 +270,10 @@ class WeakStateMachine(StateMachine):
     hashes = staticmethod(weak_hashes)
 
 
-TestStateMachine = StateMachine.TestCase
-TestStateMachine.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
-TestWeakStateMachine = WeakStateMachine.TestCase
-TestWeakStateMachine.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+@pytest.mark.property
+@pytest.mark.parametrize("machine", [StateMachine, WeakStateMachine])
+def test_runs_hold_what_a_dictionary_holds(machine: type[StateMachine]) -> None:
+    run_state_machine_as_test(machine, settings=examples(50, stateful_step_count=25))
 
 
 # ---------------------------------------------------------------- tables with keys of their own

@@ -11,7 +11,7 @@ from decimal import Decimal
 import psycopg
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -19,6 +19,7 @@ from millstream.connectors.databases.sqlite import SqliteSink
 from millstream.connectors.sink import open_sink
 from millstream.errors import InvalidPlan, InvalidSchema, SinkFailed
 from millstream.records import Schema
+from soak import examples
 
 from .support import SCORES, Target, table, weights
 
@@ -337,7 +338,7 @@ def check(batches, again, key, place, read, folder):
 
 @pytest.mark.parametrize("key", [(), ("k",), ("k", "j")])
 @given(batches=weighted_batches(), again=st.integers(0, 3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100)
 def test_sqlite_holds_what_a_recomputation_gives(tmp_path, key, batches, again):
     path = tmp_path / f"{uuid.uuid4().hex}.db"
 
@@ -351,7 +352,7 @@ def test_sqlite_holds_what_a_recomputation_gives(tmp_path, key, batches, again):
 
 @pytest.mark.parametrize("key", [(), ("k",), ("k", "j")])
 @given(batches=weighted_batches(), again=st.integers(0, 3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@examples(40)
 def test_postgres_holds_what_a_recomputation_gives(tmp_path, dsn, key, batches, again):
     name = f"t{uuid.uuid4().hex}"
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from hypothesis import settings
 
 from millstream.log import partition as partitions
 from millstream.log.disk import Disk
@@ -35,11 +34,6 @@ FRAME_HEADER = struct.Struct("<IIqIIqqiiH14x")
 
 def in_memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-def examples(count: int) -> settings:
-    """`count` examples by default, more in the same proportion under another profile."""
-    return settings(max_examples=max(1, count * settings().max_examples // 100))
 
 
 class Rec(NamedTuple):

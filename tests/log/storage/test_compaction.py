@@ -15,6 +15,7 @@ from millstream.log.retention import delete_old, delete_replaced
 from millstream.log.topics import TopicSettings
 from millstream.log.upkeep import clean_partition
 from millstream.records import Schema
+from soak import examples
 
 from .support import (
     Killed,
@@ -22,7 +23,6 @@ from .support import (
     batch,
     copied,
     drain,
-    examples,
     frame,
     in_memory,
     keyed,

@@ -13,9 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from millstream.errors import OffsetLost
 from millstream.log.compaction import compact
@@ -24,6 +30,7 @@ from millstream.log.layout import stored_schema
 from millstream.log.reader import PartitionReader, offset_at_time
 from millstream.log.retention import delete_old, delete_replaced
 from millstream.records import Schema
+from soak import examples
 
 from .support import (
     DyingDisk,
@@ -31,7 +38,6 @@ from .support import (
     Killed,
     Rec,
     batch,
-    examples,
     in_memory,
     layout,
     made,
@@ -406,8 +412,8 @@ class PartitionMachine(RuleBasedStateMachine):
         assert read_all(self.handles[0]) == []
 
 
-PartitionMachine.TestCase.settings = settings(examples(150), stateful_step_count=40, report_multiple_bugs=False)
-
-
-class TestPartition(PartitionMachine.TestCase):
-    """Runs the machine."""
+@pytest.mark.property
+def test_a_partition_behaves_as_its_model():
+    run_state_machine_as_test(
+        PartitionMachine, settings=examples(150, stateful_step_count=40, report_multiple_bugs=False)
+    )

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from millstream.errors import DamagedLog, TransactionAborted
 from millstream.log.mark import OPEN_TRANSACTIONS_MAX
 from millstream.log.reader import PartitionReader
+from soak import examples
 
 from .support import (
     DyingDisk,
     DyingPartition,
     Killed,
     copied,
-    examples,
     frame,
     header_size,
     in_memory,

@@ -1,0 +1,118 @@
+"""The long runs of `make soak`: which tests belong to which part, and for how long each property is tried.
+
+A property is run in rounds. A round has as many examples as in `make test` and a seed of its own; rounds follow one
+another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
+The examples that Hypothesis completed are counted and printed at the end; examples it discarded are not among them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis.statistics import collector
+
+PARTS = ("properties", "transcripts", "log", "sinks", "spark", "kafka", "cluster", "benchmarks")
+HERE = Path(__file__).parent
+
+
+def examples(count: int, **options: Any) -> settings:
+    """The settings of a property that tries `count` examples in a round."""
+    return settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck), **options
+    )
+
+
+@dataclass
+class Tried:
+    """What became of one property."""
+
+    rounds: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+
+    def note(self, statistics: dict[str, Any]) -> None:
+        for phase in ("reuse", "generate"):
+            cases = statistics.get(f"{phase}-phase", {}).get("test-cases", ())
+            self.examples += sum(case["status"] == "valid" for case in cases)
+
+
+tried_key = pytest.StashKey[dict[str, Tried]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("soak")
+    group.addoption("--soak", choices=PARTS, help="run this part of the long runs, and nothing else")
+    group.addoption("--soak-minutes", type=float, default=1.0, help="how long each property is tried (default: 1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[tried_key] = {}
+
+
+def part_of(item: pytest.Item) -> str | None:
+    """The part that runs a test; None if `make test` is all it is for."""
+    if item.get_closest_marker("soak") is None:
+        return "properties" if item.get_closest_marker("property") else None
+    if any(mark.args == ("cluster",) for mark in item.iter_markers("xdist_group")):
+        return "cluster"
+    folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
+    part = folders[0] if folders else "transcripts"
+    if part not in PARTS:
+        raise pytest.UsageError(f"no part of the soak runs {item.nodeid}: name one in {__file__}")
+    return part
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+            item.add_marker(pytest.mark.property)
+    part = config.getoption("soak")
+    if part is None:
+        return
+    chosen = [item for item in items if part_of(item) == part]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+    for item in chosen:
+        if item.get_closest_marker("property"):
+            _repeat(item, config.getoption("soak_minutes") * 60)
+
+
+def _repeat(item: pytest.Item, seconds: float) -> None:
+    """Has a property run again until its time is over. What its own time limit allows is allowed to the last round."""
+    tried = item.config.stash[tried_key].setdefault(item.nodeid, Tried())
+    limit = item.get_closest_marker("timeout")
+    allowed = limit.args[0] if limit else float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(allowed + seconds), append=False)
+    item.runtest = _rounds(item.runtest, tried, seconds)  # type: ignore[method-assign]
+
+
+def _rounds(once: Callable[[], None], tried: Tried, seconds: float) -> Callable[[], None]:
+    def run() -> None:
+        start = time.monotonic()
+        try:
+            while tried.rounds == 0 or time.monotonic() - start < seconds:
+                with collector.with_value(tried.note):
+                    once()
+                tried.rounds += 1
+        finally:
+            tried.seconds = time.monotonic() - start
+
+    return run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = {name: tried for name, tried in config.stash[tried_key].items() if tried.seconds}
+    if not found:
+        return
+    terminalreporter.section(f"examples of the properties ({config.getoption('soak')})")
+    for name, tried in found.items():
+        terminalreporter.line(f"{tried.examples:>10,} in {tried.rounds:>4} rounds, {tried.seconds:>6.0f} s  {name}")
+    total = sum(tried.examples for tried in found.values())
+    terminalreporter.line(f"{total:>10,} examples of {len(found)} properties")

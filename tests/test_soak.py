@@ -1,0 +1,83 @@
+"""The long runs run what they claim to: examples are counted as they are, and every long test belongs to one part."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import soak
+
+HERE = Path(__file__).parent
+COUNTED = """
+from pathlib import Path
+import pytest
+from hypothesis import assume, given, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from soak import examples
+
+def note(name):
+    with (Path(__file__).parent / name).open("a") as file:
+        file.write("x")
+
+@examples(7)
+@given(st.integers())
+def test_numbers(n):
+    assume(n % 2 == 0)
+    note("numbers")
+
+class Machine(RuleBasedStateMachine):
+    @rule()
+    def step(self):
+        pass
+
+    def teardown(self):
+        note("machines")
+
+@pytest.mark.property
+def test_machine():
+    run_state_machine_as_test(Machine, settings=examples(5, stateful_step_count=3))
+
+def test_that_is_no_property():
+    note("others")
+
+@examples(7)
+@given(st.integers())
+def test_fails_in_a_later_round(n):
+    note("rounds")
+    assert len((Path(__file__).parent / "rounds").read_text()) < 10
+"""
+
+
+def soaked(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\ntimeout = 100\nmarkers =\n  soak\n  property\n")
+    (folder / "test_counted.py").write_text(COUNTED)
+    command = [sys.executable, "-m", "pytest", "-p", "soak", "--soak=properties", "--soak-minutes=0.02", *options]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
+
+
+def test_examples_are_counted_as_they_ran(tmp_path: Path) -> None:
+    """The tests note each example they look at: the summary has the same numbers, for several rounds."""
+    done = soaked(tmp_path, "-k", "numbers or machine")
+    assert done.returncode == 0, done.stdout
+    for name, test in (("numbers", "test_numbers"), ("machines", "test_machine")):
+        looked_at = len((tmp_path / name).read_text())
+        ((examples, rounds),) = re.findall(rf"([\d,]+) in +(\d+) rounds, .*::{test}\n", done.stdout)
+        assert int(examples.replace(",", "")) == looked_at
+        assert int(rounds) > 1
+
+
+def test_what_is_no_property_is_left_out_and_a_failure_in_any_round_is_one(tmp_path: Path) -> None:
+    done = soaked(tmp_path, "-k", "others or later or property")
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout
+    assert "in    1 rounds" in done.stdout
+    assert not (tmp_path / "others").exists()
+
+
+def test_make_runs_every_part() -> None:
+    printed = subprocess.run(["make", "-n", "soak"], cwd=HERE.parent, capture_output=True, text=True, check=True)
+    assert set(soak.PARTS) <= set(re.findall(r"\w+", printed.stdout))

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.statistics import collector
 
 PARTS = ("properties", "transcripts", "log", "sinks", "spark", "kafka", "cluster", "benchmarks")
+LIMIT_S = 7200.0
+"""What hangs is ended: no single test takes that long."""
 HERE = Path(__file__).parent
 
 
@@ -80,16 +82,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
     for item in chosen:
+        limit = item.get_closest_marker("timeout")
+        limit_s = max(limit.args[0] if limit else 0, LIMIT_S)
         if item.get_closest_marker("property"):
-            _repeat(item, config.getoption("soak_minutes") * 60)
+            seconds = config.getoption("soak_minutes") * 60
+            _repeat(item, seconds)
+            limit_s += seconds
+        item.add_marker(pytest.mark.timeout(limit_s), append=False)
 
 
 def _repeat(item: pytest.Item, seconds: float) -> None:
-    """Has a property run again until its time is over. What its own time limit allows is allowed to the last round."""
+    """Has a property run again until its time is over."""
     tried = item.config.stash[tried_key].setdefault(item.nodeid, Tried())
-    limit = item.get_closest_marker("timeout")
-    allowed = limit.args[0] if limit else float(item.config.getini("timeout"))
-    item.add_marker(pytest.mark.timeout(allowed + seconds), append=False)
     item.runtest = _rounds(item.runtest, tried, seconds)  # type: ignore[method-assign]
 
 

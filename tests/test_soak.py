@@ -52,7 +52,7 @@ def test_fails_in_a_later_round(n):
 
 
 def soaked(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "pytest.ini").write_text("[pytest]\ntimeout = 100\nmarkers =\n  soak\n  property\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  soak\n  property\n")
     (folder / "test_counted.py").write_text(COUNTED)
     command = [sys.executable, "-m", "pytest", "-p", "soak", "--soak=properties", "--soak-minutes=0.02", *options]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 
@@ -29,7 +29,7 @@ import millstream as ms
 
 here = Path(__file__).parent
 flow = ms.Flow("killed")
-scores = flow.read("{scores}", "{schema}", event_time="at", watermark=ms.bounded("5 seconds"))
+scores = flow.read("{scores}", "{scores_schema}", event_time="at", watermark=ms.bounded("5 seconds"))
 panes = (
     scores.key_by("user")
     .window(ms.fixed("10 seconds"), allowed_lateness="20 seconds")
@@ -47,8 +47,13 @@ panes.late.write("{late}")
 class Killed:
     """The job's process, the rows it is given, and what Spark has noted of its batches.
 
-    `broker` is the address of a Kafka, on which its topics have names of their own; unsaid, a log in the folder is.
+    `broker` is the address of a Kafka, on which its topics have names of their own; the default is a log in the folder.
     """
+
+    flow = FLOW
+    inputs: ClassVar[dict[str, str]] = {"scores": SCHEMA}
+    """The topics that the job reads, each with its schema."""
+    outputs: ClassVar[tuple[str, ...]] = ("totals", "late")
 
     def __init__(self, folder: Path, seed: int, batch_rows: int = 40, broker: str | None = None) -> None:
         self.folder = folder
@@ -56,10 +61,13 @@ class Killed:
         self.log = connect(broker) if broker else EmbeddedLog(folder / "log", upkeep=False)
         self.broker = broker or str(folder / "log")
         beginning = f"killed-{uuid.uuid4().hex[:12]}." if broker else ""
-        self.topics = {name: beginning + name for name in ("scores", "totals", "late")}
-        self.log.create_topic(self.topics["scores"], schema=SCHEMA, partitions=2)
+        self.topics = {name: beginning + name for name in (*self.inputs, *self.outputs)}
+        for name, schema in self.inputs.items():
+            self.log.create_topic(self.topics[name], schema=schema, partitions=2)
         self.file = folder / "flow.py"
-        self.file.write_text(FLOW.format(**self.topics, schema=SCHEMA))
+        self.file.write_text(
+            self.flow.format(**self.topics, **{f"{name}_schema": each for name, each in self.inputs.items()})
+        )
         self.job = folder / "log" / "jobs" / "killed"
         self.batches: dict[int, dict[str, Any]] = {}
         self._batch_rows = batch_rows
@@ -230,6 +238,11 @@ def children(pid: int) -> list[int]:
         except OSError:  # it ended meanwhile
             continue
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return [*found, *(each for child in found for each in descendants(child))]
 
 
 def command_of(pid: int) -> str:

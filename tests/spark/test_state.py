@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import millstream as ms
 from millstream.jobs.folder import runs_of as folder_of_runs
 from millstream.log import EmbeddedLog
 
+from .killing import command_of, descendants
 from .support import CAUGHT_UP, SCHEMA, START, per_user, put, read, scores, t, table, until
 
 ROWS = [(f"u{second % 5}", second % 7, float(second)) for second in range(200)]
@@ -98,10 +101,10 @@ def test_a_killed_executor_changes_nothing(tmp_path: Path) -> None:
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             until(lambda: len(read(log, "totals")) > 10, "the first panes")
-            executors = subprocess.run(
-                ["pgrep", "-f", "CoarseGrainedExecutorBackend.*kept"], capture_output=True, text=True
-            ).stdout.split()
-            subprocess.run(["kill", "-9", executors[0]], check=True)
+            executor = next(
+                each for each in descendants(process.pid) if "CoarseGrainedExecutorBackend" in command_of(each)
+            )
+            os.kill(executor, signal.SIGKILL)
             until(lambda: any(pane["window"]["start"] >= t(190) for pane in read(log, "totals")), "the last panes")
         finally:
             process.terminate()

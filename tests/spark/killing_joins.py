@@ -103,24 +103,25 @@ class KilledJoins(Killed):
         with duckdb.connect() as db:
             for name in self.inputs:
                 db.register(name, pl.DataFrame(read(self.log, self.topics[name])).to_arrow())
-            near = """select v.user, v.n, c.n as other from visits v left join clicks c on v.user = c.user
-                and v.at - c.at between interval '-2 seconds' and interval '1 second'"""
-            homes = """select v.user, v.n, p.city from visits v asof left join profiles p
-                on v.user = p.user and v.at >= p.at"""
-            sums = """select v.user, sum(v.n), count(*), any_value(p.city) from visits v
-                join (select user, arg_max(city, at) as city from profiles group by user) p using (user) group by 1"""
+            near = """select v."user", v.n, c.n as other from visits v left join clicks c on v."user" = c."user"
+                and v."at" - c."at" between interval '-2 seconds' and interval '1 second'"""
+            homes = """select v."user", v.n, p.city from visits v asof left join profiles p
+                on v."user" = p."user" and v."at" >= p."at\""""
+            sums = """select v."user", sum(v.n), count(*), any_value(p.city) from visits v
+                join (select "user", arg_max(city, "at") as city from profiles group by 1) p using ("user")
+                group by 1"""
             for name, sql in (("near", near), ("homes", homes)):
                 found = Counter(
                     tuple(each.values())
                     for each in unweighted(read(self.log, self.topics[name]))
                     if each["user"] != "end"
                 )
-                wanted = Counter(db.sql(f"select * from ({sql}) where user <> 'end'").fetchall())
+                wanted = Counter(db.sql(f"select * from ({sql}) where \"user\" <> 'end'").fetchall())
                 assert sum(wanted.values()) > 100
                 assert found == wanted, name
             stored = sqlite_rows(self.folder / "sums.sqlite", "user, total, k, city", "sums")
             assert sorted(stored) == sorted(db.sql(sums).fetchall())
-            visits = db.sql("select user, n from visits where user <> 'end'").fetchall()
+            visits = db.sql('select "user", n from visits where "user" <> \'end\'').fetchall()
         timed = [each for each in unweighted(read(self.log, self.topics["timed"])) if each["user"] != "end"]
         for kind in ("row", "timer"):
             assert Counter((each["user"], each["n"]) for each in timed if each["kind"] == kind) == Counter(visits)

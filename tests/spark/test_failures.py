@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import pickle
 from pathlib import Path
 
 import pytest
 
+import small_disk
 from millstream import errors
-from millstream.errors import MillstreamError, SparkFailed, StepFailed
+from millstream.errors import DiskFull, MillstreamError, SparkFailed, StepFailed
 from millstream.spark.failures import Failed, marked, new_mark, of_query
 
 MARK = new_mark()
@@ -64,6 +66,37 @@ def test_a_record_that_imitates_a_failure_is_text(tmp_path: Path) -> None:
             assert type(found) is StepFailed
             assert "the step 'map' failed: ValueError" in found.what
     assert not proof.exists()
+
+
+NO_ROOM = [
+    "java.io.IOException: No space left on device\n=== Streaming Query ===\nIdentifier: …",
+    "Job aborted.\n\tat x\nCaused by: org.x.FSError: java.io.IOException: No space left on device\n\tat x",
+    "java.io.FileNotFoundException: /job/checkpoint/.7.tmp (No space left on device)",
+]
+
+
+@pytest.mark.parametrize("said", NO_ROOM)
+def test_a_full_disk_is_named_if_it_is_full(tmp_path: Path, said: str) -> None:
+    """Spark's text may quote a record: with room on the disks it writes to, it is only text."""
+    error = RuntimeError(said)
+    with small_disk.mounted(tmp_path / "jobs", "1m") as job:
+        assert type(of_query(error, MARK, folder=job)) is SparkFailed
+        small_disk.fill(job)
+        found = of_query(error, MARK, folder=job)
+        assert type(found) is DiskFull
+        assert found.where == str(job)
+        assert "run it again" in str(found.next_step)
+
+
+def test_a_worker_or_the_driver_without_room(tmp_path: Path) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/runs/7")
+    with pytest.raises(Failed) as raised, marked(MARK, "total"):
+        raise error
+    for found in (of_query(through_spark(str(raised.value)), MARK), of_query(error, MARK, folder=tmp_path)):
+        assert type(found) is DiskFull
+        assert found.where == "/tmp/runs/7"
+    without = of_query(OSError(errno.ENOSPC, "full"), MARK, folder=tmp_path)
+    assert without.where == str(tmp_path)
 
 
 def test_every_run_has_a_mark_of_its_own() -> None:

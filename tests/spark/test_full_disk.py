@@ -6,31 +6,26 @@ pages, in each round another number of them, so that the write that fails is a d
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import small_disk
+from millstream.errors import DiskFull
+
 from .killing import START_S, Killed
 from .support import until
 
-PAGE = 4096
-LEFT_PAGES = (0, 1, 2, 3, 5, 8, 13, 21, 40)
+LEFT_PAGES = (0, 1, 2, 4, 7, 12)
 pytestmark = [pytest.mark.soak, pytest.mark.own_processes, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Path]:
-    """A small file system, where this user may mount one."""
-    place = tmp_path / "log" / "jobs"
-    place.mkdir(parents=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True).returncode:
-        pytest.skip("mounting needs root")
-    place.chmod(0o700)
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    with small_disk.mounted(tmp_path / "log" / "jobs", "16m") as place:
+        yield place
 
 
 @pytest.fixture
@@ -40,30 +35,34 @@ def killed(tmp_path: Path, jobs: Path) -> Iterator[Killed]:
     made.close()
 
 
-def fill(jobs: Path, left_pages: int) -> Path:
-    """Leaves so many pages of the disk, whatever a job that runs takes meanwhile."""
-    ballast = jobs / ".ballast"
-    with ballast.open("wb", buffering=0) as file:
-        while (free := shutil.disk_usage(jobs).free) > left_pages * PAGE:
-            try:
-                file.write(bytes(min(free - left_pages * PAGE, 1 << 20)))
-            except OSError:
-                break
-    return ballast
+def told(killed: Killed, process: subprocess.Popen[bytes], heard: int) -> str:
+    """How the job ended that a full disk stopped."""
+    code = process.wait(START_S)
+    said = (killed.folder / "err").read_text()[heard:]
+    print(said, flush=True)
+    assert code == DiskFull.exit_code, said
+    assert "error: there is no room left on the disk" in said
+    assert f"where: {killed.job.parent}" in said
+    assert "next:  make room there, then run it again" in said
+    assert "Traceback" not in said
+    return said
 
 
 def test_a_full_disk_stops_the_job_and_room_lets_it_go_on(killed: Killed, jobs: Path) -> None:
     killed.feed(100)
+    err = killed.folder / "err"
+    err.touch()
     for left in LEFT_PAGES:
-        before = killed.newest()
-        heard = len((killed.folder / "err").read_bytes()) if (killed.folder / "err").exists() else 0
+        heard, before = len(err.read_text()), killed.newest()
         process = killed.start()
-        until(lambda before=before: process.poll() is not None or killed.newest() > before + 1, "a batch")
-        ballast = fill(jobs, left)
+        until(lambda: killed.newest() > before + 1, "a batch")  # noqa: B023 called here and now
+        ballast = small_disk.fill(jobs, left)
         killed.feed(60)
-        code = process.wait(START_S)
-        said = (killed.folder / "err").read_bytes()[heard:].decode()
-        print(f"{left} pages left: exit code {code}\n{said}", flush=True)
+        told(killed, process, heard)
         ballast.unlink()
+    heard = len(err.read_text())
+    ballast = small_disk.fill(jobs)
+    told(killed, killed.start(), heard)  # full from the start
+    ballast.unlink()
     killed.catch_up()
     killed.check()

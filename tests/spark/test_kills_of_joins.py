@@ -12,7 +12,7 @@ from millstream.errors import SparkFailed
 
 from .killing_joins import KilledJoins
 
-KILLS_OF_A_SOAK = 12
+KILLS_OF_A_SOAK = 6
 pytestmark = [pytest.mark.soak, pytest.mark.own_processes]
 
 

@@ -332,7 +332,7 @@ def _query(
 
 def _failed(folder: JobFolder, error: BaseException, mark: str) -> MillstreamError:
     """What a query failed with, for the user. What Spark makes of a damaged checkpoint does not name the file."""
-    found = of_query(error, mark, _log())
+    found = of_query(error, mark, _log(), folder.path)
     if type(found) is SparkFailed:
         try:
             check_checkpoint(folder, thorough=True)

@@ -270,7 +270,7 @@ class RealTimeJob(Job):
         with self._closing:
             error = self._query.exception()
         if error is not None:
-            raise _translated(error)
+            raise _translated(error, self.folder.path)
 
 
 def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | None = None) -> RealTimeJob:
@@ -449,7 +449,7 @@ def _query(spark: SparkSession, work: Work, folder: JobFolder, settings: Setting
     try:
         return writer.trigger(realTime=f"{BATCH_S} seconds").start()  # type: ignore[call-overload]
     except Exception as error:
-        raise of_query(error, new_mark(), _log()) from error
+        raise of_query(error, new_mark(), _log(), folder.path) from error
 
 
 _FAILED = re.compile(r"\[([A-Z_]+)(?:\.[A-Z_]+)?\] ([^\n]*)")
@@ -466,7 +466,7 @@ def _letter(said: str) -> dict[str, Any] | None:
     return None
 
 
-def _translated(error: BaseException) -> MillstreamError:
+def _translated(error: BaseException, folder: Path) -> MillstreamError:
     letter = _letter(str(error))
     if letter is not None:
         return RecordFailed(
@@ -484,4 +484,4 @@ def _translated(error: BaseException) -> MillstreamError:
             where=_log(),
             next_step="leave such rows out with where(…) before, or use try_cast(…) or try_divide(…)",
         )
-    return of_query(error, new_mark(), _log())
+    return of_query(error, new_mark(), _log(), folder)

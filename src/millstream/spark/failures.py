@@ -11,13 +11,16 @@ import base64
 import json
 import re
 import secrets
+import shutil
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from millstream import errors
-from millstream.errors import MillstreamError, SparkFailed, StepFailed
+from millstream.errors import DiskFull, MillstreamError, SparkFailed, StepFailed
+from millstream.log.disk import NO_ROOM
 
 _KINDS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__
@@ -31,6 +34,13 @@ _TASK = re.compile(
     r"failed (\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((.*?) executor (\w+)\): (.*)"
 )
 _LOST = re.compile(r"ExecutorLostFailure|Lost executor|executor (heartbeat|lost)", re.IGNORECASE)
+# What Java makes of a full disk, on a line of its own: classes of exceptions, then the words of the C library.
+_FULL = re.compile(
+    r"^(?:Caused by: )?(?:[\w.$]+: )+(?:/.* \()?(?:No space left on device|Disk quota exceeded)", re.MULTILINE
+)
+FULL_SHARE = 0.05
+"""A disk with less than this share left is one that a large write can have failed on; the rest of it is freed again."""
+AGAIN = "run it again: it continues from its last complete batch"
 _CLASS = re.compile(r"^(?:[a-z_0-9]+\.)+(?=[A-Z])")
 
 
@@ -68,6 +78,8 @@ def marked(mark: str, step: str | None = None) -> Iterator[None]:
         raise
     except MillstreamError as error:
         raise Failed(error, mark) from error
+    except OSError as error:
+        raise Failed(_no_room(error) or of_users_code(error, step), mark) from error
     except Exception as error:  # of a library or of the user's own code, which runs inside ours
         raise Failed(of_users_code(error, step), mark) from error
 
@@ -85,15 +97,40 @@ def of_users_code(error: Exception, step: str | None) -> StepFailed:
     )
 
 
-def of_query(error: BaseException, mark: str, log: str | None = None) -> MillstreamError:
-    """What went wrong in a query whose workers mark their failures so, for the user."""
+def _no_room(error: OSError, place: Path | None = None) -> DiskFull | None:
+    if error.errno not in NO_ROOM:
+        return None
+    return _disk_full(error.filename or place or tempfile.gettempdir())
+
+
+def _disk_full(where: object) -> DiskFull:
+    return DiskFull("there is no room left on the disk", where=str(where), next_step=f"make room there, then {AGAIN}")
+
+
+def _full_disk(said: str, folder: Path | None) -> DiskFull | None:
+    """Spark does not name the file, and its text may quote records: so the disks that it writes to are looked at."""
+    if not _FULL.search(said):
+        return None
+    for place in filter(None, (folder, Path(tempfile.gettempdir()))):
+        usage = shutil.disk_usage(place)
+        if usage.free < FULL_SHARE * usage.total:
+            return _disk_full(place)
+    return None
+
+
+def of_query(error: BaseException, mark: str, log: str | None = None, folder: Path | None = None) -> MillstreamError:
+    """What went wrong in a query whose workers mark their failures so, for the user. `folder` is the job's."""
     if isinstance(error, MillstreamError):
         return error
+    if isinstance(error, OSError) and (full := _no_room(error, folder)):
+        return full
     found = re.search(re.escape(mark) + r"([A-Za-z0-9+/=]+)", str(error))
     if found:
         return _from_text(found.group(1))
     said = str(error)
-    again = "run it again: it continues from its last complete batch"
+    if full := _full_disk(said, folder):
+        return full
+    again = AGAIN
     if _LOST.search(reason_of(said) or ""):
         again = (
             "see whether workers die for want of memory (--conf spark.executor.memoryOverhead=1g gives their Python "

@@ -1,7 +1,6 @@
 """Goal: a disk that is really full is refused clearly, nothing acknowledged is lost, and work goes on with room."""
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,19 +11,16 @@ import pytest
 from millstream.errors import DiskFull
 from millstream.log.compaction import compact
 from millstream.log.retention import delete_old
+from small_disk import fill as fill_disk
+from small_disk import mounted
 
 from .support import frame, keyed, opened, read_all, values_of
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of a megabyte, where this user may mount one."""
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True).returncode:
-        pytest.skip("mounting needs root; the limit on file sizes below is tested everywhere")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    with mounted(tmp_path / "small", "1m") as place:
+        yield place
 
 
 def fill(partition, *, sync):
@@ -81,11 +77,7 @@ def test_compaction_without_room_leaves_everything_as_it_was(small_disk):
         partition.append([keyed([(b"%d" % (number % 40), b"%d" % number * 3000)])], sync=False)
     before = read_all(partition)
     partition.roll()
-    ballast = small_disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        while file.write(bytes(1 << 20)):
-            if shutil.disk_usage(small_disk).free == 0:
-                break
+    ballast = fill_disk(small_disk)
     with pytest.raises(DiskFull):
         compact(partition, tombstones_before_us=0)
     assert read_all(opened(folder)) == before

@@ -22,7 +22,7 @@ from millstream.log import EmbeddedLog, connect
 from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, sqlite_rows, table, until, unweighted
 
 USERS = ("ann", "bob", "cid", "dee")
-START_S = 120
+START_S = 300
 FLOW = """
 from pathlib import Path
 import millstream as ms

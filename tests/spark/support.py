@@ -24,7 +24,7 @@ from millstream.testing.script import _with_times
 SCHEMA = "user string, n int, at timestamp"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CAUGHT_UP = "caught up"
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 Triple = tuple[str, int, float | None]
 

@@ -18,7 +18,7 @@ from millstream.errors import DiskFull
 from .killing import START_S, Killed
 from .support import until
 
-LEFT_PAGES = (0, 1, 2, 4, 7, 12)
+LEFT_PAGES = (0, 2, 7)
 pytestmark = [pytest.mark.soak, pytest.mark.own_processes, pytest.mark.timeout(1800)]
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import millstream as ms
 from millstream.cli.app import app
-from millstream.errors import NotFound, OutputMismatch, StartOverRefused
+from millstream.errors import DamagedState, NotFound, OutputMismatch, StartOverRefused
 from millstream.log import EmbeddedLog
 
 from .support import CAUGHT_UP, SCHEMA, Triple, per_user, put, read, scores, seconds, sqlite_rows, unweighted
@@ -96,7 +96,6 @@ def test_whatever_is_missing_is_noticed_and_once_it_is_back_the_job_goes_on(shop
     for missing, parts in (
         (shop.job / "checkpoint", ("results up to batch", "checkpoint", "holds no progress")),
         (shop.job / "sinks", ("another run",)),
-        (shop.job / "job.json", ("job.json",)),
         (shop.database, ("'rows'", "is gone", str(shop.database), *rebuild)),
         (shop.files, ("'files'", "is gone", str(shop.files), *rebuild)),
     ):
@@ -106,6 +105,10 @@ def test_whatever_is_missing_is_noticed_and_once_it_is_back_the_job_goes_on(shop
             shutil.rmtree(missing)
         missing.unlink(missing_ok=True)
         away.rename(missing)
+    (shop.job / "job.json").rename(away)
+    with pytest.raises(DamagedState, match=r"job\.json is missing.*\n.*\n.*millstream jobs rebuild shop"):
+        shop.run(master=NOWHERE)
+    away.rename(shop.job / "job.json")
     with closing(sqlite3.connect(shop.database)) as db:
         db.execute("ALTER TABLE rows RENAME TO aside")
         with pytest.raises(OutputMismatch, match=r"'rows'.* is gone"):
@@ -191,7 +194,7 @@ def test_nothing_is_emptied_if_an_output_holds_rows_of_others(shop: Shop) -> Non
 
 
 def test_results_of_deleted_records_cannot_be_rebuilt(log: EmbeddedLog, tmp_path: Path) -> None:
-    log.create_topic("short", schema=SCHEMA, retention_bytes=1, segment_bytes=4096)
+    log.create_topic("short", schema=SCHEMA, retention_bytes=4096, segment_bytes=4096)
     flow = ms.Flow("short")
     flow.read("short", SCHEMA).write("copy", name="copy")
     for n in range(100):

@@ -56,7 +56,7 @@ def places_of(steps: Mapping[str, Description]) -> dict[str, int]:
 
 def first_fit(layout: Layout) -> Fit:
     """That of a job without state."""
-    places = {layout.chain[number].name: place for stage in layout.stages for place, number in enumerate(stage)}
+    places = layout.first_places()
     found = described(layout, {})
     return Fit({name: each | {PLACE: str(places[name]), SINCE: "0"} for name, each in found.items()})
 

@@ -19,7 +19,6 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from millstream.jobs.kept_steps import first_fit, places_of
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import SENT
 from millstream.operators.watermarks import told as told_by
@@ -45,7 +44,7 @@ _starting = Lock()
 
 def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, places: Mapping[str, int] | None = None) -> DataFrame:
     """All rows of a flow, packed, on their way to its outputs; `places` says where its job keeps each step's state."""
-    places = places_of(first_fit(shipment.layout).steps) if places is None else places
+    places = shipment.layout.first_places() if places is None else places
     spark.sparkContext.environment.update(delivery())  # before Spark's own processes are started
     spark.dataSource.register(FeedSource)
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed, shipment.mark)).load()

@@ -253,6 +253,10 @@ class Layout:
     def _regions(self) -> dict[Node, Region]:
         return {origin: self._region(origin) for origin in (*self.sources, *self.chain)}
 
+    def first_places(self) -> dict[str, int]:
+        """By the name of a step, the number under which its stage keeps its state in a job that has none yet."""
+        return {self.chain[number].name: place for stage in self.stages for place, number in enumerate(stage)}
+
     def region(self, origin: Node) -> Region:
         return self._regions[origin]
 

@@ -33,12 +33,12 @@ from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.progress import Progress, ProgressFile
 from millstream.jobs.renaming import renamed
 from millstream.jobs.session import session_of
-from millstream.jobs.settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.endpoints import Kafka, Socket
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
+from millstream.plan.run_settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
@@ -190,7 +190,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         name = f"{name}.batch"
     log = connect(settings.broker)
     broker = address_of(log)
-    folder = JobFolder(settings.folder or jobs_folder(log) / name, name)
+    folder = JobFolder(Path(settings.folder or jobs_folder(log) / name), name)
     _close_ended(folder.path)
     with ExitStack() as opening:
         opening.callback(log.close)
@@ -332,12 +332,13 @@ def _feed(
     name = f"{kept.identity}-{time.time_ns()}"
     shipment = Shipment(name, layout, kept.partitions, f"{RUNS}{kept.identity}", drafting)
     starts: dict[str, Offsets] = {}
-    if settings.since is not None:
+    since = settings.since_instant
+    if since is not None:
         sources = {
             node.name: opened(node, layout.reading[node], broker, folder.path, shipment.name)
             for node in layout.fed_sources
         }
-        starts = {name: source.at(settings.since) for name, source in sources.items()}
+        starts = {name: source.at(since) for name, source in sources.items()}
     return LiveFeed(
         shipment,
         folder=str(folder.path),

@@ -51,6 +51,7 @@ from millstream.plan.nodes import (
     Where,
     Write,
 )
+from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings, takes
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
 from millstream.plan.windows import Window
 from millstream.plan.written_stream import Written, check_behind_sinks
@@ -58,6 +59,7 @@ from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
 from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
+    from millstream.jobs.job import Job
     from millstream.plan.joining import AsOfWhen, On, Side
     from millstream.plan.keyed import Keyed, Windowed
     from millstream.plan.table_nodes import How
@@ -70,8 +72,8 @@ Batch = Literal["polars", "arrow"]
 class Flow:
     """A named job: what it reads, the steps, and what it writes.
 
-    `log` is the address of its log, for `run` and for topics that are read by their own schema; unsaid:
-    MILLSTREAM_BROKER, else `.millstream` here.
+    `log` is the address of its log, for `run` and for topics that are read with their own schema; default:
+    MILLSTREAM_BROKER, else `.millstream` in the current folder.
     """
 
     def __init__(self, name: str, *, log: str | PathLike[str] | None = None) -> None:
@@ -203,29 +205,30 @@ class Flow:
 
     # ------------------------------------------------------------ running
 
-    def run(self, **settings: Any) -> Any:
-        """Runs the flow as a job on Spark until Ctrl-C, and gives the job when it has ended.
+    @takes(RunSettings)
+    def run(self, settings: dict[str, Any]) -> Job:
+        """Runs the flow as a job on Spark until Ctrl-C or SIGTERM, and returns the job once it has ended.
 
-        `until="caught up"` ends when all that is there now was read; `batch=True` reads that as one batch and closes
-        every window. `into="totals.v2"` writes beside the results that are there. `master` is a Spark master, `broker`
-        a log, `folder` the job's own, `batch_rows` how many rows of a source a batch has at most, `key_groups` how
-        finely keys are spread (fixed when a job first runs), `tick_s` how often an idle job looks at the clock,
-        `progress` how it is shown, `grace_s` how long a stop waits for the running batch, `on_batch` a function of a
-        batch's number and its rows by output, `on_lost` what to do when records were deleted
-        before they were read: "error", "earliest" or "latest".
+        `until="caught up"` stops once everything available at the start has been read. `batch=True` reads that as one
+        batch and closes every window. The next run of a flow with the same name continues where this one stopped.
         """
-        return engine.call(self, "run", self._placed(settings))
+        job: Job = engine.call(self, "run", self._placed(settings))
+        return job
 
-    def start(self, **settings: Any) -> Any:
-        """Starts the flow as `run` does and gives the job at once: job.stop(), job.wait(), job.progress."""
-        return engine.call(self, "start", self._placed(settings))
+    @takes(Settings)
+    def start(self, settings: dict[str, Any]) -> Job:
+        """Starts the flow as `run` does and returns the job immediately: job.stop(), job.wait(), job.progress."""
+        job: Job = engine.call(self, "start", self._placed(settings))
+        return job
 
-    def replay(self, **settings: Any) -> Any:
-        """Makes the results anew from history, beside the running job: `into` another topic, `since` a time.
+    @takes(ReplaySettings)
+    def replay(self, settings: dict[str, Any]) -> Job:
+        """Recomputes the results from history next to the running job: `into` another topic, `since` a time.
 
-        It ends when it has caught up; with `follow=True` it goes on. Then `millstream switch` moves the readers over.
+        It ends once it has caught up; with `follow=True` it keeps running. Then `millstream switch` moves readers over.
         """
-        return engine.call(self, "replay", self._placed(settings))
+        job: Job = engine.call(self, "replay", self._placed(settings))
+        return job
 
     def _placed(self, settings: dict[str, Any]) -> dict[str, Any]:
         return settings if self.log is None else {"broker": self.log, **settings}

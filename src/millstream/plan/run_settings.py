@@ -122,7 +122,7 @@ class RunSettings(Settings):
 class ReplaySettings(RunSettings):
     """The settings of a replay."""
 
-    into: str
+    into: str = field()
     """The topic that the replay writes to, next to the existing results."""
     follow: bool = False
     """Keep running after catching up."""

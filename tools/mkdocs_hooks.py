@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from reference import pages  # MkDocs puts the folder of a hook on the path while it loads it
+
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(Path(__file__).parent))
 
 OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
 """A link from a page in docs/ to a file beside that folder."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    from reference import pages
-
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     for path in linked_files():

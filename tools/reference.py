@@ -50,8 +50,16 @@ RETURNED = {
     "millstream.plan.joining": ["Side"],
     "millstream.plan.written_stream": ["Written"],
     "millstream.log": ["Producer", "Consumer", "Queue"],
-    "millstream.testing": ["play", "Add", "Watermark", "Clock", "Partition", "assert_panes", "assert_steps"]
-    + ["print_panes"],
+    "millstream.testing": [
+        "play",
+        "Add",
+        "Watermark",
+        "Clock",
+        "Partition",
+        "assert_panes",
+        "assert_steps",
+        "print_panes",
+    ],
 }
 """What is documented besides the names of `millstream`: the types that its functions return, and the test module."""
 
@@ -60,6 +68,7 @@ VARIABLES = {
     "folder.",
     "MILLSTREAM_MASTER": "The Spark master; default: local[*].",
     "MILLSTREAM_KAFKA_SETTINGS": "A file of librdkafka settings, one name=value per line: the place for passwords.",
+    "MILLSTREAM_HOME": "The folder in which jobs on Kafka keep theirs; default: .millstream in the current folder.",
     "MILLSTREAM_CACHE": "A folder for files that make Spark start faster; default: the user's cache folder.",
     "MILLSTREAM_TOKEN": "The token that `millstream table serve` requires of callers.",
     "MILLSTREAM_PLAY_BROKER": "A Kafka address: tests played with on='spark' send their rows through it.",

@@ -10,7 +10,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ import millstream
 from millstream.errors import MillstreamError
 from millstream.expressions.functions import FUNCTIONS
 from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT
+from millstream.log import Broker, EmbeddedLog
 from millstream.log.topics import TopicSettings
 from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings
 
@@ -63,6 +64,9 @@ RETURNED = {
 }
 """What is documented besides the names of `millstream`: the types that its functions return, and the test module."""
 
+IMPLEMENTED_BY: dict[type, type] = {Broker: EmbeddedLog}
+"""Whose methods document those of a port."""
+
 VARIABLES = {
     "MILLSTREAM_BROKER": "The address of the log: a folder or kafka://host:9092; default: .millstream in the current "
     "folder.",
@@ -101,6 +105,10 @@ def public_names() -> dict[str, list[str]]:
     return {module: names for module, names in found.items() if names}
 
 
+def joined(parts: list[str]) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
 def home_of(name: str) -> str:
     value = getattr(millstream, name)
     if isinstance(value, ModuleType):
@@ -126,25 +134,21 @@ def python_page() -> str:
                 shown = f"millstream.testing.{name}"
             parts += documented(shown, value)
     parts += ["## The module of errors", "### ms.errors {#ms.errors}", "Every error class: [errors](errors.md)."]
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 def documented(name: str, value: Any) -> Iterator[str]:
     yield f"### {name} {{#{name}}}"
-    if not inspect.isclass(value):
-        yield signature_block(name, value)
-        yield doc_of(value)
-        return
-    if "__init__" in vars(value) and not issubclass(value, MillstreamError):
+    if not inspect.isclass(value) or is_dataclass(value) or value is millstream.Flow:  # other classes are returned
         yield signature_block(name, value)
     yield doc_of(value)
-    for method, member in members(value):
+    for method, member in members(value) if inspect.isclass(value) else ():
         yield f"#### {name}.{method} {{#{name}.{method}}}"
         if isinstance(member, property):
             yield f"Property, `{returned(member.fget)}`."
         else:
             yield signature_block(method, member)
-        yield doc_of(member)
+        yield doc_of(member) or doc_of(getattr(IMPLEMENTED_BY.get(value), method, None))
 
 
 def members(value: type) -> Iterator[tuple[str, Any]]:
@@ -198,7 +202,9 @@ def returned(function: Any) -> str:
 
 
 def doc_of(value: Any) -> str:
-    return inspect.getdoc(value) or ""
+    """Its own text: not one of a base class, nor the signature that a dataclass without a text has."""
+    text = inspect.cleandoc(getattr(value, "__doc__", None) or "") if value is not None else ""
+    return "" if is_dataclass(value) and text.startswith(f"{getattr(value, '__name__', '')}(") else text
 
 
 # ---------------------------------------------------------------- settings
@@ -225,7 +231,7 @@ def settings_page() -> str:
         "## Environment variables",
         "\n".join(["| variable | meaning |", "|---|---|", *variables]),
     ]
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 def bare(name: str) -> str:
@@ -276,7 +282,7 @@ def aggregates_page() -> str:
     ]
     for name in public_names()["millstream.plan.aggregates"]:
         parts += documented(f"ms.{name}", getattr(module, name))
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 def expressions_page() -> str:
@@ -292,7 +298,7 @@ def expressions_page() -> str:
         "A function that is in neither table is refused as well, and the error names similar ones that exist.",
         table(["function", "why"], [(f"`{name}`", why) for name, why in refused]),
     ]
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 # ---------------------------------------------------------------- commands and errors
@@ -316,7 +322,7 @@ def commands_page() -> str:
         title = " ".join(words)
         parts.append(f"{'##' if len(words) == 1 else '###'} {title} {{#{'-'.join(words)}}}")
         parts.append(help_of(words) if not is_group else f"`millstream {title}` has these commands:")
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 def commands(group: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
@@ -346,7 +352,7 @@ def errors_page() -> str:
         "Indented errors are kinds of the one above them.",
         table(["error", "exit code of a command", "meaning"], rows),
     ]
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 def main(folder: Path) -> None:

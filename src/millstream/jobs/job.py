@@ -61,7 +61,11 @@ logger = terminal.logger(__name__)
 
 
 class Job:
-    """A flow that runs."""
+    """A flow that runs, or has run: its `name`, its `progress`, and how it ended.
+
+    `progress` has the number of the last `batch`, `rows_read`, `rows_late`, `rows_dead`, rows `written` by output, and
+    the `watermark`. `interrupted`, `terminated` and `gave_up` tell why it ended.
+    """
 
     def __init__(self, name: str, folder: JobFolder, sources: Mapping[Read, LiveFeed], progress: Progress) -> None:
         self.name = name

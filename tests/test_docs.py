@@ -1,4 +1,4 @@
-"""Every code block of the README and of docs/ runs: Python and shell in order, page by page, in an empty folder.
+"""Every code block of the documentation runs: Python and shell in order, page by page, in an empty folder.
 
 A block of `text` right behind one that was run is what it must print. Where a page says `localhost:9092`, its blocks
 talk to a real Kafka.
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"python", "sh"}
 KAFKA = "localhost:9092"
@@ -66,6 +66,7 @@ def of_its_kind(page: Path) -> object:
     return pytest.param(page, id=page.name, marks=marks)
 
 
+@pytest.mark.timeout(900)  # a page may start Spark and Kafka several times
 @pytest.mark.parametrize("page", [of_its_kind(page) for page in PAGES])
 def test_every_block_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -84,16 +85,3 @@ def test_every_block_of_a_page_runs(
                 assert printed == block.prints, f"{page.name}, line {block.line}"
         else:
             assert block.language == "text", f"{page.name}, line {block.line}: a block in {block.language!r} is not run"
-
-
-def of_its_kind(page: Path) -> object:
-    """Only pages whose Python runs Spark share a session; what a shell starts has its own."""
-    python = "".join(block.source for block in blocks(page.read_text()) if block.language == "python")
-    marks = () if SPARK.search(python) else (pytest.mark.own_processes,)
-    return pytest.param(page, id=page.name, marks=marks)
-
-
-@pytest.mark.parametrize("page", [of_its_kind(page) for page in PAGES])
-def test_every_link_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -6,7 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from millstream import errors
     from millstream.errors import MillstreamError
+    from millstream.jobs.job import Job
     from millstream.log import Batch, Broker, Message, Record, connect
     from millstream.plan.aggregates import (
         collect,
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
         socket,
         sqlite,
     )
-    from millstream.plan.flow import Flow
+    from millstream.plan.flow import Flow, Stream
+    from millstream.plan.process import Key
+    from millstream.plan.tables import Table
     from millstream.plan.triggers import (
         after,
         after_count,
@@ -54,10 +58,13 @@ if TYPE_CHECKING:
 # What `import millstream as ms` offers, and where it lives: loaded when first used, so that the command line is quick.
 _NAMES = {
     "millstream.errors": "MillstreamError",
+    "millstream.jobs.job": "Job",
     "millstream.log": "Batch Broker Message Record connect",
     "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
-    "millstream.plan.flow": "Flow",
+    "millstream.plan.flow": "Flow Stream",
     "millstream.plan.endpoints": "console discard files foreach kafka memory postgres rate socket sqlite",
+    "millstream.plan.process": "Key",
+    "millstream.plan.tables": "Table",
     "millstream.plan.triggers": (
         "after after_count after_watermark all_of each every first_of in_order never repeatedly"
     ),
@@ -71,9 +78,13 @@ __all__ = [
     "Batch",
     "Broker",
     "Flow",
+    "Job",
+    "Key",
     "Message",
     "MillstreamError",
     "Record",
+    "Stream",
+    "Table",
     "after",
     "after_count",
     "after_watermark",
@@ -92,6 +103,7 @@ __all__ = [
     "discard",
     "distinct_count",
     "each",
+    "errors",
     "every",
     "everything",
     "files",
@@ -124,6 +136,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "errors":
+        return import_module("millstream.errors")
     if name not in _HOME:
         raise AttributeError(f"module 'millstream' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

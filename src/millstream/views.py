@@ -40,10 +40,10 @@ def merged(
 ) -> Merged:
     """One table of a batch result and a live topic.
 
-    `batch` is a topic, a frame, or Parquet files: a `Path`, or text with a '/' in it. Of panes the key may be unsaid:
-    it is the columns before `window`, and `window`. With `combine`, as in {"total": "sum"}, the parts are disjoint and
-    these columns of both are put together by 'sum', 'min' or 'max'; without it the live row wins. `weight` names the
-    column of weights: None if a column of that name is data. The log is that of `connect()` unless one is given.
+    `batch` is a topic, a frame, or Parquet files: a `Path`, or text with a '/' in it. The key of panes can be left out:
+    it is the columns before `window`, and `window`. With `combine`, as in {"total": "sum"}, the parts are disjoint, and
+    these columns of both are combined by 'sum', 'min' or 'max'; without it the live row wins. `weight` names the column
+    of weights; None if a column of that name is data. The log is that of `connect()` unless one is given.
     """
     own = connect() if log is None else None
     try:

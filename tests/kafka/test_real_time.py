@@ -28,8 +28,8 @@ from millstream.jobs import real_time
 from millstream.jobs import session as workers
 from millstream.jobs.folder import JobFolder
 from millstream.jobs.real_time import CHECKPOINT, _translated, refuse_other_mode, work_of
-from millstream.jobs.settings import Settings
 from millstream.log.kafka.address import KafkaAddress
+from millstream.plan.run_settings import Settings
 from millstream.records import Schema, codec
 from millstream.spark.real_time.java_client import java_settings
 from millstream.spark.real_time.steps import MARK

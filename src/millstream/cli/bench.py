@@ -23,9 +23,9 @@ def register(app: typer.Typer) -> None:
 def nexmark(
     session: Session,
     query: Annotated[str | None, typer.Option(metavar="q4,q7", help="Only these queries.")] = None,
-    events: Annotated[str | None, typer.Option(metavar="10m", help="How many events; unsaid: 10m.")] = None,
+    events: Annotated[str | None, typer.Option(metavar="10m", help="How many events; default: 10m.")] = None,
     peer: Annotated[
-        str | None, typer.Option(metavar="spark,flink", help="Beside whom: spark, flink or none; unsaid: both.")
+        str | None, typer.Option(metavar="spark,flink", help="The peers: spark, flink or none; default: both.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few queries and events, within a minute.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where chart and figures go.")] = None,

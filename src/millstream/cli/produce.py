@@ -51,7 +51,7 @@ def produce(
         str | None, typer.Option(metavar="TEXT", help="Lines are key, this text, value: ':' for key:value.")
     ] = None,
     timestamp: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column or field that is the record's time; unsaid: now.")
+        str | None, typer.Option(metavar="COLUMN", help="Column or field that is the record's time; default: now.")
     ] = None,
     partition: Annotated[int | None, typer.Option(metavar="N", help="All records to this partition.")] = None,
     header: Annotated[
@@ -71,7 +71,7 @@ def produce(
     ] = "dead-letters",
     dead_letters: Annotated[
         str | None,
-        typer.Option(metavar="TOPIC", help="Where such lines go; unsaid: TOPIC.dead.", autocompletion=complete_topics),
+        typer.Option(metavar="TOPIC", help="Where such lines go; default: TOPIC.dead.", autocompletion=complete_topics),
     ] = None,
     max_expansion: Annotated[
         int,
@@ -85,7 +85,7 @@ def produce(
     partitions: Annotated[int | None, typer.Option(help="With --create: how many partitions.")] = None,
     schema: Annotated[
         str | None,
-        typer.Option(metavar="DDL", help="With --create: its columns; unsaid, a columnar file's own."),
+        typer.Option(metavar="DDL", help="With --create: its columns; default: those of a columnar file."),
     ] = None,
     shared_group: SharedGroup = None,
 ) -> None:

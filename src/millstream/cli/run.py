@@ -31,7 +31,7 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that builds a flow.")],
     flow: Annotated[str | None, typer.Option(help="Which flow, if the file has several.")] = None,
     master: Annotated[
-        str | None, typer.Option(help="A Spark master; unsaid: $MILLSTREAM_MASTER, else local[*].")
+        str | None, typer.Option(help="A Spark master; default: $MILLSTREAM_MASTER, else local[*].")
     ] = None,
     until: Annotated[
         str | None, typer.Option(metavar="'caught up'", help="Ends when all that is there now was read.")
@@ -46,7 +46,7 @@ def run(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Where the job keeps its checkpoint: all workers must reach it; unsaid: jobs/NAME in the log."
+            help="Where the job keeps its checkpoint: all workers must reach it; default: jobs/NAME in the log."
         ),
     ] = None,
     conf: Annotated[

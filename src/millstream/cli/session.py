@@ -28,7 +28,7 @@ LogAddress = Annotated[
     typer.Option(
         "--log",
         metavar="ADDRESS",
-        help="The log's folder, or kafka://HOST:PORT; unsaid: $MILLSTREAM_BROKER, else .millstream here.",
+        help="The log's folder, or kafka://HOST:PORT; default: $MILLSTREAM_BROKER, else .millstream here.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; errors and warnings on stderr are JSON, too.")]

@@ -20,12 +20,12 @@ from millstream.connectors.weights import weighted, with_weights
 from millstream.errors import InvalidInput
 from millstream.jobs.display import Display, watched
 from millstream.jobs.job import Job, address_of, run_job, start_job
-from millstream.jobs.settings import CAUGHT_UP, TICK_S, Settings
 from millstream.log import connect
 from millstream.operators.accumulators import WEIGHT
 from millstream.plan.explain import Format, shown
 from millstream.plan.flow import Flow, Stream
 from millstream.plan.nodes import Write
+from millstream.plan.run_settings import CAUGHT_UP, TICK_S, RunSettings, Settings
 from millstream.plan.spark_frames import SparkFrame
 from millstream.spark.query.compiler import compiled
 from millstream.spark.query.data_source import FEED
@@ -40,27 +40,14 @@ from millstream.spark.session.user_code import modules
 from millstream.user_lines import users_line, what_exists
 
 
-def _settings(broker: str | PathLike[str] | None, folder: str | PathLike[str] | None, said: dict[str, Any]) -> Settings:
-    places = {"broker": None if broker is None else fspath(broker), "folder": None if folder is None else Path(folder)}
-    return Settings.of({**places, **said})
+def run(flow: Flow, **given: Any) -> Job:
+    settings = RunSettings.of(given)
+    with watched(flow.name, settings.progress) as display:
+        return run_job(flow, settings, display)
 
 
-def run(
-    flow: Flow,
-    *,
-    broker: str | PathLike[str] | None = None,
-    folder: str | PathLike[str] | None = None,
-    progress: str = "auto",
-    **said: Any,
-) -> Job:
-    with watched(flow.name, progress) as display:
-        return run_job(flow, _settings(broker, folder, said), display)
-
-
-def start(
-    flow: Flow, *, broker: str | PathLike[str] | None = None, folder: str | PathLike[str] | None = None, **said: Any
-) -> Job:
-    return start_job(flow, _settings(broker, folder, said), Display())
+def start(flow: Flow, **given: Any) -> Job:
+    return start_job(flow, Settings.of(given), Display())
 
 
 def dataframe(
@@ -137,11 +124,11 @@ def explained(flow: Flow, format: Format = "text") -> str:
     return "\n".join(lines) + "\n\n" + written.rstrip() + "\n"
 
 
-def replay(flow: Flow, *, into: str | None = None, follow: bool = False, **said: Any) -> Job:
+def replay(flow: Flow, *, into: str | None = None, follow: bool = False, **given: Any) -> Job:
     if into is None:
         raise InvalidInput(
-            "a replay writes beside the results that are there, and nothing says where",
+            "a replay writes next to the existing results, and nothing says where",
             where=users_line(),
             next_step="name a topic: flow.replay(into='totals.v2')",
         )
-    return run(flow, **{"until": None if follow else CAUGHT_UP, **said}, into=into)
+    return run(flow, **{"until": None if follow else CAUGHT_UP, **given}, into=into)

@@ -37,13 +37,13 @@ from millstream.jobs.progress import Progress, ProgressFile
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
 from millstream.jobs.session import session_of
-from millstream.jobs.settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.jobs.start_over import check_rebuild, start_over, starts_over
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.endpoints import Kafka, Socket
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
+from millstream.plan.run_settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
@@ -66,7 +66,11 @@ logger = terminal.logger(__name__)
 
 
 class Job:
-    """A flow that runs."""
+    """A flow that runs, or has run: its `name`, its `progress`, and how it ended.
+
+    `progress` has the number of the last `batch`, `rows_read`, `rows_late`, `rows_dead`, rows `written` by output, and
+    the `watermark`. `interrupted`, `terminated` and `gave_up` tell why it ended.
+    """
 
     def __init__(self, name: str, folder: JobFolder, sources: Mapping[Read, LiveFeed], progress: Progress) -> None:
         self.name = name
@@ -89,7 +93,7 @@ class Job:
 
     @property
     def promise(self) -> str:
-        """What a user must know of how often rows are written; nothing where it is once."""
+        """A weaker guarantee than exactly once, as text; empty where results are written exactly once."""
         return ""
 
     @property
@@ -97,7 +101,7 @@ class Job:
         return self._query is not None and self._query.isActive
 
     def lag(self) -> int:
-        """How many rows the sources have that were not read yet."""
+        """The number of rows in topics that have not been read yet."""
         behind = 0
         for node, feed in self._sources.items():
             if not isinstance(node.source, str | Kafka):
@@ -114,13 +118,13 @@ class Job:
                 self._file.write(self.progress.document(self.name, self.lag()))
 
     def batch_times(self) -> list[float]:
-        """The seconds of the last batches that had something to do."""
+        """The durations, in seconds, of the last batches that had rows."""
         assert self._query is not None
         recent = [progress for progress in self._query.recentProgress if progress["numInputRows"] > 0]
         return [progress["durationMs"]["triggerExecution"] / 1000 for progress in recent]
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the end of the job; whether it came. Raises what the job failed with."""
+        """Waits for the job to end, and returns whether it did. Raises the error that the job failed with."""
         assert self._query is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._query.isActive:
@@ -131,7 +135,7 @@ class Job:
         return True
 
     def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """Stops after the running batch, or after `grace_s`: then the batch is given up, and done again next time."""
+        """Stops after the running batch. After `grace_s` seconds it is abandoned, and the next run repeats it."""
         assert self._query is not None
         if not self._query.isActive:
             self._finish()
@@ -195,7 +199,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         name = f"{name}.batch"
     log = connect(settings.broker)
     broker = address_of(log)
-    folder = JobFolder(settings.folder or jobs_folder(log) / name, name)
+    folder = JobFolder(Path(settings.folder or jobs_folder(log) / name), name)
     _close_ended(folder.path)
     with ExitStack() as opening:
         opening.callback(log.close)
@@ -367,12 +371,13 @@ def _feed(
     name = f"{kept.identity}-{time.time_ns()}"
     shipment = Shipment(name, layout, kept.partitions, f"{RUNS}{kept.identity}", drafting)
     starts: dict[str, Offsets] = {}
-    if settings.since is not None:
+    since = settings.since_instant
+    if since is not None:
         sources = {
             node.name: opened(node, layout.reading[node], broker, folder.path, shipment.name)
             for node in layout.fed_sources
         }
-        starts = {name: source.at(settings.since) for name, source in sources.items()}
+        starts = {name: source.at(since) for name, source in sources.items()}
     return LiveFeed(
         shipment,
         folder=str(folder.path),

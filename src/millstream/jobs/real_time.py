@@ -36,7 +36,6 @@ from millstream.jobs.job import LOOK_S, Job, _log, _share_path, restart
 from millstream.jobs.progress import Progress
 from millstream.jobs.renaming import renamed
 from millstream.jobs.session import session_of
-from millstream.jobs.settings import Settings
 from millstream.jobs.start_over import starts_over
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import ADDRESS_VARIABLE, connect
@@ -46,6 +45,7 @@ from millstream.plan import nodes
 from millstream.plan.endpoints import Kafka
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.run_settings import Settings
 from millstream.plan.walking import in_order
 from millstream.records import can_evolve
 from millstream.spark.failures import new_mark, of_query
@@ -120,7 +120,7 @@ def work_of(flow: Flow, settings: Settings) -> Work:
     order = in_order(outputs)
     for node in order:
         _check_step(node)
-    broker = settings.broker or os.environ.get(ADDRESS_VARIABLE)
+    broker = os.fspath(settings.broker) if settings.broker else os.environ.get(ADDRESS_VARIABLE)
     sources = {node: _topic(node, node.source, broker) for node in order if isinstance(node, Read)}
     sinks = {node: _topic(node, node.sink, broker) for node in outputs}
     first = next(iter(sinks.values()))
@@ -280,7 +280,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | 
     with ExitStack() as opening:
         broker = connect(settings.broker)
         opening.callback(broker.close)
-        folder = JobFolder(settings.folder or jobs_folder(broker) / work.name, work.name)
+        folder = JobFolder(Path(settings.folder or jobs_folder(broker) / work.name), work.name)
         opening.enter_context(folder.held())
         is_new = starts_over(folder, settings)
         if not is_new:
@@ -432,8 +432,9 @@ def _check_spark(spark: SparkSession, partitions: int) -> None:
 def _query(spark: SparkSession, work: Work, folder: JobFolder, settings: Settings) -> Any:
     spark.conf.set(REDACTION, SECRET_OPTIONS)  # plans show the options of their sources, passwords among them
     begin = {"startingOffsets": "earliest"}
-    if settings.since is not None:
-        moment = str(int(settings.since.timestamp() * 1000))
+    since = settings.since_instant
+    if since is not None:
+        moment = str(int(since.timestamp() * 1000))
         begin = {"startingTimestamp": moment, "startingOffsetsByTimestampStrategy": "latest"}
     frames: dict[Read, DataFrame] = {}
     for node, topic in work.sources.items():

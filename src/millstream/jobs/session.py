@@ -12,7 +12,7 @@ from millstream.spark.session.shipping import is_local, until_workers
 from millstream.spark.session.start import session
 
 if TYPE_CHECKING:
-    from millstream.jobs.settings import Settings
+    from millstream.plan.run_settings import Settings
 
 
 def session_of(settings: Settings, name: str, display: Display, stop: StopRequest) -> SparkSession:

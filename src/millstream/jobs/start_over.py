@@ -14,10 +14,10 @@ from millstream.jobs.claims import START_OVER, Claims
 from millstream.jobs.folder import BEFORE_MOVE, JobFolder
 from millstream.jobs.rebuilding import requested_rebuild
 from millstream.jobs.repairing import remove_damaged_ledgers
-from millstream.jobs.settings import Settings
 from millstream.log import Broker
 from millstream.plan.endpoints import Rate, Socket
 from millstream.plan.nodes import Read, Write
+from millstream.plan.run_settings import Settings
 from millstream.user_lines import users_line
 
 

@@ -52,6 +52,8 @@ class BrokerSwitches(Protocol):
 
 
 class Broker(Protocol):
+    """A log, opened by `connect`: its topics, and the producers, consumers, groups, queues and switches on them."""
+
     # ------------------------------------------------------------ topics
 
     def create_topic(self, name: str, **settings: Any) -> TopicInfo: ...

@@ -53,13 +53,21 @@ class TopicSettings:
     """How a topic keeps its records. Retention and sizes are per partition, as in Kafka."""
 
     partitions: int = 1
+    """The number of partitions."""
     schema: Schema | None = None
+    """The columns of its values; default: values are bytes."""
     codec: str | None = None
+    """How bytes that are sent to a topic with a schema are decoded; default: as JSON."""
     retention: timedelta | None = None
+    """How long records are kept; default: forever."""
     retention_bytes: int | None = None
+    """How many bytes a partition keeps; default: no limit."""
     segment_bytes: int = 128 << 20
+    """The size at which a new segment file is started."""
     compaction: bool = False
+    """Keep only the newest record of each key."""
     tombstone_retention: timedelta = timedelta(days=1)
+    """How long a compacted topic keeps the marker of a deleted key."""
 
     @classmethod
     def of(cls, **given: Any) -> TopicSettings:

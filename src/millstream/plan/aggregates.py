@@ -87,52 +87,52 @@ def _sum_type(kind: pa.DataType) -> pa.DataType:
 
 
 def sum(expression: str) -> Aggregate:
-    """Of a number; whole numbers give a bigint. A sum that its type cannot hold is an error when it would be sent."""
+    """The sum of a number; of whole numbers it is a bigint. An emitted sum that does not fit is an error."""
     return Aggregate("sum", _text(expression, "sum"))
 
 
 def count() -> Aggregate:
-    """How many rows."""
+    """The number of rows."""
     return Aggregate("count", None)
 
 
 def min(expression: str) -> Aggregate:
-    """The smallest value; nulls do not count."""
+    """The smallest value; nulls are ignored."""
     return Aggregate("min", _text(expression, "min"))
 
 
 def max(expression: str) -> Aggregate:
-    """The largest value; nulls do not count."""
+    """The largest value; nulls are ignored."""
     return Aggregate("max", _text(expression, "max"))
 
 
 def mean(expression: str) -> Aggregate:
-    """The average, a double; nulls do not count."""
+    """The average, a double; nulls are ignored."""
     return Aggregate("mean", _text(expression, "mean"))
 
 
 def stddev(expression: str) -> Aggregate:
-    """Of a sample; null for fewer than two values."""
+    """The sample standard deviation; null for fewer than two values."""
     return Aggregate("stddev", _text(expression, "stddev"))
 
 
 def first(expression: str) -> Aggregate:
-    """The value of the row with the smallest event time; of several, of the one that came first."""
+    """The value in the row with the smallest event time; of several, the first to arrive."""
     return Aggregate("first", _text(expression, "first"))
 
 
 def last(expression: str) -> Aggregate:
-    """The value of the row with the largest event time; of several, of the one that came last."""
+    """The value in the row with the largest event time; of several, the last to arrive."""
     return Aggregate("last", _text(expression, "last"))
 
 
 def collect(expression: str) -> Aggregate:
-    """All values, in the order they came."""
+    """All values, in order of arrival."""
     return Aggregate("collect", _text(expression, "collect"))
 
 
 def distinct_count(expression: str) -> Aggregate:
-    """How many different values; nulls do not count."""
+    """The number of different values; nulls are ignored."""
     return Aggregate("distinct_count", _text(expression, "distinct_count"))
 
 
@@ -154,7 +154,7 @@ def combine(
     input: str,
     result: str,
 ) -> Aggregate:
-    """Your own: `add` a value to an accumulator, `merge` two of them, `extract` the result, of the type `result`."""
+    """Your own aggregate: `add` a value to an accumulator, `merge` two, `extract` the result, of type `result`."""
     for name, function in (("zero", zero), ("add", add), ("merge", merge), ("extract", extract)):
         if not callable(function):
             raise InvalidAggregate(

@@ -315,12 +315,15 @@ def files(
     max_record: str | int = MAX_RECORD_BYTES,
     max_expansion: int = MAX_EXPANSION,
 ) -> Files:
-    """A folder of files. Read: parquet, json (lines), csv, avro, at most `files_per_batch` new ones at a time.
-    A line or record larger than `max_record` ("16 MiB") is a dead letter; a file that unpacks to more than 1 GiB and
-    more than `max_expansion` times its size is not read further.
-    Written: one file per batch (a large one: several), as parquet, json (lines) or csv; with `partition_by`, the
-    names of columns, one for each of their values, in folders such as `dt=2024-03-01`. Such folders are read back
-    without saying so."""
+    """A folder of files, as a source or a sink.
+
+    As a source: parquet, json (lines), csv or avro, at most `files_per_batch` new files at a time. A line or record
+    larger than `max_record` becomes a dead letter, and a file that unpacks to more than 1 GiB and more than
+    `max_expansion` times its size is not read further.
+    As a sink: parquet, json (lines) or csv, one file per batch, or several for a large one. With `partition_by`, the
+    names of columns, there is a folder for each of their values, such as `dt=2024-03-01`; a source recognizes such
+    folders by itself.
+    """
     if format not in FORMATS:
         raise _refuse(f"there is no file format {format!r}", what_exists(format, FORMATS, kind="formats"))
     if files_per_batch is not None:
@@ -336,7 +339,7 @@ def files(
 def sqlite(
     path: str | PathLike[str], table: str, *, mode: TableMode | None = None, key: str | Sequence[str] | None = None
 ) -> Sqlite:
-    """A table of a SQLite file: every row, or with `key` the newest row of each key."""
+    """A table in a SQLite file: every row, or with `key` the newest row of each key."""
     made, columns = _mode(mode, key)
     name = _text(table, "a table has a name", "sqlite('scores.db', 'totals')")
     if name.lower().startswith(("sqlite_", "_millstream")):
@@ -347,7 +350,7 @@ def sqlite(
 def postgres(
     dsn: str, table: str, *, mode: TableMode | None = None, key: str | Sequence[str] | None = None
 ) -> Postgres:
-    """A table ("table" or "schema.table") of a Postgres database: every row, or with `key` the newest of each key."""
+    """A table ("table" or "schema.table") in Postgres: every row, or with `key` the newest row of each key."""
     made, columns = _mode(mode, key)
     example = "postgres('postgresql://user@host/database', 'totals')"
     address, name = _text(dsn, "a database has an address", example), _text(table, "a table has a name", example)
@@ -369,17 +372,17 @@ def postgres(
 
 
 def console(rows: int = 20) -> Console:
-    """Prints every batch, at most so many rows of it."""
+    """A sink that prints every batch, up to `rows` rows of it."""
     return Console(_whole_number(rows, "rows", "for example console(rows=50)"))
 
 
 def memory(name: str) -> Memory:
-    """Keeps the rows in this process: `memory(name).rows()` gives them."""
+    """A sink that keeps the rows in this process: `memory(name).rows()` returns them."""
     return Memory(_text(name, "a memory has a name", "memory('totals')"))
 
 
 def foreach(function: Callable[[pa.Table, int], Any]) -> Foreach:
-    """Calls `function(rows, batch)` for every batch that has rows, with an Arrow table and the number of the batch."""
+    """A sink that calls `function(rows, batch)` with the Arrow table and the number of every batch that has rows."""
     if not callable(function):
         raise _refuse(
             f"foreach takes a function, not {function!r}", "for example foreach(lambda rows, batch: print(rows))"
@@ -388,7 +391,7 @@ def foreach(function: Callable[[pa.Table, int], Any]) -> Foreach:
 
 
 def discard() -> Discard:
-    """Counts the rows and lets them go, where they are made: to measure what comes before."""
+    """A sink that only counts rows, where they are made: to measure what comes before it."""
     return Discard()
 
 
@@ -401,12 +404,12 @@ def kafka(
     on_lost: str = "error",
     settings: Mapping[str, str] | None = None,
 ) -> Kafka:
-    """A topic of Apache Kafka: "host:9092", several with commas; unsaid: the job's own broker.
+    """A topic of Apache Kafka. `servers` is "host:9092", several with commas; default: the job's own broker.
 
-    `format` says how values are written: json, avro, csv, string or bytes. With `registry`, the address of a schema
-    registry, json and avro are in Confluent's wire format. `on_lost` says what to do when records were deleted before
-    they were read: "error", or go on at the "earliest" or "latest". `settings` are those of librdkafka, such as
-    sasl.username; passwords among them are never shown or stored.
+    `format` is how values are encoded: json, avro, csv, string or bytes. With `registry`, the address of a schema
+    registry, json and avro are in Confluent's wire format. `on_lost` decides what happens if records were deleted
+    before they were read: "error", or continue at the "earliest" or "latest". `settings` are those of librdkafka, such
+    as sasl.username; passwords among them are never shown or stored.
     """
     example = "kafka('host:9092', topic='scores')"
     if servers is not None:
@@ -442,12 +445,12 @@ def chosen_on_lost(source: Any, on_lost: str | None) -> tuple[Any, str]:
 
 
 def rate(rows_per_second: int) -> Rate:
-    """Rows that count up, so many each second: for trying things out."""
+    """A source that counts up, `rows_per_second` rows each second: for trying things out."""
     return Rate(_whole_number(rows_per_second, "rows_per_second", "for example rate(10)"))
 
 
 def socket(host: str, port: int) -> Socket:
-    """Lines of text from a server: for trying things out, since what was lost cannot be asked for again."""
+    """A source of text lines from a server: for trying things out, since lost lines cannot be read again."""
     if _whole_number(port, "port", "for example socket('localhost', 9999)") > PORT_MAX:
         raise _refuse(f"a port is at most {PORT_MAX}, not {port}", None)
     return Socket(_text(host, "a server has a name", "socket('localhost', 9999)"), port)

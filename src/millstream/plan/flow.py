@@ -52,6 +52,7 @@ from millstream.plan.nodes import (
     Where,
     Write,
 )
+from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings, takes
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
 from millstream.plan.windows import Window
 from millstream.plan.written_stream import Written, check_behind_sinks
@@ -59,6 +60,7 @@ from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
 from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
+    from millstream.jobs.job import Job
     from millstream.plan.joining import AsOfWhen, On, Side
     from millstream.plan.keyed import Keyed, Windowed
     from millstream.plan.table_nodes import How
@@ -72,8 +74,8 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 class Flow:
     """A named job: what it reads, the steps, and what it writes.
 
-    `log` is the address of its log, for `run` and for topics that are read by their own schema; unsaid:
-    MILLSTREAM_BROKER, else `.millstream` here.
+    `log` is the address of its log, for `run` and for topics that are read with their own schema; default:
+    MILLSTREAM_BROKER, else `.millstream` in the current folder.
     """
 
     def __init__(self, name: str, *, log: str | PathLike[str] | None = None) -> None:
@@ -100,13 +102,14 @@ class Flow:
         changes: bool = False,
         on_lost: str | None = None,
     ) -> Stream:
-        """Rows of a topic or of another source; with `changes` they have weights, and one of -1 takes a row back.
+        """Reads the rows of a topic, or of another source such as `ms.files(…)` or a Spark DataFrame.
 
-        Then a column `weight` says which, and is not part of the row; nor is `event_time` if it holds the event time.
-        A DataFrame of Spark brings its schema along, and so does a topic that has one: it is looked up now, and the
-        flow keeps to it. Every other source is read by the one that is given.
-        `on_lost` says what to do when records of a topic were deleted before they were read: "error", or go on at the
-        "earliest" or "latest" that is left, with a warning of what was passed over.
+        A DataFrame has a schema of its own, and so has a topic that was created with one: it is looked up now, and the
+        flow keeps it. Every other source needs `schema`. `watermark` is `ms.ascending()` by default.
+        With `changes`, a column `weight` tells additions (+1) from retractions (-1). It is not part of the row, and
+        neither is a column `event_time` that holds the event time.
+        `on_lost` decides what happens if records of a topic were deleted before they were read: "error", or continue
+        at the "earliest" or "latest" record that is left, with a warning about the gap.
         """
         source = frames.as_source(source)
         check_place(source, "read")
@@ -181,16 +184,16 @@ class Flow:
         return name
 
     def check(self) -> tuple[Write, ...]:
-        """What the flow writes; a flow that writes nothing is refused."""
+        """The outputs of the flow; raises an error if there are none."""
         if not self.outputs:
             raise refusal(f"the flow '{self.name}' writes nothing", "end a stream with .write('topic')")
         check_behind_sinks(self.outputs)
         return tuple(self.outputs)
 
     def explain(self, format: Format = "text", *, physical: bool = False) -> str:
-        """The steps as text, as a Mermaid flowchart, or as an SVG drawing; `physical`: as Spark runs them.
+        """The steps as text, as a Mermaid flowchart, or as an SVG drawing; with `physical`, as Spark executes them.
 
-        As text the physical plan follows the logical one; as a drawing it takes its place.
+        As text, the physical plan follows the logical one; as a drawing, it replaces it.
         """
         logical = explained(self.name, self.check(), format)
         if not physical:
@@ -199,9 +202,9 @@ class Flow:
         return f"{logical}\n{on_spark}" if format == "text" else on_spark
 
     def table(self, rows: Any, schema: SchemaLike) -> Side:
-        """Rows that are known beforehand, to join a stream with: of files, a table of a database, or a list of dicts.
+        """A lookup table to join a stream with: static rows from files, a database table, or a list of dicts.
 
-        They are read now, once, and do not change while the flow runs.
+        They are read once, now, and do not change while the flow runs.
         """
         from millstream.plan.joining import Side
 
@@ -209,30 +212,30 @@ class Flow:
 
     # ------------------------------------------------------------ running
 
-    def run(self, **settings: Any) -> Any:
-        """Runs the flow as a job on Spark until Ctrl-C, and gives the job when it has ended.
+    @takes(RunSettings)
+    def run(self, settings: dict[str, Any]) -> Job:
+        """Runs the flow as a job on Spark until Ctrl-C or SIGTERM, and returns the job once it has ended.
 
-        `until="caught up"` ends when all that is there now was read; `batch=True` reads that as one batch and closes
-        every window. `into="totals.v2"` writes beside the results that are there. `master` is a Spark master, `broker`
-        a log, `folder` the job's own, `batch_rows` how many rows of a source a batch has at most, `key_groups` how
-        finely keys are spread (fixed when a job first runs), `tick_s` how often an idle job looks at the clock,
-        `progress` how it is shown, `grace_s` how long a stop waits for the running batch, `on_batch` a function of a
-        batch's number and its rows by output, `on_lost` what to do when records were deleted
-        before they were read: "error", "earliest" or "latest". `start_over=True` forgets the job's progress and state
-        and empties its outputs; `rebuild_output="NAME"` replays the job because an output was removed.
+        `until="caught up"` stops once everything available at the start has been read. `batch=True` reads that as one
+        batch and closes every window. The next run of a flow with the same name continues where this one stopped.
         """
-        return engine.call(self, "run", self._placed(settings))
+        job: Job = engine.call(self, "run", self._placed(settings))
+        return job
 
-    def start(self, **settings: Any) -> Any:
-        """Starts the flow as `run` does and gives the job at once: job.stop(), job.wait(), job.progress."""
-        return engine.call(self, "start", self._placed(settings))
+    @takes(Settings)
+    def start(self, settings: dict[str, Any]) -> Job:
+        """Starts the flow as `run` does and returns the job immediately: job.stop(), job.wait(), job.progress."""
+        job: Job = engine.call(self, "start", self._placed(settings))
+        return job
 
-    def replay(self, **settings: Any) -> Any:
-        """Makes the results anew from history, beside the running job: `into` another topic, `since` a time.
+    @takes(ReplaySettings)
+    def replay(self, settings: dict[str, Any]) -> Job:
+        """Recomputes the results from history next to the running job: `into` another topic, `since` a time.
 
-        It ends when it has caught up; with `follow=True` it goes on. Then `millstream switch` moves the readers over.
+        It ends once it has caught up; with `follow=True` it keeps running. Then `millstream switch` moves readers over.
         """
-        return engine.call(self, "replay", self._placed(settings))
+        job: Job = engine.call(self, "replay", self._placed(settings))
+        return job
 
     def _placed(self, settings: dict[str, Any]) -> dict[str, Any]:
         return settings if self.log is None else {"broker": self.log, **settings}
@@ -251,7 +254,7 @@ class Stream:
 
     @property
     def is_table(self) -> bool:
-        """Whether its rows are there until they are taken back, rather than facts with a time of their own."""
+        """Whether its rows are current until they are retracted, rather than events with a time of their own."""
         return self.node.is_table
 
     def explain(self, format: Format = "text") -> str:
@@ -259,7 +262,7 @@ class Stream:
         return explained(self.flow.name, [self.node], format)
 
     def to_dataframe(self, **settings: Any) -> Any:
-        """The stream as a streaming DataFrame of Spark, to go on with PySpark; its checkpoint is the query's own."""
+        """The stream as a streaming Spark DataFrame, to continue in PySpark; the query has its own checkpoint."""
         return engine.call(self, "dataframe", settings)
 
     # ------------------------------------------------------------ row by row
@@ -273,7 +276,7 @@ class Stream:
         return self._next(self.flow.named(Where("", self.schema, (self.node,), users_line(), checked), kind, name))
 
     def select(self, *columns: str, name: str | None = None, **made: str) -> Stream:
-        """Columns by name, and new ones as name='expression'."""
+        """Keeps the named columns, and adds new ones given as name='expression'."""
         if not columns and not made:
             raise refusal("select needs at least one column", f"columns that exist: {', '.join(self.schema.names)}")
         kept = [(column_of(self.schema, column), self._kept(column)) for column in columns]
@@ -282,7 +285,7 @@ class Stream:
         )
 
     def with_column(self, column: str, made: str, *, name: str | None = None) -> Stream:
-        """The same rows with one more column, or with that column made anew."""
+        """Adds a column, or replaces the one of that name."""
         if not isinstance(column, str) or not column:
             raise refusal(f"a column has a name, not {column!r}", "with_column('name', 'expression')")
         value = expression(made, self.schema)
@@ -306,17 +309,17 @@ class Stream:
         batch: bool | Batch = False,
         name: str | None = None,
     ) -> Stream:
-        """A Python function of each row (a dict) that gives a row, or None to leave it out.
+        """Calls a Python function with each row (a dict); it returns a row, or None to drop it.
 
-        `batch=True` or "polars" gives it polars frames, "arrow" pyarrow tables, and it gives one back. A row that it
-        fails on goes to `.dead`. `schema` says what it gives, if that differs from what it gets.
+        With `batch=True` or "polars" it takes and returns polars frames, with "arrow" pyarrow tables. A row for which
+        it raises goes to `.dead`. `schema` describes the result, if it differs from the input.
         """
         return self._mapped(function, schema, batch, flat=False, name=name)
 
     def flat_map(
         self, function: Callable[..., Any], schema: SchemaLike | None = None, *, name: str | None = None
     ) -> Stream:
-        """A Python function that gives any number of rows for each."""
+        """Calls a Python function with each row; it returns any number of rows."""
         return self._mapped(function, schema, batch=False, flat=True, name=name)
 
     def _mapped(
@@ -342,7 +345,7 @@ class Stream:
         return self._next(self.flow.named(made, verb, name))
 
     def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
-        """Routes each row to the first branch whose condition holds; the others to `rest`, if it is named."""
+        """Sends each row to the first branch whose condition is true, and the others to `rest`, if it is named."""
         if not isinstance(branches, Mapping) or not branches:
             raise refusal("split takes branches by name", "for example split({'big': 'n > 100'}, rest='small')")
         for branch in (*branches, *([] if rest is None else [rest])):
@@ -362,7 +365,7 @@ class Stream:
         return streams
 
     def union(self, *others: Stream, name: str | None = None) -> Stream:
-        """The rows of all; the watermark is the smallest of theirs."""
+        """The rows of all streams; the watermark is the smallest of theirs."""
         if not others:
             raise refusal("a union is of two streams or more", "a.union(b)")
         for other in others:
@@ -422,24 +425,24 @@ class Stream:
     def to_table(
         self, key: str | Sequence[str] | None = None, *, deleted: str | None = None, name: str | None = None
     ) -> Table:
-        """The newest row of each key, by event time, or the last to come where rows have none; without a key all rows.
+        """The newest row of each key, by event time, or the last to arrive without one; without a key, all rows.
 
-        A row deletes its key if `deleted`, a condition, holds; without it, if all other columns are null (a tombstone).
+        A row deletes its key if the condition `deleted` is true; by default, if all other columns are null.
         """
         from millstream.plan.tables import to_table
 
         return to_table(self, key, deleted, name)
 
     def group_by(self, *columns: str) -> Grouping:
-        """Rows to be aggregated without windows, by some columns or all together: .agg(…) gives a table."""
+        """Groups rows without windows, by some columns or all together; `.agg(…)` of it is a table."""
         from millstream.plan.tables import Grouping
 
         return Grouping(self, columns)
 
     def distinct(self, *columns: str, within: str | timedelta | None = None, name: str | None = None) -> Stream:
-        """Of rows alike in these columns, or in all, the first to come; of a table, one for as long as there is one.
+        """Keeps the first of the rows that are equal in these columns, or in all; of a table, one while there is any.
 
-        Rows of a stream that lie as far apart in event time as `within`, or further, are not alike.
+        Rows of a stream whose event times are `within` or more apart do not count as equal.
         """
         from millstream.plan.tables import distinct
 
@@ -461,10 +464,11 @@ class Stream:
         ties: bool = False,
         name: str | None = None,
     ) -> Table:
-        """The first rows in an order such as "score desc", of each group if `per` names one, kept up to date.
+        """The first rows in an order such as "score desc", of each group if `per` is given, kept up to date.
 
-        Nulls stand last, and equal rows in the order of all their columns. `rank` names a column for the place, from 1.
-        With `ties`, rows equal in the order stand in one place, so those equal to the last one that is in are in too.
+        Nulls come last, and rows that are equal in the order are ordered by all their columns. `rank` names a column
+        for the position, from 1. With `ties`, rows that are equal in the order share a position, and those equal to
+        the last one are included.
         """
         from millstream.plan.tables import top
 
@@ -482,12 +486,13 @@ class Stream:
         suffix: str = "_right",
         name: str | None = None,
     ) -> Stream:
-        """Rows that are equal in some columns: `on` names them, or is {own column: the other's}.
+        """Joins rows that are equal in some columns: `on` names them, or maps own columns to the other side's.
 
-        With a stream: `within` bounds this row's time minus the other's, for example ("0 seconds", "1 hour"). With a
-        table: as it was at this row's event time, or `as_of="now"`. A table with a table: kept up to date. With rows
-        that are known beforehand, `flow.table(…)`: each row by itself. `how` is inner, left, right, full, semi or anti.
-        Columns of the other whose names are taken get the suffix.
+        With a stream, `within` bounds this row's event time minus the other's, for example ("0 seconds", "1 hour").
+        With a table, each row is joined with the table as of its event time, or as of now with `as_of="now"`. Two
+        tables make a table that is kept up to date. With a lookup table, `flow.table(…)`, each row is joined by
+        itself. `how` is inner, left, right, full, semi or anti. `suffix` is added to the names of the other side's
+        columns that are taken.
         """
         from millstream.plan.joining import join
 
@@ -497,7 +502,7 @@ class Stream:
 
     @property
     def late(self) -> Stream:
-        """The rows that came too late for this stream's last step, with the reason."""
+        """The rows that were too late for this stream's last step, with the reason."""
         columns = late_columns(self.node)
         if columns is not None:
             with AtUsersLine():
@@ -529,7 +534,7 @@ class Stream:
         return self._next(found)
 
     def write(self, sink: Any, *, name: str | None = None) -> Written:
-        """Sends the rows to a topic or to another sink; `.dead` of what it returns are those that the sink refuses."""
+        """Writes the rows to a topic or another sink. `.dead` of the result has the rows that the sink refuses."""
         return self._write(sink, name)
 
     def _write(self, sink: Any, name: str | None, *, net: bool = False, keys: tuple[str, ...] = ()) -> Written:

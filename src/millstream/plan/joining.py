@@ -45,7 +45,7 @@ class Joined(Stream):
 
 @dataclass(frozen=True)
 class Side:
-    """Rows that are known beforehand, to join a stream with."""
+    """A lookup table: static rows to join a stream with."""
 
     flow: Flow
     schema: Schema

@@ -57,7 +57,7 @@ class Keyed:
         allowed_lateness: str | timedelta = timedelta(0),
         timestamp: str = "end_of_window",
     ) -> Windowed:
-        """Where in event time. `timestamp` is the event time of a pane: end_of_window, earliest or latest."""
+        """Divides event time into windows. `timestamp` is a pane's event time: end_of_window, earliest or latest."""
         if not isinstance(window, Window):
             raise refusal(f"{window!r} is not a window", WINDOWS)
         check_stream(self.stream, "a window", "group_by(…).agg(…) aggregates it as it is")
@@ -86,11 +86,11 @@ class Keyed:
         event_time: str | None = None,
         name: str | None = None,
     ) -> Stream:
-        """A Python function of each row and its key, which has state and timers; it gives rows, one row, or None.
+        """Calls a Python function with each row and its key, which has state and timers; it returns rows or None.
 
-        `function(row, key)` is called in order of arrival, `on_timer(tag, time, key)` when a timer is due. `key` is a
-        `plan.process.Key`. A row that the function fails on goes to `.dead`. What it gives has the event time of the
-        row or of the timer, unless `event_time` names a column of `schema`.
+        `function(row, key)` is called in order of arrival, `on_timer(tag, time, key)` when a timer is due. `key` is an
+        `ms.Key`. A row for which the function raises goes to `.dead`. Results have the event time of the row or of the
+        timer, unless `event_time` names a column of `schema`.
         """
         stream = self.stream
         columns = check_process(stream.node, function, schema, on_timer, event_time)
@@ -98,14 +98,14 @@ class Keyed:
         return Stream(stream.flow, stream.flow.named(node, "process", name))
 
     def agg(self, *_: object, **__: object) -> NoReturn:
-        """Not without a window: the refusal says what there is instead."""
+        """Raises an error that names the alternatives: a keyed stream needs a window first."""
         raise refusal(
             "rows by key are aggregated in windows, and none is named",
             f"use .window(…).agg(…), or stream.group_by({self._said}).agg(…) for a table without windows",
         )
 
     def join(self, *_: object, **__: object) -> NoReturn:
-        """Not by key: the refusal says what there is instead."""
+        """Raises an error that names the alternatives: this is for a stream without `key_by`."""
         on = self._said if len(self.keys) == 1 else f"({self._said})"
         raise refusal(
             "a join names its columns itself, and takes no rows by key",
@@ -113,7 +113,7 @@ class Keyed:
         )
 
     def to_table(self, *_: object, **__: object) -> NoReturn:
-        """Not by key: the refusal says what there is instead."""
+        """Raises an error that names the alternatives: this is for a stream without `key_by`."""
         key = self._said if len(self.keys) == 1 else f"({self._said})"
         raise refusal("a table names its key itself, and takes no rows by key", f"use stream.to_table(key={key})")
 
@@ -123,7 +123,7 @@ class Keyed:
 
 
 class Windowed:
-    """A keyed stream in windows: it can be told when to send panes, how they relate, and what to compute."""
+    """A keyed stream in windows: choose when panes are sent, how they relate, and what is computed."""
 
     def __init__(
         self,
@@ -144,28 +144,28 @@ class Windowed:
         self._mode = mode
 
     def trigger(self, trigger: Trigger) -> Windowed:
-        """When in processing time."""
+        """Chooses when panes are sent; default: when the watermark passes a window's end, then with late rows."""
         if not isinstance(trigger, Trigger):
             raise refusal(f"{trigger!r} is not a trigger", TRIGGERS)
         return self._with(trigger, self._mode)
 
     def discarding(self) -> Windowed:
-        """A pane holds what came since the one before."""
+        """Each pane contains what is new since the previous one."""
         return self._with(self._trigger, Mode.DISCARDING)
 
     def accumulating(self) -> Windowed:
-        """A pane holds the whole window so far."""
+        """Each pane contains the whole window so far, and replaces the previous one. This is the default."""
         return self._with(self._trigger, Mode.ACCUMULATING)
 
     def retracting(self) -> Windowed:
-        """A pane takes back the one before, then holds the whole window so far."""
+        """Each pane retracts the previous one, and then contains the whole window so far."""
         return self._with(self._trigger, Mode.RETRACTING)
 
     def _with(self, trigger: Trigger, mode: Mode) -> Windowed:
         return Windowed(self._keyed, self._window, self._lateness, self._pane_time, self._arguments, trigger, mode)
 
     def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Panes:
-        """What is computed, as name=aggregate."""
+        """Computes aggregates, given as name=aggregate."""
         stream = self._keyed.stream
         check_named(unnamed, aggregates)
         made, arguments = aggregated(stream.schema, aggregates, [*RESERVED, *self._keyed.keys], "a pane")
@@ -199,9 +199,9 @@ class Windowed:
         suffix: str = "_right",
         name: str | None = None,
     ) -> Joined:
-        """The rows of both streams that lie in the same window and are equal in some columns.
+        """Joins the rows of two streams that are in the same window and equal in some columns.
 
-        The answer is sent once, when the window is over; `on` is what `Stream.join` takes, or else the keys.
+        The result is sent once, when the window is over. `on` is that of `Stream.join`; default: the keys.
         """
         from millstream.plan.joining import join_in_windows
 

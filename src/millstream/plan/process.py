@@ -37,10 +37,10 @@ class Around:
 
 
 class Key:
-    """A key with what is kept for it.
+    """A key of `process`, with its state and timers.
 
-    `state` is a dict with the values of any names; `list(name)` and `map(name)` are a list and a dict of that name,
-    empty at first. All are kept between rows, and `key["column"]` is a value of the key itself.
+    `state` is a dict for values under any name; `list(name)` and `map(name)` are a list and a dict of that name, empty
+    at first. All of them are kept between rows. `key["column"]` is a value of the key itself.
     """
 
     __slots__ = ("_around", "_before", "_lists", "_maps", "_time", "_timers", "_values", "state")
@@ -91,7 +91,7 @@ class Key:
         return held
 
     def clear(self) -> None:
-        """Forgets all that is kept for the key, and its timers."""
+        """Deletes all state of the key, and its timers."""
         self.state.clear()
         for name in self._lists:
             self.list(name)
@@ -105,17 +105,17 @@ class Key:
     # ------------------------------------------------------------ timers
 
     def at_event_time(self, when: datetime, tag: str = "") -> None:
-        """Calls `on_timer` when the watermark reaches a time. A timer of the same tag is moved."""
+        """Calls `on_timer` when the watermark reaches a time. Replaces an earlier timer of the same tag."""
         if not self._around.has_event_time:
             raise ValueError("the rows have no event time, so a timer in event time would never fire")
         self._set_timer(EVENT, when, tag)
 
     def at_processing_time(self, when: datetime, tag: str = "") -> None:
-        """Calls `on_timer` when the clock reaches a time. A timer of the same tag is moved."""
+        """Calls `on_timer` when the clock reaches a time. Replaces an earlier timer of the same tag."""
         self._set_timer(CLOCK, when, tag)
 
     def cancel(self, tag: str = "") -> None:
-        """Forgets the timers of a tag, in event time and in processing time."""
+        """Cancels the timers of a tag, in event time and in processing time."""
         for kind in (EVENT, CLOCK):
             self._changing_timers(kind).pop(tag, None)
 
@@ -149,7 +149,7 @@ class Key:
 
     @property
     def now(self) -> datetime:
-        """Processing time."""
+        """The processing time."""
         return EPOCH + self._around.now * MICROSECOND
 
     @property
@@ -162,7 +162,7 @@ class Key:
 
     @property
     def event_time(self) -> datetime | None:
-        """Of the row, or of the timer: what its rows get."""
+        """The event time of the row or of the timer, which the resulting rows have too."""
         return moment(self._time)
 
     @property

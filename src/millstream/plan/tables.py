@@ -49,7 +49,7 @@ DIRECTION = re.compile(r"(?P<by>.*?)(?:\s+(?P<direction>asc|desc))?\s*", re.IGNO
 
 
 class Table(Stream):
-    """Rows that are there until they are taken back. `key` names the columns by which each row is found, if any."""
+    """Rows that are current until they are retracted. `key` has the columns that identify a row, if there are any."""
 
     def __init__(self, flow: Any, node: Node, key: tuple[str, ...] = ()) -> None:
         super().__init__(flow, node)
@@ -60,7 +60,7 @@ class Table(Stream):
         return True
 
     def changes(self, *, name: str | None = None) -> Stream:
-        """The other side of the table: a stream of its changes, with `weight` (+1, -1) and `event_time`."""
+        """The table as a stream of its changes, with `weight` (+1, -1) and `event_time`."""
         self._check_columns(CHANGE_COLUMNS, "changes have")
         fields = [*self.schema.arrow, pa.field("weight", pa.int32()), pa.field("event_time", INSTANT)]
         columns = Schema.from_arrow(pa.schema(fields))
@@ -68,7 +68,7 @@ class Table(Stream):
         return Stream(self.flow, self.flow.named(changes, "changes", name))
 
     def as_of(self, time: datetime | str, *, name: str | None = None) -> Table:
-        """The table as it was at an event time: what had come into it by then and had not left it."""
+        """The table as of an event time: the rows that had been added and not retracted by then."""
         moment = _moment(time)
         if (source := without_event_time(self.node)) is not None:
             raise refusal(
@@ -116,7 +116,7 @@ def _keeps(node: Node, key: tuple[str, ...]) -> bool:
 
 
 class Grouping:
-    """Rows to be aggregated by some columns."""
+    """Rows grouped by some columns, to be aggregated."""
 
     def __init__(self, stream: Stream, columns: tuple[str, ...]) -> None:
         check_keys(stream.schema, columns, "group_by")
@@ -124,7 +124,7 @@ class Grouping:
         self._columns = columns
 
     def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Table:
-        """A table with a row per group that changes as rows come and go; a group without rows has none."""
+        """A table with a row per group, kept up to date; a group without rows has none."""
         check_named(unnamed, aggregates)
         stream, keys = self._stream, self._columns
         made, arguments = aggregated(stream.schema, aggregates, [*CHANGE_COLUMNS, *keys], "a table")

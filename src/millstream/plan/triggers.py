@@ -213,7 +213,7 @@ class Until(Trigger):
 
 
 def after_watermark(early: Trigger | None = None, late: Trigger | None = None) -> AfterWatermark:
-    """When the watermark reaches the window's end; `early` before and `late` after it, again and again."""
+    """Fires when the watermark reaches the window's end; before that with `early`, after it with `late`, repeatedly."""
     for name, part in (("early", early), ("late", late)):
         if part is not None:
             _trigger(part, name)
@@ -221,51 +221,51 @@ def after_watermark(early: Trigger | None = None, late: Trigger | None = None) -
 
 
 def after(delay: str | timedelta) -> After:
-    """So long after the pane's first row came."""
+    """Fires a given time after the first row of the pane, by the clock."""
     return After(_positive(delay, "delay"))
 
 
 def every(interval: str | timedelta) -> Every:
-    """At multiples of the interval since 1970, when rows wait."""
+    """Fires at multiples of the interval since 1970, if there are new rows."""
     return Every(_positive(interval, "interval"))
 
 
 def after_count(count: int) -> AfterCount:
-    """When so many rows have come."""
+    """Fires when that many rows have arrived."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise _refuse(f"a count is a whole number from 1 on, not {count!r}", "for example after_count(100)")
     return AfterCount(count)
 
 
 def each() -> Each:
-    """With every row."""
+    """Fires with every row."""
     return Each()
 
 
 def never() -> Never:
-    """Not at all: the window is sent once, complete, when it expires."""
+    """Fires only when the window expires: it is sent once, complete."""
     return Never()
 
 
 def repeatedly(trigger: Trigger) -> Repeatedly:
-    """Again and again: when the trigger finishes it begins anew."""
+    """Repeats a trigger: when it finishes, it starts over."""
     if not _trigger(trigger, "repeatedly").can_fire:
         raise _refuse(f"{trigger} can never fire, also not repeatedly", "write never() by itself")
     return Repeatedly(trigger)
 
 
 def first_of(*triggers: Trigger) -> FirstOf:
-    """Ready, and finished, with the first of them."""
+    """Fires, and finishes, with the first of the triggers."""
     return _that_fires(FirstOf(_several(triggers, "first_of")))
 
 
 def all_of(*triggers: Trigger) -> AllOf:
-    """Ready, and finished, when all of them are."""
+    """Fires, and finishes, when all of the triggers do."""
     return _that_fires(AllOf(_several(triggers, "all_of")))
 
 
 def in_order(*triggers: Trigger) -> InOrder:
-    """One after the other: the next begins when the one before has finished."""
+    """Uses the triggers one after another: the next starts when the previous one has finished."""
     ordered = _several(triggers, "in_order")
     for trigger in ordered[:-1]:
         if not trigger.can_finish:

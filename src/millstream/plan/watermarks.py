@@ -48,18 +48,18 @@ class Custom(Watermark):
 
 
 def bounded(delay: str | timedelta, *, idle: str | timedelta | None = None) -> Bounded:
-    """Rows come at most `delay` out of order: the watermark is a partition's newest event time less that."""
+    """Rows are at most `delay` out of order: the watermark of a partition is its newest event time minus `delay`."""
     with AtUsersLine():
         return Bounded(_idle(idle), duration(delay, what="delay"))
 
 
 def ascending(*, idle: str | timedelta | None = None) -> Bounded:
-    """Event times never go back within a partition."""
+    """Event times never decrease within a partition. This is the default."""
     return Bounded(_idle(idle), timedelta(0))
 
 
 def punctuated(expression: str, *, idle: str | timedelta | None = None) -> Punctuated:
-    """The rows say it themselves: the expression gives the watermark, or null where a row says nothing."""
+    """The rows state it themselves: the expression is the watermark, or null in rows that do not state one."""
     if not isinstance(expression, str) or not expression.strip():
         raise InvalidInput(
             f"punctuated takes a Spark SQL expression as text, not {expression!r}",
@@ -72,7 +72,7 @@ def punctuated(expression: str, *, idle: str | timedelta | None = None) -> Punct
 def custom(
     function: Callable[[list[dict[str, Any]]], datetime | None], *, idle: str | timedelta | None = None
 ) -> Custom:
-    """A function of a partition's new rows gives the watermark, or None if they say nothing."""
+    """A function of a partition's new rows returns the watermark, or None to leave it."""
     if not callable(function):
         raise InvalidInput(
             f"custom takes a function, not {function!r}",

@@ -141,9 +141,9 @@ def _suffix(offset: timedelta, time: Time) -> str:
 
 
 def fixed(size: str | timedelta, *, offset: str | timedelta = timedelta(0), time: Time = "event") -> Fixed:
-    """Windows of one size, one after the other: [0, size), [size, 2·size) … since 1970, moved by `offset`.
+    """Adjacent windows of one size: [0, size), [size, 2·size) … since 1970, shifted by `offset`.
 
-    An offset of "-8 hours" moves days to where they begin eight hours ahead of UTC.
+    With an offset of "-8 hours", days start when they do in a time zone eight hours ahead of UTC.
     """
     long = _positive(size, "size")
     return Fixed(long, _offset(offset, long), _time(time))
@@ -152,18 +152,18 @@ def fixed(size: str | timedelta, *, offset: str | timedelta = timedelta(0), time
 def sliding(
     size: str | timedelta, every: str | timedelta, *, offset: str | timedelta = timedelta(0), time: Time = "event"
 ) -> Sliding:
-    """A window of `size` begins every `every`: they overlap, or sample with gaps if `every` is larger."""
+    """A window of `size` starts every `every`: windows overlap, or have gaps between them if `every` is larger."""
     long, period = _positive(size, "size"), _positive(every, "every")
     return Sliding(long, period, _offset(offset, period), _time(time))
 
 
 def sessions(gap: str | timedelta, *, time: Time = "event") -> Sessions:
-    """Rows of a key that follow one another by at most `gap` belong together."""
+    """A window lasts as long as rows of a key follow each other by at most `gap`."""
     return Sessions(_positive(gap, "gap"), _time(time))
 
 
 def calendar(unit: str, *, tz: str = "UTC", time: Time = "event") -> Calendar:
-    """Days, weeks (from Monday), months, quarters or years of a time zone; days have 23, 24 or 25 hours."""
+    """Days, weeks (from Monday), months, quarters or years in a time zone; a day has 23, 24 or 25 hours."""
     if unit not in CALENDAR_UNITS:
         raise _refuse(f"there is no calendar window {unit!r}", what_exists(unit, CALENDAR_UNITS, kind="units"))
     try:
@@ -176,7 +176,7 @@ def calendar(unit: str, *, tz: str = "UTC", time: Time = "event") -> Calendar:
 
 
 def rows(count: int, *, every: int | None = None) -> Rows:
-    """Windows of `count` rows of a key, in the order they came; a new one begins every `every` rows."""
+    """Windows of `count` rows of a key, in order of arrival; a new one starts every `every` rows."""
     period = count if every is None else every
     for name, value in (("count", count), ("every", period)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -185,7 +185,7 @@ def rows(count: int, *, every: int | None = None) -> Rows:
 
 
 def delta(column: str, threshold: float) -> Delta:
-    """A new window begins with the row whose `column` differs by `threshold` or more from the window's first."""
+    """A new window starts with a row whose `column` differs by `threshold` or more from the window's first row."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < math.inf:
         raise _refuse(f"a threshold is a number above 0, not {threshold!r}", "for example delta('speed', 10)")
     return Delta(_text(column, "delta takes a column", "delta('speed', 10)"), threshold)
@@ -197,7 +197,7 @@ def closed_by(predicate: str) -> ClosedBy:
 
 
 def everything() -> Everything:
-    """One window without beginning or end."""
+    """One window for everything, which never ends."""
     return Everything()
 
 

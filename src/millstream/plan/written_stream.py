@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Written:
-    """What was written somewhere."""
+    """A stream that is written to a sink."""
 
     def __init__(self, stream: Stream, node: Write) -> None:
         self._stream = stream
@@ -23,7 +23,7 @@ class Written:
 
     @property
     def dead(self) -> Stream:
-        """The rows that the sink will never take, with the reason: to be written to another sink."""
+        """The rows that the sink refuses for good, with the reason: write them to another sink."""
         return self._stream._side(self.node, Dead, "dead", DEAD_LETTER_SCHEMA)
 
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PARTS := properties transcripts log sinks spark kafka cluster benchmarks
+PARTS := properties transcripts log connectors spark kafka cluster benchmarks
 
 .PHONY: help setup demo kafka cluster test soak bench docs clean
 

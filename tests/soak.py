@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.statistics import collector
 
-PARTS = ("properties", "transcripts", "log", "sinks", "spark", "kafka", "cluster", "benchmarks")
+PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""
 HERE = Path(__file__).parent

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from millstream.jobs.progress import Progress, ProgressFile
 from millstream.jobs.rebuilding import check_complete, finish_rebuild, pending_rebuild
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
+from millstream.jobs.result_topics import partitions_of
 from millstream.jobs.session import session_of
 from millstream.jobs.settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.jobs.stop_request import StopRequest
@@ -205,7 +207,9 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         check_ledgers(folder, [output.name for output in outputs])
         display.phase("looking at the sources")
         is_whole = rebuild is not None and not rebuild.allows_loss and settings.since is None
-        identities = _check_sources(outputs, broker, folder, is_whole=is_whole)
+        topics = _check_sources(outputs, broker, folder, is_whole=is_whole)
+        identities = {source: topic.identity for source, topic in topics.items()}
+        partitions = {source: topic.partitions for source, topic in topics.items()}
         _check_kept(folder, Layout(tuple(outputs), 1), identities)
         display.phase("starting Spark")
         _share_path()
@@ -228,7 +232,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         progress = Progress()
         sinks = {}
         for output in outputs:
-            sinks[output] = _opened_sink(output, name, log, folder)
+            sinks[output] = _opened_sink(output, name, log, folder, partitions_of(output, partitions))
             opening.callback(sinks[output].close)
         if rebuild is not None:
             display.phase("emptying the outputs")
@@ -384,7 +388,7 @@ def _feed(
     )
 
 
-def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
+def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partitions: int) -> Sink:
     own = folder.path / SINKS / output.name
     make_folders(own)
     return open_sink(
@@ -396,6 +400,7 @@ def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
         folder=own,
         keys=keys_of(output),
         table=output.net,
+        partitions=partitions,
     )
 
 
@@ -412,8 +417,18 @@ def keys_of(output: Write) -> tuple[str, ...]:
     return ()
 
 
-def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder, *, is_whole: bool) -> dict[str, str]:
-    """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name.
+@dataclass(frozen=True)
+class TopicRead:
+    """A topic as a job found it when it started."""
+
+    identity: str
+    partitions: int
+
+
+def _check_sources(
+    outputs: tuple[Write, ...], broker: str, folder: JobFolder, *, is_whole: bool
+) -> dict[str, TopicRead]:
+    """Refuses, before Spark is started, what cannot be read. Gives the topics, by the source's name.
 
     With `is_whole` a topic must still have its first records.
     """
@@ -433,11 +448,11 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder, *
             continue  # a look would take lines away from the job
         own = folder.path / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
-        source.latest()
+        ends = source.latest()
         if is_whole:
             check_complete(folder, node.name, source)
         if isinstance(source, TopicSource | KafkaSource):
-            found[node.name] = source.identity
+            found[node.name] = TopicRead(source.identity, len(ends))
         source.close()
     return found
 

@@ -25,6 +25,7 @@ from millstream.jobs.folder import JobFolder
 from millstream.jobs.job import LOOK_S, Job, _log, _share_path
 from millstream.jobs.progress import Progress
 from millstream.jobs.renaming import renamed
+from millstream.jobs.result_topics import partitions_of
 from millstream.jobs.session import session_of
 from millstream.jobs.settings import Settings
 from millstream.jobs.stop_request import StopRequest
@@ -275,14 +276,16 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | 
         _check_folder(folder, work)
         display.phase("looking at the topics")
         logs = {node: _opened(topic, opening) for node, topic in work.sources.items()}
-        partitions = sum(logs[node].topic(topic.name).settings.partitions for node, topic in work.sources.items())
+        partitions = {
+            node.name: logs[node].topic(topic.name).settings.partitions for node, topic in work.sources.items()
+        }
         sink = _opened(next(iter(work.sinks.values())), opening)
         for output, topic in work.sinks.items():
-            work.targets[output] = _prepared(sink, output, topic)
+            work.targets[output] = _prepared(sink, output, topic, partitions_of(output, partitions))
         display.phase("starting Spark")
         _share_path()
         spark = session_of(settings, work.name, display, stop)
-        _check_spark(spark, partitions)
+        _check_spark(spark, sum(partitions.values()))
         display.phase(f"starting the query, in real time: {PROMISE}")
         stop.check()
         job = RealTimeJob(work, folder, logs)
@@ -352,12 +355,12 @@ def _opened(topic: Topic, opening: ExitStack) -> KafkaLog:
     return opening.enter_context(KafkaLog(topic.address))
 
 
-def _prepared(log: KafkaLog, output: Write, topic: Topic) -> Target:
-    """Makes the topic, or sees that the one that is there can take the rows."""
+def _prepared(log: KafkaLog, output: Write, topic: Topic, partitions: int) -> Target:
+    """Creates the topic, or checks that the one that exists can take the rows."""
     from millstream.log.kafka.topics import kept_settings
 
     if topic.name not in log.topics():
-        log.create_topic(topic.name, schema=output.schema)
+        log.create_topic(topic.name, schema=output.schema, partitions=partitions)
     held = log.topic(topic.name, fresh=True).settings.schema
     reasons = [] if held is None else can_evolve(output.schema, held)
     if reasons:

@@ -30,7 +30,7 @@ from millstream.errors import DamagedState, InvalidInput, MillstreamError, Spark
 from millstream.jobs.display import Display
 from millstream.jobs.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.jobs.kept_steps import notice_of, places_of
-from millstream.jobs.notices import Notices
+from millstream.jobs.notices import Notices, warn_of_bad_records
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.progress import Progress, ProgressFile
@@ -42,6 +42,7 @@ from millstream.jobs.session import session_of
 from millstream.jobs.settings import CAUGHT_UP, REAL_TIME, Settings, refused
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import Broker, EmbeddedLog, connect
+from millstream.plan.bad_rows import listened_to
 from millstream.plan.endpoints import Kafka, Socket
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
@@ -434,6 +435,7 @@ def _check_sources(
     """
     found = {}
     layout = Layout(tuple(outputs), 1)
+    listened = listened_to(layout.order)
     for node in layout.sources:
         if node.changes and ("weight" not in node.schema or not pa.types.is_integer(node.schema.field("weight").type)):
             others = Schema.from_arrow(pa.schema([each for each in node.schema.arrow if each.name.lower() != "weight"]))
@@ -449,6 +451,8 @@ def _check_sources(
         own = folder.path / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
         ends = source.latest()
+        if source.decodes and node not in listened:
+            warn_of_bad_records(folder.job, node)
         if is_whole:
             check_complete(folder, node.name, source)
         if isinstance(source, TopicSource | KafkaSource):

@@ -23,6 +23,7 @@ from millstream.errors import DamagedState, InvalidInput, InvalidSetting, JobCha
 from millstream.jobs.display import Display
 from millstream.jobs.folder import JobFolder
 from millstream.jobs.job import LOOK_S, Job, _log, _share_path
+from millstream.jobs.notices import warn_of_bad_records
 from millstream.jobs.progress import Progress
 from millstream.jobs.renaming import renamed
 from millstream.jobs.result_topics import partitions_of
@@ -33,6 +34,7 @@ from millstream.log import ADDRESS_VARIABLE, connect
 from millstream.log.disk import read_document, write_document
 from millstream.log.kafka.address import SCHEME, KafkaAddress, with_ports
 from millstream.plan import nodes
+from millstream.plan.bad_rows import listened_to
 from millstream.plan.endpoints import Kafka
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
@@ -279,6 +281,9 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | 
         partitions = {
             node.name: logs[node].topic(topic.name).settings.partitions for node, topic in work.sources.items()
         }
+        listened = listened_to(in_order(work.outputs))
+        for node in (source for source in work.sources if source not in listened):
+            warn_of_bad_records(work.name, node)
         sink = _opened(next(iter(work.sinks.values())), opening)
         for output, topic in work.sinks.items():
             work.targets[output] = _prepared(sink, output, topic, partitions_of(output, partitions))

@@ -42,6 +42,11 @@ class Place:
     can_write: ClassVar[bool] = False
 
     @property
+    def decodes(self) -> bool:
+        """Whether what is read is parsed, and may be malformed."""
+        return False
+
+    @property
     def name(self) -> str:
         """Short, for the name of a step."""
         raise NotImplementedError
@@ -75,6 +80,10 @@ class Files(Place):
     """How many times its size a file may become; None: as often as it does."""
     can_read: ClassVar[bool] = True
     can_write: ClassVar[bool] = True
+
+    @property
+    def decodes(self) -> bool:
+        return self.format != "parquet"
 
     @property
     def name(self) -> str:
@@ -267,6 +276,10 @@ class Kafka(Place):
                 where=users_line(),
                 next_step=f"leave it out: kafka(…, topic='{self.topic}')",
             )
+
+    @property
+    def decodes(self) -> bool:
+        return self.format != "bytes"
 
     @property
     def name(self) -> str:

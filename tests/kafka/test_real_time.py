@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, InvalidSetting, JobChanged, RecordFailed, SparkFailed
 from millstream.jobs import real_time
 from millstream.jobs import session as workers
+from millstream.jobs.display import Display
 from millstream.jobs.folder import JobFolder
 from millstream.jobs.real_time import CHECKPOINT, _translated, refuse_other_mode, work_of
 from millstream.log.kafka.address import KafkaAddress
@@ -111,6 +113,36 @@ def test_a_job_that_ran_in_real_time_does_not_go_on_in_micro_batches(tmp_path: P
     (tmp_path / CHECKPOINT / "offsets" / "0").touch()
     with pytest.raises(JobChanged, match="has run in real time"):
         refuse_other_mode(folder)
+
+
+def test_topics_are_prepared_and_sources_checked_before_spark_starts(
+    kafka: KafkaCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class UpToSpark(Display):
+        def phase(self, text: str) -> None:
+            if text == "starting Spark":
+                raise KeyboardInterrupt
+
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with ms.connect(f"kafka://{kafka.bootstrap}") as log:
+        for topic, partitions in (("scores", 3), ("more", 2)):
+            log.create_topic(f"{name}.{topic}", partitions=partitions)
+        log.create_topic(f"{name}.there")
+        flow = ms.Flow(name)
+        rows = flow.read(f"{name}.scores", SCHEMA, name="scores")
+        more = flow.read(f"{name}.more", SCHEMA, name="more")
+        rows.union(more).write(f"{name}.both")
+        more.write(f"{name}.chosen", partitions=5)
+        more.dead.write(f"{name}.more.dead")
+        rows.write(f"{name}.there")
+        settings = Settings(mode="real time", broker=f"kafka://{kafka.bootstrap}", folder=tmp_path / "job")
+        with caplog.at_level("WARNING", "millstream.job"), pytest.raises(KeyboardInterrupt):
+            real_time.start(flow, settings, UpToSpark())
+        made = ("both", "chosen", "more.dead", "there")
+        assert [len(log.describe_topic(f"{name}.{topic}").partitions) for topic in made] == [3, 5, 2, 1]
+    (message,) = caplog.messages
+    assert "the first record of 'scores'" in message
+    assert f'stream.dead.write("{name}.scores.dead")' in message
 
 
 def test_settings_get_the_names_of_the_java_client(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_a_topic_is_made_with_the_schema_of_the_rows(log, opened, topic, records
     assert records() == [(b"a", A), (b"b", B)]
 
 
+def test_a_topic_is_created_with_the_partitions_it_is_opened_for(log, opened, topic):
+    opened(partitions=3)
+    opened(partitions=7, folder="later")  # it exists by now
+    assert len(log.describe_topic(topic).partitions) == 3
+
+
 def test_rows_of_a_key_stay_in_one_partition_and_in_order(log, opened, topic, records):
     log.create_topic(topic, schema=SCORES, partitions=5)
     given = [{"team": team, "score": number} for number in range(50) for team in ("", "a", "b", "c", None)]

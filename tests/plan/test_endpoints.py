@@ -175,3 +175,24 @@ def test_places_stand_in_flows_and_name_their_steps():
     assert "read_files_in\n    read files(in, json)" in shown
     assert "write_sqlite_totals\n    write sqlite(s.db, totals, upsert by team)" in shown
     assert "write_console\n    write console()" in shown
+
+
+def test_topics_may_have_a_number_of_partitions_and_other_sinks_none():
+    flow = ms.Flow("games")
+    scores = flow.read("scores", schema="team string, score int")
+    scores.write("copy", partitions=6)
+    scores.write(ms.kafka("host", topic="other"), partitions=1)
+    scores.to_table(key="team").write("newest", partitions=2)
+    assert [output.partitions for output in flow.outputs] == [6, 1, 2]
+    assert [output.label for output in flow.outputs[:2]] == [
+        "write copy, 6 partitions",
+        "write kafka(host, other), 1 partition",
+    ]
+    for place in (ms.console(), ms.sqlite("s.db", "totals"), ms.files("out"), ms.memory("x")):
+        with pytest.raises(InvalidPlan, match="is not a topic") as refused:
+            scores.write(place, partitions=2)
+        assert __file__ in str(refused.value.where)
+    for number in (0, -1, True, 1.5, "2"):
+        with pytest.raises(InvalidPlan, match="partitions is a whole number from 1 on"):
+            scores.write("more", partitions=number)
+    assert len(flow.outputs) == 3

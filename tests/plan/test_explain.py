@@ -106,3 +106,16 @@ def test_svg_is_well_formed_and_boxes_do_not_overlap() -> None:
 @pytest.mark.parametrize("format", ["text", "mermaid", "svg"])
 def test_the_same_flow_is_explained_the_same(format: str) -> None:
     assert built().explain(format) == built().explain(format)  # type: ignore[arg-type]
+
+
+def test_sources_whose_bad_records_stop_the_job_are_marked() -> None:
+    flow = ms.Flow("f")
+    alone = flow.read(ms.kafka("host", topic="a"), "x int")
+    kept = flow.read(ms.kafka("host", topic="b"), "x int")
+    raw = flow.read(ms.kafka("host", topic="c", format="bytes"), "value binary")
+    for stream, into in ((alone, "d"), (kept, "e"), (kept.dead, "f"), (raw, "g")):
+        stream.write(into)
+    parts = {part.split("\n")[0]: part for part in flow.explain().split("\n\n")}
+    marked = {name for name, part in parts.items() if "stops    at a record that cannot be decoded" in part}
+    assert marked == {"read_kafka_a"}
+    assert "stops" not in alone.explain()  # whether its dead letters are taken is not part of it

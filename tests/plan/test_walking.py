@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.jobs.folder import described
+from millstream.jobs.kept_steps import described
 from millstream.plan.walking import in_order
 from millstream.spark.query.physical_plan import Layout
 from millstream.testing import Add, Watermark, play
@@ -51,7 +51,7 @@ def test_stacked_diamonds_of_a_table_are_described_for_the_job_folder() -> None:
     flow = ms.Flow("diamonds")
     stream = stacked(flow.read("input", "k string, v long, weight int, at timestamp", "at", changes=True))
     stream.group_by("k").agg(n=ms.count()).write("counts")
-    assert len(str(described(Layout(tuple(flow.outputs), 4)))) < 100_000
+    assert len(str(described(Layout(tuple(flow.outputs), 4), {}))) < 100_000
 
 
 def test_every_step_stands_after_its_inputs() -> None:

@@ -139,6 +139,38 @@ def test_every_batch_is_what_the_reference_sends(log: EmbeddedLog) -> None:
 # ---------------------------------------------------------------- a flow that changed
 
 
+def test_topics_that_a_job_creates_have_as_many_partitions_as_its_input(log: EmbeddedLog) -> None:
+    log.create_topic("wide", schema=SCHEMA, partitions=3)
+    for partition in range(3):
+        put(log, "wide", [(f"user {partition} {n}", n, n) for n in range(4)], partition=partition)
+    put(log, "scores", [("ann", 1, 0)])
+    log.create_topic("there", schema=SCHEMA)
+    flow = ms.Flow("wide")
+    wide = scores(flow, "wide")
+    wide.write("copy")
+    wide.write("there")
+    wide.write("chosen", partitions=2)
+    wide.where("n >= 0").to_table(key="user").write("newest")
+    panes = wide.union(scores(flow)).key_by("user").window(ms.fixed("10 seconds")).agg(total=ms.sum("n"))
+    panes.write("totals")
+    panes.late.write("totals.late")
+    wide.dead.write("wide.dead")
+    scores(flow, name="narrow").write("narrow")
+    flow.run(broker=log.path, batch=True)
+    made = ("copy", "there", "chosen", "newest", "totals", "totals.late", "wide.dead", "narrow")
+    found = {topic: len(log.describe_topic(topic).partitions) for topic in made}
+    assert found == dict.fromkeys(("copy", "newest", "totals", "totals.late", "wide.dead"), 3) | {
+        "there": 1,
+        "chosen": 2,
+        "narrow": 1,
+    }
+    users = sorted(f"user {partition} {n}" for partition in range(3) for n in range(4))
+    assert sorted(each["user"] for each in read(log, "newest")) == users
+    assert sorted(each["user"] for each in read(log, "totals")) == sorted(["ann", *users])
+    written = [part.end_offset for part in log.describe_topic("newest").partitions]
+    assert len([end for end in written if end]) > 1
+
+
 @pytest.fixture
 def begun(log: EmbeddedLog) -> EmbeddedLog:
     """A job that has state."""

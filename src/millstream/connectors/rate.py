@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,8 @@ SECOND_US = 1_000_000
 
 
 class RateSource:
+    decodes: ClassVar[bool] = False
+
     def __init__(self, place: Rate, schema: Schema, *, folder: Path) -> None:
         check_columns(str(place), COLUMNS, schema)
         self.place = place

@@ -46,18 +46,21 @@ def open_sink(
     folder: Path,
     keys: Sequence[str] = (),
     table: bool = False,
+    partitions: int = 1,
 ) -> Sink:
     """The sink of a place, for rows with exactly the columns of `schema`.
 
     Job and step name its ledger, and so does the run: `folder` is the job's own, and whoever begins with another one
     begins anew. It also holds ledgers that have no better place. `keys` are the columns by which records of a topic
-    are keyed; of a `table` with keys a topic is a copy. A sink that is down is opened all the same: `write` says so.
+    are keyed; of a `table` with keys a topic is a copy. A topic that does not exist is created with `partitions`. A
+    sink that is down is opened all the same: `write` says so.
     """
     if isinstance(place, places.Place):
         place.check_written(schema)
     ledger = FileLedger(folder, step)
     if isinstance(place, str | places.Kafka):
-        return _topic_sink(place, schema, broker, job=job, step=step, run=ledger.run, keys=keys, table=table)
+        named = {"job": job, "step": step, "run": ledger.run, "keys": keys, "table": table, "partitions": partitions}
+        return _topic_sink(place, schema, broker, **named)
     if isinstance(place, places.Files):
         from millstream.connectors.files.sink import FilesSink
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -38,6 +39,8 @@ logger = terminal.logger(__name__)
 
 
 class SocketSource:
+    decodes: ClassVar[bool] = False
+
     def __init__(self, place: Socket, schema: Schema, *, folder: Path) -> None:
         check_columns(str(place), COLUMNS, schema)
         self.place = place

@@ -45,6 +45,11 @@ class Slab:
 
 class Source(Protocol):
     @property
+    def decodes(self) -> bool:
+        """Whether its rows are parsed from bytes, which may be malformed."""
+        ...
+
+    @property
     def partitions(self) -> list[str]:
         """All that exist now."""
         ...

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,18 @@ from millstream.jobs.claims import Claims, Reached
 from millstream.jobs.display import Display
 from millstream.jobs.folder import RUNS, SINKS, JobFolder, Kept, claim_runs
 from millstream.jobs.kept_steps import notice_of, places_of
-from millstream.jobs.notices import Notices
+from millstream.jobs.notices import Notices, warn_of_bad_records
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.progress import Progress, ProgressFile
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
+from millstream.jobs.result_topics import partitions_of
 from millstream.jobs.session import session_of
 from millstream.jobs.start_over import check_rebuild, start_over, starts_over
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import Broker, EmbeddedLog, connect
+from millstream.plan.bad_rows import listened_to
 from millstream.plan.endpoints import Kafka, Socket
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
@@ -210,7 +213,9 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
             check_checkpoint(folder)
             check_ledgers(folder, [output.name for output in outputs])
         display.phase("looking at the sources")
-        identities = _check_sources(outputs, broker, folder)
+        topics = _check_sources(outputs, broker, folder)
+        identities = {source: topic.identity for source, topic in topics.items()}
+        partitions = {source: topic.partitions for source, topic in topics.items()}
         if is_new:
             restart(outputs, folder, log, settings, display)
         _check_kept(folder, Layout(tuple(outputs), 1), identities)
@@ -237,7 +242,7 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
         progress = Progress()
         sinks = {}
         for output in outputs:
-            sinks[output] = _opened_sink(output, name, log, folder)
+            sinks[output] = _opened_sink(output, name, log, folder, partitions_of(output, partitions))
             opening.callback(sinks[output].close)
         claims.note()
         feed = _feed(spark, settings, layout, kept, folder, broker, {} if settings.on_batch else _drafting(sinks))
@@ -392,7 +397,7 @@ def _feed(
     )
 
 
-def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
+def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partitions: int) -> Sink:
     own = folder.path / SINKS / output.name
     make_folders(own)
     return open_sink(
@@ -404,6 +409,7 @@ def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder) -> Sink:
         folder=own,
         keys=keys_of(output),
         table=output.net,
+        partitions=partitions,
     )
 
 
@@ -420,10 +426,19 @@ def keys_of(output: Write) -> tuple[str, ...]:
     return ()
 
 
-def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -> dict[str, str]:
-    """What cannot be read is said before Spark is started. Gives the identity of each topic, by the source's name."""
+@dataclass(frozen=True)
+class TopicRead:
+    """A topic as a job found it when it started."""
+
+    identity: str
+    partitions: int
+
+
+def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -> dict[str, TopicRead]:
+    """Refuses, before Spark is started, what cannot be read. Returns the topics, by the source's name."""
     found = {}
     layout = Layout(tuple(outputs), 1)
+    listened = listened_to(layout.order)
     for node in layout.sources:
         if node.changes and ("weight" not in node.schema or not pa.types.is_integer(node.schema.field("weight").type)):
             others = Schema.from_arrow(pa.schema([each for each in node.schema.arrow if each.name.lower() != "weight"]))
@@ -438,9 +453,11 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -
             continue  # a look would take lines away from the job
         own = folder.path / "sources" / node.name
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
-        source.latest()
+        ends = source.latest()
+        if source.decodes and node not in listened:
+            warn_of_bad_records(folder.job, node)
         if isinstance(source, TopicSource | KafkaSource):
-            found[node.name] = source.identity
+            found[node.name] = TopicRead(source.identity, len(ends))
         source.close()
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from millstream import terminal
 from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.endpoints import Kafka
 from millstream.plan.nodes import Read
 from millstream.spark.query.physical_plan import Layout
 
@@ -90,6 +91,23 @@ class Notices:
         if about not in self._given:
             self._given.add(about)
             logger.warning("%s: %s", self._job, notice)
+
+
+def warn_of_bad_records(job: str, source: Read) -> None:
+    """When a job starts: its first malformed record would stop it, perhaps much later."""
+    logger.warning(
+        "%s: the job stops at the first record of '%s' (%s) that cannot be decoded, as its dead letters are not "
+        'written anywhere. To keep such records apart and continue: stream.dead.write("%s.dead")',
+        job,
+        source.name,
+        source.place,
+        _topic_name(source),
+    )
+
+
+def _topic_name(source: Read) -> str:
+    place = source.source
+    return place if isinstance(place, str) else place.topic if isinstance(place, Kafka) else source.name
 
 
 def _partitions(names: list[str]) -> str:

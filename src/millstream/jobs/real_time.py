@@ -33,8 +33,10 @@ from millstream.jobs.display import Display
 from millstream.jobs.folder import REAL_TIME_CHECKPOINT as CHECKPOINT
 from millstream.jobs.folder import JobFolder, newest_number
 from millstream.jobs.job import LOOK_S, Job, _log, _share_path, restart
+from millstream.jobs.notices import warn_of_bad_records
 from millstream.jobs.progress import Progress
 from millstream.jobs.renaming import renamed
+from millstream.jobs.result_topics import partitions_of
 from millstream.jobs.session import session_of
 from millstream.jobs.start_over import starts_over
 from millstream.jobs.stop_request import StopRequest
@@ -42,6 +44,7 @@ from millstream.log import ADDRESS_VARIABLE, connect
 from millstream.log.disk import read_document, write_document
 from millstream.log.kafka.address import SCHEME, KafkaAddress, with_ports
 from millstream.plan import nodes
+from millstream.plan.bad_rows import listened_to
 from millstream.plan.endpoints import Kafka
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
@@ -287,19 +290,24 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest | 
             _check_folder(folder, work)
         display.phase("looking at the topics")
         logs = {node: _opened(topic, opening) for node, topic in work.sources.items()}
-        partitions = sum(logs[node].topic(topic.name).settings.partitions for node, topic in work.sources.items())
+        partitions = {
+            node.name: logs[node].topic(topic.name).settings.partitions for node, topic in work.sources.items()
+        }
+        listened = listened_to(in_order(work.outputs))
+        for node in (source for source in work.sources if source not in listened):
+            warn_of_bad_records(work.name, node)
         if is_new:
             restart(work.outputs, folder, broker, settings, display)
         claims = opening.enter_context(Claims(work.name, folder, work.outputs, broker))
         claims.settle(_reached(folder))
         sink = _opened(next(iter(work.sinks.values())), opening)
         for output, topic in work.sinks.items():
-            work.targets[output] = _prepared(sink, output, topic)
+            work.targets[output] = _prepared(sink, output, topic, partitions_of(output, partitions))
         claims.note()
         display.phase("starting Spark")
         _share_path()
         spark = session_of(settings, work.name, display, stop)
-        _check_spark(spark, partitions)
+        _check_spark(spark, sum(partitions.values()))
         display.phase(f"starting the query, in real time: {PROMISE}")
         stop.check()
         job = RealTimeJob(work, folder, logs)
@@ -382,12 +390,12 @@ def _opened(topic: Topic, opening: ExitStack) -> KafkaLog:
     return opening.enter_context(KafkaLog(topic.address))
 
 
-def _prepared(log: KafkaLog, output: Write, topic: Topic) -> Target:
-    """Makes the topic, or sees that the one that is there can take the rows."""
+def _prepared(log: KafkaLog, output: Write, topic: Topic, partitions: int) -> Target:
+    """Creates the topic, or checks that the one that exists can take the rows."""
     from millstream.log.kafka.topics import kept_settings
 
     if topic.name not in log.topics():
-        log.create_topic(topic.name, schema=output.schema)
+        log.create_topic(topic.name, schema=output.schema, partitions=partitions)
     held = log.topic(topic.name, fresh=True).settings.schema
     reasons = [] if held is None else can_evolve(output.schema, held)
     if reasons:

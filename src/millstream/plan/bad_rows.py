@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from millstream.errors import RecordFailed, StepFailed
 from millstream.expressions.spark_types import DIGITS_MAX
-from millstream.plan.nodes import Dead, Node, WindowedAggregate, Write
+from millstream.plan.endpoints import Place
+from millstream.plan.nodes import Dead, Node, Read, WindowedAggregate, Write
 from millstream.plan.table_nodes import Grouped
 from millstream.records.ddl import format_type
 
@@ -19,6 +20,15 @@ from millstream.records.ddl import format_type
 def listened_to(steps: Iterable[Node]) -> frozenset[Node]:
     """The steps whose dead letters somebody takes."""
     return frozenset(node.inputs[0] for node in steps if isinstance(node, Dead))
+
+
+def stopped_by_bad_records(steps: Sequence[Node]) -> frozenset[Node]:
+    """The sources of a whole flow at whose first malformed record its job stops.
+
+    Whether a topic's name stands for records that are parsed is known where the topic is.
+    """
+    parsed = [node for node in steps if isinstance(node, Read) and isinstance(node.source, Place)]
+    return frozenset(node for node in parsed if node.source.decodes) - listened_to(steps)
 
 
 def record_failed(step: Node, letter: Mapping[str, Any]) -> RecordFailed:

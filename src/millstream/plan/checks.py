@@ -16,7 +16,7 @@ from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.expressions.spark_types import family
 from millstream.plan.aggregates import Aggregate, check_order
-from millstream.plan.endpoints import Place, Sqlite, Table
+from millstream.plan.endpoints import LOST_CHOICES, Kafka, Place, Sqlite, Table
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
@@ -68,6 +68,32 @@ def check_place(place: Any, verb: str) -> None:
         raise refusal(f"{place!r} is not a topic to {verb}", "a topic's name has letters, digits and . _ -")
     if verb == "read" and isinstance(place, Place):
         place.check_read()
+
+
+def chosen_on_lost(source: Any, on_lost: str | None) -> tuple[Any, str]:
+    """The source and what to do when its records are lost: as it says itself, or as its reader does."""
+    if on_lost is None:
+        return source, source.on_lost if isinstance(source, Kafka) else "error"
+    if on_lost not in LOST_CHOICES:
+        raise refusal(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
+    if isinstance(source, Kafka):
+        return replace(source, on_lost=on_lost), on_lost
+    if not isinstance(source, str):
+        raise refusal(f"on_lost is about topics, and {source} is none", "leave out on_lost=")
+    return source, on_lost
+
+
+def check_partitions(sink: Any, partitions: int | None) -> None:
+    """Of a topic to be created; other sinks have none."""
+    if partitions is None:
+        return
+    if not isinstance(sink, str | Kafka):
+        raise refusal(f"topics have partitions, and {called(sink)} is not a topic", "leave out partitions=")
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
+        raise refusal(
+            f"partitions is a whole number from 1 on, not {partitions!r}",
+            "leave it out: as many as the largest topic has that the rows come from",
+        )
 
 
 def called(place: Any) -> str:

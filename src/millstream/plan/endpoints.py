@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any, ClassVar, Literal
 
@@ -40,6 +40,11 @@ class Place:
 
     can_read: ClassVar[bool] = False
     can_write: ClassVar[bool] = False
+
+    @property
+    def decodes(self) -> bool:
+        """Whether what is read is parsed, and may be malformed."""
+        return False
 
     @property
     def name(self) -> str:
@@ -75,6 +80,10 @@ class Files(Place):
     """How many times its size a file may become; None: as often as it does."""
     can_read: ClassVar[bool] = True
     can_write: ClassVar[bool] = True
+
+    @property
+    def decodes(self) -> bool:
+        return self.format != "parquet"
 
     @property
     def name(self) -> str:
@@ -269,6 +278,10 @@ class Kafka(Place):
             )
 
     @property
+    def decodes(self) -> bool:
+        return self.format != "bytes"
+
+    @property
     def name(self) -> str:
         return f"kafka {self.topic}"
 
@@ -429,19 +442,6 @@ def kafka(
         raise _refuse(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
     named = {str(name): str(value) for name, value in (settings or {}).items()}
     return Kafka(servers, _text(topic, "a topic has a name", example), format, registry, on_lost, hidden(named))
-
-
-def chosen_on_lost(source: Any, on_lost: str | None) -> tuple[Any, str]:
-    """The source and what to do when its records are lost: as it says itself, or as its reader does."""
-    if on_lost is None:
-        return source, source.on_lost if isinstance(source, Kafka) else "error"
-    if on_lost not in LOST_CHOICES:
-        raise _refuse(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
-    if isinstance(source, Kafka):
-        return replace(source, on_lost=on_lost), on_lost
-    if not isinstance(source, str):
-        raise _refuse(f"on_lost is about topics, and {source} is none", "leave out on_lost=")
-    return source, on_lost
 
 
 def rate(rows_per_second: int) -> Rate:

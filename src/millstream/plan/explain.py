@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from millstream.errors import InvalidInput
+from millstream.plan.bad_rows import stopped_by_bad_records
 from millstream.plan.drawing import drawn
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
 from millstream.plan.walking import in_order
@@ -72,6 +73,7 @@ def kind_of(node: Node) -> str:
 def as_text(flow: str, steps: Sequence[Node]) -> str:
     """One paragraph per step: its name, what it does, where its rows come from, its columns, the user's line."""
     lines = [f"flow {flow}"]
+    stopping = stopped_by_bad_records(steps) if steps and isinstance(steps[-1], Write) else frozenset()
     for node in steps:
         lines += ["", node.name, f"    {node.label}"]
         if node.inputs:
@@ -79,6 +81,8 @@ def as_text(flow: str, steps: Sequence[Node]) -> str:
         lines.append(f"    columns  {node.schema}")
         if node.place:
             lines.append(f"    at       {short_place(node.place)}")
+        if node in stopping:
+            lines.append("    stops    at a record that cannot be decoded: its .dead is not written anywhere")
     return "\n".join(map(escaped, lines)) + "\n"
 
 

@@ -26,7 +26,9 @@ from millstream.plan.checks import (
     called,
     check_instant,
     check_keys,
+    check_partitions,
     check_place,
+    chosen_on_lost,
     column_of,
     differences,
     loop,
@@ -34,7 +36,7 @@ from millstream.plan.checks import (
     same_place,
     schema_of,
 )
-from millstream.plan.endpoints import Files, Kafka, Place, chosen_on_lost
+from millstream.plan.endpoints import Files, Kafka, Place
 from millstream.plan.endpoints import Table as DatabaseTable
 from millstream.plan.explain import Format, explained
 from millstream.plan.late import late_columns
@@ -533,12 +535,19 @@ class Stream:
             found = self.flow._sides[node, kind] = kind(step, schema, (node,), users_line())
         return self._next(found)
 
-    def write(self, sink: Any, *, name: str | None = None) -> Written:
-        """Writes the rows to a topic or another sink. `.dead` of the result has the rows that the sink refuses."""
-        return self._write(sink, name)
+    def write(self, sink: Any, *, name: str | None = None, partitions: int | None = None) -> Written:
+        """Writes the rows to a topic or another sink. `.dead` of the result has the rows that the sink refuses.
 
-    def _write(self, sink: Any, name: str | None, *, net: bool = False, keys: tuple[str, ...] = ()) -> Written:
+        A topic that does not exist is created with `partitions`; default: as many as the largest of the topics that
+        feed it.
+        """
+        return self._write(sink, name, partitions)
+
+    def _write(
+        self, sink: Any, name: str | None, partitions: int | None, *, net: bool = False, keys: tuple[str, ...] = ()
+    ) -> Written:
         check_place(sink, "write")
+        check_partitions(sink, partitions)
         if isinstance(sink, Place):
             sink.check_written(self.schema)
         for other in self.flow.outputs:
@@ -551,7 +560,7 @@ class Stream:
             raise loop(sink)
         step = self.flow.step(name, f"write {called(sink)}")
         traced = isinstance(sink, DatabaseTable | Files | Kafka)
-        made = Write(step, self.schema, (self.node,), users_line(), sink, net, keys, traced)
+        made = Write(step, self.schema, (self.node,), users_line(), sink, net, keys, traced, partitions)
         self.flow.outputs.append(made)
         return Written(self, made)
 

@@ -243,6 +243,8 @@ class Write(Node):
     """The key of that table, if it has one."""
     traced: bool = False
     """Whether the sink may refuse single rows, so that it must be known where they came from."""
+    partitions: int | None = None
+    """Of the topic, if it does not exist yet. Default: as many as the largest topic has that feeds it."""
 
     @property
     def is_changing(self) -> bool:
@@ -256,7 +258,9 @@ class Write(Node):
 
     @property
     def label(self) -> str:
-        return f"write {self.sink}"
+        if self.partitions is None:
+            return f"write {self.sink}"
+        return f"write {self.sink}, {self.partitions} partition{'s' if self.partitions > 1 else ''}"
 
 
 def _name_of(function: Callable[..., Any]) -> str:

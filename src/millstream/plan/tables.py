@@ -83,7 +83,7 @@ class Table(Stream):
         self._check_columns(("weight",), "the DataFrame of a table has")
         return super().to_dataframe(**settings)
 
-    def write(self, sink: Any, *, name: str | None = None) -> Written:
+    def write(self, sink: Any, *, name: str | None = None, partitions: int | None = None) -> Written:
         """Keeps a copy of the table up to date: in a database, in a compacted topic, or as changes with a weight.
 
         A topic is keyed by the table's key, and a row that goes is a tombstone; without a key it holds the changes.
@@ -91,7 +91,7 @@ class Table(Stream):
         self._check_columns(("weight",), "what is written of a table may have")
         if isinstance(sink, DatabaseTable) and sink.mode == "append" and self.key:
             sink = replace(sink, mode="upsert", key=self.key)
-        return self._write(sink, name, net=True, keys=self.key)
+        return self._write(sink, name, partitions, net=True, keys=self.key)
 
     def _check_columns(self, names: Sequence[str], what: str) -> None:
         taken = {column.lower() for column in self.schema.names}

@@ -6,7 +6,7 @@ import pytest
 
 from millstream.connectors.sink import open_sink
 from millstream.connectors.topic.records import producer_name
-from millstream.errors import InvalidSchema, ProducerFenced, SinkUnavailable, StorageError
+from millstream.errors import InvalidSchema, InvalidSetting, ProducerFenced, SinkUnavailable, StorageError
 from millstream.log import EmbeddedLog
 from millstream.log.disk import Disk
 from millstream.records import Schema
@@ -34,6 +34,35 @@ def test_a_topic_is_made_with_the_schema_of_the_rows(log, opened):
     info = log.describe_topic("scores")
     assert info.settings.schema == SCORES
     assert len(info.partitions) == 1
+
+
+def test_a_topic_is_created_with_the_partitions_it_is_opened_for(log, opened):
+    opened(partitions=3).close()
+    opened("copy", keys=["team"], table=True, partitions=4).close()
+    opened(partitions=7).close()  # it exists by now
+    assert [len(log.describe_topic(topic).partitions) for topic in ("scores", "copy")] == [3, 4]
+
+
+def test_more_partitions_than_the_log_takes_are_refused_with_the_way_out(log, opened):
+    with pytest.raises(InvalidSetting, match="at most 1000 partitions, not 1001") as refused:
+        opened(partitions=1001)
+    assert "step 'out'" in refused.value.where
+    assert "write(…, partitions=…)" in refused.value.next_step
+    assert log.topics() == []
+
+
+def test_rows_of_a_copy_with_several_partitions_follow_their_key(log, opened):
+    sink = opened(keys=["team"], table=True, partitions=4)
+    teams = [{"team": f"team {number}", "score": number} for number in range(20)]
+    sink.write(0, table(SCORES, teams), weights(*[1] * 20))
+    sink.write(1, table(SCORES, teams), weights(*[-1] * 20))
+    places = {}
+    for record in records(log):
+        places.setdefault(record.key, []).append((record.partition, record.value is None))
+    assert len(places) == 20
+    assert len({partition for found in places.values() for partition, _ in found}) > 1
+    assert all([gone for _, gone in found] == [False, True] for found in places.values())
+    assert all(len({partition for partition, _ in found}) == 1 for found in places.values())
 
 
 def test_one_key_column_is_the_records_key_as_its_text(log, opened):

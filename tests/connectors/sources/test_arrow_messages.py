@@ -17,17 +17,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from millstream.connectors.opening_sources.arrow_messages import CheckedMessages, arrow_batches, arrow_schema
 
-from millstream.connectors.files import parquet_pages
+from millstream.connectors.files import arrow_messages, parquet_pages
+from millstream.connectors.files.arrow_messages import CheckedMessages, arrow_batches, arrow_schema
 from millstream.connectors.files.bounds import FileBounds, Unreadable
-from millstream.connectors.opening_sources import arrow_messages
 
 READ = """
 import json, resource, sys
 from pathlib import Path
 import pyarrow as pa
-from millstream.connectors.opening_sources.arrow_messages import CheckedMessages, arrow_batches
+from millstream.connectors.files.arrow_messages import CheckedMessages, arrow_batches
 from millstream.connectors.files.bounds import FileBounds, Unreadable
 limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + 900_000_000
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -44,6 +44,10 @@ class FilesSource:
         self._pattern = os.path.abspath(os.path.expanduser(place.path))  # noqa: PTH100, PTH111 - it may be a glob
         self._journal = Journal(folder / "files.journal")
 
+    @property
+    def decodes(self) -> bool:
+        return self.place.decodes
+
     # ------------------------------------------------------------ what there is
 
     @property

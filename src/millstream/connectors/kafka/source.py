@@ -83,6 +83,10 @@ class KafkaSource:
         assert self._identity is not None
         return self._identity
 
+    @property
+    def decodes(self) -> bool:
+        return self._columns.decodes
+
     # ------------------------------------------------------------ what there is
 
     def _look(self) -> None:

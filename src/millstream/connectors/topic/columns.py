@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from millstream.errors import InvalidInput
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values
 from millstream.log.reader import Fetch
 from millstream.records import Codec, Schema, align, can_evolve, codec
+from millstream.records.codecs import BytesCodec
 
 METADATA: dict[str, tuple[pa.DataType, ...]] = {
     "key": (pa.binary(), pa.string()),
@@ -114,6 +115,11 @@ def _text(key: bytes | None) -> str | None:
 class Columns(Protocol):
     """How the records of a topic become rows of a schema."""
 
+    @property
+    def decodes(self) -> bool:
+        """Whether values are parsed, and may be malformed."""
+        ...
+
     def slab(self, partition: str, chunk: Chunk) -> Slab: ...
 
 
@@ -131,6 +137,8 @@ def columns_of(
 
 class StoredColumns:
     """Straight from the mapped file; only columns whose type was widened are copied."""
+
+    decodes: ClassVar[bool] = False
 
     def __init__(self, topic: str, stored: Schema, wanted: Schema, columns: Schema) -> None:
         self._schema = columns.arrow
@@ -232,6 +240,10 @@ class DecodedColumns:
             columns = Schema.of(pa.schema(inside))
             self._codec = codec(format, columns) if make is None else make(columns)
         self._key = wanted.field("key") if "key" in self._metadata else None
+
+    @property
+    def decodes(self) -> bool:
+        return self._codec is not None and not isinstance(self._codec, BytesCodec)
 
     def slab(self, partition: str, chunk: Chunk) -> Slab:
         offsets = chunk.offsets()

@@ -27,6 +27,7 @@ from millstream.errors import (
     AlreadyExists,
     DamagedLog,
     InvalidSchema,
+    InvalidSetting,
     MillstreamError,
     NotALog,
     SinkUnavailable,
@@ -55,10 +56,12 @@ class RecordsSink(ABC):
         run: str,
         keys: Sequence[str] = (),
         table: bool = False,
+        partitions: int = 1,
         owns_log: bool = False,
     ) -> None:
         self._is_copy = table and bool(keys)
         self._owns_log = owns_log
+        self._partitions = partitions
         self._topic = topic
         self._schema = schema
         self._job, self._step, self._run = job, step, run
@@ -164,8 +167,7 @@ class RecordsSink(ABC):
     def _prepare(self, schema: Schema) -> None:
         """Makes the topic, or sees that the one that is there can take the rows."""
         if self._topic not in self._log().topics():
-            with suppress(AlreadyExists):
-                self._log().create_topic(self._topic, schema=schema, compaction=self._is_copy)
+            self._create(schema)
         held = self._log().describe_topic(self._topic).settings.schema
         if held is not None and WEIGHT in schema and WEIGHT not in held:
             held = self._log().change_topic(self._topic, schema=weighted(held)).settings.schema
@@ -177,6 +179,18 @@ class RecordsSink(ABC):
                 next_step="write to another topic, or bring the rows to its schema with select(…)",
             )
         self._target = held
+
+    def _create(self, schema: Schema) -> None:
+        try:
+            self._log().create_topic(self._topic, schema=schema, compaction=self._is_copy, partitions=self._partitions)
+        except AlreadyExists:  # another job was faster
+            return
+        except InvalidSetting as error:
+            raise InvalidSetting(
+                f"topic '{self._topic}' cannot be created: {error.what}",
+                where=f"step '{self._step}'",
+                next_step="choose the number of its partitions where it is written: write(…, partitions=…)",
+            ) from error
 
     def _put_rows(self, rows: pa.RecordBatch) -> dict[int, str]:
         aligned = rows if self._target is None else align(rows, self._target.arrow)

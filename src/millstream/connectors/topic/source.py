@@ -63,6 +63,10 @@ class TopicSource:
         """Of the topic as it was opened: one made anew under the same name has another."""
         return self._identity
 
+    @property
+    def decodes(self) -> bool:
+        return self._columns.decodes
+
     # ------------------------------------------------------------ what there is
 
     @property

@@ -1,0 +1,19 @@
+"""How many partitions a topic gets that a job creates: as many as its input, so that its readers can share the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millstream.plan.nodes import Read, Write
+from millstream.plan.walking import in_order
+
+
+def partitions_of(output: Write, read: Mapping[str, int]) -> int:
+    """The user's number, or else that of the largest topic that feeds the output.
+
+    `read` has the number of partitions of each topic, by the name of the step that reads it.
+    """
+    if output.partitions is not None:
+        return output.partitions
+    feeding = [node.name for node in in_order([output]) if isinstance(node, Read)]
+    return max((read[name] for name in feeding if name in read), default=1)

@@ -51,7 +51,7 @@ def written(frame: pl.DataFrame, folder: Path, number: int) -> None:
 
 def ours(scratch: Path, build: Callable[[ms.Flow], Any]) -> list[float]:
     flow = ms.Flow("joins")
-    build(flow).write(ms.foreach(nothing))
+    build(flow).write(ms.foreach_batch(nothing))
     job = flow.run(broker=scratch / f"log-{time.time_ns()}", until="caught up", progress="none")
     times: list[float] = job.batch_times()
     return times

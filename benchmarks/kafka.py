@@ -80,7 +80,7 @@ def own_windows(address: str, topic: str, scratch: Path) -> float:
     flow = ms.Flow("windows")
     rows = flow.read(topic, SCHEMA, "at", ms.bounded("10 seconds"))
     totals = rows.key_by("user").window(ms.fixed("1 minute")).agg(total=ms.sum("score"), n=ms.count())
-    totals.write(ms.foreach(nothing))
+    totals.write(ms.foreach_batch(nothing))
     begun = time.perf_counter()
     flow.run(
         broker=address, folder=scratch / f"job-{time.time_ns()}", until="caught up", progress="none", batch_rows=None

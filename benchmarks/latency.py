@@ -93,7 +93,7 @@ def stateful(broker: Path, seen: Latencies) -> Callable[[], None]:
         for column in ("oldest", "newest"):
             seen.extend((now - rows.column(column).drop_null().to_numpy()) / 1000)
 
-    panes.write(ms.foreach(look))
+    panes.write(ms.foreach_batch(look))
     stop: Callable[[], None] = flow.start(broker=broker).stop
     return stop
 

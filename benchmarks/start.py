@@ -31,7 +31,7 @@ def first(rows, batch):
 flow = ms.Flow("first-pane")
 scores = flow.read("scores", "team string, score int, at timestamp", event_time="at", watermark=ms.bounded("1 second"))
 totals = scores.key_by("team").window(ms.fixed("1 minute")).agg(total=ms.sum("score"))
-totals.write(ms.foreach(first))
+totals.write(ms.foreach_batch(first))
 flow.run()
 """
 

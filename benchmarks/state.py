@@ -37,7 +37,7 @@ def append(log: ms.Broker, keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> 
 def flow() -> ms.Flow:
     made = ms.Flow("state")
     events = made.read("events", SCHEMA, event_time="at")
-    events.key_by("key").window(ms.fixed("365 days")).agg(total=ms.sum("value")).write(ms.foreach(nothing))
+    events.key_by("key").window(ms.fixed("365 days")).agg(total=ms.sum("value")).write(ms.foreach_batch(nothing))
     return made
 
 

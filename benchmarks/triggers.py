@@ -48,7 +48,7 @@ TRIGGERS: tuple[Trigger, ...] = (
     ms.in_order(ms.after_count(1), ms.after_count(2), ms.each()),
     ms.every("30 seconds").until(ms.after_watermark()),
     ms.each().until(ms.after_watermark()),
-    ms.never(),
+    ms.at_expiry(),
 )
 
 

@@ -100,7 +100,7 @@ def ours(folder: Path, per_batch: int, scratch: Path, build: Callable[[ms.Flow, 
 
 def windowed(flow: ms.Flow, events: Any) -> None:
     totals = events.key_by("key").window(ms.fixed("1 minute")).agg(total=ms.sum("value"), n=ms.count())
-    totals.write(ms.foreach(nothing))
+    totals.write(ms.foreach_batch(nothing))
 
 
 def nothing(rows: Any, batch: int) -> None:
@@ -125,7 +125,7 @@ def over(tag: str, time_: Any, key: Any) -> Any:
 
 def processed(flow: ms.Flow, events: Any) -> None:
     made = events.key_by("key").process(counting, schema="start long, total long, n long", on_timer=over)
-    made.write(ms.foreach(nothing))
+    made.write(ms.foreach_batch(nothing))
 
 
 # ---------------------------------------------------------------- what PySpark users write today

@@ -70,7 +70,7 @@ windows: st.SearchStrategy[Window] = st.one_of(
     time_windows,
     time_windows,
     st.builds(lambda count, every: ms.rows(count, every=every), st.integers(1, 4), st.integers(1, 5)),
-    st.builds(lambda threshold: ms.delta("v", threshold), st.integers(1, 15)),
+    st.builds(lambda threshold: ms.delta_window("v", threshold), st.integers(1, 15)),
     st.just(ms.closed_by("v % 5 = 0")),
     st.just(ms.everything()),
 )
@@ -102,7 +102,7 @@ triggers: st.SearchStrategy[Trigger] = st.recursive(
         st.builds(lambda one, other: allowed(one.until, other), inner, inner),
     ),
     max_leaves=5,
-) | st.just(ms.never())
+) | st.just(ms.at_expiry())
 inside_each = st.one_of(
     st.just(ms.each()),
     st.builds(lambda early, late: ms.after_watermark(early, late), st.none() | simple, st.just(ms.each())),

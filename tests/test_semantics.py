@@ -96,7 +96,9 @@ def test_rows_with_an_early_trigger() -> None:
 
 
 def test_delta_begins_anew_when_the_value_has_moved() -> None:
-    out = run(collected(ms.delta("n", 10)), add((100, 0), (105, 1), (91, 2)), add((110, 3)), add((None, 4), (99, 5)))
+    out = run(
+        collected(ms.delta_window("n", 10)), add((100, 0), (105, 1), (91, 2)), add((110, 3)), add((None, 4), (99, 5))
+    )
     assert ns(out) == [[], [[100, 105, 91]], [[110]]]
     assert span(out[2][0]) == (3, 4)
 
@@ -106,7 +108,7 @@ def test_delta_remembers_the_first_value_exactly(kind: str, base: Any) -> None:
     """Goal: the value that opened a window is not blurred between two bundles. Method: a step of just the threshold."""
     steps = [Add([{"key": "a", "n": base + more, "at": t(more)}]) for more in (0, 1, 2)]
     schema = f"key string, n {kind}, at timestamp"
-    out = play(collected(ms.delta("n", 2)), steps, schema=schema, event_time="at", on=runner["on"])
+    out = play(collected(ms.delta_window("n", 2)), steps, schema=schema, event_time="at", on=runner["on"])
     assert ns(out) == [[], [], [[base, base + 1]]]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         console,
         discard,
         files,
-        foreach,
+        foreach_batch,
         kafka,
         memory,
         postgres,
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
         after_count,
         after_watermark,
         all_of,
+        at_expiry,
         each,
         every,
         first_of,
         in_order,
-        never,
         repeatedly,
     )
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
-    from millstream.plan.windows import calendar, closed_by, delta, everything, fixed, rows, sessions, sliding
+    from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
     from millstream.views import merged
 
 # What `import millstream as ms` offers, and where it lives: loaded when first used, so that the command line is quick.
@@ -62,16 +62,17 @@ _NAMES = {
     "millstream.log": "Batch Broker Message Record connect",
     "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
     "millstream.plan.flow": "Flow Stream",
-    "millstream.plan.endpoints": "console discard files foreach kafka memory postgres rate socket sqlite",
+    "millstream.plan.endpoints": "console discard files foreach_batch kafka memory postgres rate socket sqlite",
     "millstream.plan.process": "Key",
     "millstream.plan.tables": "Table",
     "millstream.plan.triggers": (
-        "after after_count after_watermark all_of each every first_of in_order never repeatedly"
+        "after after_count after_watermark all_of at_expiry each every first_of in_order repeatedly"
     ),
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
-    "millstream.plan.windows": "calendar closed_by delta everything fixed rows sessions sliding",
+    "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
     "millstream.views": "merged",
 }
+_RENAMED = {"delta": "delta_window", "foreach": "foreach_batch", "never": "at_expiry"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "after_watermark",
     "all_of",
     "ascending",
+    "at_expiry",
     "bounded",
     "calendar",
     "closed_by",
@@ -99,7 +101,7 @@ __all__ = [
     "console",
     "count",
     "custom",
-    "delta",
+    "delta_window",
     "discard",
     "distinct_count",
     "each",
@@ -110,7 +112,7 @@ __all__ = [
     "first",
     "first_of",
     "fixed",
-    "foreach",
+    "foreach_batch",
     "in_order",
     "kafka",
     "last",
@@ -119,7 +121,6 @@ __all__ = [
     "memory",
     "merged",
     "min",
-    "never",
     "postgres",
     "punctuated",
     "rate",
@@ -138,6 +139,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "errors":
         return import_module("millstream.errors")
+    if name in _RENAMED:
+        raise AttributeError(f"millstream.{name} was renamed: use millstream.{_RENAMED[name]}")
     if name not in _HOME:
         raise AttributeError(f"module 'millstream' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

@@ -36,7 +36,7 @@ PANES = Schema.of(
         ),
         (ms.console(), "console", "console()"),
         (ms.memory("kept"), "memory kept", "memory(kept)"),
-        (ms.foreach(print), "foreach print", "foreach(print)"),
+        (ms.foreach_batch(print), "foreach print", "foreach_batch(print)"),
         (ms.discard(), "discard", "discard()"),
         (ms.rate(10), "rate", "rate(10 rows a second)"),
         (ms.socket("localhost", 9999), "socket 9999", "socket(localhost:9999)"),
@@ -95,7 +95,7 @@ def test_a_password_that_must_be_escaped_is_refused_and_not_shown(dsn):
         (lambda: ms.postgres("postgresql://x", "a.b.c"), "is not the name of a table"),
         (lambda: ms.console(rows=True), "rows is a whole number"),
         (lambda: ms.memory(None), "a memory has a name"),
-        (lambda: ms.foreach("print"), "foreach takes a function"),
+        (lambda: ms.foreach_batch("print"), "foreach takes a function"),
         (lambda: ms.rate(0), "rows_per_second is a whole number"),
         (lambda: ms.socket("localhost", 70000), "a port is at most 65535"),
     ],
@@ -151,7 +151,7 @@ def test_two_columns_of_one_name_are_refused():
         flat_columns(Schema.of("window struct<start: int>, Window_Start int"))
 
 
-@pytest.mark.parametrize("place", [ms.console(), ms.memory("x"), ms.foreach(print), ms.sqlite("s.db", "t")])
+@pytest.mark.parametrize("place", [ms.console(), ms.memory("x"), ms.foreach_batch(print), ms.sqlite("s.db", "t")])
 def test_what_is_only_written_cannot_be_read(place):
     place.check_written(PANES)
     with pytest.raises(InvalidPlan, match="not read"):

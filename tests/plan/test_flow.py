@@ -150,8 +150,8 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream(None).where("ok").window(ms.rows(2)), "the rows of 'read_scores' have none", "event_time='…'"),
     (some_without_time, "the rows of 'read_more' have none", "event_time='…'"),
     (panes_without_time, "the panes of everything() have none", "timestamp='latest'"),
-    (lambda: stream().window(ms.delta("user", 1)), "delta needs a number, and 'user' is string", "score"),
-    (lambda: stream().window(ms.delta("scor", 1)), "there is no column 'scor'", "did you mean 'score'?"),
+    (lambda: stream().window(ms.delta_window("user", 1)), "delta needs a number, and 'user' is string", "score"),
+    (lambda: stream().window(ms.delta_window("scor", 1)), "there is no column 'scor'", "did you mean 'score'?"),
     (lambda: stream().window(ms.closed_by("score")), "a condition is true or false", ""),
     (lambda: panes().trigger(ms.each), "is not a trigger", "after_watermark"),
     # aggregates
@@ -189,9 +189,9 @@ def test_a_mistake_is_refused_where_it_is_made(mistake: Callable[[], Any], what:
 
 def test_everything_legal_is_legal() -> None:
     rows = stream()
-    for window in (ms.everything(), ms.rows(3), ms.delta("score", 2.5), ms.closed_by("ok"), ms.sessions("1 m")):
+    for window in (ms.everything(), ms.rows(3), ms.delta_window("score", 2.5), ms.closed_by("ok"), ms.sessions("1 m")):
         rows.window(window).agg(n=ms.count())
-    for trigger in (ms.after_watermark(), ms.never(), ms.after_count(2).until(ms.never())):
+    for trigger in (ms.after_watermark(), ms.at_expiry(), ms.after_count(2).until(ms.at_expiry())):
         rows.window(ms.everything()).trigger(trigger).agg(n=ms.count())
     stream(None).window(ms.fixed("1 minute", time="processing")).agg(n=ms.count())
     stream().window(ms.everything(), timestamp="latest").agg(n=ms.count()).window(ms.fixed("1 m")).agg(n=ms.count())

@@ -79,3 +79,12 @@ def test_every_public_name_exists() -> None:
     assert not missing
     assert inspect.isclass(ms.Job)
     assert sorted(ms.__all__) == ms.__all__, Path(ms.__file__)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("delta", "delta_window"), ("never", "at_expiry"), ("foreach", "foreach_batch")]
+)
+def test_a_name_that_was_renamed_gives_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(AttributeError, match=f"use millstream.{new}"):
+        getattr(ms, old)
+    assert callable(getattr(ms, new))

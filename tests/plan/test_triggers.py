@@ -14,7 +14,7 @@ from millstream.plan import triggers
 
 def test_triggers_are_values() -> None:
     assert ms.after("1 minute") == ms.after("60 seconds")
-    assert ms.first_of(ms.each(), ms.never()) != ms.all_of(ms.each())
+    assert ms.first_of(ms.each(), ms.at_expiry()) != ms.all_of(ms.each())
     assert [str(part) for part in ms.after_watermark(ms.after("1 s"), ms.repeatedly(ms.after_count(2))).walk()] == [
         "after_watermark(early=after(1 second), late=repeatedly(after_count(2)))",
         "after(1 second)",
@@ -29,7 +29,7 @@ def test_triggers_are_values() -> None:
         (ms.after_watermark(), "after_watermark()"),
         (ms.every("90 s"), "every(1 minute 30 seconds)"),
         (ms.in_order(ms.after_count(1), ms.each()), "in_order(after_count(1), each())"),
-        (ms.first_of(ms.each(), ms.never()), "first_of(each(), never())"),
+        (ms.first_of(ms.each(), ms.at_expiry()), "first_of(each(), at_expiry())"),
         (ms.all_of(ms.each(), ms.after_count(3)), "all_of(each(), after_count(3))"),
         (ms.each().until(ms.after_count(3)), "each().until(after_count(3))"),
     ],
@@ -45,7 +45,7 @@ def test_a_trigger_says_what_it_is(trigger: triggers.Trigger, said: str) -> None
         (ms.after("1 s"), True),
         (ms.each(), False),
         (ms.every("1 s"), False),
-        (ms.never(), False),
+        (ms.at_expiry(), False),
         (ms.repeatedly(ms.after_count(1)), False),
         (ms.after_watermark(), True),
         (ms.after_watermark(early=ms.each()), True),
@@ -59,7 +59,7 @@ def test_a_trigger_says_what_it_is(trigger: triggers.Trigger, said: str) -> None
 )
 def test_which_triggers_can_finish(trigger: triggers.Trigger, finishes: bool) -> None:
     assert trigger.can_finish is finishes
-    assert trigger.can_fire is (trigger != ms.never())
+    assert trigger.can_fire is (trigger != ms.at_expiry())
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_which_triggers_can_finish(trigger: triggers.Trigger, finishes: bool) ->
         (lambda: ms.all_of(3), "all_of takes a trigger, not 3", "triggers: "),
         (lambda: ms.each().until(3), "until takes a trigger, not 3", "triggers: "),
         (lambda: ms.repeatedly(None), "repeatedly takes a trigger, not None", "triggers: "),
-        (lambda: ms.repeatedly(ms.never()), "never() can never fire, also not repeatedly", "by itself"),
-        (lambda: ms.all_of(ms.each(), ms.never()), "all_of(each(), never()) can never fire", "by itself"),
-        (lambda: ms.first_of(ms.never(), ms.never()), "can never fire", ""),
+        (lambda: ms.repeatedly(ms.at_expiry()), "at_expiry() can never fire, also not repeatedly", "by itself"),
+        (lambda: ms.all_of(ms.each(), ms.at_expiry()), "all_of(each(), at_expiry()) can never fire", "by itself"),
+        (lambda: ms.first_of(ms.at_expiry(), ms.at_expiry()), "can never fire", ""),
         (lambda: ms.in_order(ms.each(), ms.after_count(1)), "each() never finishes", "put it last"),
-        (lambda: ms.in_order(ms.never(), ms.each()), "never() never finishes", ""),
+        (lambda: ms.in_order(ms.at_expiry(), ms.each()), "at_expiry() never finishes", ""),
         (lambda: ms.in_order(ms.after_watermark(late=ms.each()), ms.each()), "never finishes", ".until("),
-        (lambda: ms.never().until(ms.never()), "can never fire", ""),
+        (lambda: ms.at_expiry().until(ms.at_expiry()), "can never fire", ""),
     ],
 )
 def test_a_trigger_that_makes_no_sense_is_refused(mistake: Callable[[], Any], what: str, next_step: str) -> None:

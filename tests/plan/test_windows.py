@@ -36,7 +36,7 @@ def test_windows_are_values() -> None:
         (ms.calendar("week", tz="Europe/Berlin"), "calendar(week, Europe/Berlin)"),
         (ms.rows(3), "rows(3)"),
         (ms.rows(3, every=1), "rows(3 every 1)"),
-        (ms.delta("speed", 2.5), "delta(speed, 2.5)"),
+        (ms.delta_window("speed", 2.5), "delta_window(speed, 2.5)"),
         (ms.closed_by("kind = 'end'"), "closed_by(kind = 'end')"),
         (ms.everything(), "everything()"),
     ],
@@ -46,9 +46,8 @@ def test_a_window_says_what_it_is(window: windows.Window, said: str) -> None:
 
 
 def test_which_windows_end_and_merge() -> None:
-    assert [w.has_end for w in (ms.fixed("1 s"), ms.everything(), ms.rows(1), ms.delta("x", 1), ms.closed_by("x"))] == [
-        True, True, False, False, False,
-    ]  # fmt: skip
+    some = (ms.fixed("1 s"), ms.everything(), ms.rows(1), ms.delta_window("x", 1), ms.closed_by("x"))
+    assert [window.has_end for window in some] == [True, True, False, False, False]
     assert ms.sessions("1 s").merges
     assert not ms.fixed("1 s").merges
 
@@ -72,11 +71,11 @@ def test_which_windows_end_and_merge() -> None:
         (lambda: ms.rows(True), "count is a whole number", ""),
         (lambda: ms.rows(2.5), "count is a whole number", ""),
         (lambda: ms.rows(3, every=-1), "every is a whole number", ""),
-        (lambda: ms.delta("x", 0), "a threshold is a number above 0, not 0", "delta("),
-        (lambda: ms.delta("x", float("nan")), "a threshold is a number above 0", ""),
-        (lambda: ms.delta("x", float("inf")), "a threshold is a number above 0", ""),
-        (lambda: ms.delta("x", "1"), "a threshold is a number above 0", ""),
-        (lambda: ms.delta("", 1), "delta takes a column as text", "delta("),
+        (lambda: ms.delta_window("x", 0), "a threshold is a number above 0, not 0", "delta_window("),
+        (lambda: ms.delta_window("x", float("nan")), "a threshold is a number above 0", ""),
+        (lambda: ms.delta_window("x", float("inf")), "a threshold is a number above 0", ""),
+        (lambda: ms.delta_window("x", "1"), "a threshold is a number above 0", ""),
+        (lambda: ms.delta_window("", 1), "delta_window takes a column as text", "delta_window("),
         (lambda: ms.closed_by(None), "closed_by takes a condition as text", "closed_by("),
     ],
 )

@@ -270,7 +270,7 @@ def test_a_function_of_a_sink_that_fails(log: EmbeddedLog) -> None:
 
     def built() -> ms.Flow:
         flow = ms.Flow("taken")
-        scores(flow).write(ms.foreach(take))
+        scores(flow).write(ms.foreach_batch(take))
         return flow
 
     with pytest.raises(ms.MillstreamError, match="not today") as found:

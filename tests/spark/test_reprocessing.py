@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("spark")
 ROWS = [(f"u{n % 3}", n, float(n + (n * 7) % 5)) for n in range(60)]  # within the watermark's five seconds
 LAST = [("end", 0, 10_000.0)]
 CASES: dict[str, dict[str, Any]] = {
-    "fixed": {"trigger": ms.never(), "allowed_lateness": "30 seconds"},
+    "fixed": {"trigger": ms.at_expiry(), "allowed_lateness": "30 seconds"},
     "sessions": {"window": ms.sessions("4 seconds"), "mode": "retracting"},
     "sliding": {
         "window": ms.sliding("10 seconds", "5 seconds"),
@@ -89,7 +89,7 @@ def test_a_batch_run_of_files_can_be_made_again(log: EmbeddedLog, tmp_path: Path
         flow = ms.Flow("files")
         found: list[int] = []
         flow.read(ms.files(tmp_path / "in", "json"), "n int").write(
-            ms.foreach(lambda rows, batch: found.extend(rows["n"].to_pylist()))
+            ms.foreach_batch(lambda rows, batch: found.extend(rows["n"].to_pylist()))
         )
         flow.run(broker=log.path, batch=True)
         return sorted(found)
@@ -123,7 +123,7 @@ flow = ms.Flow("cut")
 panes = (flow.read("scores", {SCHEMA!r}, event_time="at").key_by("user")
     .window(ms.fixed("10 seconds")).agg(total=ms.sum("n"), k=ms.count()))
 panes.write("first")
-panes.write(ms.foreach(die_once))
+panes.write(ms.foreach_batch(die_once))
 panes.write("second")
 """
     )

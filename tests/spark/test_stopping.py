@@ -31,7 +31,7 @@ def write(rows, batch):
     time.sleep(1000)
 
 
-flow.read("scores", "user string, n int, at timestamp").write(ms.foreach(write))
+flow.read("scores", "user string, n int, at timestamp").write(ms.foreach_batch(write))
 """
 
 

@@ -155,7 +155,7 @@ def test_a_clock_that_is_set_after_the_first_rows_is_no_axis(draw: Any) -> None:
     [
         ms.everything(),
         ms.rows(2),
-        ms.delta("score", 2),
+        ms.delta_window("score", 2),
         ms.closed_by("score = 7"),
         ms.sliding("2 minutes", "30 seconds"),
         ms.calendar("day", tz="Europe/Berlin"),

@@ -237,7 +237,7 @@ class Turns:
         touching = [frame.select(*operator.identity, PART) for frame in (numbered, finishing)]
         self._ask_others(taken, pl.concat(touching, how="vertical_relaxed"), rows, clock)
         last = numbered.clear()
-        if not isinstance(self._window, windows.Delta) and len(finishing):
+        if not isinstance(self._window, windows.DeltaWindow) and len(finishing):
             # The row that completes its window is asked about together with the window's end.
             by = [*operator.identity, PART]
             last = numbered.join(finishing, on=by, how="semi", nulls_equal=True, maintain_order="left")
@@ -249,7 +249,7 @@ class Turns:
     def _finishing(self, taken: Taken, numbered: pl.DataFrame, finished: pl.DataFrame) -> pl.DataFrame:
         """The windows that are complete, and the row that completes each."""
         identity = self._operator.identity
-        if isinstance(self._window, windows.Delta):  # the first row of the next one
+        if isinstance(self._window, windows.DeltaWindow):  # the first row of the next one
             firsts = numbered.group_by(identity, maintain_order=True).agg(pl.col(PART).first())
             before = firsts.with_columns(pl.col(NUMBER) - 1)
             known = pl.concat(

@@ -143,8 +143,8 @@ class Each(TriggerColumns):
         return pl.lit(1, pl.Int64)
 
 
-class Never(TriggerColumns):
-    def __init__(self, prefix: str, trigger: triggers.Never) -> None:
+class AtExpiry(TriggerColumns):
+    def __init__(self, prefix: str, trigger: triggers.AtExpiry) -> None:
         super().__init__(prefix)
 
 
@@ -192,8 +192,8 @@ class AfterWatermark(_WithParts):
 
     def __init__(self, prefix: str, trigger: triggers.AfterWatermark) -> None:
         super().__init__(prefix)
-        self.early = compiled(triggers.Repeatedly(trigger.early or triggers.Never()), prefix + "early.")
-        self.late = compiled(triggers.Repeatedly(trigger.late or triggers.Never()), prefix + "late.")
+        self.early = compiled(triggers.Repeatedly(trigger.early or triggers.AtExpiry()), prefix + "early.")
+        self.late = compiled(triggers.Repeatedly(trigger.late or triggers.AtExpiry()), prefix + "late.")
         self.parts = [self.early, self.late]
         self.ends_with_its_pane = trigger.late is None
 
@@ -328,7 +328,7 @@ COMPILED: dict[type[triggers.Trigger], Callable[[str, Any], TriggerColumns]] = {
     triggers.After: Due,
     triggers.Every: Due,
     triggers.Each: Each,
-    triggers.Never: Never,
+    triggers.AtExpiry: AtExpiry,
     triggers.Repeatedly: Repeatedly,
     triggers.AfterWatermark: AfterWatermark,
     triggers.FirstOf: Composite,

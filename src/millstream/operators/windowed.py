@@ -408,7 +408,7 @@ class WindowedOperator:
 
     def _numbered_by_delta(self, rows: pl.DataFrame, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Each window begins where the last one ended, so this goes row by row."""
-        assert isinstance(self.node.window, windows.Delta)
+        assert isinstance(self.node.window, windows.DeltaWindow)
         state: dict[tuple[Any, ...], tuple[int, Any]] = {}
         numbers = []
         for *key, value, number, first in rows.select(*by, "window.delta", "number", "first_value").iter_rows():

@@ -20,7 +20,7 @@ from millstream.plan.endpoints import LOST_CHOICES, Kafka, Place, Sqlite, Table
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
-from millstream.plan.windows import ClosedBy, Delta, Everything, Window
+from millstream.plan.windows import ClosedBy, DeltaWindow, Everything, Window
 from millstream.records import Schema, SchemaLike
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 
@@ -184,12 +184,12 @@ def check_event_time(node: Node, window: Window) -> None:
 
 
 def window_arguments(window: Window, schema: Schema) -> dict[str, Expression]:
-    if isinstance(window, Delta):
+    if isinstance(window, DeltaWindow):
         value = expression(window.column, schema)
         if family(value.type) != "number":
             numbers = [field.name for field in schema.arrow if family(field.type) == "number"]
             raise InvalidWindow(
-                f"delta needs a number, and '{value}' is {type_name(value.type)}",
+                f"delta_window needs a number, and '{value}' is {type_name(value.type)}",
                 where=users_line(),
                 next_step=f"columns that are numbers: {', '.join(numbers) or 'none'}",
             )

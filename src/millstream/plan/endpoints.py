@@ -57,7 +57,8 @@ class Place:
             raise InvalidPlan(
                 f"{self} can be read, not written",
                 where=users_line(),
-                next_step="write to a topic, or to kafka, files, sqlite, postgres, console, memory, foreach or discard",
+                next_step="write to a topic, or to kafka, files, sqlite, postgres, console, memory, foreach_batch or "
+                "discard",
             )
 
     def check_read(self) -> None:
@@ -239,7 +240,7 @@ class Foreach(Place):
         return f"foreach {getattr(self.function, '__name__', 'function').strip('<>')}"
 
     def __str__(self) -> str:
-        return f"foreach({getattr(self.function, '__name__', type(self.function).__name__)})"
+        return f"foreach_batch({getattr(self.function, '__name__', type(self.function).__name__)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,11 +395,12 @@ def memory(name: str) -> Memory:
     return Memory(_text(name, "a memory has a name", "memory('totals')"))
 
 
-def foreach(function: Callable[[pa.Table, int], Any]) -> Foreach:
+def foreach_batch(function: Callable[[pa.Table, int], Any]) -> Foreach:
     """A sink that calls `function(rows, batch)` with the Arrow table and the number of every batch that has rows."""
     if not callable(function):
         raise _refuse(
-            f"foreach takes a function, not {function!r}", "for example foreach(lambda rows, batch: print(rows))"
+            f"foreach_batch takes a function, not {function!r}",
+            "for example foreach_batch(lambda rows, batch: print(rows))",
         )
     return Foreach(function)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from millstream.plan.joining import Joined, On
     from millstream.plan.table_nodes import How
 
-WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta, closed_by, everything"
+WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta_window, closed_by, everything"
 
 
 class Keyed:

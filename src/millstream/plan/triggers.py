@@ -16,7 +16,7 @@ from millstream.user_lines import AtUsersLine, users_line
 
 CHOICES = (
     "triggers: after_watermark, after, every, after_count, each, repeatedly, first_of, all_of, in_order, "
-    "t.until(u), never"
+    "t.until(u), at_expiry"
 )
 Composite = TypeVar("Composite", bound="Trigger")
 
@@ -104,7 +104,7 @@ class Each(Trigger):
 
 
 @dataclass(frozen=True)
-class Never(Trigger):
+class AtExpiry(Trigger):
     @property
     def can_fire(self) -> bool:
         return False
@@ -114,7 +114,7 @@ class Never(Trigger):
         return False
 
     def __str__(self) -> str:
-        return "never()"
+        return "at_expiry()"
 
 
 @dataclass(frozen=True)
@@ -242,15 +242,15 @@ def each() -> Each:
     return Each()
 
 
-def never() -> Never:
+def at_expiry() -> AtExpiry:
     """Fires only when the window expires: it is sent once, complete."""
-    return Never()
+    return AtExpiry()
 
 
 def repeatedly(trigger: Trigger) -> Repeatedly:
     """Repeats a trigger: when it finishes, it starts over."""
     if not _trigger(trigger, "repeatedly").can_fire:
-        raise _refuse(f"{trigger} can never fire, also not repeatedly", "write never() by itself")
+        raise _refuse(f"{trigger} can never fire, also not repeatedly", "write at_expiry() by itself")
     return Repeatedly(trigger)
 
 
@@ -292,7 +292,7 @@ def _trigger(value: object, what: str) -> Trigger:
 
 def _that_fires(trigger: Composite) -> Composite:
     if not trigger.can_fire:
-        raise _refuse(f"{trigger} can never fire", "write never() by itself, or leave it out")
+        raise _refuse(f"{trigger} can never fire", "write at_expiry() by itself, or leave it out")
     return trigger
 
 

@@ -102,7 +102,7 @@ class Rows(Window):
 
 
 @dataclass(frozen=True)
-class Delta(Window):
+class DeltaWindow(Window):
     column: str
     threshold: float
 
@@ -111,7 +111,7 @@ class Delta(Window):
         return False
 
     def __str__(self) -> str:
-        return f"delta({self.column}, {self.threshold})"
+        return f"delta_window({self.column}, {self.threshold})"
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ def rows(count: int, *, every: int | None = None) -> Rows:
     return Rows(count, period)
 
 
-def delta(column: str, threshold: float) -> Delta:
+def delta_window(column: str, threshold: float) -> DeltaWindow:
     """A new window starts with a row whose `column` differs by `threshold` or more from the window's first row."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < math.inf:
-        raise _refuse(f"a threshold is a number above 0, not {threshold!r}", "for example delta('speed', 10)")
-    return Delta(_text(column, "delta takes a column", "delta('speed', 10)"), threshold)
+        raise _refuse(f"a threshold is a number above 0, not {threshold!r}", "for example delta_window('speed', 10)")
+    return DeltaWindow(_text(column, "delta_window takes a column", "delta_window('speed', 10)"), threshold)
 
 
 def closed_by(predicate: str) -> ClosedBy:

@@ -86,8 +86,8 @@ class EachState(TriggerState):
         return True
 
 
-class NeverState(TriggerState):
-    def __init__(self, trigger: triggers.Never) -> None:
+class AtExpiryState(TriggerState):
+    def __init__(self, trigger: triggers.AtExpiry) -> None:
         pass
 
 
@@ -125,7 +125,7 @@ class AfterWatermarkState(TriggerState):
 
     def _phase(self) -> TriggerState:
         phase = self.late if self.is_late else self.early
-        return begin(phase or triggers.Never())
+        return begin(phase or triggers.AtExpiry())
 
     def add(self, rows: int, clock: int) -> None:
         self.state.add(rows, clock)
@@ -217,7 +217,7 @@ STATES: dict[type[triggers.Trigger], Callable[[Any], TriggerState]] = {
     triggers.After: DueState,
     triggers.Every: DueState,
     triggers.Each: EachState,
-    triggers.Never: NeverState,
+    triggers.AtExpiry: AtExpiryState,
     triggers.Repeatedly: RepeatedlyState,
     triggers.AfterWatermark: AfterWatermarkState,
     triggers.FirstOf: CompositeState,

@@ -216,7 +216,7 @@ class WindowOperator:
             last = place // window.every
             return [n for n in range(max(0, last - window.count // window.every - 1), last + 1)
                     if n * window.every <= place < n * window.every + window.count]  # fmt: skip
-        if isinstance(window, windows.Delta):
+        if isinstance(window, windows.DeltaWindow):
             value = row.values[ARGUMENTS]["window.delta"]
             if value is not None:
                 if state.first_value is None:

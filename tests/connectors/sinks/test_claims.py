@@ -163,7 +163,7 @@ def test_only_files_of_the_job_are_deleted(tmp_path, broker):
 
 def test_what_a_function_did_is_undone_by_hand(tmp_path, broker):
     ledger = FileLedger(tmp_path / "job", "s")
-    own = keeper_of(places.foreach(print), Claim.here("j", "s", ledger.run, tmp_path), ledger, broker)
+    own = keeper_of(places.foreach_batch(print), Claim.here("j", "s", ledger.run, tmp_path), ledger, broker)
     own.check_clear()
     ledger.record(0)
     assert own.look().newest == 0

@@ -48,7 +48,7 @@ def test_panes_and_times_are_short_and_weights_shown_if_any_is_taken_back(tmp_pa
 
 def test_a_function_gets_rows_and_batch_once(tmp_path):
     calls = []
-    place = ms.foreach(lambda rows, batch: calls.append((batch, rows.to_pylist())))
+    place = ms.foreach_batch(lambda rows, batch: calls.append((batch, rows.to_pylist())))
     for _ in range(2):
         sink = opened(place, tmp_path)
         sink.write(0, table(SCORES, [A]), None)
@@ -61,10 +61,10 @@ def test_a_function_that_raises_is_named_with_its_batch_and_line(tmp_path):
     def store(rows, batch):
         raise ValueError("no room")
 
-    sink = opened(ms.foreach(store), tmp_path)
+    sink = opened(ms.foreach_batch(store), tmp_path)
     with pytest.raises(SinkFailed) as failed:
         sink.write(5, table(SCORES, [A]), None)
-    assert failed.value.what == "foreach(store) failed with ValueError: no room"
+    assert failed.value.what == "foreach_batch(store) failed with ValueError: no room"
     assert failed.value.where.startswith(f"step 'show', batch 5, 1 rows, {__file__}:")
 
 
@@ -76,7 +76,7 @@ def test_a_function_may_say_that_it_should_be_called_again(tmp_path):
         if len(tries) == 1:
             raise SinkUnavailable("the other end is down")
 
-    sink = opened(ms.foreach(store), tmp_path)
+    sink = opened(ms.foreach_batch(store), tmp_path)
     with pytest.raises(SinkUnavailable):
         sink.write(0, table(SCORES, [A]), None)
     sink.write(0, table(SCORES, [A]), None)

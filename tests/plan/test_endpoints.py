@@ -95,7 +95,7 @@ def test_a_password_that_must_be_escaped_is_refused_and_not_shown(dsn):
         (lambda: ms.postgres("postgresql://x", "a.b.c"), "is not the name of a table"),
         (lambda: ms.console(rows=True), "rows is a whole number"),
         (lambda: ms.memory(None), "a memory has a name"),
-        (lambda: ms.foreach_batch("print"), "foreach takes a function"),
+        (lambda: ms.foreach_batch("print"), "foreach_batch takes a function"),
         (lambda: ms.rate(0), "rows_per_second is a whole number"),
         (lambda: ms.socket("localhost", 70000), "a port is at most 65535"),
     ],

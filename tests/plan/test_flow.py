@@ -150,7 +150,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream(None).where("ok").window(ms.rows(2)), "the rows of 'read_scores' have none", "event_time='…'"),
     (some_without_time, "the rows of 'read_more' have none", "event_time='…'"),
     (panes_without_time, "the panes of everything() have none", "timestamp='latest'"),
-    (lambda: stream().window(ms.delta_window("user", 1)), "delta needs a number, and 'user' is string", "score"),
+    (lambda: stream().window(ms.delta_window("user", 1)), "delta_window needs a number, and 'user' is string", "score"),
     (lambda: stream().window(ms.delta_window("scor", 1)), "there is no column 'scor'", "did you mean 'score'?"),
     (lambda: stream().window(ms.closed_by("score")), "a condition is true or false", ""),
     (lambda: panes().trigger(ms.each), "is not a trigger", "after_watermark"),

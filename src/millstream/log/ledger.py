@@ -65,8 +65,13 @@ class Entry:
         )
         return done.rowcount > 0
 
-    def commit_with(self, db: sqlite3.Connection) -> None:
-        if not self.write(db):
+    @property
+    def transaction_type(self) -> type:
+        return sqlite3.Connection
+
+    def commit_with(self, transaction: object) -> None:
+        assert isinstance(transaction, sqlite3.Connection)
+        if not self.write(transaction):
             raise TransactionAborted(
                 f"batch {self.batch} of step '{self.ledger.step}' of job '{self.ledger.job}' was written before"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream import terminal
@@ -22,6 +23,28 @@ from millstream.log.partition import Partition
 
 FindPartition = Callable[[str, int], Partition]
 logger = terminal.logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Included:
+    """A change of the coordinator that stands or falls with a producer's transaction; for `producer.transaction(…)`."""
+
+    change: Callable[[sqlite3.Connection], None]
+    must_rewind: bool = False
+
+    @property
+    def transaction_type(self) -> type:
+        return sqlite3.Connection
+
+    def commit_with(self, transaction: object) -> None:
+        assert isinstance(transaction, sqlite3.Connection)
+        self.change(transaction)
+
+    def committed_elsewhere(self) -> None:
+        """Nothing outside the coordinator has to follow."""
+
+    def rewind(self) -> None:
+        """Nothing outside the coordinator has to go back."""
 
 
 class NamedProducer:

@@ -20,6 +20,7 @@ from millstream.log.ports import Claim, Delivery
 from millstream.log.producer import Producer
 from millstream.log.queues import Message, QueueSettings, dead_letter, expired
 from millstream.log.reader import PartitionReader
+from millstream.log.transactions import Included
 from millstream.log.wakeup import Wakeup
 from millstream.records import codec
 
@@ -111,7 +112,7 @@ class EmbeddedDeliveries:
                 continue
             record = self._record_at(row["partition"], row["record_offset"])
             if record is None:
-                self.forget(db, row, "lost")
+                self._forget(db, row, "lost")
                 continue
             db.execute(
                 "UPDATE deliveries SET tries = tries + 1, owner = ?, due_at = ? "
@@ -198,15 +199,15 @@ class EmbeddedDeliveries:
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
         with self._log.coordinator.change() as db:
-            self.acknowledge_in(db, messages)
+            self._acknowledge(db, messages)
 
-    def acknowledge_in(self, db: sqlite3.Connection, messages: Iterable[Message]) -> None:
+    def _acknowledge(self, db: sqlite3.Connection, messages: Iterable[Message]) -> None:
         for message in messages:
-            self.forget(db, self._delivery(db, message), "acknowledged")
+            self._forget(db, self._delivery(db, message), "acknowledged")
 
-    def acknowledging(self, messages: Sequence[Message]) -> Acknowledgements:
-        """For `producer.transaction(…)`: the messages count as acknowledged if the transaction is committed."""
-        return Acknowledgements(self, messages)
+    def acknowledging(self, messages: Sequence[Message]) -> Included:
+        """After an abort the messages stay delivered, and come again when their time is over."""
+        return Included(lambda db: self._acknowledge(db, messages))
 
     def refuse(self, message: Message, reason: str, delay: timedelta, dead: bool) -> None:
         with self._log.coordinator.change() as db:
@@ -242,7 +243,7 @@ class EmbeddedDeliveries:
             raise expired(self._name, record, can_extend=True)
         return row
 
-    def forget(self, db: sqlite3.Connection, row: sqlite3.Row, outcome: str) -> int:
+    def _forget(self, db: sqlite3.Connection, row: sqlite3.Row, outcome: str) -> int:
         gone = db.execute(
             "DELETE FROM deliveries WHERE queue = ? AND partition = ? AND record_offset = ? AND tries = ?",
             (*_key(row), row["tries"]),
@@ -264,7 +265,7 @@ class EmbeddedDeliveries:
         ):
             records = [(row, self._record_at(row["partition"], row["record_offset"])) for row in spent]
             try:
-                with producer.transaction(_DeadLetters(self, [row for row, _ in records])):
+                with producer.transaction(Included(lambda db: self._bury(db, spent))):
                     for row, record in records:
                         if record is not None:
                             place = TopicPartition(record.topic, record.partition)
@@ -273,6 +274,10 @@ class EmbeddedDeliveries:
                             producer.send(self._settings.dead_letters, letter, key=record.key)
             except TransactionAborted:  # another consumer was quicker
                 return
+
+    def _bury(self, db: sqlite3.Connection, spent: Sequence[sqlite3.Row]) -> None:
+        if not all(self._forget(db, row, "dead") for row in spent):
+            raise TransactionAborted("a message was answered by another consumer meanwhile")
 
     def _original(self, record: Record) -> bytes | None:
         schema = self._log.topic(self._topic).settings.schema
@@ -290,50 +295,3 @@ class EmbeddedDeliveries:
 
 def _key(row: sqlite3.Row) -> tuple[str, int, int]:
     return row["queue"], row["partition"], row["record_offset"]
-
-
-class Acknowledgements:
-    """Messages acknowledged by a producer's transaction, with its output."""
-
-    def __init__(self, queue: EmbeddedDeliveries, messages: Sequence[Message]) -> None:
-        self._queue = queue
-        self._messages = messages
-        self.must_rewind = False
-
-    @property
-    def transaction_type(self) -> type:
-        return sqlite3.Connection
-
-    def commit_with(self, transaction: object) -> None:
-        assert isinstance(transaction, sqlite3.Connection)
-        self._queue.acknowledge_in(transaction, self._messages)
-
-    def committed_elsewhere(self) -> None:
-        pass
-
-    def rewind(self) -> None:
-        """The messages stay delivered, and come again when their time is over."""
-
-
-class _DeadLetters:
-    """Messages that leave the queue with the transaction that stores them as dead letters."""
-
-    def __init__(self, queue: EmbeddedDeliveries, rows: Sequence[sqlite3.Row]) -> None:
-        self._queue = queue
-        self._rows = rows
-        self.must_rewind = False
-
-    @property
-    def transaction_type(self) -> type:
-        return sqlite3.Connection
-
-    def commit_with(self, transaction: object) -> None:
-        assert isinstance(transaction, sqlite3.Connection)
-        if not all(self._queue.forget(transaction, row, "dead") for row in self._rows):
-            raise TransactionAborted("a message was answered by another consumer meanwhile")
-
-    def committed_elsewhere(self) -> None:
-        pass
-
-    def rewind(self) -> None:
-        pass

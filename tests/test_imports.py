@@ -134,6 +134,7 @@ def test_an_allowed_import_is_not(file: str, source: str) -> None:
 
 
 BROKER_NEUTRAL = [
+    "assignment",
     "batches",
     "buffer",
     "channel",
@@ -144,6 +145,7 @@ BROKER_NEUTRAL = [
     "ports",
     "producer",
     "queues",
+    "sending",
     "start_positions",
     "subscription",
     "switches",

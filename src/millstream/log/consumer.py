@@ -8,7 +8,7 @@ with the transaction of a producer.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from millstream.errors import (
@@ -16,17 +16,15 @@ from millstream.errors import (
     InvalidInput,
     TransactionAborted,
     UnknownPartition,
-    UnknownTopic,
 )
+from millstream.log.assignment import Assignment
 from millstream.log.batches import Batch, Lost, Record
-from millstream.log.committing import Committing
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import TopicPartition
 from millstream.log.offers import Offer, place_of
 from millstream.log.ports import Consumable
 from millstream.log.reader import READ_BYTES
-from millstream.log.start_positions import Start, check_exists, check_start, offset_of
-from millstream.log.subscription import Subscription
+from millstream.log.start_positions import Start, check_exists, check_start
 
 ONE_BY_ONE = 500
 
@@ -62,34 +60,23 @@ class Consumer:
             max_poll_interval=max_poll_interval,
             poll_seconds_min=log.poll_seconds_min,
         )
-        self._subscription = Subscription(log, names, group, pinned=pinned)
-        self.topics = self._subscription.topics
-        self._begun: Mapping[TopicPartition, int] = {}
         self.must_rewind = False
-        self._must_assign = False
-        self._assigned_at = 0.0
-        self._checked_at = time.monotonic()
         self._closed = False
-        self._fetching, self._agreeing = log.open_consumer(self._settings, self)
+        self._assignment = Assignment(log, names, self._settings, pinned=pinned)
+        self._fetching = self._assignment.fetching
         self._offering = self._fetching.offering
-        self._committing = Committing(delivery, group, self._fetching, self._agreeing)
+        self._agreeing = self._assignment.agreeing
+        self._committing = self._assignment.committing
         try:
-            self._enter()
+            self._assignment.enter()
         except BaseException:
             self.close()
             raise
 
-    def _enter(self) -> None:
-        self._identities = {topic: self._fetching.identity(topic) for topic in self.topics}
-        places = list(self._all_partitions())
-        check_exists(self._fetching, places, self._settings.start)
-        if self._agreeing is not None:
-            if self._settings.start == "latest":
-                # Noted at once, so that everything from now on is read, whichever member reads it.
-                own = [place for place in places if self._subscription.switch_to(place.topic) is None]
-                self._begun = self._agreeing.begin_group(own)
-            self._agreeing.join(self.topics)
-        self._refresh()
+    @property
+    def topics(self) -> list[str]:
+        """The topics that this consumer reads now."""
+        return self._assignment.topics
 
     @property
     def group(self) -> str | None:
@@ -213,7 +200,7 @@ class Consumer:
     @property
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer reads."""
-        return sorted(self._fetching.readers)
+        return self._assignment.places
 
     @property
     def member(self) -> str | None:
@@ -223,13 +210,13 @@ class Consumer:
     def position(self, topic: str, partition: int) -> int:
         """The offset of the record handed out next."""
         self._look_back()
-        return self._offering.position(self._own(self._subscription.resolve(topic), partition))
+        return self._offering.position(self._assignment.own(self._assignment.resolve(topic), partition))
 
     def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
         """Goes to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
         check_start(start)
         self._settle_offer()
-        topic = None if topic is None else self._subscription.resolve(topic)
+        topic = None if topic is None else self._assignment.resolve(topic)
         places = [p for p in self.assignment if topic in (None, p.topic) and partition in (None, p.partition)]
         if not places and (topic is not None or partition is not None):
             raise UnknownPartition(
@@ -238,7 +225,7 @@ class Consumer:
             )
         check_exists(self._fetching, places, start)
         for place in places:
-            self._go(place, self._offset_of(place, start))
+            self._go(place, self._assignment.offset_of(place, start))
 
     # ------------------------------------------------------------ what the user has
 
@@ -248,7 +235,7 @@ class Consumer:
         offering.note_given()
         if offering.is_unsettled and not offering.turns.is_anothers:
             offering.waiting.clear()
-            self._must_assign = True
+            self._assignment.must_assign = True
             self._fetching.start_over()
             offering.offer, offering.is_fetching = None, False
 
@@ -258,8 +245,13 @@ class Consumer:
         if self.must_rewind:
             self.rewind()
 
+    def _refresh(self) -> None:
+        if self.must_rewind:
+            self.rewind()
+        self._assignment.refresh()
+
     def _count_done(self) -> None:
-        self._must_assign |= self._committing.count_done()
+        self._assignment.must_assign |= self._committing.count_done()
 
     def _go(self, place: TopicPartition, offset: int) -> None:
         self._offering.handed.pop(place, None)
@@ -291,7 +283,7 @@ class Consumer:
     def _checked(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Refuses to count as done what was never handed out."""
         for place, offset in offsets.items():
-            handed = self._offering.next[self._own(*place)]
+            handed = self._offering.next[self._assignment.own(*place)]
             if offset > handed:
                 raise InvalidInput(
                     f"offset {offset} cannot be committed: records were handed out up to {handed - 1}",
@@ -334,136 +326,8 @@ class Consumer:
         committed = {} if self._agreeing is None else self._agreeing.committed(places)
         for place in places:
             offset = committed.get(place)
-            self._go(place, self._first_offset(place) if offset is None else offset)
+            self._go(place, self._assignment.first_offset(place) if offset is None else offset)
         self.must_rewind = False
-
-    # ------------------------------------------------------------ partitions come and go
-
-    def _refresh(self) -> None:
-        if self.must_rewind:
-            self.rewind()
-        # Records that a transaction is about to include are finished first: otherwise neither version would have them.
-        if not (self.delivery == "exactly_once" and self._offering.handed) and self._is_switched():
-            self._follow_switch()
-        if time.monotonic() - self._checked_at > self._fetching.check_seconds:
-            self._checked_at = time.monotonic()
-            self._check_topics()
-        is_due = self._must_assign or not self._assigned_at
-        if self._agreeing is not None:
-            self._must_assign = True  # should an exception come between the group's answer and acting on it
-            owned = self._agreeing.refresh(is_due=is_due)
-            if owned is not None:
-                self._assign(owned)
-        elif is_due or time.monotonic() - self._assigned_at > self._fetching.check_seconds:
-            self._assign(set(self._all_partitions()))
-        else:
-            return
-        self._must_assign = False
-        self._assigned_at = time.monotonic()
-
-    def _is_switched(self) -> bool:
-        """Whether the names stand for other topics, or did already when an exception kept this consumer from them."""
-        return self._subscription.has_changed() or self.topics != self._subscription.topics
-
-    def _follow_switch(self) -> None:
-        """Readers of a name were switched: releases the old topics, with the work on them committed."""
-        subscription = self._subscription
-        identities = {topic: self._log.topic(topic).identity for topic in subscription.next_topics}
-        if self._agreeing is None:
-            positions = {place: self._offering.position(place) for place in self.assignment}
-            subscription.leave(positions, self._fetching.corresponding)
-        else:
-            self._agreeing.subscribe(subscription.next_topics)
-        subscription.follow()
-        self.topics, self._identities = subscription.topics, identities
-        self._assigned_at = 0.0
-
-    def check_topics_soon(self) -> None:
-        """Called by the port that fetches when a topic seems to be gone."""
-        self._checked_at = 0.0
-
-    def _check_topics(self) -> None:
-        """Raises when no topic is left: deleted, though another of the same name may have been created since."""
-        left = 0
-        for topic, identity in self._identities.items():
-            try:
-                left += self._log.topic(topic).identity == identity
-            except UnknownTopic:
-                continue
-        if not left:
-            raise UnknownTopic(f"topic {', '.join(self.topics)} was deleted", next_step="make a new consumer")
-
-    def _all_partitions(self) -> Iterable[TopicPartition]:
-        for topic in self.topics:
-            count = self._log.topic(topic).settings.partitions
-            for number in range(count) if self._settings.partitions is None else self._settings.partitions:
-                if not 0 <= number < count:
-                    raise UnknownPartition(
-                        f"there is no partition {number}",
-                        where=f"topic '{topic}'",
-                        next_step=f"choose 0 to {count - 1}",
-                    )
-                yield TopicPartition(topic, number)
-
-    def release(self, places: set[TopicPartition]) -> None:
-        """Called by the group before partitions go to another member."""
-        self._must_assign |= self._committing.release()
-        self.forget(places)
-
-    def forget(self, places: Iterable[TopicPartition]) -> None:
-        """Called by the group for partitions that have gone."""
-        gone = set(places)
-        self._offering.note_given()
-        self._committing.forget(gone)
-        self._fetching.forget(gone)
-        self._offering.forget(gone)
-
-    def _assign(self, places: set[TopicPartition]) -> None:
-        readers = self._fetching.readers
-        self.forget(readers.keys() - places)
-        if new := sorted(places - readers.keys()):
-            self._fetching.open(new)
-            committed = {} if self._agreeing is None else self._agreeing.committed(new)
-            self.begin(self.starts(new, committed), committed)
-        self._fetching.reassigned()
-
-    def starts(
-        self, places: Iterable[TopicPartition], committed: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """Where to start reading partitions."""
-        return {place: committed[place] if place in committed else self._first_offset(place) for place in places}
-
-    def begin(self, starts: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int]) -> None:
-        """Starts reading partitions."""
-        self._committing.stored |= committed
-        if starts:
-            self._offering.next |= starts
-            self._fetching.begin(starts)
-
-    # ------------------------------------------------------------ where to begin
-
-    def _first_offset(self, place: TopicPartition) -> int:
-        """Where to start in a partition without a committed offset; one that was added later is read whole."""
-        if (offset := self._subscription.start(place)) is not None:
-            start = self._fetching.offset(place, "earliest")
-            return max(start, min(offset, self._fetching.offset(place, "latest")))
-        start_at = self._settings.start
-        if self._agreeing is not None and start_at == "latest":
-            return self._begun.get(place, 0) or self._offset_of(place, "earliest")
-        is_late = self._agreeing is None and bool(self._assigned_at)
-        return self._offset_of(place, "earliest" if is_late else start_at)
-
-    def _offset_of(self, place: TopicPartition, start: Start) -> int:
-        return offset_of(self._fetching, place, start, reads_committed=self._settings.reads_committed)
-
-    def _own(self, topic: str, partition: int) -> TopicPartition:
-        place = TopicPartition(topic, partition)
-        if place not in self._fetching.readers:
-            raise UnknownPartition(
-                f"this consumer does not read {place}",
-                next_step=f"it reads {', '.join(map(str, self.assignment)) or 'none'}",
-            )
-        return place
 
     # ------------------------------------------------------------ the end
 

@@ -38,11 +38,11 @@ from millstream.log.buffer import RECORD_BYTES, BatchReceipt, Buffer, Chunk, Rec
 from millstream.log.channel import Channel, Headers, LaidOut, Placed, checked_headers, checked_key
 from millstream.log.partitioners import OwnPartitioner, partitioner
 from millstream.log.ports import Acks, Producible, Progress
+from millstream.log.sending import Sending
 from millstream.log.validity import Malformed, check_texts
 from millstream.records import duration, size_bytes
 
 RETRY_SECONDS = 0.2
-WARN_SECONDS = 10.0
 logger = terminal.logger(__name__)
 
 
@@ -76,15 +76,10 @@ class Producer:
             answers_at_once=acks == 0,
         )
         self._name = name
-        self.in_transaction = False
         self._must_abort = False
         self._channels: dict[str, Channel] = {}
-        self._warned_at = 0.0
-        self._first_failure: MillstreamError | None = None
-        self._failures = 0
-        self.is_closing = False
-        self.is_giving_up = False
-        self._storing = log.open_producer(name, acks, self)
+        self._sending = Sending(self._buffer)
+        self._storing = log.open_producer(name, acks, self._sending)
         self._thread = threading.Thread(target=self._run, name="millstream-producer", daemon=True)
         self._thread.start()
         _open_producers.add(self)
@@ -103,7 +98,7 @@ class Producer:
     ) -> Receipt:
         """Puts one record into the buffer. A value of None is a tombstone: it deletes its key in a compacted topic."""
         channel = self._channels.get(topic)
-        if channel is None or self.is_closing or self._must_abort:
+        if channel is None or self._sending.is_closing or self._must_abort:
             channel = self._open_channel(topic)
         key_bytes = key if key is None or type(key) is bytes else checked_key(key, topic)
         if type(value) is bytes and channel.takes_bytes and partition is None:  # the usual, and the fastest
@@ -155,11 +150,7 @@ class Producer:
         if self._must_abort:
             self._abort()
         self._buffer.wait_until_stored(timeout)
-        first, count = self._first_failure, self._failures
-        self._first_failure, self._failures = None, 0
-        if first is not None:
-            more = f" (and {count - 1} more failures)" if count > 1 else ""
-            raise type(first)(first.what + more, where=first.where, next_step=first.next_step)
+        self._sending.raise_failure()
 
     @property
     def waiting(self) -> int:
@@ -189,11 +180,11 @@ class Producer:
             )
         if self._must_abort:
             self._abort()
-        if self.in_transaction:
+        if self._sending.in_transaction:
             raise InvalidInput(f"producer '{self._name}' is in a transaction already", next_step="end that one first")
         self.flush()
         self._storing.begin()
-        self.in_transaction = True
+        self._sending.in_transaction = True
         try:
             yield self
             self.flush()
@@ -221,23 +212,23 @@ class Producer:
         self._must_abort = False
 
     def _end_transaction(self) -> None:
-        self.in_transaction = False
-        self._first_failure, self._failures = None, 0
+        self._sending.in_transaction = False
+        self._sending.forget_failures()
 
     def _give_up_waiting(self) -> None:
         """Discards what is buffered, and returns when none of it is being stored any more."""
-        self.is_giving_up = True
+        self._sending.is_giving_up = True
         try:
             self._buffer.discard()
             self._buffer.wait_for(lambda: self._buffer.is_empty)
         finally:
-            self.is_giving_up = False
+            self._sending.is_giving_up = False
 
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
         """Stores what waits, then ends. If that fails, the error tells how many records are lost."""
-        if self.is_closing:
+        if self._sending.is_closing:
             return
         try:
             self.flush()
@@ -251,7 +242,7 @@ class Producer:
                 next_step=error.next_step,
             ) from error
         finally:
-            self.is_closing = True
+            self._sending.is_closing = True
             self._buffer.close()
             self._thread.join(timeout=10)
             self._storing.close()
@@ -266,7 +257,7 @@ class Producer:
     # ------------------------------------------------------------ storing, in its own thread
 
     def _open_channel(self, topic: str) -> Channel:
-        if self.is_closing:
+        if self._sending.is_closing:
             raise ClosedError("the producer was closed", next_step="make a new one with log.producer(…)")
         if self._must_abort:
             self._abort()
@@ -285,15 +276,16 @@ class Producer:
         return channel
 
     def _run(self) -> None:
-        while (chunk := self._buffer.take(lambda: self.is_closing)) is not None:
+        while (chunk := self._buffer.take(lambda: self._sending.is_closing)) is not None:
             try:
                 self._store(chunk)
             except StorageError as error:
                 may_pass = not isinstance(error, DamagedLog | UnsupportedFormat | NotALog)
-                if may_pass and not (self.is_closing or self.is_giving_up):  # keep the chunk and try again
+                sending = self._sending
+                if may_pass and not (sending.is_closing or sending.is_giving_up):  # keep the chunk and try again
                     error = _passing(error)
-                    self.warn(chunk, error)
-                    self.report(error)
+                    sending.warn(chunk, error)
+                    sending.report(error)
                     time.sleep(RETRY_SECONDS)
                     continue
                 chunk.error = error
@@ -303,26 +295,8 @@ class Producer:
                 what = f"storing failed with {type(error).__name__}: {error}"
                 chunk.error = MillstreamError(what, where=f"topic '{chunk.topic}'")
             if chunk.error:
-                self._note_failure(chunk.error)
+                self._sending.note_failure(chunk.error)
             self._buffer.settle(chunk)
-
-    def warn(self, chunk: Chunk, trouble: MillstreamError) -> None:
-        """Now and then, not with every attempt."""
-        if time.monotonic() - self._warned_at > WARN_SECONDS:
-            self._warned_at = time.monotonic()
-            logger.warning("records for topic '%s' could not be stored yet: %s", chunk.topic, trouble)
-
-    def report(self, trouble: MillstreamError) -> None:
-        self._buffer.report(trouble)
-
-    def refuse(self, chunk: Chunk, row: int, reason: str) -> None:
-        chunk.refused[row] = reason
-        self._note_failure(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
-
-    def _note_failure(self, error: MillstreamError) -> None:
-        """For the next flush to raise; only the first is kept, however many there are."""
-        self._first_failure = self._first_failure or error
-        self._failures += 1
 
     def _store(self, chunk: Chunk) -> None:
         if chunk.placed is None:
@@ -334,7 +308,7 @@ class Producer:
         channel = self._channel(chunk.topic)
         laid = channel.lay_out(chunk)
         for reason in chunk.refused.values():
-            self._note_failure(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
+            self._sending.note_failure(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
         chosen: int | npt.NDArray[np.int64] = 0
         if laid.batch.num_rows:
             chosen = self._choose(laid, channel.topic.settings.partitions, chunk.topic)
@@ -372,7 +346,7 @@ _open_producers: set[Producer] = set()
 def _leave_to_parent() -> None:
     """A forked child has no thread that would store anything: the producers remain its parent's."""
     for producer in _open_producers:
-        producer.is_closing = True
+        producer._sending.is_closing = True
     _open_producers.clear()
 
 

@@ -75,7 +75,7 @@ class Assignment:
         is_due = self.must_assign or not self._assigned_at
         if self.agreeing is not None:
             self.must_assign = True  # should an exception come between the group's answer and acting on it
-            owned = self.agreeing.refresh(is_due=is_due)
+            owned = self.agreeing.refresh(self.release, is_due=is_due)
             if owned is not None:
                 self._assign(owned)
         elif is_due or time.monotonic() - self._assigned_at > self.fetching.check_seconds:
@@ -97,7 +97,7 @@ class Assignment:
             positions = {place: self._offering.position(place) for place in self.places}
             subscription.leave(positions, self.fetching.corresponding)
         else:
-            self.agreeing.subscribe(subscription.next_topics)
+            self.agreeing.subscribe(subscription.next_topics, self.release)
         subscription.follow()
         self.topics, self._identities = subscription.topics, identities
         self._assigned_at = 0.0

@@ -185,6 +185,9 @@ class Assignee(Protocol):
         """Some topic seems to be gone."""
 
 
+Release = Callable[[set[TopicPartition]], None]  # see Assignee
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """The outcome of a commit: what was stored, and which partitions are certain to be another member's."""
@@ -205,10 +208,10 @@ class Agreeing(Protocol):
 
     def join(self, topics: Sequence[str]) -> None: ...
 
-    def subscribe(self, topics: Sequence[str]) -> None:
+    def subscribe(self, topics: Sequence[str], release: Release) -> None:
         """Changes the topics; the partitions of others are released first."""
 
-    def refresh(self, *, is_due: bool) -> set[TopicPartition] | None:
+    def refresh(self, release: Release, *, is_due: bool) -> set[TopicPartition] | None:
         """Called at every poll: follows changes of the group.
 
         Returns the partitions to read if that has changed or `is_due`; None also where the member begins them itself.

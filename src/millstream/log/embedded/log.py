@@ -334,7 +334,7 @@ class EmbeddedLog(Switching):
         fetching = EmbeddedFetching(self, settings)
         if settings.group is None:
             return fetching, None
-        return fetching, EmbeddedMember(self, settings.group, settings, assignee)
+        return fetching, EmbeddedMember(self, settings.group, settings)
 
     def named_producer(self, name: str) -> NamedProducer:
         return NamedProducer(checked_name(name, "producer"), self.coordinator, self._participants, self.find_partition)

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import Membership, TopicPartition, begin_group, committed_offsets
-from millstream.log.ports import Assignee, Commit
+from millstream.log.ports import Commit, Release
 
 if TYPE_CHECKING:
     from millstream.log.embedded.log import EmbeddedLog
 
 
 class EmbeddedMember:
-    def __init__(self, log: EmbeddedLog, group: str, settings: ConsumerSettings, assignee: Assignee) -> None:
+    """Keeps no reference to its consumer: one that is forgotten without being closed is gone at once."""
+
+    def __init__(self, log: EmbeddedLog, group: str, settings: ConsumerSettings) -> None:
         self._log = log
         self._group = group
         self._settings = settings
-        self._assignee = assignee
         self._joined: Membership | None = None
 
     @property
@@ -41,11 +42,11 @@ class EmbeddedMember:
     def join(self, topics: Sequence[str]) -> None:
         self._joined = self._log.membership(self._group, topics, self._settings.poll_seconds_max)
 
-    def subscribe(self, topics: Sequence[str]) -> None:
-        self._membership.subscribe(topics, self._assignee.release)
+    def subscribe(self, topics: Sequence[str], release: Release) -> None:
+        self._membership.subscribe(topics, release)
 
-    def refresh(self, *, is_due: bool) -> set[TopicPartition] | None:
-        has_changed = self._membership.refresh(self._assignee.release)
+    def refresh(self, release: Release, *, is_due: bool) -> set[TopicPartition] | None:
+        has_changed = self._membership.refresh(release)
         return self._membership.owned if has_changed or is_due else None
 
     def committed(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:

@@ -17,7 +17,7 @@ from millstream.log.kafka.fetching import SLICE_SECONDS, KafkaFetching
 from millstream.log.kafka.groups import without_errors
 from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.kafka.transactions import Transactions
-from millstream.log.ports import Assignee, Commit
+from millstream.log.ports import Assignee, Commit, Release
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -68,9 +68,9 @@ class KafkaMember:
         while not self._has_joined and time.monotonic() < deadline:
             self._fetching.poll(SLICE_SECONDS)
 
-    def subscribe(self, topics: Sequence[str]) -> None:
-        self.refresh(is_due=True)
-        self._assignee.release({place for place in self._fetching.readers if place.topic not in topics})
+    def subscribe(self, topics: Sequence[str], release: Release) -> None:
+        self.refresh(release, is_due=True)
+        release({place for place in self._fetching.readers if place.topic not in topics})
         self._subscribe_client(topics)
 
     def _subscribe_client(self, topics: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class KafkaMember:
 
     # ------------------------------------------------------------ partitions come and go
 
-    def refresh(self, *, is_due: bool) -> set[TopicPartition] | None:
+    def refresh(self, release: Release, *, is_due: bool) -> set[TopicPartition] | None:
         """The client assigns partitions while it is polled; here those are begun that could not be then."""
         if self._fetching.unbegun:
             self._begin_assigned(GLANCE_SECONDS)

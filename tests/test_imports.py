@@ -151,3 +151,40 @@ def test_a_forbidden_import_is_found(file: str, source: str) -> None:
 )
 def test_an_allowed_import_is_not(file: str, source: str) -> None:
     assert not forbidden(ROOT / file, source)
+
+
+BROKER_NEUTRAL = [
+    "assignment",
+    "batches",
+    "buffer",
+    "channel",
+    "committing",
+    "consumer",
+    "consumer_settings",
+    "offers",
+    "ports",
+    "producer",
+    "queues",
+    "sending",
+    "start_positions",
+    "subscription",
+    "switches",
+]
+
+
+@pytest.mark.parametrize(
+    ("files", "brokers"),
+    [
+        ([ROOT / "log" / f"{name}.py" for name in BROKER_NEUTRAL], ("embedded", "kafka")),
+        (sorted((ROOT / "log" / "embedded").glob("*.py")), ("kafka",)),
+        (sorted((ROOT / "log" / "kafka").glob("*.py")), ("embedded",)),
+    ],
+    ids=["neutral", "embedded", "kafka"],
+)
+def test_brokers_meet_only_in_the_ports(files: list[Path], brokers: tuple[str, ...]) -> None:
+    """Goal: consumer, producer and queue are written once, and no broker builds on the other."""
+    forbidden_modules = tuple(f"millstream.log.{broker}" for broker in brokers)
+    assert files
+    for path in files:
+        for line, module in imported_modules(path, path.read_text()):
+            assert not module.startswith(forbidden_modules), f"{path}:{line} imports {module}"

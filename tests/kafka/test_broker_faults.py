@@ -28,10 +28,10 @@ from millstream.errors import (
 )
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka import groups
-from millstream.log.kafka.consumer import KafkaConsumer
 from millstream.log.kafka.log import KafkaLog
-from millstream.log.kafka.producer import Transactions
+from millstream.log.kafka.member import KafkaMember
 from millstream.log.kafka.topics import change_settings
+from millstream.log.kafka.transactions import Transactions
 
 from .broker_support import all_of, filled, new, numbers, polled, until
 
@@ -67,20 +67,20 @@ class Away:
         self.real = real
         self.is_back = False
 
-    def __get__(self, consumer: KafkaConsumer, kind: object) -> Callable[..., Mapping[TopicPartition, int]]:
+    def __get__(self, member: KafkaMember, kind: object) -> Callable[..., Mapping[TopicPartition, int]]:
         def committed(places: Iterable[TopicPartition], *seconds: float) -> Mapping[TopicPartition, int]:
             asked = list(places)
             if asked and not self.is_back:
                 raise KafkaUnavailable("the coordinator is away")
-            return self.real(consumer, asked, *seconds)
+            return self.real(member, asked, *seconds)
 
         return committed
 
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Away:
-    made = Away(KafkaConsumer._committed)
-    monkeypatch.setattr(KafkaConsumer, "_committed", made)
+    made = Away(KafkaMember.committed)
+    monkeypatch.setattr(KafkaMember, "committed", made)
     return made
 
 
@@ -220,7 +220,7 @@ class Stopped:
                 self.stop()
             real(transactions, work)
 
-        monkeypatch.setattr("millstream.log.kafka.producer.ANSWER_SECONDS", 1.0)
+        monkeypatch.setattr("millstream.log.kafka.transactions.ANSWER_SECONDS", 1.0)
         monkeypatch.setattr(Transactions, "commit", commit)
 
     def stop(self) -> None:
@@ -326,7 +326,7 @@ class Denying:
 def test_who_may_not_write_is_told_and_nothing_is_stored_twice(log: KafkaLog) -> None:
     topic = filled(log, 0)
     producer: Any = log.producer(linger="200 milliseconds")
-    client = producer._client = Denying(producer._client)
+    client = producer._storing.client = Denying(producer._storing.client)
     fine, denied = producer.send(topic, b"fine"), producer.send(topic, b"denied")
     with pytest.raises(NoAccess, match="may not do that"):
         producer.flush(20)

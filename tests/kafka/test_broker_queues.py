@@ -119,7 +119,7 @@ def test_what_kafkas_queues_cannot_do_is_refused_by_name(log: Broker) -> None:
             message.refuse(delay="1 second")
         with pytest.raises(InvalidInput, match="cannot extend"):
             message.extend("1 minute")
-        with pytest.raises(InvalidInput, match="cannot take messages of a queue along"):
+        with pytest.raises(InvalidInput, match="cannot include messages of a queue"):
             queue.acknowledging([message])
         message.acknowledge()
         assert queue.receive() is None

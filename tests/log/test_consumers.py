@@ -310,7 +310,7 @@ def test_a_group_at_the_latest_record_reads_all_that_comes_from_then_on(log):
         consumer = log.consumer("t", group="g", start="latest")
         producer.send("t", b"1").wait()
         assert numbers(consumer.poll(1)) == [1]
-        consumer._membership._participant.close()  # as a death does
+        consumer._agreeing._membership._participant.close()  # as a death does
         with log.consumer("t", group="g", start="latest") as successor:
             assert numbers(wait_until(lambda: successor.poll(0.2))) == [1]
         eager = log.consumer("t", group="e", start="latest", delivery="exactly_once")

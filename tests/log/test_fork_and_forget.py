@@ -107,3 +107,17 @@ def test_files_are_closed_with_who_used_them(log):
         gc.collect()
         time.sleep(0.05)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 10
+
+
+def test_a_consumer_that_is_forgotten_leaves_its_group_at_once(log):
+    """Goal: its partitions do not have to wait for the garbage collector. Method: there is none."""
+    log.create_topic("t")
+    gc.disable()
+    try:
+        consumer = log.consumer("t", group="g")
+        consumer.poll()
+        assert len(log.describe_group("g").members) == 1
+        del consumer
+        assert log.describe_group("g").members == ()
+    finally:
+        gc.enable()

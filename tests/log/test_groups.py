@@ -182,7 +182,7 @@ def test_what_is_still_owned_is_committed_though_something_else_was_lost(log, ot
         with other.coordinator.change() as db:
             db.execute("UPDATE ownership SET owner = 'other', target = 'other' WHERE partition = 0")
             db.execute("DELETE FROM offsets")
-        consumer._stored.clear()
+        consumer._committing.stored.clear()
         consumer.seek("earliest", partition=1)
         wait_until(lambda: consumer.poll(0.1) or log.describe_group("g").partitions[1].next_offset == 2)
         wait_until(lambda: not consumer.poll(0.1) and log.describe_group("g").partitions[1].next_offset == 2)
@@ -255,13 +255,13 @@ def test_at_most_once_never_hands_a_record_out_twice(log):
     fill(log, 10, 1)
     first = log.consumer("t", group="g", delivery="at_most_once")
     assert len(first.poll(1, max_records=4)) == 4
-    first._membership._participant.close()  # as a death does
+    first._agreeing._membership._participant.close()  # as a death does
     with log.consumer("t", group="g", delivery="at_most_once") as second:
         records = iter(second)
         assert wait_until(lambda: next(records)).offset == 4
         second.commit()
         assert next(records).offset == 5
-        second._membership._participant.close()
+        second._agreeing._membership._participant.close()
         with log.consumer("t", group="g", delivery="at_most_once") as third:
             seen = []
             wait_until(lambda: seen.extend(third.poll(0.2)) or third.assignment)

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 )
 
 from millstream.errors import MillstreamError, ProducerFenced
-from millstream.log import EmbeddedLog, TopicPartition, consumer, groups
+from millstream.log import EmbeddedLog, TopicPartition, groups
+from millstream.log.embedded import fetching
 from soak import examples
 
 from .storage.support import in_memory
@@ -135,7 +136,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def kill_writer(self, data):
         writer = self.writers.pop(data.draw(st.sampled_from(sorted(self.writers))))
-        writer.producer._named._participant.close()
+        writer.producer._storing.named._participant.close()
         self.bury(writer)
 
     def bury(self, writer):
@@ -194,7 +195,7 @@ class LogMachine(RuleBasedStateMachine):
     def kill_member(self, data):
         member = data.draw(st.sampled_from(self.members))
         self.members.remove(member)
-        member._membership._participant.close()
+        member._agreeing._membership._participant.close()
         self.dead_members.append(member)
 
     # ------------------------------------------------------------ what must hold
@@ -215,7 +216,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_partition_has_one_owner_at_most(self):
-        owned = [place for member in self.members for place in member._membership.owned]
+        owned = [place for member in self.members for place in member._agreeing._membership.owned]
         assert len(owned) == len(set(owned))
 
     @invariant()
@@ -245,7 +246,7 @@ class LogMachine(RuleBasedStateMachine):
         """In the end everybody who is left gets everything, and each partition has its one owner."""
         for name in list(self.writers):
             writer = self.writers.pop(name)
-            writer.producer._named._participant.close()
+            writer.producer._storing.named._participant.close()
             self.bury(writer)
         if not self.members:
             self.join(0)
@@ -268,7 +269,8 @@ class LogMachine(RuleBasedStateMachine):
 def _look_at_once(monkeypatch):
     """Members look after each other at every poll, so that no example has to wait."""
     monkeypatch.setattr(groups, "CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(consumer, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(fetching, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(fetching.EmbeddedFetching, "check_seconds", 0.0)
 
 
 @pytest.mark.property

@@ -106,7 +106,7 @@ def test_a_new_producer_of_a_name_is_not_taken_for_the_one_before(tmp_path, read
         partition = log.topic("t").partition(0)
         before = partition.marks.read()
         former.send("t", b"former").wait()
-        former._named._participant.close()
+        former._storing.named._participant.close()
         partition.marks.write(before, sync=False)  # the former died between the frame and its mark
         partition.marks.write(before, sync=False)
     with EmbeddedLog(tmp_path, disk=disk, upkeep=False) as log:

@@ -12,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from millstream.errors import AlreadyExists, DamagedLog, InvalidInput, InvalidSetting, UnknownTopic
-from millstream.log import EmbeddedLog, TopicVersion, switches
+from millstream.log import EmbeddedLog, TopicVersion
 from millstream.log.disk import read_document
+from millstream.log.embedded import switch_file
 
 from .processes import consume_name, lines, run, running, start, switch_for_ever, switch_until_step, wait_until
 
@@ -150,7 +151,7 @@ def test_no_member_of_a_group_reads_the_old_topic_after_the_switch(two, other):
 
 def test_polling_reads_the_switches_only_when_they_have_changed(two, other, monkeypatch):
     reads = []
-    monkeypatch.setattr(switches, "read_document", lambda path: reads.append(path) or read_document(path))
+    monkeypatch.setattr(switch_file, "read_document", lambda path: reads.append(path) or read_document(path))
     with two.consumer("totals") as consumer:
         two.switch("totals", "totals.v2")
         for _ in range(50):

@@ -51,6 +51,28 @@ def test_a_transaction_over_topics_and_partitions_is_seen_whole_or_not_at_all(lo
     assert read(other, "a", partitions=[0], isolation="read_uncommitted") == [b"1", b"2", b"3", b"outside"]
 
 
+class Foreign:
+    """Progress on a broker of another kind."""
+
+    must_rewind = False
+    transaction_type = int
+
+    def commit_with(self, transaction):
+        raise AssertionError("it cannot be part of this transaction")
+
+    committed_elsewhere = rewind = commit_with
+
+
+def test_the_progress_of_another_broker_is_refused_before_anything_is_sent(log, read):
+    log.create_topic("a")
+    with log.producer(name="p") as producer:
+        with pytest.raises(InvalidInput, match="of the same broker"), producer.transaction(Foreign()):
+            producer.send("a", b"1")
+        with producer.transaction():
+            producer.send("a", b"2")
+    assert len(read(log, "a")) == 1
+
+
 def test_an_open_transaction_holds_back_committed_readers_and_no_others(log, read):
     log.create_topic("t")
     with log.producer(name="p") as producer, log.producer() as plain:

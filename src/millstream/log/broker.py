@@ -1,54 +1,20 @@
-"""What a broker offers, whichever it is: the embedded log in a folder, or Apache Kafka.
-
-Producers, consumers, queues and messages are those of the embedded log; Kafka's are kinds of them.
-"""
+"""What a broker offers its users, whichever it is: the embedded log in a folder, or Apache Kafka."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol, Self
 
 from millstream.log.consumer import Consumer
 from millstream.log.groups import GroupInfo
+from millstream.log.ports import BrokerSwitches, BrokerTopic
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo
 from millstream.log.repair import Repaired
 from millstream.log.start_positions import Start
 from millstream.log.switches import At, Switch
-from millstream.log.topics import TopicInfo, TopicSettings, TopicVersion
-
-
-class BrokerPartition(Protocol):
-    """One partition of a topic, asked for its ends."""
-
-    number: int
-
-    def start_offset(self) -> int: ...
-
-    def end_offset(self) -> int: ...
-
-    def stable_offset(self) -> int: ...
-
-
-class BrokerTopic(Protocol):
-    """A topic as it is described now."""
-
-    name: str
-    identity: str
-    settings: TopicSettings
-
-    def partition(self, number: int) -> BrokerPartition: ...
-
-    def partitions(self) -> Sequence[BrokerPartition]: ...
-
-
-class BrokerSwitches(Protocol):
-    """What names stand for."""
-
-    def now(self) -> Mapping[str, Switch]: ...
-
-    def served_by(self, topic: str) -> tuple[str, ...]: ...
+from millstream.log.topics import TopicInfo, TopicVersion
 
 
 class Broker(Protocol):

@@ -1,4 +1,4 @@
-"""The bounded buffer between `send` and the disk: records wait here in chunks; a policy says what a full one does.
+"""The bounded buffer between `send` and the broker: records wait here in chunks; a policy decides what a full one does.
 
 Chunks leave in the order they were begun, so that records of one partition are stored in the order they were sent.
 """
@@ -29,7 +29,7 @@ from millstream.errors import (
 from millstream.log.frame import Draft
 
 if TYPE_CHECKING:
-    from millstream.log.channel import Channel
+    from millstream.log.channel import Placed
 
 POLICIES = ("wait", "drop_oldest", "drop_newest", "refuse")
 PATIENCE_SECONDS = 5.0
@@ -51,7 +51,7 @@ class Chunk:
     taken: bool = False
     error: MillstreamError | None = None
     refused: dict[int, str] = field(default_factory=dict)
-    channel: Channel | None = None
+    placed: Placed | None = None
     work: list[PartitionWork] | None = None
     stored: list[PartitionWork] = field(default_factory=list)
     length: int | None = None
@@ -264,7 +264,7 @@ class Buffer:
         )
 
     def _drop_oldest(self, size_bytes: int) -> bool:
-        self.changed.notify_all()  # who waits for a record may have to hear that it is gone
+        self.changed.notify_all()  # a record that somebody waits for may be gone
         for chunk in [chunk for chunk in self._chunks if not chunk.taken]:
             while self._is_full(size_bytes) and chunk.dropped < len(chunk):
                 count = len(chunk) if chunk.batch is not None else 1
@@ -313,7 +313,7 @@ class Buffer:
     def settle(self, chunk: Chunk) -> None:
         with self.lock:
             chunk.settled, chunk.length = True, len(chunk)
-            chunk.rows, chunk.batch, chunk.work = [], None, None
+            chunk.rows, chunk.batch, chunk.placed, chunk.work = [], None, None, None
             if self._chunks and self._chunks[0] is chunk:
                 self._chunks.popleft()
             self.held_bytes -= chunk.size_bytes
@@ -347,7 +347,7 @@ class Buffer:
                 self._urgent -= 1
 
     def wait_for_record(self, done: Callable[[], bool], timeout: float | None) -> None:
-        """Until a record is done; raises what has kept it from the disk for a while."""
+        """Until a record is done; raises what has kept it from being stored for a while."""
 
         def is_stuck() -> bool:
             return self._trouble is not None and time.monotonic() - self._trouble_since > PATIENCE_SECONDS
@@ -357,7 +357,7 @@ class Buffer:
             raise self._trouble
 
     def wait_until_stored(self, timeout: float | None) -> None:
-        """Until everything added so far has left; raises what keeps it from the disk."""
+        """Until everything added so far has left; raises what keeps it from being stored."""
         with self.lock:
             last = self._chunks[-1] if self._chunks else None
             self._trouble = None
@@ -367,7 +367,8 @@ class Buffer:
         if self._trouble and not last.settled:
             raise self._trouble
 
-    def tell(self, trouble: MillstreamError) -> None:
+    def report(self, trouble: MillstreamError) -> None:
+        """Lets those who wait know what keeps records from being stored."""
         with self.lock:
             if self._trouble is None:
                 self._trouble_since = time.monotonic()

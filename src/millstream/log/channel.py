@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,8 @@ import pyarrow.compute as pc
 from millstream.errors import InvalidRecord, UnknownPartition
 from millstream.log.buffer import RECORD_BYTES, Chunk, microseconds
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values
+from millstream.log.ports import BrokerTopic
 from millstream.records import align, can_evolve, codec, rows_to_batch, same_kind
-
-if TYPE_CHECKING:
-    from millstream.log.embedded import Topic
 
 Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 CELL_BYTES = 32  # what a value of a typed record costs in memory, roughly
@@ -68,8 +66,18 @@ class LaidOut:
     asked: npt.NDArray[np.int64] | int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Records as they are stored, which rows of their chunk they are (None: all), and the partition of all or each."""
+
+    topic: BrokerTopic
+    batch: pa.RecordBatch
+    rows: npt.NDArray[np.int64] | None
+    partitions: npt.NDArray[np.int64] | int
+
+
 class Channel:
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: BrokerTopic) -> None:
         self.topic = topic
         self.keyed = topic.settings.compaction
         self.takes_bytes = not self.keyed  # as they are; a schema's codec reads them when they are stored

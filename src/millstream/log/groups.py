@@ -100,19 +100,19 @@ class Membership:
     def __init__(
         self,
         coordinator: Coordinator,
-        people: Path,
+        participants: Path,
         group: str,
         topics: Sequence[str],
         partition_count: Callable[[str], int],
         poll_seconds_max: float,
     ) -> None:
         self._coordinator = coordinator
-        self._people = people
+        self._participants = participants
         self.group = group
         self._topics = list(topics)
         self._partition_count = partition_count
         self._poll_seconds_max = poll_seconds_max
-        self._participant = Participant(people)
+        self._participant = Participant(participants)
         self._checked_at = 0.0
         self._seen_version = -1
         self.owned: set[TopicPartition] = set()
@@ -177,7 +177,7 @@ class Membership:
             row["member"]
             for row in members
             if row["member"] != self.id
-            and (now - row["polled_at"] > row["poll_seconds_max"] or not is_alive(self._people, row["member"]))
+            and (now - row["polled_at"] > row["poll_seconds_max"] or not is_alive(self._participants, row["member"]))
         ]
         me = next((row for row in members if row["member"] == self.id), None)
         wanted = set(self._all_partitions(members))
@@ -256,7 +256,7 @@ class Membership:
     def commit(self, db: sqlite3.Connection, offsets: Mapping[TopicPartition, int]) -> None:
         """Stores how far this member has come, inside a transaction of the coordinator, if it still owns them all."""
         if lost := self.commit_owned(db, offsets):
-            raise revoked(lost, self)
+            raise revoked(lost, self.group, self.id)
 
     def commit_owned(self, db: sqlite3.Connection, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
         """Stores how far this member has come in what it still owns; returns what it does not own any more."""
@@ -274,10 +274,10 @@ class Membership:
             self._participant.close()
 
 
-def revoked(lost: Iterable[TopicPartition], membership: Membership) -> PartitionsRevoked:
+def revoked(lost: Iterable[TopicPartition], group: str, member: str | None) -> PartitionsRevoked:
     return PartitionsRevoked(
         f"partitions {', '.join(map(str, sorted(lost)))} belong to another member by now",
-        where=f"group '{membership.group}', member {membership.id}",
+        where=f"group '{group}', member {member}",
         next_step="poll again; if processing takes long, raise max_poll_interval",
     )
 
@@ -308,15 +308,15 @@ def group_names(coordinator: Coordinator) -> list[str]:
         return [name for (name,) in db.execute("SELECT name FROM groups ORDER BY name")]
 
 
-def living_members(coordinator: Coordinator, people: Path, group: str) -> list[str]:
+def living_members(coordinator: Coordinator, participants: Path, group: str) -> list[str]:
     with coordinator.look() as db:
         rows = db.execute("SELECT member FROM members WHERE group_name = ? ORDER BY member", (group,)).fetchall()
-    return [member for (member,) in rows if is_alive(people, member)]
+    return [member for (member,) in rows if is_alive(participants, member)]
 
 
 def describe_group(
     coordinator: Coordinator,
-    people: Path,
+    participants: Path,
     group: str,
     end_offsets: Callable[[str], Mapping[int, tuple[int, int]]],
     records_between: Callable[[TopicPartition, int, int], int],
@@ -328,7 +328,7 @@ def describe_group(
     if found is None:
         names = group_names(coordinator)
         raise UnknownGroup(f"there is no group '{group}'", next_step=f"groups that exist: {', '.join(names) or 'none'}")
-    members = living_members(coordinator, people, group)
+    members = living_members(coordinator, participants, group)
     offsets = committed_offsets(coordinator, group)
     owner_of = {TopicPartition(r["topic"], r["partition"]): r["owner"] for r in owners if r["owner"] in members}
     partitions = []
@@ -341,14 +341,14 @@ def describe_group(
     return GroupInfo(group, found["generation"], tuple(members), tuple(partitions))
 
 
-def change_idle_group(coordinator: Coordinator, people: Path, group: str) -> None:
+def change_idle_group(coordinator: Coordinator, participants: Path, group: str) -> None:
     """Refuses when members are at work: what they read next would not be what was asked for."""
     if group not in group_names(coordinator):
         raise UnknownGroup(
             f"there is no group '{group}'",
             next_step=f"groups that exist: {', '.join(group_names(coordinator)) or 'none'}",
         )
-    if members := living_members(coordinator, people, group):
+    if members := living_members(coordinator, participants, group):
         raise InvalidInput(
             f"group '{group}' has {len(members)} members at work", next_step="stop its consumers first, then try again"
         )

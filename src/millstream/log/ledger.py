@@ -7,7 +7,6 @@ together, whatever dies in between.
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -16,6 +15,7 @@ from millstream.log.buffer import BatchReceipt, microseconds
 from millstream.log.coordinator import SINK_BATCHES, Coordinator
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values
 from millstream.log.producer import Producer
+from millstream.log.transactions import Included
 
 
 class Ledger:
@@ -41,41 +41,27 @@ class Ledger:
         return newest is not None and batch <= newest
 
     def record(self, batch: int) -> None:
-        """A batch that had nothing to write. Losing the entry with the machine does no harm."""
+        """Records a batch that had nothing to write. Losing the entry with the machine does no harm."""
         with self._coordinator.change() as db:
-            Entry(self, batch).write(db)
+            self._write(db, batch)
 
-    def entry(self, batch: int) -> Entry:
-        """What makes a batch part of a transaction."""
-        return Entry(self, batch)
+    def entry(self, batch: int) -> Included:
+        """Makes a batch part of a transaction."""
 
+        def write(db: sqlite3.Connection) -> None:
+            if not self._write(db, batch):
+                raise TransactionAborted(f"batch {batch} of step '{self.step}' of job '{self.job}' was written before")
 
-@dataclass
-class Entry:
-    ledger: Ledger
-    batch: int
-    must_rewind: bool = False
+        return Included(write)
 
-    def write(self, db: sqlite3.Connection) -> bool:
+    def _write(self, db: sqlite3.Connection, batch: int) -> bool:
         """Whether the batch is new."""
         done = db.execute(
             "INSERT INTO sink_batches VALUES (?, ?, ?, ?) "
             "ON CONFLICT (job, step, run) DO UPDATE SET batch = excluded.batch WHERE excluded.batch > batch",
-            (self.ledger.job, self.ledger.step, self.ledger.run, self.batch),
+            (self.job, self.step, self.run, batch),
         )
         return done.rowcount > 0
-
-    def commit_with(self, db: sqlite3.Connection) -> None:
-        if not self.write(db):
-            raise TransactionAborted(
-                f"batch {self.batch} of step '{self.ledger.step}' of job '{self.ledger.job}' was written before"
-            )
-
-    def committed_elsewhere(self) -> None:
-        """Nothing is kept here that would have to follow."""
-
-    def rewind(self) -> None:
-        """Nothing is kept here that would have to go back."""
 
 
 def send_keyed(producer: Producer, topic: str, rows: pa.RecordBatch, keys: pa.Array) -> BatchReceipt:

@@ -1,23 +1,24 @@
 """An offer is what a consumer is about to give its user, and how much of it the user really got.
 
 An exception can come between any two lines: out of building the records, or out of a signal handler. So nothing counts
-as given because it was prepared. `given` is the only thing that says so, and it is set in the last step before the
-records leave: on `return` and on `yield`, between which and the assignment Python runs no signal handler.
+as given because it was prepared. `given` alone decides, and it is set in the last step before the records leave: on
+`return` and on `yield`, between which and the assignment Python runs no signal handler.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING
 
+from millstream import terminal
 from millstream.errors import InvalidInput
-from millstream.log.batches import Batch
+from millstream.log.batches import Batch, Lost
 from millstream.log.groups import TopicPartition
+from millstream.log.ports import Reading
 
-if TYPE_CHECKING:
-    from millstream.log.reader import PartitionReader
+logger = terminal.logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +33,7 @@ class Offer:
         return sum(map(len, self.batches or ()))
 
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """Behind the last record of each partition that the user has."""
+        """The offset after the last record of each partition that the user has."""
         found, left = {}, self.given
         for batch in self.batches or ():
             if (count := min(left, len(batch))) > 0:
@@ -56,17 +57,21 @@ def place_of(batch: Batch) -> TopicPartition:
 
 
 class Turns:
-    """Who waits on a consumer: one thread at a time. A turn that an exception left behind is its thread's own again."""
+    """Which thread waits on a consumer: one at a time. A turn left behind by an exception is its own thread's again."""
 
     def __init__(self) -> None:
         self._waiter: dict[str, int] = {}
 
-    def take(self) -> bool:
-        """Whether it is this thread's turn; in one step, so that two threads never both have it."""
-        return self._waiter.setdefault("thread", get_ident()) == get_ident()
+    def take(self) -> None:
+        """In one step, so that two threads never both have it."""
+        if self._waiter.setdefault("thread", get_ident()) != get_ident():
+            raise InvalidInput(
+                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
+            )
 
     def end(self) -> None:
-        self._waiter.pop("thread", None)
+        if not self.is_anothers:
+            self._waiter.pop("thread", None)
 
     @property
     def is_anothers(self) -> bool:
@@ -74,91 +79,77 @@ class Turns:
 
 
 class Offering:
-    """The part of a consumer that knows what its user has, and what was read ahead of that."""
+    """What the user of a consumer has, and what was read ahead of that."""
 
-    _readers: dict[TopicPartition, PartitionReader]
-    _must_assign: bool
+    def __init__(self, readers: Mapping[TopicPartition, Reading]) -> None:
+        self._readers = readers  # those of the port that fetches
+        self.waiting: deque[Batch] = deque()  # read ahead, in order
+        self.handed: dict[TopicPartition, int] = {}
+        self.next: dict[TopicPartition, int] = {}  # where each partition continues: after what the user has
+        self.offer: Offer | None = None
+        self.is_fetching = False  # what the client of a broker returned may be nowhere else yet
+        self.turns = Turns()
+        self.lost: list[Lost] = []
 
-    def _begin_offering(self) -> None:
-        self._waiting: deque[Batch] = deque()  # read ahead, in order
-        self._handed: dict[TopicPartition, int] = {}
-        self._next: dict[TopicPartition, int] = {}  # where each partition goes on: behind what the user has
-        self._offer: Offer | None = None
-        self._is_fetching = False
-        self._turns = Turns()
-        self.must_rewind = False
-
-    def rewind(self) -> None:
-        raise NotImplementedError
-
-    def _note_given(self) -> None:
-        """Notes what the user has of the last offer; again and again without harm."""
-        if self._offer is not None and self._offer.given:
-            given = {place: offset for place, offset in self._offer.next_offsets().items() if place in self._readers}
-            for place in [place for place, offset in given.items() if self._next.get(place, 0) < offset]:
-                self._handed[place] = self._next[place] = given[place]
-
-    def _look_back(self) -> None:
-        """Where an exception came while records were being read ahead, reads on from what the user has."""
-        self._note_given()
-        if self._is_unsettled and not self._turns.is_anothers:
-            self._start_over()
-            self._offer, self._is_fetching = None, False
+    def note_given(self) -> None:
+        """Notes what the user has of the last offer; calling it again does no harm."""
+        if self.offer is not None and self.offer.given:
+            given = {place: offset for place, offset in self.offer.next_offsets().items() if place in self._readers}
+            for place in [place for place, offset in given.items() if self.next.get(place, 0) < offset]:
+                self.handed[place] = self.next[place] = given[place]
 
     @property
-    def _is_unsettled(self) -> bool:
-        """Whether records are being read ahead, or were when an exception came: where readers stand says nothing."""
-        return self._is_fetching or (self._offer is not None and self._offer.batches is None)
+    def is_unsettled(self) -> bool:
+        """Whether records are being read ahead, or were when an exception came: the readers' positions mean nothing."""
+        return self.is_fetching or (self.offer is not None and self.offer.batches is None)
 
-    def _settle_offer(self) -> None:
+    def end_offer(self) -> None:
         """Ends the last offer: what the user did not get of it is first in line again."""
-        self._look_back()
-        self._end_offer()
-        if self.must_rewind:
-            self.rewind()
-
-    def _end_offer(self) -> None:
-        offer = self._offer
+        offer = self.offer
         if offer is not None and offer.batches is not None:
             rest = [batch for batch in offer.rest if place_of(batch) in self._readers]
             if rest:
-                self._offer = Offer()  # putting it back can be interrupted, too
-                self._waiting.extendleft(reversed(rest))
-            self._offer = None
+                self.offer = Offer()  # putting it back can be interrupted, too
+                self.waiting.extendleft(reversed(rest))
+            self.offer = None
 
-    def _start_over(self) -> None:
-        """Forgets all that was read ahead and stands behind what the user has, in every partition."""
-        self._waiting.clear()
-        self._must_assign = True
-        for place, reader in list(self._readers.items()):
-            reader.seek(self._next[place])
-
-    def _ahead(self) -> list[Batch]:
+    def ahead(self) -> list[Batch]:
         """What was read and not handed out, in order."""
-        return [*(self._offer.rest if self._offer else ()), *self._waiting]
+        return [*(self.offer.rest if self.offer else ()), *self.waiting]
 
-    def _position(self, place: TopicPartition) -> int:
-        waiting = [int(batch.offsets[0]) for batch in self._ahead() if place_of(batch) == place]
+    def position(self, place: TopicPartition) -> int:
+        waiting = [int(batch.offsets[0]) for batch in self.ahead() if place_of(batch) == place]
         return min(waiting, default=self._readers[place].offset)
 
-    def _take_from_waiting(self, max_records: int | None) -> list[Batch]:
+    def take(self, max_records: int | None) -> list[Batch]:
         """What waits, up to so many records; of one partition only if records are limited."""
         batches: list[Batch] = []
         room = max_records
-        while self._waiting and (room is None or (room > 0 and not batches)):
-            batch = self._waiting.popleft()
+        while self.waiting and (room is None or (room > 0 and not batches)):
+            batch = self.waiting.popleft()
             if room is not None and len(batch) > room:
                 batch, rest = batch.split(room)
-                self._waiting.appendleft(rest)
+                self.waiting.appendleft(rest)
             batches.append(batch)
         return batches
 
-    def _take_turn(self) -> None:
-        if not self._turns.take():
-            raise InvalidInput(
-                "another thread is waiting on this consumer", next_step="give each thread its own consumer"
-            )
+    def forget(self, places: Iterable[TopicPartition]) -> None:
+        """Nothing of these partitions is handed out any more."""
+        gone = set(places)
+        for offsets in (self.handed, self.next):
+            for place in gone:
+                offsets.pop(place, None)
+        if self.offer is not None and any(place_of(batch) in gone for batch in self.offer.batches or ()):
+            self.end_offer()
+        self.drop_waiting(gone)
 
-    def _end_turn(self) -> None:
-        if not self._turns.is_anothers:
-            self._turns.end()
+    def drop_waiting(self, places: Iterable[TopicPartition]) -> None:
+        gone = set(places)
+        self.waiting = deque(batch for batch in self.waiting if place_of(batch) not in gone)
+
+    def skip_lost(self, place: TopicPartition, target: int) -> None:
+        """Continues behind offsets that were deleted before they were read."""
+        offset = self._readers[place].offset
+        self.lost.append(Lost(place.topic, place.partition, offset, target))
+        logger.warning("%s: offsets %d to %d were deleted before they were read", place, offset, target - 1)
+        self.next[place] = target

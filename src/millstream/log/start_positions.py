@@ -1,12 +1,14 @@
-"""Where a consumer can begin, and what else its user may say, checked when it is said."""
+"""Where a consumer starts in its partitions, from what its user asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from millstream.errors import InvalidSetting
+from millstream.errors import InvalidSetting, UnknownPartition
 from millstream.log.buffer import microseconds
+from millstream.log.groups import TopicPartition
+from millstream.log.ports import Fetching
 from millstream.records import duration
 
 Start = str | int | datetime | Mapping[int, int]
@@ -26,13 +28,42 @@ def check_start(start: Start) -> None:
             raise InvalidSetting(f"an offset is a whole number from 0 on, not {offset!r}")
 
 
-def checked_interval(said: str | timedelta, seconds_min: float, where: str = "") -> float:
-    interval = duration(said, what="max_poll_interval").total_seconds()
+def checked_interval(given: str | timedelta, seconds_min: float) -> float:
+    interval = duration(given, what="max_poll_interval").total_seconds()
     if interval < seconds_min:
-        raise InvalidSetting(f"max_poll_interval is not shorter than {seconds_min:g} s{where}, and {said!r} is")
+        raise InvalidSetting(f"max_poll_interval is not shorter than {seconds_min:g} s here, and {given!r} is")
     return interval
 
 
 def check_choice(what: str, choice: str, choices: Sequence[str]) -> None:
     if choice not in choices:
         raise InvalidSetting(f"there is no {what} {choice!r}", next_step=f"choose one of {', '.join(choices)}")
+
+
+def check_exists(fetching: Fetching, places: Sequence[TopicPartition], start: Start) -> None:
+    """Refuses offsets that no partition has reached yet."""
+    if not isinstance(start, int | Mapping):
+        return
+    ends = {place: fetching.offset(place, "latest") for place in places}
+    if isinstance(start, int) and ends and start > max(ends.values()):
+        raise InvalidSetting(f"there is no offset {start} yet: the longest partition ends at {max(ends.values())}")
+    for number, offset in start.items() if isinstance(start, Mapping) else ():
+        end = max((end for place, end in ends.items() if place.partition == number), default=None)
+        if end is None:
+            raise UnknownPartition(f"start names partition {number!r}, which this consumer does not read")
+        if offset > end:
+            raise InvalidSetting(f"there is no offset {offset} yet: partition {number} ends at {end}")
+
+
+def offset_of(fetching: Fetching, place: TopicPartition, start: Start, *, reads_committed: bool) -> int:
+    if start == "earliest":
+        return fetching.offset(place, "earliest")
+    if start == "latest":
+        return fetching.offset(place, "stable" if reads_committed else "latest")
+    if isinstance(start, datetime):
+        return fetching.offset(place, start)
+    offset = start.get(place.partition) if isinstance(start, Mapping) else start
+    if offset is None:
+        return fetching.offset(place, "earliest")
+    assert isinstance(offset, int)
+    return min(offset, fetching.offset(place, "latest"))

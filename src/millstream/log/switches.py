@@ -1,44 +1,36 @@
-"""Readers of a name read the topic it stands for; a switch changes that for all of them at once, and can be taken back.
+"""Readers of a name read the topic it stands for; a switch changes that for all of them at once, and can be reverted.
 
-Writers never follow: whoever writes names the topic itself, so a job of the old version goes on writing the old one.
+Writers never follow: a writer names the topic itself, so a job of the old version goes on writing the old one.
 A name stands for one topic, never for another name, so looking it up twice gives the same as looking it up once.
-All of it is one small file, replaced whole: after a crash the old switch holds or the new one. What changed is seen
-by the file's age and number, so a reader pays one stat per poll.
+Where the switches are kept is the broker's business; that they are read and written as one whole is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from millstream.errors import AlreadyExists, DamagedLog, InvalidInput, InvalidName, InvalidSetting, UnknownTopic
-from millstream.log.buffer import microseconds
-from millstream.log.coordinator import Coordinator
-from millstream.log.disk import FileLock, read_document, storage_errors, write_document
-from millstream.log.groups import committed_offsets, group_names
-from millstream.log.partition import Partition
-from millstream.log.reader import PartitionReader, newest_timestamp, offset_at_time
+from millstream.errors import AlreadyExists, InvalidInput, InvalidSetting, UnknownTopic
+from millstream.log.groups import TopicPartition
+from millstream.log.ports import BrokerTopic
 from millstream.log.topics import TopicVersion, checked_name
 
-if TYPE_CHECKING:
-    from millstream.log.embedded import Topic
-
-SWITCHES = "switches.json"
 ALL_OTHERS = ""  # no group has this name
 At = str | datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What a name stands for, and where readers begin that come over to it."""
+    """What a name stands for, and where readers start that are switched to it."""
 
     name: str
     topic: str
     before: tuple[str, ...]  # what it stood for, the latest last: the way back
-    versions: tuple[str, ...]  # all it ever stood for, as far as they are there
+    versions: tuple[str, ...]  # everything it ever stood for that still exists
     switched_at: datetime
     starts: Mapping[str, Mapping[int, int]]  # by group; a partition that is missing is read from its beginning
     corresponding: bool = False
@@ -76,25 +68,20 @@ class Switch:
         )
 
 
-class Switches:
-    """All switches of a log, as the file has them."""
+class Switches(ABC):
+    """All switches of a broker."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._known: tuple[tuple[int, ...] | None, Mapping[str, Switch]] = (None, {})
-
+    @abstractmethod
     def now(self) -> Mapping[str, Switch]:
-        """By name; the same object as long as nothing has changed."""
-        try:
-            found = self.path.stat()
-        except FileNotFoundError:
-            version = None
-        else:
-            version = (found.st_mtime_ns, found.st_ino, found.st_size)
-        known = self._known
-        if known[0] != version:
-            known = self._known = (version, {} if version is None else self._read())
-        return known[1]
+        """By name; the same object as long as nothing has changed. It may be a second old."""
+
+    @abstractmethod
+    def fresh(self) -> Mapping[str, Switch]:
+        """Like `now`, never outdated."""
+
+    @abstractmethod
+    def write(self, switches: Mapping[str, Switch]) -> None:
+        """Called under the broker's lock for changes."""
 
     def resolve(self, name: str) -> str:
         switch = self.now().get(name)
@@ -104,45 +91,46 @@ class Switches:
         """The other names whose readers read this topic."""
         return tuple(sorted(s.name for s in self.now().values() if s.topic == topic != s.name))
 
-    def write(self, switches: Mapping[str, Switch]) -> None:
-        """Called under the lock of the log."""
-        write_document(self.path, {name: switch.to_document() for name, switch in sorted(switches.items())})
-        self._known = ((-1,), {})  # a clock is coarse: what this process wrote it reads again in any case
 
-    def _read(self) -> Mapping[str, Switch]:
-        try:
-            with storage_errors(self.path):
-                return {name: Switch.of(name, entry) for name, entry in read_document(self.path).items()}
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidName) as error:
-            raise DamagedLog(
-                f"what names stand for cannot be read: {error}",
-                where=str(self.path),
-                next_step="restore the file from a copy; without it every name stands for its own topic",
-            ) from error
+class Switching(ABC):
+    """What a broker offers about switches."""
 
-
-class Switching:
-    """What a log offers about switches."""
-
-    path: Path
-    coordinator: Coordinator
     switches: Switches
 
-    def topic(self, name: str) -> Topic:
-        raise NotImplementedError
+    @abstractmethod
+    def topic(self, name: str) -> BrokerTopic: ...
 
-    def _lock(self) -> FileLock:
-        raise NotImplementedError
+    @abstractmethod
+    def groups(self) -> list[str]: ...
+
+    @abstractmethod
+    def committed_offsets(self, group: str) -> Mapping[TopicPartition, int]: ...
+
+    @abstractmethod
+    def _lock(self) -> AbstractContextManager[object]:
+        """Held while topics and switches are changed."""
+
+    @abstractmethod
+    def _stable_offsets(self, topic: str) -> dict[int, int]:
+        """Where committed reading of each partition ends."""
+
+    @abstractmethod
+    def _offsets_at(self, topic: str, moment: datetime) -> dict[int, int]:
+        """The first offset of each partition at or after a time."""
+
+    @abstractmethod
+    def _corresponding(self, positions: Mapping[TopicPartition, int], topic: str) -> dict[int, int]:
+        """The offsets in a topic, by partition, at the time that positions in other topics have reached."""
 
     def resolve(self, name: str) -> str:
         """The topic that readers of this name read now."""
         return self.switches.resolve(name)
 
     def switch(self, name: str, topic: str, *, at: At = "earliest") -> Switch:
-        """From now on who reads `name` reads `topic`: readers at work come over at their next poll.
+        """From now on readers of `name` read `topic`; those at work follow at their next poll.
 
-        `at` says where they begin: 'earliest', 'latest', a time, or 'corresponding', the time they had come to in
-        the old topic. A group that has read the topic before goes on where it was.
+        `at` is where they start: 'earliest', 'latest', a time, or 'corresponding', the time they had reached in the
+        old topic. A group that has read the topic before continues where it was.
         """
         checked_name(name, "topic")
         if isinstance(at, str) and at not in ("earliest", "latest", "corresponding"):
@@ -160,7 +148,7 @@ class Switching:
             return self._store(old, topic, before, tuple(dict.fromkeys((*versions, topic))), at, known)
 
     def switch_back(self, name: str, *, at: At = "earliest") -> Switch:
-        """Takes the last switch of a name back. Groups go on where they were in the topic from before."""
+        """Reverts the last switch of a name. Groups continue where they were in the topic from before."""
         with self._lock():
             known = dict(self.switches.now())
             old = known.get(name)
@@ -224,21 +212,17 @@ class Switching:
         self.switches.write({**known, old.name: switch})
         return switch
 
-    # ------------------------------------------------------------ where readers begin
-
     def _starts(self, old: str, new: str, at: At) -> dict[str, dict[int, int]]:
-        """Fixed when the switch is made: records that come after it are read, whenever a reader comes over."""
-        partitions = self.topic(new).partitions()
+        """Fixed when the switch is made: records that come after it are read, whenever a reader follows."""
         if at == "latest":
-            return {ALL_OTHERS: {partition.number: partition.stable_offset() for partition in partitions}}
+            return {ALL_OTHERS: self._stable_offsets(new)}
         if isinstance(at, datetime):
-            return {ALL_OTHERS: offsets_at(partitions, microseconds(at))}
+            return {ALL_OTHERS: self._offsets_at(new, at)}
         starts: dict[str, dict[int, int]] = {}
-        for group in group_names(self.coordinator) if at == "corresponding" and self._exists(old) else ():
-            places = {place for place in committed_offsets(self.coordinator, group).items() if place[0].topic == old}
-            if places:
-                came_to = [(self.topic(old).partition(place.partition), offset) for place, offset in places]
-                starts[group] = offsets_at(partitions, time_reached(came_to))
+        for group in self.groups() if at == "corresponding" and self._exists(old) else ():
+            reached = {place: offset for place, offset in self.committed_offsets(group).items() if place.topic == old}
+            if reached:
+                starts[group] = self._corresponding(reached, new)
         return starts
 
     # ------------------------------------------------------------ topics come and go
@@ -271,22 +255,3 @@ class Switching:
 
 def _without(topics: tuple[str, ...], topic: str) -> tuple[str, ...]:
     return tuple(other for other in topics if other != topic)
-
-
-def offsets_at(partitions: Iterable[Partition], time_us: int | None) -> dict[int, int]:
-    if time_us is None:
-        return {}
-    return {partition.number: offset_at_time(partition, time_us) for partition in partitions}
-
-
-def time_reached(positions: Iterable[tuple[Partition, int]]) -> int | None:
-    """The time (µs) of the first record that is not yet read; of a reader that has read all, just after the last."""
-    unread, read = [], []
-    for partition, offset in positions:
-        first = min(max(offset, partition.start_offset()), partition.end_offset())
-        fetch = next(PartitionReader(partition, first, committed=True).stream(), None)
-        if fetch is not None:
-            unread.append(fetch.records.column("timestamp")[0].value)
-        elif (newest := newest_timestamp(partition)) is not None:
-            read.append(newest + 1)
-    return min(unread, default=max(read, default=None))

@@ -1,15 +1,17 @@
-"""A transaction is committed exactly when the coordinator says so; markers in the partitions only spread the word.
+"""A transaction is committed exactly when the coordinator says so; markers in the partitions only spread it.
 
     open: every partition is noted before the first record goes there
     commit: records synced, then the verdict and the group's offsets in one durable change; then markers, then idle
 
-A transaction of a dead producer is ended by whoever meets it: forwards if the verdict was commit, backwards otherwise.
+A transaction of a dead producer is ended by the first process that finds it: committed if that was the verdict, aborted
+otherwise.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream import terminal
@@ -23,14 +25,36 @@ FindPartition = Callable[[str, int], Partition]
 logger = terminal.logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class Included:
+    """A change of the coordinator that stands or falls with a producer's transaction; for `producer.transaction(…)`."""
+
+    change: Callable[[sqlite3.Connection], None]
+    must_rewind: bool = False
+
+    @property
+    def transaction_type(self) -> type:
+        return sqlite3.Connection
+
+    def commit_with(self, transaction: object) -> None:
+        assert isinstance(transaction, sqlite3.Connection)
+        self.change(transaction)
+
+    def committed_elsewhere(self) -> None:
+        """Nothing outside the coordinator has to follow."""
+
+    def rewind(self) -> None:
+        """Nothing outside the coordinator has to go back."""
+
+
 class NamedProducer:
     """The identity of a producer that keeps its name over restarts; the newest of a name fences the others."""
 
-    def __init__(self, name: str, coordinator: Coordinator, people: Path, find: FindPartition) -> None:
+    def __init__(self, name: str, coordinator: Coordinator, participants: Path, find: FindPartition) -> None:
         self.name = name
         self._coordinator = coordinator
         self._find = find
-        self._participant = Participant(people)
+        self._participant = Participant(participants)
         with coordinator.change(durable=True) as db:
             db.execute("INSERT OR IGNORE INTO producers (name, epoch, owner, state) VALUES (?, 0, '', 'idle')", (name,))
             row = db.execute("SELECT * FROM producers WHERE name = ?", (name,)).fetchone()
@@ -59,11 +83,11 @@ class NamedProducer:
         self._next_epoch("open")
 
     def _next_epoch(self, state: str) -> None:
-        finish(self._coordinator, self._find, self.id)  # one that could not tell every partition before
+        finish(self._coordinator, self._find, self.id)  # one whose markers could not be written everywhere
         with self._coordinator.change(durable=True) as db:
             row = db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone()
             if row is not None and row["owner"] == self._participant.id:
-                self.epoch = int(row["epoch"])  # nobody else counts it on; an exception may have hidden it from here
+                self.epoch = int(row["epoch"])  # nobody else raises it; an exception may have hidden it from here
             self._refuse_if_fenced(row)
             db.execute("UPDATE producers SET epoch = epoch + 1, state = ? WHERE id = ?", (state, self.id))
         self.epoch += 1
@@ -95,7 +119,7 @@ class NamedProducer:
         self._spread()
 
     def _spread(self) -> None:
-        """The verdict stands, whatever becomes of its markers: who meets a partition without one writes it."""
+        """The verdict stands, whatever becomes of its markers: a partition without one gets it later."""
         try:
             finish(self._coordinator, self._find, self.id)
         except StorageError as error:
@@ -134,7 +158,7 @@ def finish(coordinator: Coordinator, find: FindPartition, producer_id: int) -> N
             db.execute("DELETE FROM transaction_partitions WHERE producer_id = ?", (producer_id,))
 
 
-def end_abandoned(coordinator: Coordinator, people: Path, find: FindPartition, partition: Partition) -> None:
+def end_abandoned(coordinator: Coordinator, participants: Path, find: FindPartition, partition: Partition) -> None:
     """Ends the transactions that hold a partition's committed readers back though nobody is at work on them."""
     for known in partition.marks.read().open:
         with coordinator.look() as db:
@@ -142,7 +166,7 @@ def end_abandoned(coordinator: Coordinator, people: Path, find: FindPartition, p
         if row is None or row["epoch"] != known.epoch or row["state"] == "idle":
             # The note that it had reached this partition was lost with the machine, so it never got a verdict.
             partition.end_transaction(known.producer_id, known.epoch, commit=False)
-        elif row["state"] != "open" or not is_alive(people, row["owner"]):
+        elif row["state"] != "open" or not is_alive(participants, row["owner"]):
             with coordinator.change(durable=True) as db:
                 db.execute(
                     "UPDATE producers SET state = 'aborting' "

@@ -16,9 +16,8 @@ import pyarrow as pa
 from millstream.connectors.catalog import Remembered
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log import TopicPartition
-from millstream.log.kafka.clients import OPEN_SECONDS, Clients
+from millstream.log.kafka.clients import END, OPEN_SECONDS, READER_DEFAULTS, Clients
 from millstream.log.kafka.failures import admin_module, said_plainly, translated
-from millstream.log.kafka.fetching import END, UNSAID
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.messages import nearest_us, times_ms
 from millstream.log.kafka.topics import KafkaTopic, as_kafka, described, offsets
@@ -132,7 +131,7 @@ class Reading:
         self._clients = clients
         self._reached: dict[TopicPartition, int] = {}
         self._client = clients.consumer(
-            unsaid=UNSAID,
+            unsaid=READER_DEFAULTS,
             group_id="millstream-tables",
             enable_auto_commit=False,
             enable_partition_eof=True,

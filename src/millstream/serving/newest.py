@@ -23,8 +23,8 @@ from millstream import terminal
 from millstream.connectors.catalog import Remembered
 from millstream.connectors.topic.records import NULL_KEY, record_keys
 from millstream.errors import OffsetLost, UnknownTopic
-from millstream.log.broker import BrokerTopic
 from millstream.log.partitioners import KeyHash
+from millstream.log.ports import BrokerTopic
 from millstream.records import Schema
 from millstream.serving.rows import Key, Row
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import DamagedLog, InvalidInput, InvalidRecord, InvalidSetting, UnknownTopic
-from millstream.log import EmbeddedLog, embedded
+from millstream.log import EmbeddedLog
 from millstream.log.compaction import compact
 from millstream.log.disk import Disk
+from millstream.log.embedded import folder as log_folder
 from millstream.log.mark import MarkFile
 from millstream.log.upkeep import Upkeep
 
@@ -71,7 +72,7 @@ def test_a_stale_partition_notices_a_topic_that_was_moved_away_only(log, other, 
     log.create_topic("t")
     stale = other.find_partition("t", 0)
     stale.sync()
-    monkeypatch.setattr(embedded.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("millstream.log.embedded.log.shutil.rmtree", lambda *_, **__: None)
     made_anew(log)
     with pytest.raises(UnknownTopic):
         stale.append([frame(b"x")], sync=True)
@@ -124,7 +125,7 @@ def test_a_group_begins_anew_after_a_deletion_that_was_cut_short(log, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(embedded.shutil, "rmtree", killed)
+        patched.setattr("millstream.log.embedded.log.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             log.delete_topic("t")
     log.create_topic("t")
@@ -132,7 +133,7 @@ def test_a_group_begins_anew_after_a_deletion_that_was_cut_short(log, monkeypatc
     assert read(log, "t", group="g") == [b"new"]
     leftover = [path for path in (log.path / "topics").iterdir() if path.name.startswith(".deleted-")]
     assert leftover
-    monkeypatch.setattr(embedded, "LEFTOVER_SECONDS", -1.0)
+    monkeypatch.setattr(log_folder, "LEFTOVER_SECONDS", -1.0)
     EmbeddedLog(log.path, upkeep=False).close()
     assert not leftover[0].exists()
     assert read(log, "t") == [b"new"]

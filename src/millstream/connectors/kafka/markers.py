@@ -151,7 +151,7 @@ def batch_of(value: bytes | None) -> int | None:
 
 def make_ready(clients: Clients) -> None:
     """Makes the topic of markers, or sees that the one that is there keeps what is in it."""
-    if TOPIC not in clients.patiently(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, clients.where):
+    if TOPIC not in clients.retrying(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, clients.where):
         make_topic(clients, TOPIC, PARTITIONS, SETTINGS, missing_ok=True)
     policy = kept_settings(clients, TOPIC)["cleanup.policy"]
     if policy != "compact":

@@ -1,4 +1,4 @@
-"""Clients of one Kafka: made with the same settings, heard through `logging`, and waited for when they are slow.
+"""Clients of one Kafka: made with the same settings, logging through `logging`, and retried when they are slow.
 
 Nothing of Kafka is loaded before the first of them is made.
 """
@@ -53,15 +53,26 @@ PASSING = frozenset(
         "UNKNOWN_LEADER_EPOCH",
     )
 )
-# The client goes on asking with the epoch it knows, for as long as it lives: a new one looks who leads now.
+# The client keeps asking with the epoch it knows, for as long as it lives: a new one looks up the current leader.
 OUTDATED = frozenset(("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION"))
 UNKNOWN = frozenset(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"))
-NEWS_SECONDS = 10.0  # within which every broker has heard of a new topic
+NEWS_SECONDS = 10.0  # within which every broker knows a new topic
+END = "_PARTITION_EOF"
+RECORD_BYTES_MAX = 1_000_000_000  # the broker's own limit is the one that counts
+PRODUCER_DEFAULTS = {
+    "partitioner": "murmur2_random",
+    "linger.ms": 0,  # records have lingered in the buffer
+    "compression.type": "lz4",
+    "queue.buffering.max.messages": 1_000_000,
+    "message.max.bytes": RECORD_BYTES_MAX,
+    "topic.metadata.refresh.interval.ms": 10_000,
+}
+READER_DEFAULTS = {"fetch.wait.max.ms": 100, "queued.min.messages": 20_000, "queued.max.messages.kbytes": 32_768}
 Answer = TypeVar("Answer")
 
 
 class _Concealing(logging.Filter):
-    """The client hides some of its settings in what it says, not all that are secret."""
+    """The client hides some of its settings in its messages, not all that are secret."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = concealed(record.getMessage()), ()
@@ -69,7 +80,7 @@ class _Concealing(logging.Filter):
 
 
 heard = terminal.logger("millstream.kafka", _Concealing())
-heard.addHandler(logging.NullHandler())  # who wants to read what the client says gives it a handler
+heard.addHandler(logging.NullHandler())  # give it a handler to read the messages of the client
 
 
 class Clients:
@@ -84,8 +95,8 @@ class Clients:
             self.admin = self._admin()
 
     def settings(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
-        """`unsaid` gives way to what the address says, `fixed` does not."""
-        return {**(unsaid or {}), **self.address.client(**fixed), "logger": heard, "error_cb": self._told}
+        """`unsaid` are defaults that the address can override; `fixed` it cannot."""
+        return {**(unsaid or {}), **self.address.client(**fixed), "logger": heard, "error_cb": self._on_error}
 
     def _admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
@@ -107,8 +118,8 @@ class Clients:
             made: ShareConsumer = client_module().ShareConsumer(self.settings(unsaid=unsaid, **fixed))
             return made
 
-    def _told(self, error: KafkaError) -> None:
-        """What the client says on its own: most of it passes, but who is kept out stays out."""
+    def _on_error(self, error: KafkaError) -> None:
+        """What the client reports on its own: most of it passes, a refused login does not."""
         heard.debug("%s: %s", self.where, error.str())
         if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
             self.refused = translated(error, self.where)
@@ -122,7 +133,7 @@ class Clients:
     # ------------------------------------------------------------ asking
 
     def check(self) -> None:
-        """Raises within a few seconds if nobody is there, or nobody who lets us in."""
+        """Raises within a few seconds if no broker answers, or none accepts this user."""
         kafka_exception = client_module().KafkaException
         deadline = time.monotonic() + OPEN_SECONDS
         while True:
@@ -141,14 +152,14 @@ class Clients:
                         next_step="see whether it runs, and whether the address is right",
                     ) from error
 
-    def patiently(self, ask: Callable[[], Answer], where: str, seconds: float = ANSWER_SECONDS) -> Answer:
-        """An answer, asked for again while brokers go away and come back."""
+    def retrying(self, ask: Callable[[], Answer], where: str, seconds: float = ANSWER_SECONDS) -> Answer:
+        """The answer to a request, repeated while brokers go away and come back."""
         kafka_exception = client_module().KafkaException
         begun = time.monotonic()
         while True:
             try:
                 answer = ask()
-                self.refused = None  # it was a passing trouble, or another broker's
+                self.refused = None  # it has passed, or was another broker's
                 return answer
             except TimeoutError as error:
                 raise KafkaUnavailable(
@@ -159,7 +170,7 @@ class Clients:
             except kafka_exception as error:
                 self.admin.poll(0)
                 name, waited = error.args[0].name(), time.monotonic() - begun
-                if not name.startswith("_"):  # a broker has said so, and lets us in
+                if not name.startswith("_"):  # the answer of a broker, which accepts this user
                     self.refused = None
                 elif self.refused is not None and (name not in PASSING or waited > REFUSED_SECONDS):
                     raise self.refused from None
@@ -171,7 +182,7 @@ class Clients:
                 time.sleep(0.1)
 
     def made(self, topic: str) -> None:
-        """A topic was made here; brokers that have not heard of it yet are asked again."""
+        """A topic was created here; brokers that do not know it yet are asked again."""
         self._made[topic] = time.monotonic()
 
     def removed(self, topic: str) -> None:
@@ -184,9 +195,9 @@ class Clients:
     def answered(
         self, ask: Callable[[], Mapping[Any, Future[Any]]], where: str, seconds: float = ANSWER_SECONDS
     ) -> dict[Any, Any]:
-        """All answers of a request of the admin client; raises what the first that failed says."""
+        """All answers to a request of the admin client; raises the first failure."""
 
         def wait() -> dict[Any, Any]:
             return {what: future.result(seconds) for what, future in ask().items()}
 
-        return self.patiently(wait, where, seconds)
+        return self.retrying(wait, where, seconds)

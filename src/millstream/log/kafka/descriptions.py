@@ -81,7 +81,7 @@ class Descriptions:
     def _ensure_topic(self) -> None:
         from millstream.log.kafka.topics import make_topic
 
-        if TOPIC not in self._clients.patiently(
+        if TOPIC not in self._clients.retrying(
             lambda: self._clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, self._where
         ):
             make_topic(self._clients, TOPIC, 1, SETTINGS, missing_ok=True)
@@ -125,7 +125,7 @@ class Descriptions:
         reader = self._reader
         place = confluent_kafka.TopicPartition(TOPIC, 0)
         try:
-            _, end = self._clients.patiently(lambda: reader.get_watermark_offsets(place, seconds), self._where, seconds)
+            _, end = self._clients.retrying(lambda: reader.get_watermark_offsets(place, seconds), self._where, seconds)
         except UnknownTopic:
             self._looked_at = time.monotonic()
             return

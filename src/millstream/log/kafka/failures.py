@@ -1,4 +1,4 @@
-"""What Kafka's client raises, said as the project's own errors: what happened, where, and what to do."""
+"""The errors of Kafka's client, translated to the project's own: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTALL = "pip install 'millstream[kafka]'"
 
 
 def client_module() -> Any:
-    """confluent_kafka, or a word on how to get it."""
+    """confluent_kafka, or an error that tells how to install it."""
     try:
         import confluent_kafka
     except ImportError as error:
@@ -33,7 +33,7 @@ def client_module() -> Any:
 
 
 def admin_module() -> Any:
-    """confluent_kafka.admin, of which the types are not told."""
+    """confluent_kafka.admin, which has no type hints."""
     client_module()
     import confluent_kafka.admin
 
@@ -42,7 +42,7 @@ def admin_module() -> Any:
 
 @contextmanager
 def said_plainly(where: str) -> Iterator[None]:
-    """Inside it, what confluent-kafka raises becomes an error of ours."""
+    """Inside it, errors of confluent-kafka become the project's own."""
     confluent_kafka = client_module()
     try:
         yield

@@ -1,178 +1,304 @@
-"""From what Kafka's client hands over to batches of columns, as the embedded log has them."""
+"""Reads the partitions of a consumer through Kafka's client.
+
+The client is the member of the group, too. It reports what happens to partitions while it is polled, and it is polled
+only after what was handed out before counts as done.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-
-from millstream.errors import InvalidRecord
-from millstream.log.batches import Batch
+from millstream import terminal
+from millstream.errors import KafkaUnavailable, MillstreamError, OffsetLost, UnknownTopic
+from millstream.log.buffer import microseconds
+from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import TopicPartition
-from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
-from millstream.log.kafka.failures import admin_module, client_module
-from millstream.log.kafka.messages import BAD_HEADER, Headers, headers_of, nearest_us, times_ms
-from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
-from millstream.records import Codec, Schema, codec
+from millstream.log.kafka.clients import ANSWER_SECONDS, END, GLANCE_SECONDS, READER_DEFAULTS
+from millstream.log.kafka.decoding import to_batch
+from millstream.log.kafka.failures import said_plainly, translated
+from millstream.log.kafka.times import COUNTED_MAX, offsets_at, time_reached
+from millstream.log.kafka.topics import as_kafka, offsets
+from millstream.log.offers import Offering
+from millstream.log.ports import Assignee, Bound
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from confluent_kafka import KafkaError, Message
 
-END = "_PARTITION_EOF"
-COUNTED_MAX = 10_000  # offsets
-COUNTING_SECONDS = 5.0
-UNSAID = {"fetch.wait.max.ms": 100, "queued.min.messages": 20_000, "queued.max.messages.kbytes": 32_768}
+    from millstream.log.kafka.log import KafkaLog
+
+SESSION_SECONDS = 10.0
+LOOK_SECONDS = 5.0
+SLICE_SECONDS = 0.2
+SERVE_SECONDS = 0.1
+CLOSE_SECONDS = 0.005
+COUNTING_SECONDS = 1.0
+GRACE_SECONDS = 2.0  # records that are on the broker already are waited for, even by a poll without a timeout
+FETCHED_MAX = 5000
+GONE_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC")
+logger = terminal.logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class KafkaPosition:
     """How far a partition was read. Markers of transactions have offsets, too, and are read without being seen."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """The first record that does not fit the schema of its topic, or cannot be read at all."""
+class KafkaFetching:
+    check_seconds = LOOK_SECONDS
+    grace_seconds = GRACE_SECONDS
+    slice_seconds = SLICE_SECONDS
 
-    offset: int
-    reason: str
-    what: str = "does not fit the schema of its topic"
-
-    def error(self, place: TopicPartition) -> InvalidRecord:
-        return InvalidRecord(
-            f"a record {self.what}: {self.reason}",
-            where=f"{place}, offset {self.offset}",
-            next_step=f"it was not written through Millstream; go on behind it: seek({self.offset + 1})",
+    def __init__(self, log: KafkaLog, settings: ConsumerSettings, assignee: Assignee) -> None:
+        self._log = log
+        self._clients = log.clients
+        self._assignee = assignee
+        self._group = settings.group
+        self._on_lost = settings.on_lost
+        self._committed_only = settings.reads_committed
+        self.where = f"group '{self._group}', {self._clients.where}" if self._group else self._clients.where
+        self.readers: dict[TopicPartition, KafkaPosition] = {}
+        self.offering = Offering(self.readers)
+        self.unbegun: set[TopicPartition] = set()  # assigned by the group, and not begun yet
+        self._faults: dict[TopicPartition, MillstreamError] = {}  # raised by every poll until the user seeks elsewhere
+        self._placing: dict[TopicPartition, int] = {}  # where the client is being sent, until it is there
+        self._polled_at = 0.0
+        session = min(SESSION_SECONDS, settings.poll_seconds_max)
+        self.client = log.clients.consumer(
+            unsaid={**READER_DEFAULTS, "session.timeout.ms": int(session * 1000), "heartbeat.interval.ms": 2000},
+            group_id=self._group or "millstream",
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+            allow_auto_create_topics=False,
+            isolation_level=settings.isolation,
+            max_poll_interval_ms=int(settings.poll_seconds_max * 1000),
+            partition_assignment_strategy="cooperative-sticky",
+            topic_metadata_refresh_interval_ms=int(LOOK_SECONDS * 1000),
         )
 
+    # ------------------------------------------------------------ partitions
 
-@lru_cache(maxsize=64)
-def _json(schema: Schema) -> Codec:
-    return codec("json", schema)
+    def identity(self, topic: str) -> str:
+        return self._log.topic(topic, fresh=True).identity
 
+    def offset(self, place: TopicPartition, at: Bound | datetime) -> int:
+        if isinstance(at, datetime):
+            return offsets(self._clients, [place], -(-microseconds(at) // 1000))[place]
+        spec = "earliest" if at == "earliest" else "latest"
+        return offsets(self._clients, [place], spec, committed=at == "stable")[place]
 
-def to_batch(
-    place: TopicPartition, schema: Schema | None, messages: Sequence[Message]
-) -> tuple[Batch | None, Unreadable | None]:
-    """The records up to the first that cannot be read, and that."""
-    headers, bad = headers_of(messages)
-    if not bad:
-        return _to_batch(place, schema, messages, headers)
-    cut = bad[0]
-    batch, unreadable = _to_batch(place, schema, messages[:cut], headers) if cut else (None, None)
-    return batch, unreadable or Unreadable(int(messages[cut].offset() or 0), BAD_HEADER, "cannot be read")
+    def open(self, places: Sequence[TopicPartition]) -> None:
+        """The brokers have the partitions open."""
 
+    def begin(self, starts: Mapping[TopicPartition, int]) -> None:
+        self._placing |= starts
+        self.readers |= {place: KafkaPosition(offset) for place, offset in starts.items()}
+        self._place_client(starts)
 
-def _to_batch(
-    place: TopicPartition, schema: Schema | None, messages: Sequence[Message], headers: Sequence[Headers | None]
-) -> tuple[Batch | None, Unreadable | None]:
-    values = [message.value() for message in messages]
-    unreadable = None
-    if schema is None:
-        column = pa.array(values, pa.binary())
-    else:
-        there = [index for index, value in enumerate(values) if value is not None]
-        decoded = _json(schema).decode([values[index] for index in there])
-        if decoded.failures:
-            first = min(decoded.failures, key=lambda failure: failure.index)
-            cut = there[first.index]
-            unreadable = Unreadable(int(messages[cut].offset() or 0), first.reason)
-            batch, _ = _to_batch(place, schema, messages[:cut], headers) if cut else (None, None)
-            return batch, unreadable
-        struct = stored_schema(schema).field("value").type
-        rows = pa.StructArray.from_arrays(decoded.rows.columns, fields=list(struct))
-        source: list[int | None] = [None] * len(values)
-        for position, index in enumerate(there):
-            source[index] = position
-        column = rows if len(there) == len(values) else rows.take(pa.array(source, pa.int64()))
-    times = pa.array(nearest_us(times_ms(messages))).cast(TIMESTAMP)
-    columns = [
-        pa.array([message.key() for message in messages], pa.binary()),
-        column,
-        times,
-        pa.array([_pairs(each) for each in headers[: len(messages)]], HEADERS),
-    ]
-    found = np.array([message.offset() for message in messages], np.int64)
-    records = pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
-    return Batch(place.topic, place.partition, found, records), unreadable
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        self._faults.pop(place, None)
+        self.readers[place].offset = offset
+        self._place_client({place: offset})
 
+    def forget(self, places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            self.readers.pop(place, None)
+            self._faults.pop(place, None)
+            self._placing.pop(place, None)
 
-def _pairs(headers: Headers | None) -> list[tuple[str, bytes]] | None:
-    return [(name, b"" if value is None else value) for name, value in headers] if headers else None
+    def reassigned(self) -> None:
+        if gone := self._held_by_client() - self.readers.keys():
+            self.instruct(self.client.incremental_unassign, dict.fromkeys(gone, 0))
 
+    def start_over(self) -> None:
+        """An exception may have come between what the client has and what is known here.
 
-# ---------------------------------------------------------------- times
+        A partition that the client no longer has, and was not just being sent to, was taken away by the group.
+        """
+        self._faults.clear()
+        held = self._held_by_client()
+        self._assignee.forget(self.readers.keys() - held - self._placing.keys())
+        if unknown := held - self.readers.keys():
+            self.instruct(self.client.incremental_unassign, dict.fromkeys(unknown, 0))
+            self.unbegun |= unknown if self._group is not None else set()
+        for place, reader in self.readers.items():
+            reader.offset = self.offering.next[place]
+        if self.readers:
+            self._place_client({place: self.offering.next[place] for place in self.readers})
 
+    def corresponding(self, positions: Mapping[TopicPartition, int], topic: str) -> dict[int, int]:
+        places = self._log.topic(topic).places()
+        return offsets_at(self._clients, places, time_reached(self._clients, positions))
 
-def first_record_time(clients: Clients, place: TopicPartition, offset: int) -> int | None:
-    """The time (ms) of the first committed record from an offset on; None if there is none yet."""
-    reader = clients.consumer(
-        unsaid=UNSAID,
-        group_id="millstream-times",
-        enable_auto_commit=False,
-        enable_partition_eof=True,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-    )
-    try:
-        reader.assign([client_module().TopicPartition(place.topic, place.partition, offset)])
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline:
-            message = reader.poll(0.5)
-            error = None if message is None else message.error()
-            if message is not None and error is None:
-                return int(message.timestamp()[1])
-            if error is not None and error.name() == END:
-                return None
+    def _place_client(self, starts: Mapping[TopicPartition, int]) -> None:
+        """The client goes to these offsets, and forgets what it had fetched of the partitions."""
+        self._placing |= starts
+        if held := self._held_by_client() & starts.keys():
+            self.instruct(self.client.incremental_unassign, dict.fromkeys(held, 0))
+        self.instruct(self.client.incremental_assign, starts)
+        for place in starts:
+            self._placing.pop(place, None)
+
+    def _held_by_client(self) -> set[TopicPartition]:
+        with said_plainly(self.where):
+            return {TopicPartition(held.topic, held.partition) for held in self.client.assignment()}
+
+    def instruct(self, act: Callable[[list[Any]], None], starts: Mapping[TopicPartition, int]) -> None:
+        with said_plainly(self.where):
+            act(list(as_kafka(starts)))
+
+    # ------------------------------------------------------------ fetching
+
+    def fetch(self, seconds: float, max_bytes: int) -> None:
+        self.poll(min(seconds, SLICE_SECONDS))
+
+    def serve(self) -> None:
+        """The group must hear of this member, and this member of the group."""
+        if time.monotonic() - self._polled_at > SERVE_SECONDS:
+            self.poll(0.0, 0)
+
+    def poll(self, timeout: float, more: int = FETCHED_MAX) -> None:
+        """Takes what the client has, waiting for the first message. All of it is taken before anything is raised."""
+        self._polled_at = time.monotonic()
+        self._raise_fault()
+        self.offering.is_fetching = True
+        with said_plainly(self.where):
+            first = self.client.poll(timeout)
+            messages = [] if first is None else [first, *(self.client.consume(more, 0) if more else ())]
+        records: dict[TopicPartition, list[Message]] = {}
+        failures = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                records.setdefault(_place(message), []).append(message)
+            else:
+                failures.append((message, error))
+        troubles = [self._take(place, of_place) for place, of_place in records.items()]
+        troubles += [self._note_failure(message, error) for message, error in failures]
+        self.offering.is_fetching = False
+        for trouble in troubles:
+            if trouble is not None:
+                raise trouble
+        self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        """What was read before is handed out first; then it is raised until the user goes elsewhere."""
+        for fault in self._faults.values() if not self.offering.waiting else ():
+            raise fault
+
+    def _active_reader(self, place: TopicPartition) -> KafkaPosition | None:
+        """None for a partition that stands still: what the client had fetched further on is ignored."""
+        return None if place in self._faults else self.readers.get(place)
+
+    def _take(self, place: TopicPartition, messages: list[Message]) -> MillstreamError | None:
+        reader = self._active_reader(place)
+        wanted = [message for message in messages if reader and (message.offset() or 0) >= reader.offset]
+        if reader is None or not wanted:
+            return None
+        try:
+            schema = self._log.topic(place.topic).settings.schema
+        except MillstreamError as error:
+            self._place_client({place: reader.offset})  # they come again
+            return error
+        batch, unreadable = to_batch(place, schema, wanted)
+        if batch is not None:
+            self.offering.waiting.append(batch)
+            reader.offset = batch.next_offset
+        if unreadable is not None:
+            reader.offset = unreadable.offset
+            self._faults[place] = unreadable.error(place)
         return None
-    finally:
-        reader.close()
+
+    def _note_failure(self, message: Message, error: KafkaError) -> MillstreamError | None:
+        """What the client reports between the records."""
+        place = _place(message)
+        reader = self._active_reader(place)
+        if error.name() == END:
+            if reader is not None:
+                reader.offset = max(reader.offset, message.offset() or 0)
+        elif error.name() == "_AUTO_OFFSET_RESET":
+            if reader is not None:
+                self._find_again(place, reader)
+        elif error.name() in GONE_TOPIC:
+            self._assignee.check_topics_soon()
+        elif error.name() == "_MAX_POLL_EXCEEDED":
+            logger.warning("%s: no poll within max_poll_interval, so other members take over", self.where)
+        elif error.fatal() or error.name().endswith("AUTHORIZATION_FAILED"):
+            return translated(error, self.where)
+        else:
+            logger.debug("%s: %s", self.where, error.str())
+        return None
+
+    def _find_again(self, place: TopicPartition, reader: KafkaPosition) -> None:
+        """The offset asked for does not exist any more."""
+        try:
+            start, end = self.offset(place, "earliest"), self.offset(place, "latest")
+        except (KafkaUnavailable, UnknownTopic):
+            start, end = 0, reader.offset
+        if start <= reader.offset <= end:  # it was asked of a broker that did not know yet, or does not answer now
+            self._place_client({place: reader.offset})
+            return
+        if self._on_lost == "error":
+            self._faults[place] = OffsetLost(
+                f"offset {reader.offset} was deleted before it was read: the partition begins at {start}"
+                if reader.offset < start
+                else f"there is no offset {reader.offset}: the partition ends at {end}",
+                where=str(place),
+                next_step="begin elsewhere with on_lost='earliest' or 'latest', or seek",
+            )
+            return
+        target = start if self._on_lost == "earliest" else end
+        self.offering.skip_lost(place, target)
+        reader.offset = target
+        self._place_client({place: target})
+
+    # ------------------------------------------------------------ ends
+
+    def ends(self) -> dict[TopicPartition, int]:
+        if self._group is not None and not self.offering.ahead() and not self.offering.handed:
+            self.poll(0.0)
+        return self._ends(ANSWER_SECONDS)
+
+    def ends_if_known(self) -> dict[TopicPartition, int]:
+        try:
+            return self._ends(GLANCE_SECONDS)
+        except KafkaUnavailable:  # what the brokers have is read when they are back
+            return {}
+
+    def _ends(self, seconds: float) -> dict[TopicPartition, int]:
+        places = sorted(self.readers)
+        return offsets(self._clients, places, "latest", committed=self._committed_only, seconds=seconds)
+
+    def lag(self) -> int:
+        ends = self._ends(ANSWER_SECONDS)
+        if self._group is None or not self.offering.handed:  # else partitions could go while records are worked on
+            deadline = time.monotonic() + COUNTING_SECONDS
+            self.poll(0.0)
+            while 0 < self._unread(ends) <= COUNTED_MAX and not self._faults and time.monotonic() < deadline:
+                self.poll(SERVE_SECONDS)  # records are counted as they come, and markers passed
+        return self._unread(ends)
+
+    def _unread(self, ends: Mapping[TopicPartition, int]) -> int:
+        """Offsets that were not even read ahead."""
+        return sum(max(0, end - self.readers[p].offset) for p, end in ends.items() if p in self.readers)
+
+    # ------------------------------------------------------------ the end
+
+    def stop_waiting(self) -> None:
+        while self.offering.turns.is_anothers:  # the thread that waits soon sees that the consumer was closed
+            time.sleep(CLOSE_SECONDS)
+
+    def close(self) -> None:
+        self.client.close()
 
 
-def records_between(
-    clients: Clients, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, int]:
-    """How many records lie between offsets: counted where that is quick, else as many as there are offsets.
-
-    Markers of transactions and aborted records have offsets, too.
-    """
-    found = {place: max(0, ends[place] - start) for place, start in starts.items()}
-    counted = {place for place, lag in found.items() if 0 < lag <= COUNTED_MAX}
-    if not counted:
-        return found
-    reader = clients.consumer(
-        unsaid=UNSAID,
-        group_id="millstream-lags",
-        enable_auto_commit=False,
-        enable_partition_eof=True,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-    )
-    counts, left = dict.fromkeys(counted, 0), set(counted)
-    try:
-        reader.assign([client_module().TopicPartition(*place, starts[place]) for place in counted])
-        deadline = time.monotonic() + COUNTING_SECONDS
-        while left and time.monotonic() < deadline:
-            for message in reader.consume(COUNTED_MAX, 0.2):
-                place = TopicPartition(message.topic() or "", int(message.partition() or 0))
-                error = message.error()
-                if error is None and (message.offset() or 0) < ends[place]:
-                    counts[place] += 1
-                elif error is None or error.name() == END:
-                    left.discard(place)
-    finally:
-        reader.close()
-    return found | {place: count for place, count in counts.items() if place not in left}
-
-
-def newest_time(clients: Clients, place: TopicPartition) -> int | None:
-    """The latest time (ms) of a record of a partition."""
-    request = {client_module().TopicPartition(*place): admin_module().OffsetSpec.max_timestamp()}
-    [found] = clients.answered(lambda: clients.admin.list_offsets(request), str(place)).values()
-    return int(found.timestamp) if found.timestamp >= 0 else None
+def _place(message: Message) -> TopicPartition:
+    partition = message.partition()
+    return TopicPartition(message.topic() or "", -1 if partition is None else int(partition))

@@ -10,7 +10,7 @@ from millstream.errors import InvalidInput, KafkaUnavailable, UnknownGroup, Unkn
 from millstream.log.groups import GroupInfo, GroupPartition, TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import client_module
-from millstream.log.kafka.fetching import records_between
+from millstream.log.kafka.times import records_between
 from millstream.log.kafka.topics import as_kafka, described, offsets
 
 AT_WORK = frozenset(("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"))
@@ -20,14 +20,14 @@ def group_names(clients: Clients) -> list[str]:
     """Groups of consumers; those of queues are others."""
     types = client_module().ConsumerGroupType
     wanted = {types.CLASSIC, types.CONSUMER}
-    found = clients.patiently(
+    found = clients.retrying(
         lambda: clients.admin.list_consumer_groups(types=wanted).result(ANSWER_SECONDS), clients.where
     )
     return sorted(group.group_id for group in found.valid)
 
 
 def committed_offsets(clients: Clients, group: str) -> dict[TopicPartition, int]:
-    """How far a group has come; empty for one that is not there."""
+    """The offsets that a group has committed; empty for one that does not exist."""
     request = client_module().ConsumerGroupTopicPartitions(group)
     found = _answers(clients, group, lambda: clients.admin.list_consumer_group_offsets([request], require_stable=True))
     return {TopicPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
@@ -52,11 +52,11 @@ def _answers(clients: Clients, group: str, ask: Callable[[], Mapping[Any, Future
         [found] = ask().values()
         return without_errors(found.result(ANSWER_SECONDS).topic_partitions)
 
-    return clients.patiently(wait, f"group '{group}'")
+    return clients.retrying(wait, f"group '{group}'")
 
 
 def without_errors(found: Sequence[Any]) -> list[Any]:
-    """What a coordinator says partition by partition: a request can be answered and a partition refused."""
+    """The answers of a coordinator by partition: a request can succeed and a partition of it be refused."""
     for place in found:
         if place.error is not None:
             raise client_module().KafkaException(place.error)
@@ -72,7 +72,7 @@ def _found(clients: Clients, group: str) -> Any:
 
 
 def describe_group(clients: Clients, group: str) -> GroupInfo:
-    """How often its partitions were shared out anew Kafka does not tell: there is no generation."""
+    """Kafka does not count rebalances: there is no generation."""
     found = _found(clients, group)
     owners: dict[TopicPartition, str] = {}
     for member in found.members:
@@ -99,7 +99,7 @@ def describe_group(clients: Clients, group: str) -> GroupInfo:
 
 
 def check_idle(clients: Clients, group: str) -> None:
-    """Refuses when members are at work: what they read next would not be what was asked for."""
+    """Refuses when members are at work: they would overwrite the change."""
     if members := _found(clients, group).members:
         raise _not_idle(group, f"{len(members)} ")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -19,15 +19,18 @@ from millstream.errors import (
 )
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer
+from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import GroupInfo, TopicPartition
-from millstream.log.kafka import groups, queue
+from millstream.log.kafka import groups, queues
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS, Clients
-from millstream.log.kafka.consumer import KafkaConsumer
+from millstream.log.kafka.deliveries import KafkaDeliveries
 from millstream.log.kafka.descriptions import Descriptions
-from millstream.log.kafka.producer import KafkaProducer, Transactions
-from millstream.log.kafka.queue import KafkaQueue
-from millstream.log.kafka.switches import KafkaSwitching
+from millstream.log.kafka.fetching import KafkaFetching
+from millstream.log.kafka.member import KafkaMember
+from millstream.log.kafka.storing import KafkaStorage
+from millstream.log.kafka.switches import SwitchDocument
+from millstream.log.kafka.times import offsets_at, time_reached
 from millstream.log.kafka.topics import (
     KafkaTopic,
     add_partitions,
@@ -40,10 +43,13 @@ from millstream.log.kafka.topics import (
     remove_topic,
     to_kafka,
 )
+from millstream.log.kafka.transactions import Transactions
 from millstream.log.open_clients import Parts
+from millstream.log.ports import Acks, Assignee, Sender
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.start_positions import Start
+from millstream.log.switches import Switching
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, checked_name
 
 LOOK_SECONDS = 2.0
@@ -51,8 +57,11 @@ ABSENCE_SECONDS = 3.0
 TOPIC = "topic"  # the kind of its descriptions
 
 
-class KafkaLog(KafkaSwitching):
+class KafkaLog(Switching):
     """Opens the Kafka at an address (`kafka://host:9092`); raises KafkaUnavailable if nobody answers there."""
+
+    poll_seconds_min = 6.0  # the shortest that brokers accept
+    transaction_type: type = Transactions
 
     def __init__(self, address: str | KafkaAddress) -> None:
         self._address = address if isinstance(address, KafkaAddress) else KafkaAddress.of(address)
@@ -63,7 +72,7 @@ class KafkaLog(KafkaSwitching):
         self._lock_here = threading.RLock()
         self._topics: dict[str, tuple[float, KafkaTopic]] = {}
         self._parts = Parts()
-        self._set_up_switches()
+        self.switches = SwitchDocument(self.descriptions)
 
     @property
     def address(self) -> str:
@@ -76,7 +85,7 @@ class KafkaLog(KafkaSwitching):
     # ------------------------------------------------------------ topics
 
     def create_topic(self, name: str, **settings: Any) -> TopicInfo:
-        """Makes a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
+        """Creates a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
         self._check_open()
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
@@ -92,7 +101,7 @@ class KafkaLog(KafkaSwitching):
         return self.describe_topic(name)
 
     def _describe(self, name: str, identity: str, settings: TopicSettings) -> None:
-        """Notes what Kafka does not keep of a topic, under the id of that very topic."""
+        """Stores what Kafka does not keep of a topic, under the id of exactly that topic."""
         known = self.descriptions.of(TOPIC).get(name)
         document = {
             "id": identity,
@@ -104,14 +113,14 @@ class KafkaLog(KafkaSwitching):
             self.descriptions.write(TOPIC, name, None if empty else document)
 
     def topics(self) -> list[str]:
-        """Those of which the name does not begin with `_`: such are internal."""
+        """Topics whose names begin with `_` are internal, and left out."""
         self._check_open()
-        found = self.clients.patiently(
+        found = self.clients.retrying(
             lambda: self.clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, self.address
         )
         return sorted(name for name in found if not name.startswith("_"))
 
-    def topic(self, name: str, *, fresh: bool = False) -> KafkaTopic:  # type: ignore[override]
+    def topic(self, name: str, *, fresh: bool = False) -> KafkaTopic:
         """The topic as described now, or a moment ago; the same object as long as it has not changed."""
         self._check_open()
         checked_name(name, "topic")
@@ -127,7 +136,7 @@ class KafkaLog(KafkaSwitching):
             except KafkaUnavailable:
                 if known is None or fresh:
                     raise
-                self._topics[name] = time.monotonic() + ABSENCE_SECONDS, known  # goes on with what is known
+                self._topics[name] = time.monotonic() + ABSENCE_SECONDS, known  # carries on with what is known
                 return known
             if known is None or known.identity != identity or known.settings != settings:
                 known = KafkaTopic(name, identity, settings, self.clients)
@@ -138,7 +147,7 @@ class KafkaLog(KafkaSwitching):
         patience = ANSWER_SECONDS if fresh else GLANCE_SECONDS
         identity, partitions = described(self.clients, name, patience)
         description = self.descriptions.of(TOPIC, fresh=fresh).get(name, {})
-        if description.get("id") != identity:  # that of a topic of this name before
+        if description.get("id") != identity:  # it is of an earlier topic of this name
             description = {}
         return identity, from_kafka(partitions, kept_settings(self.clients, name, patience), description)
 
@@ -189,7 +198,7 @@ class KafkaLog(KafkaSwitching):
     def delete_topic(self, name: str) -> None:
         """Deletes a topic with its records and what groups remember of it."""
         self.topic(name, fresh=True)
-        queue.check_unused(self, name)
+        queues.check_unused(self, name)
         with self._lock():
             self._forget_version(name)
             remove_topic(self.clients, name)
@@ -203,20 +212,43 @@ class KafkaLog(KafkaSwitching):
         place = TopicPartition(topic, partition)
         return offsets(self.clients, [place], -(-microseconds(moment) // 1000))[place]
 
+    # ------------------------------------------------------------ where readers start that are switched
+
+    def _lock(self) -> AbstractContextManager[object]:
+        """Of this process alone: two processes that switch at the same time are in no particular order."""
+        return self._lock_here
+
+    def _stable_offsets(self, topic: str) -> dict[int, int]:
+        ends = offsets(self.clients, self.topic(topic).places(), "latest", committed=True)
+        return {place.partition: offset for place, offset in ends.items()}
+
+    def _offsets_at(self, topic: str, moment: datetime) -> dict[int, int]:
+        return offsets_at(self.clients, self.topic(topic).places(), -(-microseconds(moment) // 1000))
+
+    def _corresponding(self, positions: Mapping[TopicPartition, int], topic: str) -> dict[int, int]:
+        return offsets_at(self.clients, self.topic(topic).places(), time_reached(self.clients, positions))
+
     # ------------------------------------------------------------ producers and consumers
 
     def producer(self, **settings: Any) -> Producer:
         self._check_open()
-        return self._parts.noted(KafkaProducer(self, **settings))
+        return self._parts.noted(Producer(self, **{"acks": "all", **settings}))
+
+    def open_producer(self, name: str | None, acks: Acks, sender: Sender) -> KafkaStorage:
+        checked = None if name is None else checked_name(name, "producer")
+        return KafkaStorage(self.clients, checked, acks, sender)
 
     def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
         self._check_open()
         if settings.get("group") is not None:
             checked_name(settings["group"], "group")
-        return self._parts.noted(KafkaConsumer(self, topics, **settings))
+        return self._parts.noted(Consumer(self, topics, **settings))
 
-    def named_producer(self, name: str) -> Transactions:
-        return Transactions(checked_name(name, "producer"), self.clients)
+    def open_consumer(self, settings: ConsumerSettings, assignee: Assignee) -> tuple[KafkaFetching, KafkaMember | None]:
+        fetching = KafkaFetching(self, settings, assignee)
+        if settings.group is None:
+            return fetching, None
+        return fetching, KafkaMember(self, settings.group, settings, fetching, assignee)
 
     # ------------------------------------------------------------ groups
 
@@ -224,14 +256,17 @@ class KafkaLog(KafkaSwitching):
         self._check_open()
         return groups.group_names(self.clients)
 
+    def committed_offsets(self, group: str) -> dict[TopicPartition, int]:
+        return groups.committed_offsets(self.clients, group)
+
     def describe_group(self, name: str) -> GroupInfo:
         self._check_open()
         return groups.describe_group(self.clients, name)
 
     def reset_group(self, name: str, topic: str, to: Start) -> GroupInfo:
-        """Sets how far an idle group has come in a topic: 'earliest', 'latest', an offset or a time."""
+        """Moves an idle group to a position in a topic: 'earliest', 'latest', an offset or a time."""
         groups.check_idle(self.clients, name)
-        with KafkaConsumer(self, topic, start=to) as reader:
+        with Consumer(self, topic, start=to) as reader:
             found = {place: reader.position(*place) for place in reader.assignment}
         groups.store_offsets(self.clients, name, found)
         return self.describe_group(name)
@@ -246,24 +281,28 @@ class KafkaLog(KafkaSwitching):
         """Settings: timeout, max_tries, dead_letters (a topic), max_in_flight, start ('earliest' or 'latest')."""
         self._check_open()
         checked_name(name, "queue")
-        queue.create(self, name, self.topic(self.resolve(topic), fresh=True), QueueSettings.of(**settings))
+        queues.create(self, name, self.topic(self.resolve(topic), fresh=True), QueueSettings.of(**settings))
         return self.describe_queue(name)
 
     def queues(self) -> list[QueueInfo]:
         self._check_open()
-        return [self.describe_queue(name) for name in queue.names(self)]
+        return [self.describe_queue(name) for name in queues.names(self)]
 
     def describe_queue(self, name: str) -> QueueInfo:
         self._check_open()
-        return queue.describe(self, name)
+        return queues.describe(self, name)
 
     def delete_queue(self, name: str) -> None:
         self._check_open()
-        queue.delete(self, name)
+        queues.delete(self, name)
 
     def queue(self, name: str) -> Queue:
         self._check_open()
-        return self._parts.noted(KafkaQueue(self, name))
+        return self._parts.noted(Queue(self, name))
+
+    def open_queue(self, name: str) -> tuple[str, QueueSettings, KafkaDeliveries]:
+        topic, settings, starts = queues.load(self, name)
+        return topic, settings, KafkaDeliveries(self, name, topic, settings, starts)
 
     # ------------------------------------------------------------ upkeep and the end
 

@@ -154,7 +154,7 @@ def make_topic(
 ) -> None:
     """Returns when every partition has a leader. With three brokers or more, two must have a record."""
     where = f"topic '{name}'"
-    brokers = clients.patiently(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).brokers, where)
+    brokers = clients.retrying(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).brokers, where)
     replicas = min(REPLICAS, len(brokers))
     safe = {"min.insync.replicas": "2"} if replicas == REPLICAS else {}
     new = admin_module().NewTopic(name, partitions, replicas, config={**ANY_TIME, **safe, **settings})
@@ -176,7 +176,7 @@ def add_partitions(clients: Clients, name: str, partitions: int) -> None:
 def until_led(clients: Clients, name: str, partitions: int) -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
-        found = clients.patiently(lambda: clients.admin.list_topics(name, timeout=ANSWER_SECONDS), f"topic '{name}'")
+        found = clients.retrying(lambda: clients.admin.list_topics(name, timeout=ANSWER_SECONDS), f"topic '{name}'")
         known = found.topics[name].partitions
         if len(known) >= partitions and all(partition.leader >= 0 for partition in known.values()):
             return
@@ -191,7 +191,7 @@ def remove_topic(clients: Clients, name: str) -> None:
     clients.removed(name)
     clients.answered(lambda: clients.admin.delete_topics([name]), f"topic '{name}'")
     deadline = time.monotonic() + ANSWER_SECONDS
-    while name in clients.patiently(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, name):
+    while name in clients.retrying(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, name):
         if time.monotonic() > deadline:
             raise KafkaUnavailable(f"topic '{name}' is still being deleted", where=clients.where)
         time.sleep(0.05)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
+import sqlite3
 import threading
-import time
 import uuid
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,149 +18,56 @@ from millstream.errors import (
     ClosedError,
     DamagedLog,
     InvalidInput,
-    NotALog,
     NotFound,
     StorageError,
-    UnknownPartition,
     UnknownTopic,
 )
-from millstream.log import access, groups, queues
+from millstream.log import groups
 from millstream.log import partition as partitions
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer
+from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.coordinator import Coordinator
 from millstream.log.description import (
-    DESCRIPTION,
-    FOLDERS,
-    FORMAT,
     MOVED_TO,
     TOPIC,
     damaged,
-    log_description,
     topic_description,
 )
 from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder, write_document
+from millstream.log.embedded import queues
+from millstream.log.embedded.deliveries import EmbeddedDeliveries
+from millstream.log.embedded.fetching import EmbeddedFetching
+from millstream.log.embedded.folder import changes_lock, open_folder, raise_file_limit
+from millstream.log.embedded.member import EmbeddedMember
+from millstream.log.embedded.read_offsets import cut_progress, furthest_read
+from millstream.log.embedded.storing import EmbeddedStorage
+from millstream.log.embedded.switch_file import SWITCHES, SwitchFile
+from millstream.log.embedded.times import offsets_at, time_reached
+from millstream.log.embedded.topic import Topic, cutter
 from millstream.log.groups import GroupInfo, Membership, TopicPartition
 from millstream.log.layout import stored_schema
 from millstream.log.open_clients import Parts
 from millstream.log.partition import LOCK, UPKEEP_LOCK, Partition
+from millstream.log.ports import Acks, Assignee, Sender
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
 from millstream.log.reader import offset_at_time, records_between
 from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
 from millstream.log.start_positions import Start
-from millstream.log.switches import SWITCHES, Switches, Switching
+from millstream.log.switches import Switching
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_partition_count, checked_name, is_name
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
 from millstream.private_files import make_folder
 
 COORDINATOR = "coordinator.sqlite"
-LEFTOVER_SECONDS = 60.0
-OPEN_FILES = 65536
-
-
-class Topic:
-    """A topic as this process knows it."""
-
-    def __init__(
-        self,
-        name: str,
-        identity: str,
-        settings: TopicSettings,
-        folder: Path,
-        disk: Disk,
-        latest: Callable[[str], Topic],
-        on_cut: Callable[[str, int, int], None],
-        moved_to: str | None = None,
-    ) -> None:
-        self.name = name
-        self.moved_to = moved_to
-        self.identity = identity
-        self.settings = settings
-        self.folder = folder
-        self.stored_schema = stored_schema(settings.schema)
-        self._disk = disk
-        self._latest = latest
-        self._on_cut = on_cut
-        # Whoever uses a partition holds it; with the last of them its files are closed.
-        self._partitions: weakref.WeakValueDictionary[int, Partition] = weakref.WeakValueDictionary()
-        self._lock = threading.RLock()
-
-    def take_over(self, before: Topic) -> None:
-        """Goes on with the partitions that are open, under the settings of now."""
-        self._partitions, self._lock = before._partitions, before._lock
-        for reference in self._partitions.valuerefs():
-            partition = reference()
-            if partition is not None:
-                partition.schema, partition.segment_bytes = self.stored_schema, self.settings.segment_bytes
-                partition.moved_to = self.moved_to
-
-    def forget(self) -> None:
-        """Lets go of the partitions; whoever still uses one keeps it open."""
-        with self._lock:
-            self._partitions.clear()
-
-    def partition(self, number: int) -> Partition:
-        with self._lock:
-            found = self._partitions.get(number)
-            if found is None:
-                if not 0 <= number < self.settings.partitions:
-                    raise UnknownPartition(
-                        f"there is no partition {number}",
-                        where=f"topic '{self.name}'",
-                        next_step=f"choose 0 to {self.settings.partitions - 1}",
-                    )
-                found = Partition(
-                    self.name,
-                    number,
-                    self.folder / str(number),
-                    self.stored_schema,
-                    self.settings.segment_bytes,
-                    self._disk,
-                    renew=_renewer(self._latest, self.name, self.identity),
-                    on_cut=_cutter(self._on_cut, self.name, number),
-                )
-                found.moved_to = self.moved_to
-                self._partitions[number] = found
-                try:
-                    found.refresh()  # what was opened may be of a topic made anew, or this description outdated
-                except BaseException:
-                    self._partitions.pop(number, None)
-                    raise
-            return found
-
-    def partitions(self) -> list[Partition]:
-        return [self.partition(number) for number in range(self.settings.partitions)]
-
-
-def _renewer(latest: Callable[[str], Topic], name: str, identity: str) -> Callable[[], None]:
-    """Notices a change of settings, and raises if the topic was deleted."""
-
-    def renew() -> None:
-        if latest(name).identity != identity:
-            raise UnknownTopic(f"topic '{name}' was deleted and made anew", next_step="open it again")
-
-    return renew
-
-
-def _cutter(on_cut: Callable[[str, int, int], None], topic: str, number: int) -> Callable[[int], None]:
-    return lambda end_offset: on_cut(topic, number, end_offset)
-
-
-def _raise_file_limit() -> None:
-    """A partition needs a handful of open files, and the usual soft limit is meant for programs that use select()."""
-    with suppress(OSError, ValueError):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager
 def _held(locks: Iterable[FileLock]) -> Iterator[None]:
-    """All of them, taken in order of partition as everybody does."""
+    """All of them, taken in order of partition as everywhere."""
     with ExitStack() as held:
         for lock in locks:
             held.enter_context(lock)
@@ -181,6 +86,9 @@ def _undescribed(name: str, folder: Path) -> DamagedLog:
 class EmbeddedLog(Switching):
     """Opens the log in a folder, and makes it there if the folder is new or empty."""
 
+    poll_seconds_min = 1.0  # members check on each other several times within it
+    transaction_type: type = sqlite3.Connection
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -189,58 +97,20 @@ class EmbeddedLog(Switching):
         disk: Disk | None = None,
         shared_group: str | None = None,
     ) -> None:
-        """`shared_group` opens the log to the members of a group, now and for ever; by default it is its owner's."""
+        """`shared_group` opens the log to the members of a group for good; by default it is its owner's alone."""
         self.path = Path(path).expanduser().absolute()
         self._disk = disk or Disk()
-        _raise_file_limit()
-        self._open_folder(shared_group)
+        raise_file_limit()
+        open_folder(self.path, shared_group)
         self._topics: dict[str, tuple[tuple[int, ...], Topic]] = {}
         self._parts = Parts()
         self._topics_lock = threading.Lock()
-        self._people = self.path / "people"
-        self.switches = Switches(self.path / SWITCHES)
+        self._participants = self.path / "people"
+        self.switches = SwitchFile(self.path / SWITCHES)
         self._check_coordinator()
         self.coordinator = Coordinator(self.path / COORDINATOR)
         self._upkeep = Upkeep(self) if upkeep else None
         self._closed = False
-
-    def _open_folder(self, group: str | None) -> None:
-        description = self.path / DESCRIPTION
-        rights = access.access_for(group)
-        shared = {} if group is None else {access.SHARED_GROUP: group}
-        with storage_errors(self.path):
-            access.make_root(self.path, rights)
-            with self._lock():
-                if not description.exists():
-                    strangers = [name for name in os.listdir(self.path) if not self._is_own(name)]  # noqa: PTH208
-                    if strangers:
-                        (self.path / ".lock").unlink()
-                        raise NotALog(
-                            "the folder has other things in it and is not a log",
-                            where=f"{self.path} ({', '.join(sorted(strangers)[:3])})",
-                            next_step="choose an empty or new folder with --log or MILLSTREAM_BROKER",
-                        )
-                    access.claim(self.path, rights)
-                    for name in FOLDERS:
-                        make_folder(self.path / name)
-                    write_document(description, {"what": "a Millstream log", "format": FORMAT, **shared})
-                document = log_description(self.path)
-                recorded = document.get(access.SHARED_GROUP)
-                if group is not None and not (recorded == group and access.is_granted(self.path, rights)):
-                    access.share(self.path, rights)
-                    write_document(description, {**document, **shared})
-                    recorded = group
-                self._sweep()
-        access.check(self.path, recorded)
-
-    def _sweep(self) -> None:
-        """Clears away what a process left that died while it made or deleted a topic."""
-        with suppress(FileNotFoundError):
-            for entry in list(os.scandir(self.path / "topics")):
-                if entry.name.startswith((".deleted-", ".new-")):
-                    with suppress(FileNotFoundError):
-                        if time.time() - entry.stat(follow_symlinks=False).st_ctime > LEFTOVER_SECONDS:
-                            shutil.rmtree(entry.path, ignore_errors=True)
 
     def _check_coordinator(self) -> None:
         path = self.path / COORDINATOR
@@ -249,24 +119,16 @@ class EmbeddedLog(Switching):
                 "the coordinator's file is missing: what groups, queues and named producers have done is in it",
                 where=str(path),
                 next_step="restore it; if it is lost for good, make an empty file of that name: "
-                "groups, queues and named producers then begin anew",
+                "groups, queues and named producers then start over",
             )
 
-    def _is_own(self, name: str) -> bool:
-        """Whether a log whose making was cut short has left this."""
-        if name in FOLDERS:
-            return not any((self.path / name).iterdir())
-        # Jobs of a flow that reads and writes elsewhere keep their folders here, too.
-        return name in (".lock", "jobs") or name.startswith(f".{DESCRIPTION}.")
-
     def _lock(self) -> FileLock:
-        """Held while the log is made and topics are changed."""
-        return FileLock(self.path / ".lock")
+        return changes_lock(self.path)
 
     # ------------------------------------------------------------ topics
 
     def create_topic(self, name: str, **settings: Any) -> TopicInfo:
-        """Makes a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
+        """Creates a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
         check_partition_count(made.partitions)
@@ -378,7 +240,7 @@ class EmbeddedLog(Switching):
 
     @contextmanager
     def moving(self, name: str, to: str) -> Iterator[Topic]:
-        """Inside it nobody writes to a topic, and after it nobody does any more: writers are told where it has gone."""
+        """Blocks writers of a topic; afterwards they get an error that names where it has moved."""
         with self._lock():
             topic = self.topic(name)
             opened = topic.partitions()
@@ -401,7 +263,7 @@ class EmbeddedLog(Switching):
     def delete_topic(self, name: str) -> None:
         """Deletes a topic with its records and what groups and queues remember of it. Writers at work are refused."""
         topic = self.topic(name)
-        self._check_unused(name)
+        queues.check_unused(self.coordinator, name)
         grave = self.path / "topics" / f".deleted-{uuid.uuid4().hex}"
         # Not through the partitions, which cannot be opened when they are damaged.
         folders = [topic.folder / str(number) for number in range(topic.settings.partitions)]
@@ -412,7 +274,7 @@ class EmbeddedLog(Switching):
                 if any(lock.gone for lock in locks) or self.topic(name).identity != topic.identity:
                     raise UnknownTopic(f"topic '{name}' was deleted meanwhile")
                 self._forget_version(name)
-                # First: a topic made anew under this name must never find what groups remember of this one.
+                # First: a new topic of this name must never find what groups remember of this one.
                 with self.coordinator.change(durable=True) as db:
                     for table in ("offsets", "ownership", "transaction_partitions"):
                         db.execute(f"DELETE FROM {table} WHERE topic = ?", (name,))
@@ -421,39 +283,8 @@ class EmbeddedLog(Switching):
                 shutil.rmtree(grave, ignore_errors=True)  # what is left is swept when the log is next opened
         self._forget(name)
 
-    def _check_unused(self, topic: str) -> None:
-        with self.coordinator.look() as db:
-            rows = db.execute("SELECT name, topic, settings FROM queues ORDER BY name").fetchall()
-        dead_letters = {row["name"]: queues.settings_of(self.coordinator, row).dead_letters for row in rows}
-        used = [row["name"] for row in rows if topic in (row["topic"], dead_letters[row["name"]])]
-        if used:
-            raise InvalidInput(
-                f"topic '{topic}' is used by queue {', '.join(used)}", next_step="delete the queue first"
-            )
-
     def _cut(self, topic: str, partition: int, end_offset: int) -> None:
-        """Nobody has come further than a partition now ends: its next records have offsets that were used before."""
-        beyond = {"topic": topic, "partition": partition, "end": end_offset}
-        of_queues = "partition = :partition AND queue IN (SELECT name FROM queues WHERE topic = :topic)"
-        with self.coordinator.change(durable=True) as db:
-            db.execute(
-                "UPDATE offsets SET next_offset = :end "
-                "WHERE topic = :topic AND partition = :partition AND next_offset > :end",
-                beyond,
-            )
-            db.execute(f"UPDATE queue_cursors SET next_offset = :end WHERE {of_queues} AND next_offset > :end", beyond)
-            db.execute(f"DELETE FROM deliveries WHERE {of_queues} AND record_offset >= :end", beyond)
-
-    def _furthest_read(self, topic: str, partition: int) -> int:
-        """How far any group or queue has come: so many records there were at least."""
-        with self.coordinator.look() as db:
-            rows = db.execute(
-                "SELECT next_offset FROM offsets WHERE topic = :topic AND partition = :partition UNION ALL "
-                "SELECT next_offset FROM queue_cursors WHERE partition = :partition "
-                "AND queue IN (SELECT name FROM queues WHERE topic = :topic)",
-                {"topic": topic, "partition": partition},
-            ).fetchall()
-        return max((offset for (offset,) in rows), default=0)
+        cut_progress(self.coordinator, TopicPartition(topic, partition), end_offset)
 
     def _forget(self, name: str) -> None:
         with self._topics_lock:
@@ -468,12 +299,27 @@ class EmbeddedLog(Switching):
         """The offset of the first record at or after a time."""
         return offset_at_time(self.topic(topic).partition(partition), microseconds(moment))
 
+    # ------------------------------------------------------------ where readers start that are switched
+
+    def _stable_offsets(self, topic: str) -> dict[int, int]:
+        return {partition.number: partition.stable_offset() for partition in self.topic(topic).partitions()}
+
+    def _offsets_at(self, topic: str, moment: datetime) -> dict[int, int]:
+        return offsets_at(self.topic(topic).partitions(), microseconds(moment))
+
+    def _corresponding(self, positions: Mapping[TopicPartition, int], topic: str) -> dict[int, int]:
+        reached = [(self.find_partition(*place), offset) for place, offset in positions.items()]
+        return offsets_at(self.topic(topic).partitions(), time_reached(reached))
+
     # ------------------------------------------------------------ producers and consumers
 
     def producer(self, **settings: Any) -> Producer:
         self._check_open()
         self._keep_up()
         return self._parts.noted(Producer(self, **settings))
+
+    def open_producer(self, name: str | None, acks: Acks, sender: Sender) -> EmbeddedStorage:
+        return EmbeddedStorage(self, name, acks, sender)
 
     def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
         self._check_open()
@@ -482,11 +328,19 @@ class EmbeddedLog(Switching):
         self._keep_up()
         return self._parts.noted(Consumer(self, topics, **settings))
 
+    def open_consumer(
+        self, settings: ConsumerSettings, assignee: Assignee
+    ) -> tuple[EmbeddedFetching, EmbeddedMember | None]:
+        fetching = EmbeddedFetching(self, settings)
+        if settings.group is None:
+            return fetching, None
+        return fetching, EmbeddedMember(self, settings.group, settings)
+
     def named_producer(self, name: str) -> NamedProducer:
-        return NamedProducer(checked_name(name, "producer"), self.coordinator, self._people, self.find_partition)
+        return NamedProducer(checked_name(name, "producer"), self.coordinator, self._participants, self.find_partition)
 
     def membership(self, group: str, topics: Sequence[str], poll_seconds_max: float) -> Membership:
-        return Membership(self.coordinator, self._people, group, topics, self._partition_count, poll_seconds_max)
+        return Membership(self.coordinator, self._participants, group, topics, self._partition_count, poll_seconds_max)
 
     def _partition_count(self, topic: str) -> int:
         try:
@@ -498,15 +352,20 @@ class EmbeddedLog(Switching):
         return self.topic(topic).partition(number)
 
     def end_abandoned(self, partition: Partition) -> None:
-        end_abandoned(self.coordinator, self._people, self.find_partition, partition)
+        end_abandoned(self.coordinator, self._participants, self.find_partition, partition)
 
     # ------------------------------------------------------------ groups
 
     def groups(self) -> list[str]:
         return groups.group_names(self.coordinator)
 
+    def committed_offsets(self, group: str) -> dict[TopicPartition, int]:
+        return groups.committed_offsets(self.coordinator, group)
+
     def describe_group(self, name: str) -> GroupInfo:
-        return groups.describe_group(self.coordinator, self._people, name, self._offset_ranges, self._records_between)
+        return groups.describe_group(
+            self.coordinator, self._participants, name, self._offset_ranges, self._records_between
+        )
 
     def _records_between(self, place: TopicPartition, start: int, end: int) -> int:
         return records_between(self.find_partition(*place), start, end) if start < end else 0
@@ -520,10 +379,10 @@ class EmbeddedLog(Switching):
 
     def check_idle(self, group: str) -> None:
         """Refuses to touch a group whose members are at work."""
-        groups.change_idle_group(self.coordinator, self._people, group)
+        groups.change_idle_group(self.coordinator, self._participants, group)
 
     def reset_group(self, name: str, topic: str, to: Start) -> GroupInfo:
-        """Sets how far an idle group has come in a topic: 'earliest', 'latest', an offset or a time."""
+        """Moves an idle group to a position in a topic: 'earliest', 'latest', an offset or a time."""
         self.check_idle(name)
         with Consumer(self, topic, start=to) as reader:
             offsets = {place: reader.position(*place) for place in reader.assignment}
@@ -551,15 +410,19 @@ class EmbeddedLog(Switching):
         return [self.describe_queue(name) for name in queues.names(self.coordinator)]
 
     def describe_queue(self, name: str) -> QueueInfo:
-        return queues.describe(self.coordinator, self._people, name, self.topic)
+        return queues.describe(self.coordinator, self._participants, name, self.topic)
 
     def delete_queue(self, name: str) -> None:
-        queues.delete(self.coordinator, self._people, name)
+        queues.delete(self.coordinator, self._participants, name)
 
     def queue(self, name: str) -> Queue:
         self._check_open()
         self._keep_up()
-        return self._parts.noted(Queue(self, name, self._people))
+        return self._parts.noted(Queue(self, name))
+
+    def open_queue(self, name: str) -> tuple[str, QueueSettings, EmbeddedDeliveries]:
+        topic, settings = queues.load(self.coordinator, name)
+        return topic, settings, EmbeddedDeliveries(self, name, topic, settings, self._participants)
 
     # ------------------------------------------------------------ upkeep and the end
 
@@ -570,7 +433,7 @@ class EmbeddedLog(Switching):
             upkeep.clean(self.topic(name), forced=True)
 
     def repair_topic(self, name: str) -> list[Repaired]:
-        """Keeps what still checks out of damaged partitions, and tells what is lost. Nobody else may use the topic."""
+        """Keeps what is intact of damaged partitions, and reports what is lost. Nobody else may use the topic."""
         topic = self.topic(name)
         for number in range(topic.settings.partitions):
             with storage_errors(topic.folder):
@@ -581,8 +444,8 @@ class EmbeddedLog(Switching):
                 number,
                 topic.stored_schema,
                 self._disk,
-                on_cut=_cutter(self._cut, name, number),
-                known_end=self._furthest_read(name, number),
+                on_cut=cutter(self._cut, name, number),
+                known_end=furthest_read(self.coordinator, TopicPartition(name, number)),
             )
             for number in range(topic.settings.partitions)
         ]

@@ -1,0 +1,114 @@
+"""Appends the chunks of a producer to the segments of their partitions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.log.buffer import Chunk, PartitionWork
+from millstream.log.channel import Placed
+from millstream.log.embedded.topic import Topic
+from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, parts
+from millstream.log.groups import TopicPartition
+from millstream.log.partition import Partition
+from millstream.log.ports import Acks, Sender
+
+if TYPE_CHECKING:
+    from millstream.log.embedded.log import EmbeddedLog
+
+
+class EmbeddedStorage:
+    def __init__(self, log: EmbeddedLog, name: str | None, acks: Acks, sender: Sender) -> None:
+        self._sender = sender
+        self._syncs = acks == "all"
+        self.named = None if name is None else log.named_producer(name)
+        self._id = self.named.id if self.named else random.getrandbits(62) | 1 << 62
+        self._sequences: dict[TopicPartition, int] = {}
+        self._enlisted: set[TopicPartition] = set()
+        self._partitions: dict[TopicPartition, Partition] = {}  # kept open between chunks
+
+    # ------------------------------------------------------------ storing
+
+    def store(self, chunk: Chunk, placed: Placed) -> None:
+        if chunk.work is None:
+            chunk.work = self._plan(chunk.topic, placed)
+        topic = placed.topic  # not looked up again: another one may have the name by now
+        assert isinstance(topic, Topic)
+        while chunk.work:
+            work = chunk.work[0]
+            place = TopicPartition(chunk.topic, work.partition)
+            partition = self._partitions[place] = topic.partition(work.partition)
+            if self._sender.in_transaction and place not in self._enlisted:
+                assert self.named is not None
+                self.named.enlist(place)
+                self._enlisted.add(place)
+            tried_since = work.tried_since
+            if tried_since is None:
+                work.tried_since = partition.end_offset()
+            offsets = partition.append(
+                work.drafts,
+                sync=self._syncs,
+                permit=self.named.check if self.named else None,
+                tried_since=tried_since,
+            )
+            work.spans = [(offset, part.rows) for offset, part in zip(offsets, work.drafts, strict=True)]
+            work.drafts = []
+            chunk.stored.append(chunk.work.pop(0))
+
+    def _plan(self, topic: str, placed: Placed) -> list[PartitionWork]:
+        """The frames of a chunk, partition by partition."""
+        if not placed.batch.num_rows:
+            return []
+        chosen = placed.partitions
+        if isinstance(chosen, int):
+            return [PartitionWork(chosen, placed.rows, self._drafts(TopicPartition(topic, chosen), placed.batch))]
+        work = []
+        for number in map(int, np.unique(chosen)):
+            own = np.flatnonzero(chosen == number)
+            drafts = self._drafts(TopicPartition(topic, number), placed.batch.take(pa.array(own)))
+            work.append(PartitionWork(number, own if placed.rows is None else placed.rows[own], drafts))
+        return work
+
+    def _drafts(self, place: TopicPartition, records: pa.RecordBatch) -> list[Draft]:
+        drafts = []
+        for piece in parts(records):
+            sequence = self._sequences.get(place, 0)
+            self._sequences[place] = (sequence + 1) & 0x7FFFFFFF
+            newest = pc.max(piece.column("timestamp").cast(pa.int64())).as_py()
+            drafts.append(
+                draft(
+                    piece,
+                    NO_TIMESTAMP if newest is None else newest,
+                    producer_id=self._id,
+                    epoch=self.named.epoch if self.named else 0,
+                    sequence=sequence,
+                    flags=TRANSACTIONAL if self._sender.in_transaction else 0,
+                )
+            )
+        return drafts
+
+    # ------------------------------------------------------------ transactions
+
+    def begin(self) -> None:
+        assert self.named is not None
+        self.named.begin()
+        self._sequences.clear()
+        self._enlisted.clear()
+
+    def commit(self, include: Callable[[object], None]) -> None:
+        assert self.named is not None
+        self.named.commit(include)
+
+    def abort(self) -> None:
+        assert self.named is not None
+        self.named.abort()
+
+    def close(self) -> None:
+        self._partitions.clear()
+        if self.named is not None:
+            self.named.close()

@@ -1,0 +1,129 @@
+"""The transactions of one named producer on Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from millstream import terminal
+from millstream.errors import KafkaUnavailable, MillstreamError, ProducerFenced, TransactionAborted
+from millstream.log.kafka.clients import ANSWER_SECONDS, PASSING, PRODUCER_DEFAULTS, Clients
+from millstream.log.kafka.failures import client_module, translated
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+FENCED = ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
+COMMIT, ABORT = "commit_transaction", "abort_transaction"
+logger = terminal.logger(__name__)
+
+
+class Transactions:
+    """The name of a producer: a newer one of the same name fences it, and ends what it left open."""
+
+    def __init__(self, name: str, clients: Clients) -> None:
+        self.name = name
+        self._clients = clients
+        self._fenced = False
+        self._unanswered: str | None = None  # a call; until it is answered the client takes no other
+        self.client = clients.producer(
+            unsaid={**PRODUCER_DEFAULTS, "transaction.timeout.ms": 60_000},
+            transactional_id=name,
+            acks="all",
+            enable_idempotence=True,
+        )
+        self._retrying(lambda: self.client.init_transactions(ANSWER_SECONDS))
+
+    def begin(self) -> None:
+        if self._unanswered is not None:
+            try:
+                self._end(self._unanswered)
+            except TransactionAborted as error:
+                logger.warning("a transaction of which the outcome was unknown was not stored: %s", error)
+                self._end(ABORT)
+        try:
+            self._retrying(self.client.begin_transaction)
+        except KafkaUnavailable as error:
+            if not _is_of_state(error):
+                raise
+            self._end(ABORT)  # an exception hid from the producer that it had begun one
+            self._retrying(self.client.begin_transaction)
+
+    def commit(self, work: Callable[[object], None]) -> None:
+        if self._unanswered is None:
+            work(self)
+        self._end(COMMIT)
+
+    def abort(self) -> None:
+        """A commit that was not answered cannot be undone: the next transaction begins when it was."""
+        if not self._fenced and not self.is_unanswered:
+            try:
+                self._end(ABORT)
+            except KafkaUnavailable as error:
+                if not _is_of_state(error):  # else none is open: an exception hid that it had ended
+                    raise
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a commit may still succeed."""
+        return self._unanswered == COMMIT
+
+    def _end(self, call: str) -> None:
+        try:
+            self._retrying(lambda: getattr(self.client, call)(ANSWER_SECONDS))
+            self._unanswered = None
+        except KafkaUnavailable as error:
+            cause = error.__cause__
+            goes_on = isinstance(cause, client_module().KafkaException) and cause.args[0].retriable()
+            self._unanswered = call if goes_on else None
+            if call == ABORT or not goes_on:
+                raise
+            raise KafkaUnavailable(
+                f"Kafka has not answered whether the transaction is stored: {error.what}",
+                where=error.where,
+                next_step="it may be; the next transaction waits for the answer",
+            ) from error
+        except MillstreamError:
+            self._unanswered = None
+            raise
+
+    def send_offsets(self, offsets: list[Any], group: object) -> None:
+        self._retrying(lambda: self.client.send_offsets_to_transaction(offsets, group, ANSWER_SECONDS))
+
+    def is_fenced(self) -> bool:
+        return self._fenced
+
+    def close(self) -> None:
+        self.client.poll(0)
+
+    def _retrying(self, act: Callable[[], None]) -> None:
+        """Repeats a call as long as the client allows it."""
+        confluent_kafka = client_module()
+        deadline = time.monotonic() + 2 * ANSWER_SECONDS
+        while True:
+            try:
+                return act()
+            except confluent_kafka.KafkaException as raised:
+                error = raised.args[0]
+                if error.retriable() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                raise self._translated(error) from raised
+
+    def _translated(self, error: KafkaError) -> MillstreamError:
+        where = f"producer '{self.name}', {self._clients.where}"
+        if error.name() in FENCED or (error.fatal() and error.name() not in PASSING):
+            self._fenced = True
+            return ProducerFenced(
+                "a newer producer of the same name has taken over", where=where, next_step="let that one write"
+            )
+        if error.txn_requires_abort():
+            return TransactionAborted(f"Kafka gave the transaction up: {error.str()}", where=where)
+        return translated(error, where)
+
+
+def _is_of_state(error: MillstreamError) -> bool:
+    """Whether the client refused a call because its transaction is, or is not, open."""
+    cause = error.__cause__
+    return isinstance(cause, client_module().KafkaException) and cause.args[0].name() == "_STATE"

@@ -87,10 +87,10 @@ def read_options(said: Sequence[str]) -> Options:
     options = argparse.ArgumentParser(
         prog="nexmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--query", metavar="q4,q7", help="only these; unsaid: all")
-    options.add_argument("--events", metavar="10m", help="how many, when time counts; unsaid: 10m")
-    options.add_argument("--check-events", metavar="10k", help="how many, when rows are compared; unsaid: 10k")
-    options.add_argument("--peer", metavar="spark,flink", help="beside whom: spark, flink or none; unsaid: both")
+    options.add_argument("--query", metavar="q4,q7", help="only these; default: all")
+    options.add_argument("--events", metavar="10m", help="how many, when time counts; default: 10m")
+    options.add_argument("--check-events", metavar="10k", help="how many, when rows are compared; default: 10k")
+    options.add_argument("--peer", metavar="spark,flink", help="beside whom: spark, flink or none; default: both")
     options.add_argument("--quick", action="store_true", help="few queries, few events, beside Spark: within a minute")
     options.add_argument("--json", action="store_true", help="nothing but the JSON document on standard output")
     options.add_argument("--out", type=Path, default=OUT, help="where chart and figures go")

@@ -65,7 +65,7 @@ class Local:
         first = given[0]
         if node in self._states:
             state = self._states[node]
-            sent = state.run(given, node.waited_for)
+            sent = state.run(given, node.awaited_inputs)
             self._check_dead(node, state.sent.get(DEAD))
             return sent
         if isinstance(node, nodes.Late):
@@ -99,12 +99,12 @@ class LocalState:
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
 
-    def run(self, given: Sequence[Flowing], waited_for: int | None = None) -> Flowing:
+    def run(self, given: Sequence[Flowing], awaited_inputs: int | None = None) -> Flowing:
         step, fed = self._step, dict(self._step.nothing)
         for side, (name, coming) in enumerate(zip(INPUTS, given, strict=False)):
             fed[name] = step.fed(coming.rows, self._count, side)
             self._count += len(fed[name])
-        return self.take(fed, _slowest(given[:waited_for]))
+        return self.take(fed, _slowest(given[:awaited_inputs]))
 
     def take(self, fed: dict[str, pl.DataFrame], flowing: Clock) -> Flowing:
         """One step over what it is fed."""

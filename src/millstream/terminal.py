@@ -1,7 +1,7 @@
 """Contents on a terminal are text and nothing else: no byte of a record moves the cursor, sets a title or hides a line.
 
-A terminal obeys what is written to it, so whoever can write a record, a file name or an error message could otherwise
-act on the screen of whoever reads it. What could be obeyed is shown as an escape instead. In a pipe nothing is
+A terminal obeys what is written to it, so anyone who can write a record, a file name or an error message could
+otherwise act on the reader's screen. What could be obeyed is shown as an escape instead. In a pipe nothing is
 changed: there the contents are data. Messages of errors and of `logging` are escaped wherever they go, since nobody
 knows where they are read in the end, and one message must not look like two.
 """

@@ -112,7 +112,7 @@ class Merged:
             keys.append(self._batch.join(batch, on=self.key, how="anti", nulls_equal=True).select(self.key))
         changed = pl.concat(keys).unique()
         self._batch, self._live = batch, step.current
-        # Only keys that something came for are merged anew: the table may be large, the news are few.
+        # Only keys that something came for are merged again: the table may be large, the news are few.
         parts = [part.join(changed, on=self.key, how="semi", nulls_equal=True) for part in (batch, step.current)]
         same = self._frame.join(changed, on=self.key, how="anti", nulls_equal=True)
         self._frame = pl.concat([same, self._merged(*parts)], how="diagonal_relaxed")
@@ -184,7 +184,7 @@ class _Rule:
         return _Step(current, keys, minus, dead.select(RECORD), dead_keys)
 
     def _fold(self, events: pl.DataFrame) -> list[pl.DataFrame]:
-        """The row of highest rank is current when it has come; taken back, the key begins anew behind that."""
+        """The row of highest rank is current when it has come; taken back, the key starts over after that."""
         found: list[pl.DataFrame] = []
         while events.height:
             plus = events.filter(self._sign() > 0)

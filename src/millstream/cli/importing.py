@@ -250,7 +250,7 @@ class Work:
     stop: str | None = None
 
 
-STOP_HINT = "mend the line and import from it on, or leave out --on-error stop to have such lines set aside"
+STOP_HINT = "fix the line and import from it on, or leave out --on-error stop to have such lines set aside"
 
 
 def _chain(first: Chunk, rest: Iterator[Chunk]) -> Iterator[Chunk]:

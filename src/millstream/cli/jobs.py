@@ -1,4 +1,4 @@
-"""`millstream jobs`: which jobs there are on a log, how far they are, and how to begin one anew."""
+"""`millstream jobs`: which jobs there are on a log, how far they are, and how to start one over."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def move(session: Session, names: Names) -> None:
 
     Records keep their order, partitions, keys and headers, and their times to the millisecond. Groups and jobs go on
     where they were; topics that those jobs write come along. The records here stay readable, and writers are told where
-    the topic has gone. A move that was cut short begins anew when it is called again.
+    the topic has gone. A move that was cut short starts over when it is called again.
 
     \b
     Example:

@@ -159,7 +159,7 @@ def _values(file: Path) -> dict[str, Any]:
         raise InvalidInput(
             f"'{file}' is not Python: {error.msg}",
             where=f"{error.filename}:{error.lineno}",
-            next_step="mend the line",
+            next_step="fix the line",
         ) from error
     except BaseException as error:  # whatever the user's own lines raise, sys.exit too
         lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(folder)]

@@ -162,7 +162,7 @@ def serve(
         with http.listening(place) as taken, closing(served):
             if not place.is_local:
                 warn(
-                    "this is plain HTTP: whoever can watch the network reads the token and the rows; put TLS before it",
+                    "this is plain HTTP: anyone on the network path can read the token and the rows; put TLS before it",
                     as_json=session.json,
                 )
             shown = f"[{host}]" if ":" in host else host

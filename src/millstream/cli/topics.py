@@ -189,7 +189,8 @@ def clean(
 ) -> None:
     """Apply retention and compaction now, to one topic or to all.
 
-    Whoever has the log open does this in the background, so it is seldom needed. Kafka's brokers do it themselves.
+    Every process that has the log open does this in the background, so it is rarely needed. Kafka's brokers do it
+    themselves.
 
     \b
     Example:

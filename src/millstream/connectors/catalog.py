@@ -85,7 +85,7 @@ def _table(output: Write, log: Path | str) -> Remembered | None:
         return None
     key = sink.key_columns(schema)
     if isinstance(sink, Sqlite):
-        # As the job sees it now: whoever asks may stand in another folder.
+        # As the job sees it now: the reader may be in another folder.
         return Remembered(sink.table, "sqlite", str(Path(sink.path).expanduser().absolute()), key, schema.ddl)
     if isinstance(sink, Postgres):
         return Remembered(sink.table, "postgres", without_password(sink.dsn.reveal()), key, schema.ddl)
@@ -114,7 +114,7 @@ def remembered(log: Path | str) -> list[Remembered]:
             raise DamagedLog(
                 f"which tables the job '{note.parent.name}' writes cannot be read: {error}",
                 where=str(note),
-                next_step="delete the file: the job writes it anew when it next starts",
+                next_step="delete the file: the job writes it again at its next start",
             ) from error
         found |= {
             (table.kind, table.where, table.name): table

@@ -1,7 +1,7 @@
 """The newest batch of a step, in a file of the job's own folder: replaced at once, durable when `record` returns.
 
 The file also names the run that the folder belongs to. Batches are numbered from 0 on in every run: one that begins
-anew, in a new folder, must not be taken for one that goes on.
+over, in a new folder, must not be taken for one that continues.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class FileLedger:
         return max((int(batch) for batch in noted if batch is not None), default=None)
 
     def prepare(self, batch: int, moves: Moves) -> None:
-        """Notes what is about to be done for a batch, so that whoever comes after a crash does just that."""
+        """Notes what is about to be done for a batch, so that the next run after a crash does just that."""
         self._write({**self._content(), "writing": {"batch": batch, **asdict(moves)}})
 
     def prepared(self, batch: int) -> Moves | None:
@@ -112,7 +112,7 @@ class FileLedger:
         return "writing" not in self._content()
 
     def use(self, drafts: Path) -> None:
-        """Notes where drafts lie, for whoever removes the ledger."""
+        """Notes where drafts lie, for the process that removes the ledger."""
         if self._content().get(DRAFTS) != str(drafts):
             self._write({**self._content(), DRAFTS: str(drafts)})
 

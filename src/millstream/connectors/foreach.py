@@ -29,7 +29,7 @@ class ForeachSink:
                 raise SinkFailed(
                     f"{self._place} failed with {type(error).__name__}: {error}",
                     where=f"step '{self._step}', batch {batch}, {rows.num_rows} rows" + _line_of(error),
-                    next_step="mend the function; the batch comes again. Raise SinkUnavailable to have it tried later",
+                    next_step="fix the function; the batch comes again. Raise SinkUnavailable to have it tried later",
                 ) from error
         self._ledger.record(batch)
 

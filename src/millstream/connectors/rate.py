@@ -86,7 +86,7 @@ class RateSource:
                     draft = self._path.with_name(f".rate-{os.getpid()}")
                     write_document(draft, {"start_us": time.time_ns() // 1000})
                     with suppress(FileExistsError):
-                        os.link(draft, self._path)  # whoever is first decides for all
+                        os.link(draft, self._path)  # the first decides for all
                     draft.unlink()
                 self._start_us = int(read_document(self._path)["start_us"])
         return self._start_us

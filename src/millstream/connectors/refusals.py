@@ -1,5 +1,5 @@
 """Rows that a sink will never take, told apart from a sink that fails: each is named with its reason, the rest of the
-batch is written, and whoever writes knows of them before anything of the batch is final.
+batch is written, and the writer knows of them before anything of the batch is final.
 
 A value that a sink cannot hold is found by its type alone, for whole columns. What only the sink itself knows, such as
 a constraint of a table, is found by trying: a batch that it refuses is halved until single rows are left.

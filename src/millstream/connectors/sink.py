@@ -50,8 +50,8 @@ def open_sink(
 ) -> Sink:
     """The sink of a place, for rows with exactly the columns of `schema`.
 
-    Job and step name its ledger, and so does the run: `folder` is the job's own, and whoever begins with another one
-    begins anew. It also holds ledgers that have no better place. `keys` are the columns by which records of a topic
+    Job and step name its ledger, and so does the run: `folder` is the job's own, and a run with another one
+    starts over. It also holds ledgers that have no better place. `keys` are the columns by which records of a topic
     are keyed; of a `table` with keys a topic is a copy. A topic that does not exist is created with `partitions`. A
     sink that is down is opened all the same: `write` says so.
     """

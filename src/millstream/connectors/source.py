@@ -1,4 +1,4 @@
-"""A source is partitions of numbered rows: whoever reads the same range again gets the same rows again.
+"""A source is partitions of numbered rows: reading the same range again gives the same rows.
 
 A planner decides with `limited` and `slices` what the next batch reads; workers open the source again, each in its own
 process, and read their slices without a lock.

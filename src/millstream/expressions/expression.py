@@ -150,7 +150,7 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
         raise InvalidExpression(
             f"'{text}' cannot be computed: {str(error).splitlines()[0]}",
             where=users_line(),
-            next_step="mend the constant or the pattern in it, or write it as a map(…)",
+            next_step="fix the constant or the pattern in it, or write it as a map(…)",
         ) from None
 
 

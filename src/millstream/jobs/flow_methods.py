@@ -120,7 +120,7 @@ def explained(flow: Flow, format: Format = "text") -> str:
     feed = LiveFeed(shipment, "", None, 1, None, TICK_S, {})
     frame = compiled(spark, shipment, feed)
     plan = re.sub(rf"{FEED}=[-:A-Za-z0-9+/=]+", f"{FEED}=…", frame._jdf.queryExecution().toString())
-    written, _, _ = plan.partition("== Optimized Logical Plan ==")  # Spark makes the rest for each batch anew
+    written, _, _ = plan.partition("== Optimized Logical Plan ==")  # Spark makes the rest for each batch
     return "\n".join(lines) + "\n\n" + written.rstrip() + "\n"
 
 

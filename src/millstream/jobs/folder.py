@@ -120,7 +120,7 @@ class JobFolder:
         for name, identity in sources.items():
             if kept.sources.get(name, identity) != identity:
                 raise JobChanged(
-                    f"the source '{name}' of the flow '{self.job}' is another topic than before, or was made anew: "
+                    f"the source '{name}' of the flow '{self.job}' is another topic than before, or was created again: "
                     "how far the job has read says nothing about it",
                     where=str(self.path),
                     next_step=(
@@ -250,7 +250,7 @@ def is_claimed(identity: str, job: Path) -> bool:
 
 
 def claim_runs(identity: str, job: Path) -> None:
-    """Notes whose rows of state lie here, and removes those of jobs that somebody has deleted or begun anew."""
+    """Notes whose rows of state lie here, and removes those of jobs that somebody has deleted or started over."""
     runs = private_folder(runs_of(identity))
     with suppress(OSError):  # no job fails for want of tidiness
         with os.fdopen(open_private(runs / OWNER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as owner:

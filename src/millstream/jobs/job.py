@@ -281,7 +281,7 @@ def _close_ended(folder: Path) -> None:
     """A job that has failed, and that nobody waited for, still holds its lock."""
     before = _STARTED.pop(folder, None)
     if before is not None and not before.is_running:
-        with suppress(Exception):  # it was told to whoever waits for that job
+        with suppress(Exception):  # those who wait for that job were told
             before.stop()
     elif before is not None:
         _STARTED[folder] = before

@@ -1,7 +1,7 @@
 """Moves topics and the jobs that read them from the embedded log to Kafka; a job then goes on where it was.
 
 How far a job has read stands in the newest file of Spark's offset log, by the name of each source: those of moved
-topics are said anew, of the records there. Its state, and how its batches count, stay as they are.
+topics are translated to those of the records there. Its state, and how its batches count, stay as they are.
 """
 
 from __future__ import annotations

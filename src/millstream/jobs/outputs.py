@@ -162,10 +162,10 @@ class Outputs:
             else:
                 sink.write(number, table, weights, refuse)
 
-        self._patiently(output, write)
-        return self._patiently(output, lambda: kept.of(number))
+        self._retrying(output, write)
+        return self._retrying(output, lambda: kept.of(number))
 
-    def _patiently(self, output: Write, attempt: Callable[[], Answer]) -> Answer:
+    def _retrying(self, output: Write, attempt: Callable[[], Answer]) -> Answer:
         """Tries until a sink is there, unless the job is to end."""
         pause = PAUSE_S_MIN
         while True:
@@ -215,9 +215,9 @@ class Outputs:
         self._notices.hear(reports, progress.watermarks)
         self._on_noted()
         known = [progress.watermarks.get(step.name, END) for step in self._layout.chain]  # unheard of: anything may be
-        self._leave_word(max(known, default=BEGINNING))
+        self._publish_watermark(max(known, default=BEGINNING))
 
-    def _leave_word(self, watermark: int) -> None:
+    def _publish_watermark(self, watermark: int) -> None:
         """For the planner: how far watermarks have come at most, so that rows which may be late travel whole."""
         if not self._layout.chain:
             return

@@ -259,7 +259,7 @@ class RealTimeJob(Job):
         return behind
 
     def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """Stops right after it was noted how far the job is, so that hardly a record comes again."""
+        """Stops right after it was noted how far the job is, so that almost no record comes again."""
         assert self._query is not None
         noted, deadline = _commits(self.folder), time.monotonic() + 2 * BATCH_S
         while self._query.isActive and _commits(self.folder) == noted and time.monotonic() < deadline:

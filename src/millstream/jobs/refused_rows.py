@@ -1,6 +1,6 @@
 """Dead letters of the rows that a sink refused: durable in the job's folder before the rest of their batch is final.
 
-So whoever comes after a crash finds what the sink left out of a batch that it has, even if the sink would decide
+So the next run after a crash finds what the sink left out of a batch that it has, even if the sink would decide
 otherwise by now, and hands just that on.
 """
 

@@ -1,4 +1,4 @@
-"""The same outputs under other names, for results that are made anew beside those that are there."""
+"""The same outputs under other names, for results that are recomputed next to the existing ones."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def session_of(settings: Settings, name: str, display: Display, stop: StopRequest) -> SparkSession:
     """How many cores a cluster has is known when its workers have come."""
-    with stop.undisturbed():
+    with stop.signals_deferred():
         spark = session(master=settings.master, name=name, settings=settings.conf, environment=settings.archive)
     if not is_local(spark.sparkContext.master):
         display.phase("waiting for the workers")

@@ -45,7 +45,7 @@ class StopRequest:
         self.event.set()
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def signals_deferred(self) -> Iterator[None]:
         """A session brings a handler of its own for Ctrl-C: it would call the JVM in the middle of a call. Inside this
         it stays away, and a Ctrl-C that came meanwhile takes effect at the end."""
         plain = signal.signal

@@ -1,6 +1,6 @@
 """The aborted transactions of a partition: their records lie in its segments and are passed over by committed readers.
 
-An entry is written before the mark that counts it, so whoever sees the count finds the entry.
+An entry is written before the mark that counts it, so a reader that sees the count finds the entry.
 """
 
 from __future__ import annotations

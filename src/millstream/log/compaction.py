@@ -1,4 +1,4 @@
-"""Compaction writes closed segments anew with the newest record of each key only; every record keeps its offset.
+"""Compaction rewrites closed segments with only the newest record of each key; every record keeps its offset.
 
 Oldest segments first: a tombstone is dropped only after everything it deletes. A rewritten file takes the place of the
 old ones by one rename, and readers in the middle of an old one keep it mapped.

@@ -153,7 +153,7 @@ def header_at(file: Buffer, position: int, limit: int) -> Header | None:
 
 
 def _is_plausible(header: Header) -> bool:
-    """Whether the numbers fit together; whoever can write the file can also make its checksum match.
+    """Whether the numbers fit together; anyone who can write the file can also make its checksum match.
 
     Every record has a timestamp in the body, so there cannot be more of them than it has room for.
     """

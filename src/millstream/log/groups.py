@@ -269,7 +269,7 @@ class Membership:
             with self._coordinator.change() as db:
                 db.execute("DELETE FROM members WHERE group_name = ? AND member = ?", (self.group, self.id))
                 self._rebalance(db)
-        finally:  # whoever cannot say that it leaves is found dead
+        finally:  # a member that cannot report that it leaves is found dead
             self.owned.clear()
             self._participant.close()
 

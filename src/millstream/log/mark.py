@@ -114,7 +114,7 @@ class MarkFile:
 
     @property
     def gone(self) -> bool:
-        """Whether this is no longer the mark of the partition: it was deleted, and perhaps made anew."""
+        """Whether this is no longer the mark of the partition: it was deleted, and perhaps created again."""
         return is_gone(self.path, self._fd)
 
     @property

@@ -1,8 +1,8 @@
 """Moves a topic from the embedded log to Kafka: its records, in order and partition by partition, and its groups.
 
-The records of a partition get the offsets 0, 1, 2, … there; where each went is written down. Whoever writes is not held
+The records of a partition get the offsets 0, 1, 2, … there; where each went is written down. Writers are not held
 up until the very end: then nobody writes for the moment it takes to copy the rest, and afterwards writers are told
-where the topic has gone. A move that was cut short before that begins anew. What was moved stays here, to be read.
+where the topic has gone. A move that was cut short before that starts over. What was moved stays here, to be read.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Copy:
         self._before_1970 = 0
         self._failure: Any = None
         self._producer = target.clients.producer(
-            unsaid={"linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.kbytes": QUEUE_KBYTES},
+            defaults={"linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.kbytes": QUEUE_KBYTES},
             enable_idempotence=True,
             message_max_bytes=RECORD_BYTES_MAX,  # the broker's own limit is the one that counts
         )
@@ -257,7 +257,7 @@ class _Copy:
 
 
 def _again(error: MillstreamError) -> MillstreamError:
-    return type(error)(error.what, where=error.where, next_step="move it again when that is mended: it begins anew")
+    return type(error)(error.what, where=error.where, next_step="move it again when that is fixed: it starts over")
 
 
 def _has_open_transaction(log: EmbeddedLog, partition: Partition) -> bool:

@@ -28,7 +28,7 @@ from millstream.records import can_evolve
 
 MARK = "mark"
 LOCK = "lock"
-UPKEEP_LOCK = "upkeep"  # taken before the other, by whoever deletes or replaces files that are not written to
+UPKEEP_LOCK = "upkeep"  # taken before the other, by a process that deletes or replaces files that are not written to
 REPAIR = "restore the file from a copy, or run 'millstream topics repair' to keep what still checks out"
 
 

@@ -53,7 +53,7 @@ class Fetch:
         return completed(self.with_sound_texts().stored, self.schema)
 
     def with_sound_texts(self) -> Fetch:
-        """Itself. To be asked for by whoever takes the records out of Arrow."""
+        """Itself. For callers that take the records out of Arrow."""
         try:
             check_texts(self.stored)
         except Malformed as error:
@@ -183,7 +183,7 @@ class PartitionReader:
                 self._is_aligned = None
             except FileNotFoundError:  # replaced or deleted between the two looks
                 continue
-            self.partition.check_alive()  # so the file is not one of a topic made anew
+            self.partition.check_alive()  # so the file is not one of a topic created again
             self._position = self._segment.position_of(self.offset, _end_of(self._segment, mark))
             return self._segment
 
@@ -264,6 +264,6 @@ def records_between(partition: Partition, start: int, end: int, *, committed: bo
             count += int((fetch.offsets < end).sum())
             if fetch.first_offset >= end:
                 break
-    except (DamagedLog, OffsetLost):  # whoever reads them meets it
+    except (DamagedLog, OffsetLost):  # reported to those who read them
         return max(0, end - start)
     return count

@@ -82,7 +82,7 @@ def repair(
         put_aside = [_replace(part) for part in found if not part.whole]
         active = found[-1] if found else None
         if mark is None or active is None or not active.whole or active.name.base != mark.end.segment:
-            _begin_anew(folder, mark, found, schema, disk, on_cut)
+            _start_over(folder, mark, found, schema, disk, on_cut)
         elif before:
             _publish(folder / MARK, replace(mark, start=found[0].name.base), disk)
         sync_folder(folder)
@@ -107,7 +107,7 @@ def _readable_mark(folder: Path, disk: Disk) -> Mark | None:
         return None
     try:
         return MarkFile(folder / MARK, disk).read()
-    except DamagedLog:  # cut short or with a wrong checksum: it is made anew from the frames
+    except DamagedLog:  # cut short or with a wrong checksum: it is rebuilt from the frames
         return None
 
 
@@ -233,7 +233,7 @@ def _unused_path(path: Path) -> Path:
     return next(free for free in itertools.chain([path], others) if not free.exists())
 
 
-def _begin_anew(
+def _start_over(
     folder: Path,
     mark: Mark | None,
     found: list[_Salvage],
@@ -259,7 +259,7 @@ def _begin_anew(
 
 
 def _publish(path: Path, mark: Mark, disk: Disk) -> None:
-    """In place if that can be: whoever has the partition open goes on with the repaired one."""
+    """In place if that can be: processes that have the partition open continue with the repaired one."""
     if path.exists() and (marks := MarkFile(path, disk)).is_whole:
         marks.write(mark, sync=True)
     else:

@@ -36,7 +36,7 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
 
 
 def delete_replaced(partition: Partition) -> None:
-    """Clears away what compaction has written anew, and drafts of one, or of a repair, that was cut short."""
+    """Clears away what compaction has replaced, and drafts of one, or of a repair, that was cut short."""
     for name in segment_names(partition.folder)[1]:
         delete(name)
     for draft in [*partition.folder.glob("*.compacting"), *partition.folder.glob("*.repairing")]:

@@ -301,7 +301,7 @@ class Segment:
 
 
 def rebuild_index(segment: Segment, limit: int) -> bytes:
-    """The index of a segment, made from its frames; it ends before a damaged one, which whoever reads it will meet."""
+    """The index of a segment, made from its frames; it ends before a damaged one, which its readers will find."""
     entries, indexed_to, newest = [], -INTERVAL_BYTES, NO_TIMESTAMP
     for position, header in segment.intact_frames(segment.first_position, limit):
         newest = max(newest, header.max_timestamp)
@@ -320,7 +320,7 @@ class IndexWriter:
             self._fd = open_alike(path, os.O_RDWR | os.O_CREAT)
 
     def resume(self, segment: Segment, limit: int) -> None:
-        """Goes on behind what others have indexed, below position `limit`; makes the index anew if it is damaged."""
+        """Goes on behind what others have indexed, below position `limit`; rebuilds the index if it is damaged."""
         index = Index(os.pread(self._fd, bytes_max(limit), 0))
         try:
             self._count, self._indexed_to, self._newest = segment.tail(index, limit)

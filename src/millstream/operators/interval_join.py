@@ -126,7 +126,7 @@ class IntervalJoinStep(PlainStep):
             rows = rows.filter(pl.col(WEIGHT) != 0) if self.sides[side].changing else rows
             goes = rows[TIME] + self.sides[side].patience < clock.watermark
             sent += self._unmatched(rows.filter(goes), side)
-            # A side that was only looked at stays as it is: of a key with many rows it would be written anew.
+            # A side that was only looked at stays as it is: of a key with many rows it would be rewritten.
             if len(in_time[side]) or goes.any() or self.sides[side].counts:
                 kept[SIDES[side]] = self._kept(rows.filter(~goes), side)
         given = self.joining.sent(sent)
@@ -209,7 +209,7 @@ class IntervalJoinStep(PlainStep):
         apart = left[TIME].to_numpy()[here] - right[TIME].to_numpy()[there]
         is_near = (apart >= self.low) & (apart <= self.high)
         here, there = here[is_near], there[is_near]
-        # Different keys may have the same hash, if hardly ever; a null equals nothing.
+        # Different keys may have the same hash, if barely ever; a null equals nothing.
         equal = np.ones(len(here), np.bool_)
         for key in self.keys:
             equal &= (left[key].gather(here) == right[key].gather(there)).fill_null(False).to_numpy()

@@ -56,7 +56,7 @@ class Side:
     def of(cls, flow: Flow, given: Any, schema: Schema) -> Side:
         if isinstance(given, Stream):
             raise refusal("flow.table takes rows that are known beforehand, not a stream", "use stream.to_table(key=…)")
-        # The plan does not know how rows are read: only whoever joins with such rows needs to.
+        # The plan does not know how rows are read: only a flow that joins with such rows needs to.
         with AtUsersLine():
             rows: pa.Table = import_module("millstream.connectors.static_rows").load(given, schema)
         plain = isinstance(given, Sequence) or hasattr(given, "columns")
@@ -90,7 +90,7 @@ def join(
     with AtUsersLine():
         late = duration(lateness, what="allowed_lateness")
     if isinstance(other, Side):
-        _check_unsaid({"within": within, "as_of": as_of, "allowed_lateness": late}, "rows that are known beforehand")
+        _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "rows that are known beforehand")
         _check_lookup(shape.how)
         side = SideJoin("", shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.said)
         return stream._next(stream.flow.named(side, "join", name))
@@ -100,13 +100,13 @@ def join(
                 f"'{stream.node.name}' is a table, and cannot be joined with a stream",
                 "turn it round: stream.join(table, as_of=…); or join two tables, or a stream with its .changes()",
             )
-        _check_unsaid({"within": within, "as_of": as_of, "allowed_lateness": late}, "two tables")
+        _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "two tables")
         made = TableJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape))
         return Table(stream.flow, stream.flow.named(made, "join", name))
     if other.is_table:
-        _check_unsaid({"within": within, "allowed_lateness": late}, "a stream and a table")
+        _check_absent({"within": within, "allowed_lateness": late}, "a stream and a table")
         return _lookup(stream, other, shape, as_of, name)
-    _check_unsaid({"as_of": as_of}, "two streams")
+    _check_absent({"as_of": as_of}, "two streams")
     low, high = _interval(within)
     _check_event_times("within is about event time", stream, other)
     node = IntervalJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape), low, high, late)
@@ -271,7 +271,7 @@ def _check_lookup(how: How) -> None:
         )
 
 
-def _check_unsaid(said: Mapping[str, object], what: str) -> None:
+def _check_absent(said: Mapping[str, object], what: str) -> None:
     for name, value in said.items():
         if value:
             raise refusal(f"{name}= has no meaning in a join of {what}", "leave it out")

@@ -62,7 +62,7 @@ class Node:
         return type(self).__name__.lower()
 
     @property
-    def waited_for(self) -> int:
+    def awaited_inputs(self) -> int:
         """Of how many inputs, from the first on, the watermarks count."""
         return len(self.inputs)
 

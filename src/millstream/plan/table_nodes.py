@@ -277,7 +277,7 @@ class LookupJoin(Join):
     keeps_state: ClassVar[bool] = True
 
     @property
-    def waited_for(self) -> int:
+    def awaited_inputs(self) -> int:
         return 2 if self.at_event_time else 1
 
     @property

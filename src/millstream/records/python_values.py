@@ -2,7 +2,7 @@
 
 Plain are None, bool, int, float, str, bytes, datetime, date, time, timedelta and Decimal, and lists, tuples, sets and
 dicts of them. Others are refused, because an edit of their class could make the bytes unreadable. The bytes are
-MessagePack: whoever can change them can change values, but cannot make the reader run anything.
+MessagePack: anyone who can change them can change values, but cannot make the reader run anything.
 """
 
 from __future__ import annotations

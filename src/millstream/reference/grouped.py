@@ -1,4 +1,4 @@
-"""Aggregates per key over all rows that are there, made anew for every key that a row comes for."""
+"""Aggregates per key over all rows that are there, recomputed for every key that a row comes for."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class StatefulOperator(Operator):
         self._passed_on = BEGINNING
 
     def step(self, bundles: Sequence[Bundle]) -> Bundle:
-        given = slowest(bundles[: self.node.waited_for])
+        given = slowest(bundles[: self.node.awaited_inputs])
         self.late = []
         rows = self.run([bundle.rows for bundle in bundles], given)
         reached = min(self.reached(given.watermark), self.hold())

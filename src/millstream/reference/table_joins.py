@@ -77,7 +77,7 @@ class Changes:
 
 
 class TableJoinOperator(StatefulOperator):
-    """All changes are kept. For a key that came, the join as of each time is made anew; sent is what is different."""
+    """All changes are kept. For a key that came, the join as of each time is recomputed; what differs is sent."""
 
     node: TableJoin
 

@@ -1,4 +1,4 @@
-"""Tables of one input: all rows are kept, the table is made anew in each step, and what is different is sent."""
+"""Tables of one input: all rows are kept, the table is recomputed in each step, and what is different is sent."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class DatabaseTable:
             raise TableUnavailable(
                 f"a row cannot be read as {Schema(self._columns)}: {error}",
                 where=self._where,
-                next_step="somebody else has changed the table; let the job write it anew",
+                next_step="somebody else has changed the table; let the job write it again: --start-over",
             ) from error
         return TypedRow(pa.RecordBatch.from_arrays(arrays, schema=self._columns))
 
@@ -89,7 +89,7 @@ def _of_json(text: str | None, kind: pa.DataType) -> pa.Array:
 
 
 class SqliteTable(DatabaseTable):
-    """Opened for each look, so that a file that was made anew is the one that is read."""
+    """Opened for each look, so that a file that was created again is the one that is read."""
 
     def __init__(self, table: Remembered) -> None:
         super().__init__(table)
@@ -136,7 +136,7 @@ def _from_sqlite(value: Any, kind: pa.DataType) -> Any:
 
 
 class PostgresTable(DatabaseTable):
-    """One connection for all looks, made anew if it is lost."""
+    """One connection for all looks, replaced if it is lost."""
 
     def __init__(self, table: Remembered, at: str | None = None) -> None:
         super().__init__(table)
@@ -198,7 +198,7 @@ class PostgresTable(DatabaseTable):
 
     @contextmanager
     def _told(self, *, passing: bool = True) -> Iterator[None]:
-        """What the driver raises, in our words; without `passing`, a lost connection is left to who can mend it."""
+        """Translates what the driver raises; without `passing`, a lost connection is left to the caller to reopen."""
         try:
             yield
         except (self._psycopg.OperationalError, self._psycopg.InterfaceError) as error:

@@ -91,7 +91,7 @@ class KafkaTopicTable(KeyedTopic[KafkaTopic]):
             raise TableUnavailable(
                 f"the newest record of this key does not fit the schema of its topic: {decoded.failures[0].reason}",
                 where=f"topic '{topic.name}', {self._log.address}",
-                next_step="it was not written through Millstream; write the row anew",
+                next_step="it was not written through Millstream; write the row again",
             )
         return TypedRow(decoded.rows)
 
@@ -131,7 +131,7 @@ class Reading:
         self._clients = clients
         self._reached: dict[TopicPartition, int] = {}
         self._client = clients.consumer(
-            unsaid=READER_DEFAULTS,
+            defaults=READER_DEFAULTS,
             group_id="millstream-tables",
             enable_auto_commit=False,
             enable_partition_eof=True,

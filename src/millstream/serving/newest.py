@@ -146,7 +146,7 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
             index = self._index = self._index_of(topic)
         try:
             index.refresh(self._room)
-        except (OffsetLost, UnknownTopic):  # cut, or made anew meanwhile: what was read says nothing about it
+        except (OffsetLost, UnknownTopic):  # truncated, or created again meanwhile: what was read says nothing about it
             self._drop_index()
             index = self._index = self._index_of(self._topic())
             index.refresh(self._room)
@@ -258,7 +258,7 @@ class Index(ABC, Generic[AnyTopic]):
         """Lets go of what reads the topic."""
 
     def still_good(self, topic: AnyTopic) -> bool:
-        """Not of a topic made anew, nor if tombstones may have come and gone since the last look."""
+        """Not of a topic created again, nor if tombstones may have come and gone since the last look."""
         same = (topic.name, topic.identity) == (self._name, self._identity)
         self._topic = topic
         rest_s = self._clock() - self._read_at

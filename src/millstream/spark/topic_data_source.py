@@ -60,7 +60,7 @@ BATCH_ROWS = 100_000
 
 
 def register(spark: SparkSession, *, broker: str | os.PathLike[str] | None = None) -> None:
-    """Makes the format "millstream" known to a session. `broker` unsaid: MILLSTREAM_BROKER, else `.millstream` here."""
+    """Registers the format "millstream" with a session. `broker` defaults to MILLSTREAM_BROKER, else `.millstream`."""
     given = os.fspath(broker) if broker is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
     address = given if "://" in given else str(Path(given).expanduser().absolute())
     kafka = as_kafka(address)  # whose settings may stand in a file, which is read here
@@ -218,11 +218,11 @@ def _source(settings: Settings, schema: Schema) -> AnySource:
 
 @lru_cache(maxsize=16)
 def _opened(settings: Settings, identity: str, ddl: str, pid: int) -> AnySource:
-    """Kept open, for Spark's processes live on; a topic made anew under the same name is another."""
+    """Kept open, for Spark's processes live on; a topic created again under the same name is another."""
     source = _source(settings, Schema.of(ddl))
     if source.identity != identity:
         source.close()
-        raise UnknownTopic(f"topic '{settings.topic}' was deleted and made anew", next_step="load it again")
+        raise UnknownTopic(f"topic '{settings.topic}' was deleted and created again", next_step="load it again")
     return source
 
 

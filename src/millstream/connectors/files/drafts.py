@@ -1,5 +1,5 @@
-"""Files that nobody sees yet: whoever has rows drafts them, in the driver or in a worker, and the sink puts all drafts
-of a batch in their places.
+"""Files that are not visible yet: rows are drafted where they are, in the driver or in a worker, and the sink moves all
+drafts of a batch into place.
 
 Drafts lie in a hidden folder of the run, beside the files they become, so that one rename is all. The driver alone
 makes that folder: a worker that does not find it is on a machine that does not share the disk, and sends its rows

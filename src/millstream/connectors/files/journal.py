@@ -42,7 +42,7 @@ class Journal:
             raise DamagedLog(
                 f"the journal of files has {len(self._entries)} entries, and number {number} was asked for",
                 where=str(self.path),
-                next_step="restore the file from a copy, or start the job anew",
+                next_step="restore the file from a copy, or run the job with --start-over",
             )
         return self._entries[number]
 
@@ -62,7 +62,7 @@ class Journal:
                 raise DamagedLog(
                     f"line {len(self) + 1} of the journal of files cannot be read",
                     where=str(self.path),
-                    next_step="restore the file from a copy, or start the job anew",
+                    next_step="restore the file from a copy, or run the job with --start-over",
                 ) from None
         self._read_bytes += len(whole)
 

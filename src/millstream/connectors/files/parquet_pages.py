@@ -155,7 +155,7 @@ def _check_row_bytes(size_bytes: int) -> None:
 
 
 def invalid_rows(batch: pa.RecordBatch, first: int = 0) -> list[int]:
-    """The rows with a text that is none: Arrow reads texts unseen, and whoever looks at them later fails."""
+    """The rows with a text that is none: Arrow does not check texts when it reads them, and later uses fail."""
     if all(map(is_ascii, batch.columns)):
         return []
     try:
@@ -275,7 +275,7 @@ def _are_shorter(limit: int, file: BinaryIO, pages: _Pages, compression: str) ->
 
 
 def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:
-    """The header at this place, and where it ends. Statistics in it can be large, but seldom are."""
+    """The header at this place, and where it ends. Statistics in it can be large, but rarely are."""
     size = HEADER_BYTES
     while True:
         file.seek(at)

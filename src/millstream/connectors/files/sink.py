@@ -4,7 +4,7 @@
     note which draft becomes which file
     rename; sync the folders; note that the batch is written
 
-Whoever comes after a crash goes on with what was noted: the drafts of another try are not looked at. A file's name
+The next run after a crash continues with what was noted: the drafts of another try are not looked at. A file's name
 holds the run of the job, so that nobody's files are taken for one's own.
 """
 
@@ -128,7 +128,7 @@ class FilesSink:
             raise SinkFailed(
                 "files that were drafted for this batch are gone",
                 where=str(hidden),
-                next_step="leave the hidden folder alone while the job runs; run the job again, and they are made anew",
+                next_step="leave the hidden folder alone while the job runs; run the job again: it drafts them again",
             )
         self._make_folders(moves)
         sync_folder(hidden)

@@ -41,7 +41,7 @@ class Marker:
     producer: str
     run: str
     said: dict[str, str] = field(default_factory=dict)
-    """What whoever looks at the topic is told besides."""
+    """Further information for people who look at the topic."""
 
     @property
     def key(self) -> bytes:

@@ -54,7 +54,7 @@ class PartitionReader:
         self._place = (topic, number)
         self._where = f"{where}, partition {number}"
         self._look = look
-        self._consumer = clients.consumer(unsaid=FETCHING, **{name: FETCHING[name] for name in FIXED})
+        self._consumer = clients.consumer(defaults=FETCHING, **{name: FETCHING[name] for name in FIXED})
         self._at: int | None = None  # where the last range ended
         self._scanned = 0  # before this everything was seen, but for what waits
         self._waiting: list[Message] = []
@@ -66,7 +66,7 @@ class PartitionReader:
             with said_plainly(self._where):
                 self._consumer.assign([client_module().TopicPartition(*self._place, start)])
             self._scanned, self._waiting = start, []
-        self._at = None  # whoever breaks off a range begins the next anew
+        self._at = None  # a reader that abandons a range starts the next from scratch
         heard_at = time.monotonic()
         while self._scanned < end or self._waits_before(end):
             taken = self._take(end)

@@ -1,6 +1,6 @@
 """Values in Confluent's wire format: a zero, the id of the writer's schema in four bytes, then the record itself.
 
-The schema is asked for once, at a schema registry, by its id. Ids and schemas come from whoever writes to the topic: a
+The schema is asked for once, at a schema registry, by its id. Ids and schemas come from the writers of the topic: a
 value without a known id, or with a schema that cannot be used, is a dead letter. A registry that cannot be asked is an
 error: it would be one for every value that follows.
 """
@@ -50,7 +50,7 @@ USER = "basic.auth.user.info"
 
 
 class _Refusing(urllib.request.HTTPRedirectHandler):
-    """Whoever is sent on takes the password along, to whatever host that is."""
+    """A client that follows a redirect takes the password along, to whatever host that is."""
 
     def redirect_request(self, req: urllib.request.Request, *_: Any) -> None:
         return None  # which makes the answer an error

@@ -59,7 +59,7 @@ class KafkaSource:
         self.schema = schema
         self.lost_records = 0
         self.losses: list[str] = []
-        """What was passed over, for whoever runs the job."""
+        """What was skipped, for the owner of the job."""
         """How many offsets were given up, so far as this process knows."""
         self._where = f"topic '{topic}' of {address}"
         self._on_lost = on_lost
@@ -77,7 +77,7 @@ class KafkaSource:
 
     @property
     def identity(self) -> str:
-        """Of the topic as it was opened: one made anew under the same name has another."""
+        """Of the topic as it was opened: one created again under the same name has another."""
         if self._identity is None:
             self._look()
         assert self._identity is not None
@@ -96,7 +96,7 @@ class KafkaSource:
         identity, count = described(self._clients, self.topic)
         if self._identity not in (None, identity):
             raise UnknownTopic(
-                f"topic '{self.topic}' was deleted and made anew",
+                f"topic '{self.topic}' was deleted and created again",
                 where=self._where,
                 next_step="start again from the earliest offset of the new one",
             )
@@ -141,7 +141,7 @@ class KafkaSource:
         ]
         if not places:
             return 0.0
-        consumer = self._clients.consumer(unsaid=FETCHING, max_partition_fetch_bytes=65536)
+        consumer = self._clients.consumer(defaults=FETCHING, max_partition_fetch_bytes=65536)
         try:
             consumer.assign(places)
             found = consumer.consume(WEIGHED_RECORDS * len(places), 0.5)
@@ -183,7 +183,7 @@ class KafkaSource:
         for name in [*start, *end]:
             if name not in exist:
                 raise OffsetLost(
-                    f"partition {name} was read before, and the topic has no such partition: it was made anew",
+                    f"partition {name} was read before, and the topic has no such partition: it was created again",
                     where=self._where,
                     next_step="start again from the earliest or latest offset",
                 )
@@ -225,7 +225,7 @@ class KafkaSource:
                 "retention.ms so that it covers the time a reader may stand still",
             )
         return OffsetLost(
-            f"offset {offset} was read before, but the partition now ends at {end}: it was cut or made anew",
+            f"offset {offset} was read before, but the partition now ends at {end}: it was truncated or created again",
             where=where,
             next_step="start again from the earliest or latest offset",
         )

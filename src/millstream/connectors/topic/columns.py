@@ -157,7 +157,7 @@ class StoredColumns:
         schema = self._whole if bad else self._schema  # a dead letter holds the whole row
         columns = [self._column(field, values[0].type, parts, chunk, offsets) for field in schema]
         rows = pa.Table.from_arrays(columns, schema=nullable(schema))
-        if not whole and self._key is None:  # a deletion says nothing to whoever does not ask for the key
+        if not whole and self._key is None:  # a deletion means nothing to a reader that does not ask for the key
             present = pa.chunked_array([value.is_valid() for value in values])
             rows, offsets = rows.filter(present), offsets[present.to_numpy()]
         return without_missing(partition, chunk.origin, rows, offsets, schema, reasons=bad)
@@ -171,7 +171,7 @@ class StoredColumns:
         offsets: npt.NDArray[np.int64],
     ) -> pa.ChunkedArray:
         if field.name in self._own:
-            place = stored.get_field_index(field.name)  # found anew: the topic may gain columns
+            place = stored.get_field_index(field.name)  # looked up each time: the topic may gain columns
             column = pa.chunked_array([part[place] for part in parts])
             return column if column.type.equals(field.type) else _widened(column, field)
         if is_metadata(field):

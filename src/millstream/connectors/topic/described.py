@@ -17,7 +17,7 @@ GIVE_ONE = "give the schema: read(source, 'user string, at timestamp')"
 
 
 def schema_of_topic(place: str | Kafka, broker: str | None) -> Schema:
-    """`broker` is the address of the log, unsaid: MILLSTREAM_BROKER, else `.millstream` here. Nothing is made there."""
+    """`broker` is the address of the log, by default MILLSTREAM_BROKER, else `.millstream` here. Creates nothing."""
     topic = place if isinstance(place, str) else place.topic
     address = broker or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
     if isinstance(place, Kafka) and place.format != "json":

@@ -44,7 +44,7 @@ class RecordsSink(ABC):
     """What a broker adds is how the records of a batch and the note of it become one change."""
 
     LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (DamagedLog, NotALog, UnsupportedFormat)
-    """Storage errors that waiting does not mend."""
+    """Storage errors that waiting does not fix."""
 
     def __init__(
         self,

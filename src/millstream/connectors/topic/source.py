@@ -43,7 +43,7 @@ class TopicSource:
         self._noticed: dict[str, int] = {}
         self.lost_records = 0
         self.losses: list[str] = []
-        """What was passed over, for whoever runs the job."""
+        """What was skipped, for the owner of the job."""
         self._log: EmbeddedLog = open_embedded(broker)
         try:
             found = find_topic(self._log, topic)
@@ -60,7 +60,7 @@ class TopicSource:
 
     @property
     def identity(self) -> str:
-        """Of the topic as it was opened: one made anew under the same name has another."""
+        """Of the topic as it was opened: one created again under the same name has another."""
         return self._identity
 
     @property
@@ -128,7 +128,7 @@ class TopicSource:
         for name in start:
             if name not in exist:
                 raise OffsetLost(
-                    f"partition {name} was read before, and the topic has no such partition: it was made anew",
+                    f"partition {name} was read before, and the topic has no such partition: it was created again",
                     where=f"topic '{self.topic}'",
                     next_step="give the job another name or folder, so that it reads the topic from its start",
                 )
@@ -170,7 +170,7 @@ class TopicSource:
                 f"millstream topics change {self.topic} --retention …",
             )
         return OffsetLost(
-            f"offset {offset} was read before, but the partition now ends at {end}: it was cut or made anew",
+            f"offset {offset} was read before, but the partition now ends at {end}: it was truncated or created again",
             where=where,
             next_step="go on with on_lost='earliest' or 'latest' (millstream run --on-lost earliest)",
         )

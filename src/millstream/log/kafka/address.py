@@ -128,6 +128,6 @@ def properties(file: Path) -> dict[str, str]:
             continue
         name, separator, value = text.partition("=")
         if not separator or not name.strip():
-            raise InvalidSetting("a line is not 'name=value'", where=f"{file}:{number}", next_step="mend the line")
+            raise InvalidSetting("a line is not 'name=value'", where=f"{file}:{number}", next_step="fix the line")
         found[name.strip()] = value.strip()
     return found

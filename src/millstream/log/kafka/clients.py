@@ -94,28 +94,28 @@ class Clients:
         with said_plainly(self.where):
             self.admin = self._admin()
 
-    def settings(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
-        """`unsaid` are defaults that the address can override; `fixed` it cannot."""
-        return {**(unsaid or {}), **self.address.client(**fixed), "logger": heard, "error_cb": self._on_error}
+    def settings(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
+        """`defaults` can be overridden by the address; `fixed` it cannot."""
+        return {**(defaults or {}), **self.address.client(**fixed), "logger": heard, "error_cb": self._on_error}
 
     def _admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
         return AdminClient(self.settings())
 
-    def producer(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> Producer:
+    def producer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> Producer:
         with said_plainly(self.where):
-            made: Producer = client_module().Producer(self.settings(unsaid=unsaid, **fixed))
+            made: Producer = client_module().Producer(self.settings(defaults=defaults, **fixed))
             return made
 
-    def consumer(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> Consumer:
+    def consumer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> Consumer:
         with said_plainly(self.where):
-            made: Consumer = client_module().Consumer(self.settings(unsaid=unsaid, **fixed))
+            made: Consumer = client_module().Consumer(self.settings(defaults=defaults, **fixed))
             return made
 
-    def share_consumer(self, *, unsaid: Mapping[str, Any] | None = None, **fixed: Any) -> ShareConsumer:
+    def share_consumer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> ShareConsumer:
         with said_plainly(self.where):
-            made: ShareConsumer = client_module().ShareConsumer(self.settings(unsaid=unsaid, **fixed))
+            made: ShareConsumer = client_module().ShareConsumer(self.settings(defaults=defaults, **fixed))
             return made
 
     def _on_error(self, error: KafkaError) -> None:

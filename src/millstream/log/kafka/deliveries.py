@@ -170,7 +170,7 @@ class KafkaDeliveries:
 
     def _join(self) -> _Member:
         client = self._log.clients.share_consumer(
-            unsaid={"max.poll.records": POLLED_MAX, "fetch.wait.max.ms": 100},
+            defaults={"max.poll.records": POLLED_MAX, "fetch.wait.max.ms": 100},
             group_id=group_of(self._name),
             share_acknowledgement_mode="explicit",
         )

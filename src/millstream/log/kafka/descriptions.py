@@ -129,7 +129,7 @@ class Descriptions:
         except UnknownTopic:
             self._looked_at = time.monotonic()
             return
-        if end < self._next_offset:  # the topic was deleted and made anew
+        if end < self._next_offset:  # the topic was deleted and created again
             self._next_offset = 0
             self._known.clear()
             self._views.clear()

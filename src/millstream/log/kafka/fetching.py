@@ -70,7 +70,7 @@ class KafkaFetching:
         self._polled_at = 0.0
         session = min(SESSION_SECONDS, settings.poll_seconds_max)
         self.client = log.clients.consumer(
-            unsaid={**READER_DEFAULTS, "session.timeout.ms": int(session * 1000), "heartbeat.interval.ms": 2000},
+            defaults={**READER_DEFAULTS, "session.timeout.ms": int(session * 1000), "heartbeat.interval.ms": 2000},
             group_id=self._group or "millstream",
             enable_auto_commit=False,
             enable_auto_offset_store=False,

@@ -52,7 +52,7 @@ class KafkaStorage:
         self._name = name
         self._transactions = None if name is None else Transactions(name, clients)
         self.client: Producer | None = (
-            clients.producer(unsaid=PRODUCER_DEFAULTS, **_reliability(acks))
+            clients.producer(defaults=PRODUCER_DEFAULTS, **_reliability(acks))
             if self._transactions is None
             else self._transactions.client
         )

@@ -38,7 +38,7 @@ def time_reached(clients: Clients, reached: Mapping[TopicPartition, int]) -> int
 def _first_record_time(clients: Clients, place: TopicPartition, offset: int) -> int | None:
     """The time (ms) of the first committed record from an offset on; None if there is none yet."""
     reader = clients.consumer(
-        unsaid=READER_DEFAULTS,
+        defaults=READER_DEFAULTS,
         group_id="millstream-times",
         enable_auto_commit=False,
         enable_partition_eof=True,
@@ -72,7 +72,7 @@ def records_between(
     if not counted:
         return found
     reader = clients.consumer(
-        unsaid=READER_DEFAULTS,
+        defaults=READER_DEFAULTS,
         group_id="millstream-lags",
         enable_auto_commit=False,
         enable_partition_eof=True,

@@ -28,7 +28,7 @@ class Transactions:
         self._fenced = False
         self._unanswered: str | None = None  # a call; until it is answered the client takes no other
         self.client = clients.producer(
-            unsaid={**PRODUCER_DEFAULTS, "transaction.timeout.ms": 60_000},
+            defaults={**PRODUCER_DEFAULTS, "transaction.timeout.ms": 60_000},
             transactional_id=name,
             acks="all",
             enable_idempotence=True,

@@ -99,7 +99,7 @@ class Writer:
 
 @lru_cache(maxsize=64)
 def writer_of(text: str) -> Writer:
-    """Of the JSON text of a schema, whoever wrote that. Raises UnusableSchema."""
+    """Of the JSON text of a schema, from any source. Raises UnusableSchema."""
     import fastavro
 
     if len(text) > SCHEMA_BYTES_MAX:

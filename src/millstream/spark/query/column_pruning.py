@@ -45,7 +45,7 @@ def _of_expressions(made: Iterable[tuple[str, Expression]]) -> Names:
 
 
 def _of_projection(node: nodes.Project, needed: Names) -> Names:
-    """A column that is only passed on need not be there. What is computed may fail: so it is, whoever looks at it."""
+    """A column that is only passed on need not be there. What is computed may fail: so it is computed in any case."""
     return _of_expressions((name, made) for name, made in node.columns if name in needed or made.column is None)
 
 
@@ -69,7 +69,7 @@ _LOOKS: dict[type[Node], Callable[[Any, Names], Names]] = {
     nodes.WindowedAggregate: _of_windows,
     table_nodes.Grouped: lambda node, needed: frozenset(node.keys) | _of_expressions(node.arguments),
 }
-"""Of all other steps: every column. The dead letters of a step have what it was given, whoever else looks at that."""
+"""Of all other steps: every column. The dead letters of a step have what it was given."""
 
 
 def _narrowed(node: Read, needed: Names) -> Schema:

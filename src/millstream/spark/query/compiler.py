@@ -62,7 +62,7 @@ def started(spark: SparkSession, shipment: Shipment, writer: DataStreamWriter) -
     """Starts a query, which takes a copy of the session's settings: here are those that are its own."""
     settings = {PARTITIONS: str(shipment.partitions)}
     if not shipment.layout.framed_sources:
-        settings[CODEGEN] = "false"  # packed rows are few, and to write code for them anew takes 40 to 130 ms a batch
+        settings[CODEGEN] = "false"  # packed rows are few, and generating code for them takes 40 to 130 ms a batch
     with _starting:
         before = {key: str(spark.conf.get(key)) for key in settings}
         try:

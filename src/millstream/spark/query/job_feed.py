@@ -108,10 +108,10 @@ class LiveFeed:
             return start
         if start["clock"] in self._redone:
             return self._redone[start["clock"]]
-        sources = self._patiently(lambda: self._reachable(start["sources"]))
+        sources = self._retrying(lambda: self._reachable(start["sources"]))
         if sources == start["sources"] and self._until is None:
-            self._patiently(lambda: self._wait(start["sources"]))
-            sources = self._patiently(lambda: self._reachable(start["sources"]))
+            self._retrying(lambda: self._wait(start["sources"]))
+            sources = self._retrying(lambda: self._reachable(start["sources"]))
         ended = self.ends and self._is_all(sources)
         moves = sources != start["sources"] or ended != start["ended"]
         waited_s = time.monotonic() - self._planned_at
@@ -159,7 +159,7 @@ class LiveFeed:
             found[node.name] = end
         return found
 
-    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+    def _retrying(self, ask: Callable[[], Answer]) -> Answer:
         """An answer of the sources; brokers that are away are waited for, unless the job is to end."""
         deadline = time.monotonic() + AWAY_S_MAX
         while True:
@@ -205,7 +205,7 @@ class LiveFeed:
             if node.name not in end["sources"]:
                 continue  # added to the flow since the batch was first begun
             begin, until = start["sources"].get(node.name, {}), end["sources"][node.name]
-            found = self._patiently(partial(source.slices, begin, until, self.tasks_max))
+            found = self._retrying(partial(source.slices, begin, until, self.tasks_max))
             self._notes += taken_losses(source)
             for task, part in enumerate(found):
                 slices.setdefault(task, {})[number] = part
@@ -334,7 +334,7 @@ _SOURCES: dict[tuple[Any, ...], Source] = {}
 
 
 def opened(node: Read, columns: Schema, broker: str | KafkaAddress | None, folder: Path, run: str) -> Source:
-    """A source is opened once in each process for a run of a job: the next may begin anew in the same folder."""
+    """A source is opened once in each process for a run of a job: the next may start over in the same folder."""
     place = (
         *_named(node.source),
         node.on_lost,

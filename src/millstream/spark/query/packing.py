@@ -130,7 +130,7 @@ class Packer:
         """Everything that was added; every key group of the steps that come next is told the control."""
         said = control_to_bytes({**control, "origin": self.origin.name})
         for number in self.layout.steps_after(self.origin):
-            alone = self.layout.meets_at_once(self.origin, self.layout.chain[number])
+            alone = self.layout.shares_key_group(self.origin, self.layout.chain[number])
             for label in [self.own_label] if alone else self.labels:
                 yield label, number, CONTROL, self.task, said
         for (number, side), frames in self._fed.items():

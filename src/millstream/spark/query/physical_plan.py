@@ -192,7 +192,7 @@ class Layout:
 
     def upstream(self, step: Node) -> list[Node]:
         """The origins that feed a step of the chain and whose watermarks count for it."""
-        counting = step.inputs[: step.waited_for]
+        counting = step.inputs[: step.awaited_inputs]
         return list(dict.fromkeys(origin for given in counting for origin in self._origins[given]))
 
     def origins_of(self, step: Node) -> list[Node]:
@@ -217,7 +217,7 @@ class Layout:
             found[placed[step]].append(number)
         return found
 
-    def meets_at_once(self, origin: Node, step: Node) -> bool:
+    def shares_key_group(self, origin: Node, step: Node) -> bool:
         """Whether a step takes the rows of another in the same stage: a key group then hears of its own alone."""
         if not origin.keeps_state:
             return False

@@ -3,7 +3,7 @@
 `StepRunner` is called once per key group and batch, with the packed rows that are for it. Its durable state is small: a
 head, rewritten each batch, and the deltas, one per batch that changed something. The rows of state lie
 beside the executor in sorted runs under the version that the head names; if they are not there, the deltas make them
-anew. Spark rolls head and deltas back together, so a batch that is tried again finds exactly its own version.
+again. Spark rolls head and deltas back together, so a batch that is tried again finds exactly its own version.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Plan:
             assert step is not None
             self.steps.append(step)
         self._near = {
-            origin: [number for number, step in enumerate(layout.chain) if layout.meets_at_once(origin, step)]
+            origin: [number for number, step in enumerate(layout.chain) if layout.shares_key_group(origin, step)]
             for origin in (*layout.sources, *layout.chain)
         }
         self.group_of = {label: group for group, label in enumerate(self.labels)}
@@ -168,7 +168,7 @@ class Shipment:
 
 
 def scratch_folder() -> Path:
-    """Where a worker keeps what it can make anew: where its cluster says (Spark standalone, YARN) and tidies up after
+    """Where a worker keeps what it can rebuild: where its cluster says (Spark standalone, YARN) and tidies up after
     the job, else the folder for temporary files."""
     given = os.environ.get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)[0] or os.environ.get("LOCAL_DIRS", "")
     return Path(given.split(",")[0] or tempfile.gettempdir())
@@ -209,7 +209,7 @@ class StepRunner:
         layout = self._plan.layout
         self._upstream = layout.upstream(self._node)
         self._groups = {
-            origin: 1 if layout.meets_at_once(origin, self._node) else layout.groups for origin in self._upstream
+            origin: 1 if layout.shares_key_group(origin, self._node) else layout.groups for origin in self._upstream
         }
 
     def run(self, label: int, mine: list[Mine]) -> list[Packed]:

@@ -1,6 +1,6 @@
 """The folder where things made once are kept: an archive of classes, code to send to workers, a `java` for launchers.
 
-All of it is run. So only this user, root and whoever owns this code may have put it there or be able to change it.
+All of it is run. So only this user, root and the owner of this code may have put it there or be able to change it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def authenticate(gateway: Any) -> None:
     if gateway.callback_server_parameters.auth_token is not None:
         return
     in_use = gateway._callback_server is not None  # in a session that the user made
-    # Not the secret of the gateway: whoever took over this port later would be sent it by the JVM.
+    # Not the secret of the gateway: a process that took over this port later would be sent it by the JVM.
     secret = secrets.token_hex(32)
     gateway.callback_server_parameters.auth_token = secret
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]

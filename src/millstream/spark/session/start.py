@@ -131,7 +131,7 @@ def session(
     settings: Mapping[str, str] = {},
     environment: str | None = None,
 ) -> SparkSession:
-    """The session that runs, else a new one. `master` unsaid: MILLSTREAM_MASTER, else every core of this machine.
+    """The session that runs, else a new one. `master` defaults to MILLSTREAM_MASTER, else every core of this machine.
 
     `partitions` is how many tasks a shuffle has; `settings` go on top of those of Millstream. `environment` is an
     archive, made by `millstream pack`, with the libraries of workers.

@@ -12,7 +12,8 @@ from typing import Any
 import polars as pl
 
 from millstream.operators import accumulators
-from millstream.operators.accumulators import ELEMENTS, NUMBER, ROW, TIME, Accumulator
+from millstream.operators.accumulators import ELEMENTS, NUMBER, ROW, TIME
+from millstream.operators.aggregates import columns_of
 from millstream.operators.each_row import Turns
 from millstream.operators.elementwise import types_of
 from millstream.operators.trigger_columns import can_finish, compiled
@@ -46,13 +47,7 @@ class WindowedOperator:
         self.lateness = microseconds(node.lateness)
         self.trigger = compiled(node.trigger)
         self.arguments = [name for name, _ in node.arguments]
-        self.folding = [
-            Accumulator(name, made, given, changing=changing)
-            for name, made in node.aggregates
-            if accumulators.folds(name, made, given, changing=changing)
-        ]
-        folding = {accumulator.name for accumulator in self.folding}
-        self.listing = [(name, made) for name, made in node.aggregates if name not in folding]
+        self.folding, self.listing = columns_of(node.aggregates, given, changing=changing)
         self.by_rows = not node.window.has_end
         self.merges = node.window.merges
         self.takes_rows_singly = any(isinstance(part, triggers.Each) for part in node.trigger.walk())
@@ -459,8 +454,7 @@ class WindowedOperator:
 
     def panes(self, state: pl.DataFrame) -> pl.DataFrame:
         """What the windows send, one row each."""
-        for accumulator in self.folding:
-            self._check_size(accumulator, state)
+        self._check_size(state)
         if self.by_rows:
             timing = pl.lit("unknown")
             order = pl.col(NUMBER)
@@ -476,20 +470,11 @@ class WindowedOperator:
         results = [accumulator.result().alias(accumulator.name) for accumulator in self.folding]
         state = state.with_columns(__timing=timing, __place=order, event_time=self._pane_time())
         if self.listing and not state.is_empty():
-            state = state.with_columns(list(accumulators.from_elements(state, self.listing, self.arguments).values()))
+            state = state.with_columns(accumulators.from_elements(state, self.listing, self.arguments))
         elif self.listing:
             types = types_of(self.node.schema)
-            state = state.with_columns([pl.lit(None, types[name]).alias(name) for name, _ in self.listing])
-        nothing = pl.col("waiting") == 0
-        empty = nothing if self.node.mode is Mode.DISCARDING else pl.lit(False)
+            state = state.with_columns([pl.lit(None, types[made.name]).alias(made.name) for made in self.listing])
         state = state.with_columns(results)
-        state = state.with_columns(
-            [
-                pl.when(~empty).then(pl.col(name)).otherwise(0 if made.kind == "count" else None).alias(name)
-                for name, made in self.node.aggregates
-                if made.kind not in ("collect",)
-            ]
-        )
         return state.with_columns(
             pl.col("__timing").alias("pane.timing"),
             pl.col("index").alias("pane.index"),
@@ -499,11 +484,12 @@ class WindowedOperator:
             pl.lit(1, pl.Int32).alias("weight"),
         )
 
-    def _check_size(self, accumulator: Accumulator, state: pl.DataFrame) -> None:
-        if (found := accumulator.too_large(state)) is not None:
-            window, total = found
-            span = (moment(window["start"]), moment(window["end"]))
-            raise sum_too_large(self.node, accumulator.name, total, [window[key] for key in self.keys], span)
+    def _check_size(self, state: pl.DataFrame) -> None:
+        for accumulator in self.folding:
+            if (found := accumulator.too_large(state)) is not None:
+                window, total = found
+                span = (moment(window["start"]), moment(window["end"]))
+                raise sum_too_large(self.node, accumulator.name, total, [window[key] for key in self.keys], span)
 
     def _pane_time(self) -> pl.Expr:
         end = pl.col("end") if self.by_rows else pl.col("end") - 1
@@ -554,9 +540,8 @@ class WindowedOperator:
     def emptied(self, state: pl.DataFrame, where: pl.Expr | None = None) -> pl.DataFrame:
         """Windows that hold no rows any more."""
         where = pl.lit(True) if where is None else where
-        columns = [column for accumulator in self.folding for column in accumulator.columns]
-        zeros = {c for c in columns if c.endswith((".count", ".known"))}
-        cleared = [pl.when(where).then(0 if c in zeros else None).otherwise(pl.col(c)).alias(c) for c in columns]
+        kept = [column for accumulator in self.folding for column in accumulator.of_nothing().items()]
+        cleared = [pl.when(where).then(value).otherwise(pl.col(name)).alias(name) for name, value in kept]
         cleared += [_cleared(name, where, state) for name in self._lists() if name != "sent"]
         return state.with_columns(cleared)
 

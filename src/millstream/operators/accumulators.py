@@ -20,6 +20,8 @@ TIME, WEIGHT, ORDER = "__time", "__weight", "__order"
 ROW, NUMBER = "__row", "number"
 """The whole row as it came, and the number of a window that rows open and close."""
 ELEMENTS = "elements"
+ARRIVED = "__arrived"
+"""How many rows came for a window in a step."""
 PANE, EMPTY, VALUE = "pane", "empty", "value"
 """The number of a pane, whether no row came for it, and what was computed for it."""
 

@@ -12,10 +12,10 @@ from math import gcd
 
 import polars as pl
 
-from millstream.operators.accumulators import TIME
+from millstream.operators.accumulators import ARRIVED, TIME
 from millstream.operators.trigger_columns import can_finish
 from millstream.operators.window_assignment import ends, placed
-from millstream.operators.windowed import ARRIVED, WindowedOperator
+from millstream.operators.windowed import WindowedOperator
 from millstream.plan import triggers, windows
 from millstream.plan.nodes import PaneTime
 

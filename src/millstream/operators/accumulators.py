@@ -1,34 +1,31 @@
-"""An aggregate as columns: what it keeps per window, how rows and kept values fold into that, and the result.
+"""How an aggregate is computed on columns: folded into a few numbers, or from the rows themselves.
 
-Most fold: a few numbers stand for all rows. Those that cannot (collect, top …, and every one that may have to take a
-row back but cannot subtract) are computed from the rows themselves, which are then kept as a list.
+Most aggregates fold: a few columns stand for all rows of a window or group. One that cannot fold (collect, top, …), or
+that cannot subtract while rows may be retracted, is computed from the rows, which are then kept as a list.
+`operators/aggregates.py` has a class for each aggregate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import polars as pl
 
-from millstream.operators.sums import ExactSum, exact
 from millstream.plan.aggregates import Aggregate
 
 TIME, WEIGHT, ORDER = "__time", "__weight", "__order"
 ROW, NUMBER = "__row", "number"
 """The whole row as it came, and the number of a window that rows open and close."""
 ELEMENTS = "elements"
-NEEDS_ELEMENTS = {"collect", "top", "distinct_count", "combine"}
-CANNOT_SUBTRACT = {"min", "max", "first", "last", "mean", "stddev"}
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "count": ("count",),
-    **dict.fromkeys(("sum", "mean"), ("sum", "known")),
-    **dict.fromkeys(("min", "max"), ("value",)),
-    "stddev": ("mean", "squares", "known"),
-    **dict.fromkeys(("first", "last"), ("value", "time", "order")),
-}
-"""By kind of aggregate, the columns that are kept; a sum that is exact has its carry beside it."""
+ARRIVED = "__arrived"
+"""How many rows came for a window in a step."""
+PANE, EMPTY, VALUE = "pane", "empty", "value"
+"""The number of a pane, whether no row came for it, and what was computed for it."""
+
+Described = TypeVar("Described", bound=Aggregate)
 
 
 class Stretches:
@@ -38,7 +35,7 @@ class Stretches:
     NUMBER, FIRST = "__stretch", "__first"
 
     def sum(self, value: pl.Expr, *, exact: bool = True) -> pl.Expr:
-        """The sum so far; one that is exact can be had by subtracting, which takes a fraction of the time."""
+        """The sum so far. An exact one is computed by subtraction, which takes a fraction of the time."""
         if not exact:
             return self.each(value.cum_sum())
         so_far = value.cum_sum()
@@ -48,27 +45,49 @@ class Stretches:
         return value.over(self.NUMBER)
 
 
-class Accumulator:
-    """Folds; `name` sets its columns apart."""
+class Columns(ABC, Generic[Described]):
+    """One aggregate of a step; `name` is that of its result, and sets its columns apart.
 
-    counts_back = False
-    """Whether a value that was retracted counts as if it had never come."""
+    `changing` tells whether rows may be retracted. In a table, every retraction is of a row that came; in a pane it may
+    stand alone, and is then the change since the pane before.
+    """
 
-    def __init__(self, name: str, aggregate: Aggregate, given: pl.Schema, *, changing: bool) -> None:
-        self.changing = changing
+    def __init__(
+        self, name: str, aggregate: Described, given: pl.Schema, *, changing: bool, in_table: bool = False
+    ) -> None:
         self.name = name
         self.aggregate = aggregate
-        self.kind = aggregate.kind
+        self.changing = changing
+        self.in_table = in_table
         self.input = f"{name}.input"
+        self.type = given.get(self.input, pl.Null())
         self.value = pl.col(self.input)
-        self.exact: ExactSum | None = None
-        if self.kind == "sum" or (self.kind == "mean" and changing):
-            numbers = exact(given[self.input])
-            if numbers is not None:
-                weight = WEIGHT if changing else None
-                self.exact = ExactSum(numbers, self.column("sum"), self.column("carry"), weight)
-            else:
-                self.value = self.value.cast(pl.Float64)
+        self.number = self.value.cast(pl.Float64)
+
+    @property
+    def folds(self) -> bool:
+        """Whether a few columns stand for the rows, so that these need not be kept."""
+        return False
+
+    @property
+    def can_be_looked_up(self) -> bool:
+        """Whether it counts values that a table can keep an entry for, each found by the value itself."""
+        return False
+
+
+class Accumulator(Columns[Described]):
+    """Folds, unless rows may be retracted that it cannot subtract."""
+
+    parts: tuple[str, ...]
+    """What is kept: one column each, `fold.<name>.<part>`."""
+    zeros: ClassVar[tuple[str, ...]] = ()
+    """The parts that are 0 where no row came; the others are null."""
+    needs_order: ClassVar[bool] = False
+    """Whether the result depends on the order in which all rows came."""
+
+    @property
+    def folds(self) -> bool:
+        return not self.changing
 
     def kept(self, part: str) -> pl.Expr:
         return pl.col(self.column(part))
@@ -78,171 +97,98 @@ class Accumulator:
 
     @property
     def columns(self) -> list[str]:
-        return [self.column(part) for part in self._parts()]
+        return [self.column(part) for part in self.parts]
 
-    def _parts(self) -> tuple[str, ...]:
-        if self.exact is not None:
-            return ("sum", "carry", "known")
-        return PARTS[self.kind]
-
-    def _named(self, made: dict[str, pl.Expr]) -> list[pl.Expr]:
-        return [made[part].alias(self.column(part)) for part in self._parts()]
+    def of_nothing(self) -> dict[str, int | None]:
+        """What is kept of no rows, by column."""
+        return {self.column(part): 0 if part in self.zeros else None for part in self.parts}
 
     def from_rows(self, rows: pl.DataFrame) -> list[pl.Expr]:
-        """Aggregates over rows, of which there are these."""
-        value, weight = self.value, pl.col(WEIGHT)
-        known = value.is_not_null()
-        made: dict[str, pl.Expr]
-        if self.kind == "count":
-            made = {"count": weight.cast(pl.Int64).sum() if self.changing else pl.len().cast(pl.Int64)}
-        elif self.exact is not None:
-            total, carry = self.exact.from_rows(self.input, rows, pl.Expr.sum)
-            made = {"sum": total, "carry": carry, "known": self._known()}
-        elif self.kind == "sum":
-            made = {"sum": value.sum(), "known": self._known()}
-        elif self.kind in ("min", "max"):
-            made = {"value": getattr(value, self.kind)()}
-        elif self.kind == "mean":
-            made = {"sum": value.cast(pl.Float64).sum(), "known": known.cast(pl.Int64).sum()}
-        elif self.kind == "stddev":
-            number = value.cast(pl.Float64)
-            made = {
-                "mean": number.mean(),
-                "squares": number.var() * (known.cast(pl.Int64).sum() - 1),
-                "known": known.cast(pl.Int64).sum(),
-            }
-        else:  # first, last
-            at = [pl.col(TIME).filter(known), pl.col(ORDER).filter(known)]
-            pick = value.filter(known).sort_by(at)
-            end = "first" if self.kind == "first" else "last"
-            made = {
-                "value": getattr(pick, end)(),
-                "time": getattr(pl.col(TIME).filter(known).sort_by(at), end)(),
-                "order": getattr(pl.col(ORDER).filter(known).sort_by(at), end)(),
-            }
-        return self._named(made)
-
-    def _known(self) -> pl.Expr:
-        if self.changing and self.counts_back:
-            return pl.when(self.value.is_not_null()).then(pl.col(WEIGHT)).otherwise(0).cast(pl.Int64).sum()
-        return self.value.count().cast(pl.Int64)
+        """What is kept of these rows, as aggregates over them."""
+        return self._named(self._from_rows(rows))
 
     def of_rows(self, rows: pl.DataFrame) -> list[pl.Expr]:
-        """What would be kept of each row, if it were alone."""
-        value, weight = self.value, pl.col(WEIGHT)
-        known = value.is_not_null().cast(pl.Int64)
-        made: dict[str, pl.Expr]
-        if self.kind == "count":
-            made = {"count": weight.cast(pl.Int64) if self.changing else pl.repeat(1, pl.len(), dtype=pl.Int64)}
-        elif self.exact is not None:
-            total, carry = self.exact.from_rows(self.input, rows, lambda number: number.fill_null(0))
-            made = {"sum": total, "carry": carry, "known": known}
-        elif self.kind == "sum":
-            made = {"sum": value.fill_null(0.0), "known": known}
-        elif self.kind in ("min", "max"):
-            made = {"value": value}
-        elif self.kind == "mean":
-            made = {"sum": value.cast(pl.Float64).fill_null(0.0), "known": known}
-        elif self.kind == "stddev":
-            spread = pl.when(value.is_not_null()).then(0.0)
-            made = {"mean": value.cast(pl.Float64), "squares": spread, "known": known}
-        else:  # first, last
-            is_known = value.is_not_null()
-            times = {"time": pl.col(TIME), "order": pl.col(ORDER)}
-            made = {"value": value, **{part: pl.when(is_known).then(made_) for part, made_ in times.items()}}
-        return self._named(made)
+        """What would be kept of each of these rows, if it were alone."""
+        return self._named(self._of_rows(rows))
 
     def running(self, over: Stretches, parts: pl.DataFrame) -> list[pl.Expr]:
-        """What was kept of all rows of a stretch so far, of what would be kept of each."""
-        made: dict[str, pl.Expr]
-        if self.kind == "count":
-            made = {"count": over.sum(self.kept("count"))}
-        elif self.exact is not None:
-            total, carry = self.exact.merged(parts, over.sum)
-            made = {"sum": total, "carry": carry, "known": over.sum(self.kept("known"))}
-        elif self.kind in ("sum", "mean"):
-            made = {"sum": over.sum(self.kept("sum"), exact=False), "known": over.sum(self.kept("known"))}
-        elif self.kind in ("min", "max"):
-            so_far = self.kept("value").cum_min() if self.kind == "min" else self.kept("value").cum_max()
-            made = {"value": over.each(so_far.forward_fill())}
-        elif self.kind == "stddev":
-            # Welford's way: no term is negative, so nothing is lost by subtracting.
-            count, mean = self.kept("known"), self.kept("mean").fill_null(0.0)
-            whole = pl.when(count.cum_sum() > 0).then((count * mean).cum_sum() / count.cum_sum())
-            before = whole.shift(1).fill_null(0.0)
-            grown = count * (mean - before) * (mean - whole.fill_null(0.0))
-            is_first = count.cum_sum() == count
-            squares = (self.kept("squares").fill_null(0.0) + pl.when(is_first).then(0.0).otherwise(grown)).cum_sum()
-            made = {
-                "mean": over.each(whole),
-                "squares": over.each(squares),
-                "known": over.sum(count),
-            }
-        else:  # the newest row is the last of all that came, so it stands behind those of its own time
-            time = self.kept("time")
-            best = (time.cum_min() if self.kind == "first" else time.cum_max()).forward_fill().shift(1)
-            better = time < best if self.kind == "first" else time >= best
-            is_best = time.is_not_null() & (best.is_null() | better)
-            bests = {part: pl.when(is_best).then(self.kept(part)) for part in ("value", "time", "order")}
-            made = {part: over.each(value.forward_fill()) for part, value in bests.items()}
-        return self._named(made)
+        """What is kept of all rows of a stretch so far, from what would be kept of each."""
+        return self._named(self._running(over, parts))
 
     def merged(self, parts: pl.DataFrame) -> list[pl.Expr]:
-        """Aggregates over what was kept of several parts, which are these."""
-        made: dict[str, pl.Expr]
-        if self.kind == "count":
-            made = {"count": self.kept("count").sum()}
-        elif self.exact is not None:
-            total, carry = self.exact.merged(parts, pl.Expr.sum)
-            made = {"sum": total, "carry": carry, "known": self.kept("known").sum()}
-        elif self.kind in ("sum", "mean"):
-            made = {"sum": self.kept("sum").sum(), "known": self.kept("known").sum()}
-        elif self.kind in ("min", "max"):
-            made = {"value": getattr(self.kept("value"), self.kind)()}
-        elif self.kind == "stddev":
-            count, mean = self.kept("known"), self.kept("mean")
-            whole = pl.when(count.sum() > 0).then((count * mean).sum() / count.sum())
-            spread = self.kept("squares").fill_null(0.0).sum() + (count * (mean - whole) ** 2).sum()
-            made = {"mean": whole, "squares": spread, "known": count.sum()}
-        else:
-            known = self.kept("time").is_not_null()
-            at = [self.kept("time").filter(known), self.kept("order").filter(known)]
-            end = "first" if self.kind == "first" else "last"
-            made = {
-                part: getattr(self.kept(part).filter(known).sort_by(at), end)() for part in ("value", "time", "order")
-            }
-        return self._named(made)
+        """What is kept of several of these parts together, as aggregates over them."""
+        return self._named(self._merged(parts))
 
+    def _named(self, made: dict[str, pl.Expr]) -> list[pl.Expr]:
+        return [made[part].alias(self.column(part)) for part in self.parts]
+
+    @abstractmethod
+    def _from_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]: ...
+
+    @abstractmethod
+    def _of_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]: ...
+
+    @abstractmethod
+    def _running(self, over: Stretches, parts: pl.DataFrame) -> dict[str, pl.Expr]: ...
+
+    @abstractmethod
+    def _merged(self, parts: pl.DataFrame) -> dict[str, pl.Expr]: ...
+
+    @abstractmethod
     def result(self) -> pl.Expr:
-        if self.kind == "count":
-            return self.kept("count")
-        if self.kind == "sum":
-            return pl.when(self.kept("known") > 0).then(self.kept("sum"))
-        if self.kind == "mean":
-            total = self.kept("sum").cast(pl.Float64)
-            if self.exact is not None:
-                total += self.kept("carry") * 2.0**64
-            return pl.when(self.kept("known") > 0).then(total / self.kept("known"))
-        if self.kind == "stddev":
-            count = self.kept("known")
-            return pl.when(count > 1).then((self.kept("squares") / (count - 1)).sqrt())
-        return self.kept("value")
+        """The result, from what was kept."""
 
     def too_large(self, state: pl.DataFrame) -> tuple[dict[str, Any], int | Decimal] | None:
-        """Of rows with what was kept, the first whose sum its type cannot hold, and that sum."""
-        if self.exact is None or self.kind != "sum":
-            return None
-        where = self.exact.too_large(state)
-        if where is None:
-            return None
-        found = state.filter(where & (state[self.column("known")] > 0)).head(1)
-        return (found.row(0, named=True), self.exact.value(found)) if len(found) else None
+        """The first row of state whose result its type cannot hold, and that result."""
+        return None
 
 
-def folds(name: str, aggregate: Aggregate, given: pl.Schema, *, changing: bool) -> bool:
-    if changing and aggregate.kind == "sum":  # a float that was added cannot always be subtracted: NaN stays
-        return exact(given[f"{name}.input"]) is not None
-    return aggregate.kind not in NEEDS_ELEMENTS and not (changing and aggregate.kind in CANNOT_SUBTRACT)
+class FromRows(Columns[Described]):
+    """Can be computed from the rows themselves."""
+
+    thins: ClassVar[bool] = False
+    """Whether some rows can no longer make a difference, if none is retracted: see `thinned`."""
+
+    def thinned(self, rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+        """The rows that can still make a difference for their key."""
+        return rows
+
+    @abstractmethod
+    def of_panes(self, panes: pl.DataFrame, came: pl.DataFrame, left: pl.DataFrame) -> pl.Series:
+        """One value for each pane, in their order: from the rows that came, and those left after retractions.
+
+        Rows have the number of their pane and stand in the order they came.
+        """
+
+
+class OverRows(FromRows[Described]):
+    """Can be computed by one expression over the rows of each pane that have a value."""
+
+    without_values: ClassVar[Any] = None
+    """The result over rows none of which has a value."""
+
+    def of_panes(self, panes: pl.DataFrame, came: pl.DataFrame, left: pl.DataFrame) -> pl.Series:
+        found = panes.join(self._by_pane(came, left), on=PANE, how="left", maintain_order="left")
+        value = found[VALUE]
+        if self.without_values is None:
+            return value
+        missing = value.is_null()
+        if self.aggregate.null_without_rows:
+            missing &= ~found[EMPTY]
+        blank = pl.Series(VALUE, [self.without_values], dtype=value.dtype).new_from_index(0, len(value))
+        return blank.zip_with(missing, value)
+
+    def _by_pane(self, came: pl.DataFrame, left: pl.DataFrame) -> pl.DataFrame:
+        known = left.filter(self._has_values())
+        return known.group_by(PANE, maintain_order=True).agg(self._computed().alias(VALUE))
+
+    def _has_values(self) -> pl.Expr:
+        """Which rows have the values that are needed."""
+        return self.value.is_not_null()
+
+    @abstractmethod
+    def _computed(self) -> pl.Expr:
+        """The result over rows that have them."""
 
 
 def elements_of(arguments: Sequence[str]) -> pl.Expr:
@@ -251,105 +197,25 @@ def elements_of(arguments: Sequence[str]) -> pl.Expr:
 
 
 def from_elements(
-    panes: pl.DataFrame, aggregates: Sequence[tuple[str, Aggregate]], arguments: Sequence[str]
-) -> dict[str, pl.Series]:
-    """Aggregates computed from kept rows: one value per pane, in the order of the panes."""
-    rows = panes.select(pl.int_range(pl.len()).alias("pane"), ELEMENTS).explode(ELEMENTS).drop_nulls(ELEMENTS)
-    rows = rows.unnest(ELEMENTS).sort("pane", ORDER)
-    left = _remaining(rows, arguments)
-    found: dict[str, pl.Series] = {}
-    frame = panes.select(pl.int_range(pl.len()).alias("pane"), (pl.col(ELEMENTS).list.len() == 0).alias("empty"))
-    for name, aggregate in aggregates:
-        made = _added(rows, name) if aggregate.kind == "sum" else _computed(left, name, aggregate)
-        joined = frame.join(made, on="pane", how="left", maintain_order="left")
-        value = joined["value"]
-        if aggregate.kind in ("collect", "top"):
-            nothing = pl.Series("value", [[]] * len(joined), dtype=value.dtype)
-            missing = value.is_null() & (
-                ~joined["empty"] if aggregate.kind == "top" else pl.Series([True] * len(joined))
-            )
-            value = nothing.zip_with(missing, value)
-        elif aggregate.kind == "distinct_count":
-            value = value.fill_null(0).zip_with(
-                ~joined["empty"], pl.Series([None], dtype=pl.Int64).new_from_index(0, len(joined))
-            )
-        elif aggregate.kind == "combine":
-            value = _combined(left, joined, name, aggregate)
-        found[name] = value.alias(name)
-    return found
-
-
-def computed_from_rows(rows: pl.DataFrame, panes: pl.Series, name: str, aggregate: Aggregate) -> pl.Series:
-    """An aggregate over rows, none of which is taken back: a value for each pane, in the order of `panes`."""
-    made = _computed(rows, name, aggregate)
-    frame = panes.to_frame("pane").join(made, on="pane", how="left", maintain_order="left")
-    value = frame["value"]
-    if aggregate.kind == "combine":
-        return _combined(rows, frame.with_columns(pl.lit(False).alias("empty")), name, aggregate)
-    if aggregate.kind in ("collect", "top"):
-        return pl.Series("value", [[]] * len(frame), dtype=value.dtype).zip_with(value.is_null(), value)
-    return value.fill_null(0) if aggregate.kind == "distinct_count" else value
+    panes: pl.DataFrame, aggregates: Sequence[FromRows[Any]], arguments: Sequence[str]
+) -> list[pl.Series]:
+    """Aggregates over the rows kept by panes: one value for each pane, in their order."""
+    number = pl.int_range(pl.len()).alias(PANE)
+    came = panes.select(number, ELEMENTS).explode(ELEMENTS).drop_nulls(ELEMENTS)
+    came = came.unnest(ELEMENTS).sort(PANE, ORDER)
+    left = _remaining(came, arguments)
+    numbered = panes.select(number, (pl.col(ELEMENTS).list.len() == 0).alias(EMPTY))
+    return [made.of_panes(numbered, came, left).alias(made.name) for made in aggregates]
 
 
 def _remaining(rows: pl.DataFrame, arguments: Sequence[str]) -> pl.DataFrame:
-    """Rows that were not taken back; of equal ones the earliest are taken back first."""
+    """Rows that were not retracted; of equal rows the earliest are retracted first."""
     if (rows[WEIGHT] > 0).all():
         return rows
-    same = ["pane", TIME, *arguments]
+    same = [PANE, TIME, *arguments]
     counted = rows.with_columns(
         pl.when(pl.col(WEIGHT) > 0).then(1).otherwise(0).cum_sum().over(same, order_by=ORDER).alias("__rank"),
-        (pl.col(WEIGHT) < 0).sum().over(same).alias("__taken_back"),
+        (pl.col(WEIGHT) < 0).sum().over(same).alias("__retracted"),
     )
-    kept = counted.filter((pl.col(WEIGHT) > 0) & (pl.col("__rank") > pl.col("__taken_back")))
-    return kept.drop("__rank", "__taken_back").sort("pane", ORDER)
-
-
-def _added(rows: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Sums of floats: equal ones that came and went are left out, so that no NaN, infinity or rounding stays behind.
-
-    A retraction without its row counts as it is: a pane that has nothing else is the change since the last one.
-    """
-    value = pl.col(f"{name}.input").cast(pl.Float64).alias("value")
-    known = rows.select("pane", value, pl.col(WEIGHT).cast(pl.Int64)).drop_nulls("value")
-    counted = known.group_by("pane", "value", maintain_order=True).agg(pl.col(WEIGHT).sum())
-    left = pl.when(pl.col(WEIGHT) != 0).then(pl.col("value") * pl.col(WEIGHT)).otherwise(0.0)
-    return counted.group_by("pane", maintain_order=True).agg(left.sum().alias("value"))
-
-
-def _computed(rows: pl.DataFrame, name: str, aggregate: Aggregate) -> pl.DataFrame:
-    value = pl.col(f"{name}.input")
-    known = rows.filter(value.is_not_null())
-    if aggregate.kind == "collect":
-        made = value
-    elif aggregate.kind == "distinct_count":
-        made = value.n_unique().cast(pl.Int64)
-    elif aggregate.kind == "top":
-        by = pl.col(f"{name}.by" if aggregate.by else f"{name}.input")
-        known = known.filter(by.is_not_null())
-        made = value.sort_by(by, descending=True, maintain_order=True).head(aggregate.count or 0)
-    elif aggregate.kind in ("min", "max"):
-        made = getattr(value, aggregate.kind)()
-    elif aggregate.kind == "sum":  # of fractions, which cannot be taken back exactly
-        made = value.cast(pl.Float64).sum()
-    elif aggregate.kind == "mean":
-        made = value.cast(pl.Float64).mean()
-    elif aggregate.kind == "stddev":
-        made = value.cast(pl.Float64).std()
-    elif aggregate.kind in ("first", "last"):
-        made = getattr(value.sort_by(TIME, ORDER), aggregate.kind)()
-    else:  # combine is folded by the user's own functions
-        made = pl.len()
-    return known.group_by("pane", maintain_order=True).agg(made.alias("value"))
-
-
-def _combined(rows: pl.DataFrame, panes: pl.DataFrame, name: str, aggregate: Aggregate) -> pl.Series:
-    functions = aggregate.functions
-    assert functions is not None
-    states: dict[int, Any] = {}
-    for pane, value in rows.select("pane", f"{name}.input").iter_rows():
-        states[pane] = functions.add(states[pane] if pane in states else functions.zero(), value)
-    results = []
-    for pane, empty in panes.select("pane", "empty").iter_rows():
-        state = states[pane] if pane in states else functions.zero()
-        results.append(None if empty else functions.extract(state))
-    return pl.Series("value", results)
+    kept = counted.filter((pl.col(WEIGHT) > 0) & (pl.col("__rank") > pl.col("__retracted")))
+    return kept.drop("__rank", "__retracted").sort(PANE, ORDER)

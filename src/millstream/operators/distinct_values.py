@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 
 from millstream.operators.windowed import Frames
-from millstream.plan.aggregates import Aggregate
 from millstream.state.hashing import key_hashes
 
 VALUE, MASK = "value", "mask"
@@ -23,19 +22,14 @@ HASHES = ["group", "check"]
 COUNTS_MAX = 64
 FEW = 0.6  # of the values are left when each is taken once: else they travel as rows
 SAMPLE_ROWS = 1 << 14
-PLAIN = (pl.String, pl.Binary, pl.Boolean, pl.Date)
 
 
 class Seen:
-    """The entries of some aggregates: values of one type share a table."""
+    """The entries of some distinct counts, at most COUNTS_MAX of them: values of one type share a table."""
 
-    def __init__(self, keys: list[str], aggregates: Sequence[tuple[str, Aggregate]], given: pl.Schema) -> None:
+    def __init__(self, keys: list[str], names: Sequence[str], given: pl.Schema) -> None:
         self._keys = keys
-        self.names = [
-            name
-            for name, made in aggregates
-            if made.kind == "distinct_count" and _can_be_looked_up(given[f"{name}.input"])
-        ][:COUNTS_MAX]
+        self.names = list(names)
         self.counts = {name: f"distinct.{name}" for name in self.names}
         self._bits = {name: 1 << number for number, name in enumerate(self.names)}
         types = list(dict.fromkeys(given[f"{name}.input"] for name in self.names))
@@ -157,7 +151,3 @@ def _families(fed: pl.DataFrame, names: Sequence[str]) -> list[list[str]]:
         else:
             found.append([name])
     return found
-
-
-def _can_be_looked_up(kind: pl.DataType) -> bool:
-    return kind.is_integer() or kind in PLAIN or isinstance(kind, pl.Datetime)

@@ -232,7 +232,7 @@ class Turns:
             there = rows.with_columns(start=pl.col(TIME), end=pl.col(TIME))
             taken.late.append(self._late(there, given, "expired"))
             return
-        numbered, taken.counters, finished = operator.numbered(rows, taken.counters)
+        numbered, taken.counters, finished = operator.row_windows.numbered(rows, taken.counters)
         finishing = self._finishing(taken, numbered, finished)
         touching = [frame.select(*operator.identity, PART) for frame in (numbered, finishing)]
         self._ask_others(taken, pl.concat(touching, how="vertical_relaxed"), rows, clock)
@@ -358,7 +358,8 @@ class Turns:
         """The sessions that rows make of others, one each; they are taken out of the windows."""
         operator = self._operator
         firsts = heads.drop("start", "end").with_columns(self._whole(heads, given))
-        state, late = operator.put_sessions(taken.windows, firsts, clock)
+        assert operator.sessions is not None
+        state, late = operator.sessions.put(taken.windows, firsts, clock)
         taken.late.append(late)
         identity = operator.identity
         spans = heads.select(*identity, PART)

@@ -1,8 +1,8 @@
-"""Aggregates per key over rows that come and go: a table that changes.
+"""Aggregates per key over rows that come and are retracted: a table that changes.
 
-What folds is a few numbers per group. What does not, and what cannot subtract while rows may be taken back, is computed
-from the rows themselves, which are then kept: all of them if rows may be taken back, and else those that can still make
-a difference. Of distinct values that stay it is known which were seen.
+An aggregate that folds keeps a few numbers per group. One that does not, or that cannot subtract while rows may be
+retracted, is computed from the rows themselves, which are then kept: all of them if rows may be retracted, otherwise
+those that can still make a difference. Where no row can be retracted, distinct counts keep the values they have seen.
 """
 
 from __future__ import annotations
@@ -15,28 +15,23 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import (
+    EMPTY,
     ORDER,
+    PANE,
     TIME,
     WEIGHT,
-    Accumulator,
-    computed_from_rows,
-    folds,
 )
-from millstream.operators.distinct_values import MASK, Seen
+from millstream.operators.aggregates import columns_of
+from millstream.operators.distinct_values import COUNTS_MAX, MASK, Seen
 from millstream.operators.elementwise import computed
 from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
 from millstream.operators.windowed import Clock, Frames
-from millstream.plan.aggregates import Aggregate
 from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.table_nodes import Grouped
 from millstream.state.tables import Marks
 
 GROUPS, ELEMENTS = "groups", "elements"
 ROWS, NEWEST = "rows", "newest"
-NOT_BEFOREHAND = {"first", "last"}
-"""These need the order in which all rows came."""
-THINNED = {"distinct_count", "top"}
-"""These need few of the rows that came, if none is taken back."""
 
 
 class Came(NamedTuple):
@@ -56,25 +51,17 @@ class GroupedStep:
         self._arguments = [name for name, _ in node.arguments]
         fed = self.fed(elementwise.frame_of([], node.inputs[0]), 0)
         self.nothing = {INPUTS[0]: fed}
-        self._folding = [(name, made) for name, made in node.aggregates if self._can_fold(name, made, fed.schema)]
-        self._accumulators = [
-            WeightedAccumulator(name, made, fed.schema, changing=self._changing) for name, made in self._folding
-        ]
-        self._seen = Seen(self.keys, () if self._changing else node.aggregates, fed.schema)
+        self._accumulators, listing = columns_of(node.aggregates, fed.schema, changing=self._changing, in_table=True)
+        looked_up = [made.name for made in listing if made.can_be_looked_up]
+        self._seen = Seen(self.keys, looked_up[:COUNTS_MAX], fed.schema)
         self.own_keys: Mapping[str, list[str]] = self._seen.own_keys
         self._last: tuple[Frames, Came] | None = None
-        apart = {name for name, _ in self._folding} | set(self._seen.names)
-        self._computed = [(name, made) for name, made in node.aggregates if name not in apart]
-        self._is_partial = not self._computed and not {made.kind for _, made in self._folding} & NOT_BEFOREHAND
+        self._computed = [made for made in listing if made.name not in self._seen.names]
+        self._is_partial = not self._computed and not any(fold.needs_order for fold in self._accumulators)
         self._no_groups = self._from_rows(fed).with_columns(
             *(pl.lit(0, pl.Int64).alias(count) for count in self._seen.counts.values()),
-            *(pl.lit(None, self._types[name]).alias(f"result.{name}") for name, _ in self._computed),
+            *(pl.lit(None, self._types[made.name]).alias(f"result.{made.name}") for made in self._computed),
         )
-
-    def _can_fold(self, name: str, aggregate: Aggregate, given: pl.Schema) -> bool:
-        if self._changing and aggregate.kind == "mean":  # only exact sums can be taken back
-            return given[f"{name}.input"].is_integer()
-        return folds(name, aggregate, given, changing=self._changing)
 
     def tables(self) -> Frames:
         kept = self.nothing[INPUTS[0]].select(*self.keys, *self._arguments, TIME, ORDER, WEIGHT)
@@ -207,34 +194,26 @@ class GroupedStep:
 
     def _needed(self, elements: pl.DataFrame) -> pl.DataFrame:
         """Of rows that stay, those that can still make a difference: one for each value, the best of each key."""
-        if not {made.kind for _, made in self._computed} <= THINNED:
+        if not all(made.thins for made in self._computed):
             return elements
         is_needed = np.zeros(len(elements), np.bool_)
-        for name, aggregate in self._computed:
-            by = f"{name}.by" if aggregate.by else f"{name}.input"
-            rows = elements.with_row_index("place").drop_nulls([f"{name}.input", by])
-            if aggregate.kind == "distinct_count":
-                rows = rows.unique([*self.keys, by])
-            else:
-                rows = rows.sort(by, ORDER, descending=[True, False])
-                place = pl.int_range(pl.len())
-                rows = rows.filter((place.over(self.keys) if self.keys else place) < (aggregate.count or 0))
-            is_needed[rows["place"].to_numpy()] = True
+        numbered = elements.with_row_index("place")
+        for made in self._computed:
+            is_needed[made.thinned(numbered, self.keys)["place"].to_numpy()] = True
         return elements.filter(is_needed)
 
     def _with_results(self, groups: pl.DataFrame, elements: pl.DataFrame) -> pl.DataFrame:
-        groups = groups.with_row_index("pane")
+        groups = groups.with_row_index(PANE)
         if self.keys:
-            rows = elements.join(
-                groups.select("pane", *self.keys), on=self.keys, nulls_equal=True, maintain_order="left"
-            )
+            rows = elements.join(groups.select(PANE, *self.keys), on=self.keys, nulls_equal=True, maintain_order="left")
         else:
-            rows = elements.with_columns(pl.lit(0, pl.UInt32).alias("pane"))
-        rows = rows.filter(pl.col(WEIGHT) > 0).sort("pane", ORDER)
-        for name, aggregate in self._computed:
-            value = computed_from_rows(rows, groups["pane"], name, aggregate)
-            groups = groups.with_columns(value.cast(self._types[name]).alias(f"result.{name}"))
-        return groups.drop("pane")
+            rows = elements.with_columns(pl.lit(0, pl.UInt32).alias(PANE))
+        rows = rows.filter(pl.col(WEIGHT) > 0).sort(PANE, ORDER)
+        panes = groups.select(PANE, pl.lit(False).alias(EMPTY))
+        found = [(made.name, made.of_panes(panes, rows, rows)) for made in self._computed]
+        return groups.drop(PANE).with_columns(
+            value.cast(self._types[name]).alias(f"result.{name}") for name, value in found
+        )
 
     # ------------------------------------------------------------ what changed
 
@@ -273,12 +252,6 @@ class GroupedStep:
 
     def _results(self, groups: pl.DataFrame) -> pl.DataFrame:
         made = {fold.name: fold.result() for fold in self._accumulators}
-        made |= {name: pl.col(f"result.{name}") for name, _ in self._computed}
+        made |= {each.name: pl.col(f"result.{each.name}") for each in self._computed}
         made |= {name: pl.col(count) for name, count in self._seen.counts.items()}
         return groups.select(*self.keys, *(made[name].alias(name) for name, _ in self.node.aggregates))
-
-
-class WeightedAccumulator(Accumulator):
-    """Counts values that were taken back as if they had never come: a sum of none is null."""
-
-    counts_back = True

@@ -12,14 +12,13 @@ from math import gcd
 
 import polars as pl
 
-from millstream.operators.accumulators import TIME
+from millstream.operators.accumulators import ARRIVED, TIME
 from millstream.operators.trigger_columns import can_finish
 from millstream.operators.window_assignment import ends, placed
-from millstream.operators.windowed import ARRIVED, WindowedOperator
+from millstream.operators.windowed import WindowedOperator
 from millstream.plan import triggers, windows
 from millstream.plan.nodes import PaneTime
 
-ORDERED = ("first", "last")
 STRETCH = "__stretch"
 SLICES_MAX = 4  # to a step of a sliding window
 
@@ -56,7 +55,7 @@ class Partials:
             (isinstance(node.window, windows.Fixed | windows.Sliding | windows.Calendar) or _are_stretches(operator))
             and node.pane_time is PaneTime.END_OF_WINDOW
             and not operator.listing
-            and not any(made.kind in ORDERED for _, made in node.aggregates)
+            and not any(accumulator.needs_order for accumulator in operator.folding)
             and not operator.takes_rows_singly
             and stays_open
         )

@@ -96,3 +96,9 @@ def in_sessions(
 def instant(name: str, value: pl.Expr | None = None) -> pl.Expr:
     """A time as a timestamp: the nearest that there is."""
     return (pl.col(name) if value is None else value).clip(FIRST, LAST).cast(pl.Datetime("us", "UTC")).alias(name)
+
+
+def split(rows: pl.DataFrame, condition: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows for which a condition holds, and the others. Usually it holds for none."""
+    holds = rows.select(condition.alias("holds"))["holds"]
+    return (rows.filter(holds), rows.filter(~holds)) if holds.any() else (rows.clear(), rows)

@@ -12,18 +12,19 @@ from typing import Any
 import polars as pl
 
 from millstream.operators import accumulators
-from millstream.operators.accumulators import ELEMENTS, NUMBER, ROW, TIME, Accumulator
+from millstream.operators.accumulators import ARRIVED, ELEMENTS, NUMBER, ROW, TIME
+from millstream.operators.aggregates import columns_of
 from millstream.operators.each_row import Turns
 from millstream.operators.elementwise import types_of
+from millstream.operators.row_windows import RowWindows
+from millstream.operators.sessions import Sessions
 from millstream.operators.trigger_columns import can_finish, compiled
-from millstream.operators.window_assignment import ends, in_sessions, placed
+from millstream.operators.window_assignment import placed, split
 from millstream.plan import triggers, windows
 from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.bundles import BEGINNING, END, moment
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
 from millstream.plan.windows import microseconds
-
-ARRIVED = "__arrived"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +47,16 @@ class WindowedOperator:
         self.lateness = microseconds(node.lateness)
         self.trigger = compiled(node.trigger)
         self.arguments = [name for name, _ in node.arguments]
-        self.folding = [
-            Accumulator(name, made, given, changing=changing)
-            for name, made in node.aggregates
-            if accumulators.folds(name, made, given, changing=changing)
-        ]
-        folding = {accumulator.name for accumulator in self.folding}
-        self.listing = [(name, made) for name, made in node.aggregates if name not in folding]
+        self.folding, self.listing = columns_of(node.aggregates, given, changing=changing)
         self.by_rows = not node.window.has_end
-        self.merges = node.window.merges
+        self.sessions = Sessions(self, node.window) if isinstance(node.window, windows.Sessions) else None
+        self.merges = self.sessions is not None
         self.takes_rows_singly = any(isinstance(part, triggers.Each) for part in node.trigger.walk())
         self.turns = Turns(self) if self.takes_rows_singly else None
         # A session that meets a closed one gives the rows that waited in it back: they must be there.
         self.keeps_rows = self.merges and can_finish(node.trigger)
         self.given = given
-        # The value that opened a `delta` window is kept in its own type: a float would blur decimals and large longs.
-        self.first_type = given.get("window.delta", pl.Null())
+        self.row_windows = RowWindows(node.window, self.keys, given)
         self.identity = [*self.keys, NUMBER] if self.by_rows else [*self.keys, "start", "end"]
         self.sent_type = pl.Struct({})
         self._learn_types()
@@ -89,8 +84,7 @@ class WindowedOperator:
         return self._empty
 
     def no_counters(self) -> pl.DataFrame:
-        keys = {name: self.given[name] for name in self.keys} or {"__one": pl.Int32()}
-        return pl.DataFrame(schema={**keys, "seen": pl.Int64, "number": pl.Int64, "first_value": self.first_type})
+        return self.row_windows.no_counters
 
     def deadlines(self, clock: Clock) -> tuple[pl.Expr, pl.Expr]:
         """When a window must be asked next though no row comes for it: in event time, and in processing time."""
@@ -119,7 +113,7 @@ class WindowedOperator:
         lost = 0
         if "partials" in inputs:
             windows_now, lost = self._put_partials(windows_now, inputs["partials"], clock)
-        untimed, rows = _split(rows, pl.col(TIME).is_null())
+        untimed, rows = split(rows, pl.col(TIME).is_null())
         late = [untimed.select(ROW, *_nowhere(), reason=pl.lit("no event time"))]
         if self.turns is not None and not rows.is_empty():
             still = Clock(clock.watermark_before, clock.watermark_before, clock.now_before, clock.now)
@@ -144,10 +138,10 @@ class WindowedOperator:
             return held, self._no_late(), counters
         if self.by_rows:
             return self._put_by_rows(held, counters, rows, clock)
-        if self.merges:
-            return (*self.put_sessions(held, rows, clock), counters)
+        if self.sessions is not None:
+            return (*self.sessions.put(held, rows, clock), counters)
         in_windows = placed(rows, self.node.window)
-        expired, in_windows = _split(in_windows, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
+        expired, in_windows = split(in_windows, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
         late = [self.late(expired, "expired")]
         closed = held.filter("closed").select(*self.identity)
         if not closed.is_empty():
@@ -157,12 +151,12 @@ class WindowedOperator:
 
     def _put_partials(self, held: pl.DataFrame, partials: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, int]:
         """Rows that were folded on their way; and how many of them came too late."""
-        if self.merges:
-            return self._put_partial_sessions(held, partials, clock)
-        expired, partials = _split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
+        if self.sessions is not None:
+            return self.sessions.put_partials(held, partials, clock)
+        expired, partials = split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
         nobody = pl.lit(None, pl.Int64)
-        news = partials.with_columns(*self._begun(), in_time_min=nobody, in_time_max=nobody)
-        state = self.folded(held, news.select(self._columns(arrived=True)), clock)
+        news = partials.with_columns(*self.begun(), in_time_min=nobody, in_time_max=nobody)
+        state = self.folded(held, news.select(self.columns(arrived=True)), clock)
         return state, int(expired[ARRIVED].sum())
 
     def news(self, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
@@ -187,14 +181,14 @@ class WindowedOperator:
             by = [*self.keys, "start"]
             made.append(pl.col("end").first())
         news = rows.group_by(by, maintain_order=False).agg(made)
-        return news.with_columns(self._begun()).select(self._columns(arrived=True))
+        return news.with_columns(self.begun()).select(self.columns(arrived=True))
 
     def new_windows(self, heads: pl.DataFrame) -> pl.DataFrame:
         """Windows that have seen nothing, where rows say they are."""
         folds = [column for accumulator in self.folding for column in accumulator.columns]
-        lists = [name for name in self._lists() if name != "sent"]
+        lists = [name for name in self.lists() if name != "sent"]
         begun = heads.select(*self.identity, *(["start", "end"] if self.by_rows else [])).with_columns(
-            *self._begun(),
+            *self.begun(),
             *(pl.lit(None).alias(name) for name in ["in_time_min", "in_time_max", *folds]),
             *(pl.lit([], dtype=self._empty.schema[name]).alias(name) for name in lists),
         )
@@ -207,7 +201,8 @@ class WindowedOperator:
     def expiry(self, end: pl.Expr) -> pl.Expr:
         return _expiry(end, self.lateness)
 
-    def _begun(self) -> list[pl.Expr]:
+    def begun(self) -> list[pl.Expr]:
+        """What a new window has beside its rows."""
         begun = {
             "closed": pl.lit(False),
             "index": pl.lit(0, pl.Int64),
@@ -221,7 +216,8 @@ class WindowedOperator:
             begun["complete"] = pl.lit(False)
         return [made.alias(name) for name, made in begun.items()]
 
-    def _columns(self, *, arrived: bool) -> list[str]:
+    def columns(self, *, arrived: bool) -> list[str]:
+        """The columns of state; with how many rows came, if that is not counted yet."""
         columns = [
             *self.keys,
             *([NUMBER] if self.by_rows else []),
@@ -245,113 +241,35 @@ class WindowedOperator:
         old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED)).select(news.columns)
         both = pl.concat([old, news], how="vertical_relaxed")
         merged = both.group_by(self.identity, maintain_order=True).agg(self._merged(both))
-        return self._added(merged, clock)
+        return self.added(merged, clock)
 
     def _merged(self, parts: pl.DataFrame) -> list[pl.Expr]:
         made = [fold for accumulator in self.folding for fold in accumulator.merged(parts)]
-        made += [pl.col(name).list.explode(keep_nulls=False, empty_as_null=False).alias(name) for name in self._lists()]
+        made += [pl.col(name).list.explode(keep_nulls=False, empty_as_null=False).alias(name) for name in self.lists()]
         made += [pl.col("in_time_min").min(), pl.col("in_time_max").max(), pl.col(ARRIVED).sum()]
         kept = [*self.trigger.schema(), "closed", "index", "on_time_index", "waiting"]
         if self.by_rows:
             made += [pl.col("start").first(), pl.col("end").last(), pl.col("complete").any()]
         return made + [pl.col(name).first() for name in kept]
 
-    def _lists(self) -> list[str]:
+    def lists(self) -> list[str]:
+        """The columns of state that are lists of rows."""
         names = [ELEMENTS] if self.listing else []
         names += ["waiting_rows"] if self.keeps_rows else []
         return names + (["sent"] if self.node.mode is Mode.RETRACTING else [])
 
-    def _added(self, state: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+    def added(self, state: pl.DataFrame, clock: Clock) -> pl.DataFrame:
+        """Windows whose triggers know of the rows that came."""
         added = [made.alias(name) for name, made in self.trigger.add(pl.col(ARRIVED), clock.now).items()]
         added.append((pl.col("waiting") + pl.col(ARRIVED)).alias("waiting"))
-        return state.with_columns(added).select(self._columns(arrived=False))
-
-    # ------------------------------------------------------------ sessions
-
-    def put_sessions(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
-        assert isinstance(self.node.window, windows.Sessions)
-        gap = microseconds(self.node.window.gap)
-        rows, held = in_sessions(self.keys, rows, pl.col(TIME), ends(pl.col(TIME) + gap), held)
-        untouched = held.filter(~pl.col("touched")).select(self._columns(arrived=False))
-        held = held.filter("touched")
-
-        expired = _expiry(pl.col("end"), self.lateness) <= clock.watermark_before
-        late = [self.late(rows.filter(expired), "expired")]
-        rows = rows.filter(~expired)
-        closed = held.filter("closed").select("session").unique()
-        if not closed.is_empty():
-            meets = rows.join(closed, on="session", how="semi")
-            late.append(self.late(meets, "closed"))
-            rows = rows.join(closed, on="session", how="anti")
-            shut = held.join(closed, on="session", how="semi")
-            held = held.join(closed, on="session", how="anti")
-            waited = (
-                shut.filter(~pl.col("closed"))
-                .select("new_start", "new_end", pl.col("waiting_rows").alias(ROW))
-                .explode(ROW)
-            )
-            waited = waited.drop_nulls(ROW).rename({"new_start": "start", "new_end": "end"})
-            late.append(self.late(waited, "closed"))
-            shut = shut.sort("start").unique("session", keep="first", maintain_order=True)
-            empty = self.emptied(
-                shut.with_columns(start=pl.col("new_start"), end=pl.col("new_end"), closed=pl.lit(True))
-            )
-            untouched = pl.concat([untouched, empty.select(untouched.columns)], how="vertical_relaxed")
-        state = self._folded_sessions(held, self.news(rows, clock), clock)
-        return pl.concat([untouched, state], how="vertical_relaxed"), pl.concat(late)
-
-    def _put_partial_sessions(
-        self, held: pl.DataFrame, partials: pl.DataFrame, clock: Clock
-    ) -> tuple[pl.DataFrame, int]:
-        """Stretches of rows that were folded on their way: a stretch is late, or not, as a whole."""
-        partials, held = in_sessions(self.keys, partials, pl.col("start"), pl.col("end"), held)
-        untouched = held.filter(~pl.col("touched")).select(self._columns(arrived=False))
-        expired, partials = _split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
-        made = [fold for accumulator in self.folding for fold in accumulator.merged(partials)]
-        nobody = pl.lit(None, pl.Int64)
-        news = partials.group_by(self.identity, maintain_order=True).agg(*made, pl.col(ARRIVED).sum())
-        news = news.with_columns(*self._begun(), in_time_min=nobody, in_time_max=nobody)
-        state = self._folded_sessions(held.filter("touched"), news.select(self._columns(arrived=True)), clock)
-        return pl.concat([untouched, state], how="vertical_relaxed"), int(expired[ARRIVED].sum())
-
-    def _folded_sessions(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        if news.is_empty():
-            return held.select(self._columns(arrived=False))
-        at_end = pl.col("new_end").first() <= clock.watermark_before
-        old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED), is_old=pl.lit(True))
-        fresh = news.with_columns(is_old=pl.lit(False), new_start=pl.col("start"), new_end=pl.col("end"))
-        both = pl.concat([old.select(fresh.columns), fresh], how="vertical_relaxed").sort("start", maintain_order=True)
-        same = pl.col("is_old").sum() == 1
-        same &= (pl.col("start").filter("is_old").first() == pl.col("new_start").first()) & (
-            pl.col("end").filter("is_old").first() == pl.col("new_end").first()
-        )
-        merged_trigger = self.trigger.merge(pl.col("is_old"), at_end)
-        made = [fold for accumulator in self.folding for fold in accumulator.merged(both)]
-        made += [pl.col(name).list.explode(keep_nulls=False, empty_as_null=False).alias(name) for name in self._lists()]
-        made += [
-            pl.col("in_time_min").min(),
-            pl.col("in_time_max").max(),
-            pl.col(ARRIVED).sum(),
-            pl.col("waiting").sum(),
-        ]
-        made += [
-            pl.when(same).then(pl.col(name).filter("is_old").first()).otherwise(merged).alias(name)
-            for name, merged in merged_trigger.items()
-        ]
-        made += [
-            pl.when(same).then(pl.col(name).filter("is_old").first()).otherwise(0).alias(name)
-            for name in ("index", "on_time_index")
-        ]
-        made.append(pl.lit(False).alias("closed"))
-        merged = both.group_by([*self.keys, "new_start", "new_end"], maintain_order=True).agg(made)
-        return self._added(merged.rename({"new_start": "start", "new_end": "end"}), clock)
+        return state.with_columns(added).select(self.columns(arrived=False))
 
     # ------------------------------------------------------------ windows that rows open and close
 
     def _put_by_rows(self, held: pl.DataFrame, counters: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> Any:
         if clock.watermark_before >= END:
             return held, self.late(rows.with_columns(start=pl.col(TIME), end=pl.col(TIME)), "expired"), counters
-        numbered, counters, finished = self.numbered(rows, counters)
+        numbered, counters, finished = self.row_windows.numbered(rows, counters)
         late = [self._no_late()]
         shut = held.filter("closed").select(*self.identity, "start", "end")
         if not shut.is_empty():
@@ -366,68 +284,6 @@ class WindowedOperator:
         )
         done = (pl.col("complete") | (pl.col(NUMBER) < pl.col("__before"))).fill_null(False)
         return complete.with_columns(complete=done).select(state.columns), pl.concat(late), counters
-
-    def numbered(self, rows: pl.DataFrame, counters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-        """Rows with the numbers of their windows, the counters after them, and per key which windows are complete."""
-        window = self.node.window
-        by = self.keys or ["__one"]
-        rows = rows if self.keys else rows.with_columns(__one=pl.lit(0))
-        counters = counters if self.keys or "__one" in counters.columns else counters.with_columns(__one=pl.lit(0))
-        rows = rows.join(counters, on=by, how="left", nulls_equal=True, maintain_order="left")
-        rows = rows.with_columns(pl.col("seen").fill_null(0), pl.col("number").fill_null(0))
-        if isinstance(window, windows.Rows):
-            place = pl.col("seen") + pl.int_range(pl.len()).over(by)
-            rows = rows.with_columns(place=place)
-            after = rows.group_by(by, maintain_order=True).agg(pl.col("place").max() + 1)
-            last = pl.col("place") // window.every
-            least = (pl.col("place") - window.count) // window.every + 1
-            rows = rows.with_columns(number=pl.int_ranges(pl.max_horizontal(least, pl.lit(0)), last + 1)).explode(
-                "number"
-            )
-            rows = rows.drop_nulls("number")
-            after = after.rename({"place": "seen"}).with_columns(
-                number=pl.lit(0, pl.Int64), first_value=pl.lit(None, self.first_type)
-            )
-            finished = after.with_columns(__before=(pl.col("seen") - window.count) // window.every + 1)
-        elif isinstance(window, windows.ClosedBy):
-            closes = pl.col("window.closes").fill_null(False).cast(pl.Int64)
-            rows = rows.with_columns(
-                after=pl.col("number") + closes.cum_sum().over(by),
-                number=pl.col("number") + closes.cum_sum().over(by) - closes,
-            )
-            after = rows.group_by(by, maintain_order=True).agg(number=pl.col("after").max())
-            after = after.with_columns(seen=pl.lit(0, pl.Int64), first_value=pl.lit(None, self.first_type))
-            finished = after.with_columns(__before=pl.col("number"))
-        else:
-            rows, after = self._numbered_by_delta(rows, by)
-            finished = after.with_columns(__before=pl.col("number"))
-        kept = counters.join(after, on=by, how="anti", nulls_equal=True)
-        counters = pl.concat([kept, after.select(kept.columns)], how="vertical_relaxed")
-        finished = finished.select(*(by if self.keys else []), "__before")
-        return rows, counters, finished
-
-    def _numbered_by_delta(self, rows: pl.DataFrame, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Each window begins where the last one ended, so this goes row by row."""
-        assert isinstance(self.node.window, windows.DeltaWindow)
-        state: dict[tuple[Any, ...], tuple[int, Any]] = {}
-        numbers = []
-        for *key, value, number, first in rows.select(*by, "window.delta", "number", "first_value").iter_rows():
-            number, first = state.get(tuple(key), (number, first))
-            if value is not None:
-                if first is None:
-                    first = value
-                elif abs(value - first) >= self.node.window.threshold:
-                    number, first = number + 1, value
-            state[tuple(key)] = (number, first)
-            numbers.append(number)
-        rows = rows.with_columns(number=pl.Series(numbers, dtype=pl.Int64))
-        after = rows.select(by).unique(maintain_order=True)
-        now = [state[tuple(key)] for key in after.iter_rows()]
-        return rows, after.with_columns(
-            seen=pl.lit(0, pl.Int64),
-            number=pl.Series([number for number, _ in now], dtype=pl.Int64),
-            first_value=pl.Series([first for _, first in now], dtype=self.first_type),
-        )
 
     # ------------------------------------------------------------ asking the windows
 
@@ -455,12 +311,11 @@ class WindowedOperator:
         )
         panes = self.panes(state.filter("__sends"))
         state = self._after(state, panes)
-        return state.filter(~pl.col("__over")).select(self._columns(arrived=False)), self._with_retractions(panes)
+        return state.filter(~pl.col("__over")).select(self.columns(arrived=False)), self._with_retractions(panes)
 
     def panes(self, state: pl.DataFrame) -> pl.DataFrame:
         """What the windows send, one row each."""
-        for accumulator in self.folding:
-            self._check_size(accumulator, state)
+        self._check_size(state)
         if self.by_rows:
             timing = pl.lit("unknown")
             order = pl.col(NUMBER)
@@ -476,20 +331,11 @@ class WindowedOperator:
         results = [accumulator.result().alias(accumulator.name) for accumulator in self.folding]
         state = state.with_columns(__timing=timing, __place=order, event_time=self._pane_time())
         if self.listing and not state.is_empty():
-            state = state.with_columns(list(accumulators.from_elements(state, self.listing, self.arguments).values()))
+            state = state.with_columns(accumulators.from_elements(state, self.listing, self.arguments))
         elif self.listing:
             types = types_of(self.node.schema)
-            state = state.with_columns([pl.lit(None, types[name]).alias(name) for name, _ in self.listing])
-        nothing = pl.col("waiting") == 0
-        empty = nothing if self.node.mode is Mode.DISCARDING else pl.lit(False)
+            state = state.with_columns([pl.lit(None, types[made.name]).alias(made.name) for made in self.listing])
         state = state.with_columns(results)
-        state = state.with_columns(
-            [
-                pl.when(~empty).then(pl.col(name)).otherwise(0 if made.kind == "count" else None).alias(name)
-                for name, made in self.node.aggregates
-                if made.kind not in ("collect",)
-            ]
-        )
         return state.with_columns(
             pl.col("__timing").alias("pane.timing"),
             pl.col("index").alias("pane.index"),
@@ -499,11 +345,12 @@ class WindowedOperator:
             pl.lit(1, pl.Int32).alias("weight"),
         )
 
-    def _check_size(self, accumulator: Accumulator, state: pl.DataFrame) -> None:
-        if (found := accumulator.too_large(state)) is not None:
-            window, total = found
-            span = (moment(window["start"]), moment(window["end"]))
-            raise sum_too_large(self.node, accumulator.name, total, [window[key] for key in self.keys], span)
+    def _check_size(self, state: pl.DataFrame) -> None:
+        for accumulator in self.folding:
+            if (found := accumulator.too_large(state)) is not None:
+                window, total = found
+                span = (moment(window["start"]), moment(window["end"]))
+                raise sum_too_large(self.node, accumulator.name, total, [window[key] for key in self.keys], span)
 
     def _pane_time(self) -> pl.Expr:
         end = pl.col("end") if self.by_rows else pl.col("end") - 1
@@ -554,10 +401,9 @@ class WindowedOperator:
     def emptied(self, state: pl.DataFrame, where: pl.Expr | None = None) -> pl.DataFrame:
         """Windows that hold no rows any more."""
         where = pl.lit(True) if where is None else where
-        columns = [column for accumulator in self.folding for column in accumulator.columns]
-        zeros = {c for c in columns if c.endswith((".count", ".known"))}
-        cleared = [pl.when(where).then(0 if c in zeros else None).otherwise(pl.col(c)).alias(c) for c in columns]
-        cleared += [_cleared(name, where, state) for name in self._lists() if name != "sent"]
+        kept = [column for accumulator in self.folding for column in accumulator.of_nothing().items()]
+        cleared = [pl.when(where).then(value).otherwise(pl.col(name)).alias(name) for name, value in kept]
+        cleared += [_cleared(name, where, state) for name in self.lists() if name != "sent"]
         return state.with_columns(cleared)
 
     # ------------------------------------------------------------ rows that are too late
@@ -574,12 +420,6 @@ _SPAN = pl.Struct({"start": pl.Int64, "end": pl.Int64})
 
 def _nowhere() -> list[pl.Expr]:
     return [pl.lit(None, _SPAN).alias("window")]
-
-
-def _split(rows: pl.DataFrame, condition: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows for which a condition holds, and the others; as a rule there are none of the first."""
-    holds = rows.select(condition.alias("holds"))["holds"]
-    return (rows.filter(holds), rows.filter(~holds)) if holds.any() else (rows.clear(), rows)
 
 
 def _expiry(end: pl.Expr, lateness: int) -> pl.Expr:

@@ -1,11 +1,19 @@
-"""What is computed: an aggregate is a value that names a function and the expression it is fed with."""
+"""What is computed: each aggregate is one class, with its arguments, its result type and its meaning over plain rows.
+
+The meaning is written to be read: the reference interpreter runs it as it stands, and `operators/aggregates.py`, which
+computes the same on columns, is tested against it. These two modules are all there is of an aggregate.
+"""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from decimal import Context, localcontext
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -18,48 +26,256 @@ NUMBERS = "a number"
 ORDERED = "something that has an order: a number, string, boolean, binary, date or timestamp"
 COMPARABLE = "something that can be compared: anything but a map"
 UNORDERED = ("map", "struct", "array", "interval")
+SUM_DIGITS = 100
+"""More digits than a sum of decimals can have."""
 
 
-@dataclass(frozen=True)
-class Aggregate:
-    """`kind` names the function; `input` is a Spark SQL expression over the rows, or None for the row itself."""
+class Fed(NamedTuple):
+    """A row as an aggregate sees it: the values of its arguments, its event time, and its weight."""
 
-    kind: str
-    input: str | None
-    count: int | None = None
-    by: str | None = None
-    functions: Combine | None = None
+    values: Mapping[str, Any]
+    time: int | None
+    weight: int
+
+
+class Aggregate(ABC):
+    kind: ClassVar[str]
+    """The name of the function that makes it."""
+    null_without_rows: ClassVar[bool] = True
+    """Whether the result over no rows at all is null, whatever it is over rows without values."""
+    adds_weights: ClassVar[bool] = False
+    """Whether rows count by their weights. Otherwise a retracted row and its retraction are left out together."""
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The Spark SQL expressions over the rows that it is fed with, by name."""
+        return {}
 
     def __str__(self) -> str:
-        said = [text for text in (self.input, None if self.count is None else str(self.count)) if text is not None]
-        said += [f"by={self.by}"] if self.by else []
-        return f"{self.kind}({', '.join(said)})"
+        return f"{self.kind}({', '.join(self.arguments.values())})"
 
+    def check(self, argument: str, given: pa.DataType) -> None:  # noqa: B027 - most arguments may be of any type
+        """Raises TypeError with what is needed instead, if an argument cannot be of this type."""
+
+    @abstractmethod
     def result_type(self, given: pa.DataType | None) -> pa.DataType:
-        """The type of the result, from the type of the input; raises TypeError with what is needed instead."""
-        if self.kind == "count":
-            return pa.int64()
-        if self.kind == "combine":
-            assert self.functions is not None
-            return self.functions.result
-        assert given is not None
-        if self.kind in ("min", "max") or (self.kind == "top" and self.by is None):
-            check_order(given)
-        if self.kind == "distinct_count":
-            if family(given) == "map":
-                raise TypeError(COMPARABLE)
-            return pa.int64()
-        if self.kind in ("collect", "top"):
-            return pa.list_(given)
-        if self.kind in ("sum", "mean", "stddev") and family(given) != "number":
-            raise TypeError(NUMBERS)
-        if self.kind == "sum":
-            return _sum_type(given)
-        return pa.float64() if self.kind in ("mean", "stddev") else given
+        """The type of the result, from the type of the argument `input`."""
+
+    @abstractmethod
+    def over(self, rows: Sequence[Fed]) -> Any:
+        """The result over some rows, in the order they came."""
+
+    def fits(self, result: Any, kind: pa.DataType) -> bool:
+        """Whether the type of the result can hold it."""
+        return True
 
 
 @dataclass(frozen=True)
-class Combine:
+class OfInput(Aggregate):
+    """An aggregate of one expression."""
+
+    input: str
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        return {"input": self.input}
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return given
+
+
+# ---------------------------------------------------------------- the aggregates
+
+
+@dataclass(frozen=True)
+class Count(Aggregate):
+    kind = "count"
+    null_without_rows = False
+    adds_weights = True
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return pa.int64()
+
+    def over(self, rows: Sequence[Fed]) -> int:
+        return builtins.sum(row.weight for row in rows)
+
+
+@dataclass(frozen=True)
+class Sum(OfInput):
+    """Exact for whole numbers and decimals, however large it grows on the way: only a sum that is sent has to fit.
+
+    Of floats, equal ones that came and were retracted are left out, because a NaN could not be subtracted.
+    """
+
+    kind = "sum"
+    adds_weights = True
+
+    def check(self, argument: str, given: pa.DataType) -> None:
+        _check_number(given)
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        assert given is not None
+        if pa.types.is_integer(given):
+            return pa.int64()
+        if pa.types.is_decimal(given):
+            return pa.decimal128(builtins.min(DIGITS_MAX, given.precision + 10), given.scale)
+        return pa.float64()
+
+    def over(self, rows: Sequence[Fed]) -> Any:
+        known = [(row.values["input"], row.weight) for row in rows if row.values["input"] is not None]
+        if not known:
+            return None
+        nothing = type(known[0][0])(0)
+        if any(weight < 0 for _, weight in known):
+            values = {repr(value): value for value, _ in known}
+            counts = Counter[str]()
+            for value, weight in known:
+                counts[repr(value)] += weight
+            known = [(values[text], weight) for text, weight in counts.items() if weight]
+        with localcontext(prec=SUM_DIGITS):
+            return builtins.sum((value * weight for value, weight in known), nothing)
+
+    def fits(self, result: Any, kind: pa.DataType) -> bool:
+        if result is None or pa.types.is_floating(kind):
+            return True
+        if pa.types.is_decimal(kind):
+            return bool(result.copy_abs().scaleb(kind.scale, Context(prec=SUM_DIGITS)) < 10**kind.precision)
+        return bool(-(2**63) <= result < 2**63)
+
+
+@dataclass(frozen=True)
+class Min(OfInput):
+    kind = "min"
+
+    def check(self, argument: str, given: pa.DataType) -> None:
+        check_order(given)
+
+    def over(self, rows: Sequence[Fed]) -> Any:
+        return builtins.min(_known(rows), default=None)
+
+
+@dataclass(frozen=True)
+class Max(OfInput):
+    kind = "max"
+
+    def check(self, argument: str, given: pa.DataType) -> None:
+        check_order(given)
+
+    def over(self, rows: Sequence[Fed]) -> Any:
+        return builtins.max(_known(rows), default=None)
+
+
+@dataclass(frozen=True)
+class Mean(OfInput):
+    kind = "mean"
+
+    def check(self, argument: str, given: pa.DataType) -> None:
+        _check_number(given)
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return pa.float64()
+
+    def over(self, rows: Sequence[Fed]) -> float | None:
+        values = [float(value) for value in _known(rows)]
+        return _total(values) / len(values) if values else None
+
+
+@dataclass(frozen=True)
+class Stddev(OfInput):
+    kind = "stddev"
+
+    def check(self, argument: str, given: pa.DataType) -> None:
+        _check_number(given)
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return pa.float64()
+
+    def over(self, rows: Sequence[Fed]) -> float | None:
+        values = [float(value) for value in _known(rows)]
+        if len(values) < 2:
+            return None
+        mean = _total(values) / len(values)
+        return math.sqrt(_total([(value - mean) * (value - mean) for value in values]) / (len(values) - 1))
+
+
+@dataclass(frozen=True)
+class First(OfInput):
+    kind = "first"
+
+    def over(self, rows: Sequence[Fed]) -> Any:
+        return next(iter(_known(_by_time(rows))), None)
+
+
+@dataclass(frozen=True)
+class Last(OfInput):
+    kind = "last"
+
+    def over(self, rows: Sequence[Fed]) -> Any:
+        return next(reversed(_known(_by_time(rows))), None)
+
+
+@dataclass(frozen=True)
+class Collect(OfInput):
+    kind = "collect"
+    null_without_rows = False
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return pa.list_(given)
+
+    def over(self, rows: Sequence[Fed]) -> list[Any]:
+        return _known(rows)
+
+
+@dataclass(frozen=True)
+class DistinctCount(OfInput):
+    kind = "distinct_count"
+
+    def check(self, argument: str, given: pa.DataType) -> None:
+        if family(given) == "map":
+            raise TypeError(COMPARABLE)
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return pa.int64()
+
+    def over(self, rows: Sequence[Fed]) -> int:
+        return len({repr(value) for value in _known(rows)})
+
+
+@dataclass(frozen=True)
+class Top(OfInput):
+    count: int
+    by: str | None = None
+
+    kind = "top"
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        return {"input": self.input} | ({} if self.by is None else {"by": self.by})
+
+    @property
+    def ordered_by(self) -> str:
+        """The argument that decides which values are the largest."""
+        return "input" if self.by is None else "by"
+
+    def __str__(self) -> str:
+        by = "" if self.by is None else f", by={self.by}"
+        return f"{self.kind}({self.input}, {self.count}{by})"
+
+    def check(self, argument: str, given: pa.DataType) -> None:
+        if argument == self.ordered_by:
+            check_order(given)
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return pa.list_(given)
+
+    def over(self, rows: Sequence[Fed]) -> list[Any]:
+        known = [row for row in rows if None not in (row.values["input"], row.values[self.ordered_by])]
+        ordered = sorted(known, key=lambda row: row.values[self.ordered_by], reverse=True)
+        return [row.values["input"] for row in ordered[: self.count]]
+
+
+@dataclass(frozen=True)
+class Combine(OfInput):
     """A user's own aggregate: mergeable, so that parts can be computed apart."""
 
     zero: Callable[[], Any]
@@ -68,6 +284,20 @@ class Combine:
     extract: Callable[[Any], Any]
     result: pa.DataType
 
+    kind = "combine"
+
+    def result_type(self, given: pa.DataType | None) -> pa.DataType:
+        return self.result
+
+    def over(self, rows: Sequence[Fed]) -> Any:
+        state = self.zero()
+        for row in rows:
+            state = self.add(state, row.values["input"])
+        return self.extract(state)
+
+
+# ---------------------------------------------------------------- what several of them need
+
 
 def check_order(kind: pa.DataType) -> None:
     """Raises TypeError with what is needed, if the values of a type cannot be put in order."""
@@ -75,12 +305,26 @@ def check_order(kind: pa.DataType) -> None:
         raise TypeError(ORDERED)
 
 
-def _sum_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_integer(kind):
-        return pa.int64()
-    if pa.types.is_decimal(kind):
-        return pa.decimal128(builtins.min(DIGITS_MAX, kind.precision + 10), kind.scale)
-    return pa.float64()
+def _check_number(kind: pa.DataType) -> None:
+    if family(kind) != "number":
+        raise TypeError(NUMBERS)
+
+
+def _known(rows: Sequence[Fed]) -> list[Any]:
+    return [row.values["input"] for row in rows if row.values["input"] is not None]
+
+
+def _by_time(rows: Sequence[Fed]) -> list[Fed]:
+    """By event time; rows of the same time stay in the order they came."""
+    return sorted(rows, key=lambda row: row.time or 0)
+
+
+def _total(values: Sequence[float]) -> float:
+    """Rounded once at the end; infinity or NaN where that is not possible."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return builtins.sum(values)
 
 
 # ---------------------------------------------------------------- what a user writes
@@ -88,52 +332,52 @@ def _sum_type(kind: pa.DataType) -> pa.DataType:
 
 def sum(expression: str) -> Aggregate:
     """The sum of a number; of whole numbers it is a bigint. An emitted sum that does not fit is an error."""
-    return Aggregate("sum", _text(expression, "sum"))
+    return Sum(_text(expression, "sum"))
 
 
 def count() -> Aggregate:
     """The number of rows."""
-    return Aggregate("count", None)
+    return Count()
 
 
 def min(expression: str) -> Aggregate:
     """The smallest value; nulls are ignored."""
-    return Aggregate("min", _text(expression, "min"))
+    return Min(_text(expression, "min"))
 
 
 def max(expression: str) -> Aggregate:
     """The largest value; nulls are ignored."""
-    return Aggregate("max", _text(expression, "max"))
+    return Max(_text(expression, "max"))
 
 
 def mean(expression: str) -> Aggregate:
     """The average, a double; nulls are ignored."""
-    return Aggregate("mean", _text(expression, "mean"))
+    return Mean(_text(expression, "mean"))
 
 
 def stddev(expression: str) -> Aggregate:
     """The sample standard deviation; null for fewer than two values."""
-    return Aggregate("stddev", _text(expression, "stddev"))
+    return Stddev(_text(expression, "stddev"))
 
 
 def first(expression: str) -> Aggregate:
     """The value in the row with the smallest event time; of several, the first to arrive."""
-    return Aggregate("first", _text(expression, "first"))
+    return First(_text(expression, "first"))
 
 
 def last(expression: str) -> Aggregate:
     """The value in the row with the largest event time; of several, the last to arrive."""
-    return Aggregate("last", _text(expression, "last"))
+    return Last(_text(expression, "last"))
 
 
 def collect(expression: str) -> Aggregate:
     """All values, in order of arrival."""
-    return Aggregate("collect", _text(expression, "collect"))
+    return Collect(_text(expression, "collect"))
 
 
 def distinct_count(expression: str) -> Aggregate:
     """The number of different values; nulls are ignored."""
-    return Aggregate("distinct_count", _text(expression, "distinct_count"))
+    return DistinctCount(_text(expression, "distinct_count"))
 
 
 def top(expression: str, count: int, *, by: str | None = None) -> Aggregate:
@@ -142,7 +386,7 @@ def top(expression: str, count: int, *, by: str | None = None) -> Aggregate:
         raise InvalidAggregate(
             f"top takes a whole number from 1 on, not {count!r}", where=users_line(), next_step="top('score', 3)"
         )
-    return Aggregate("top", _text(expression, "top"), count, None if by is None else _text(by, "by"))
+    return Top(_text(expression, "top"), count, None if by is None else _text(by, "by"))
 
 
 def combine(
@@ -169,7 +413,7 @@ def combine(
             f"a result has one type, not '{result}'", where=users_line(), next_step="result='bigint'"
         )
     kind = columns.arrow.field(0).type
-    return Aggregate("combine", _text(input, "combine"), functions=Combine(zero, add, merge, extract, kind))
+    return Combine(_text(input, "combine"), zero, add, merge, extract, kind)
 
 
 def _text(expression: object, what: str) -> str:

@@ -60,9 +60,10 @@ def sum_too_large(
     place = f" for {of}" if of else ""
     if window is not None and None not in window:
         place += f" in the window from {window[0]} to {window[1]}"
-    wider = f"double: sum('cast({made.input} as double)')"
+    summed = made.arguments["input"]
+    wider = f"double: sum('cast({summed} as double)')"
     if not pa.types.is_decimal(kind):
-        wider = f"decimal({DIGITS_MAX},0): sum('cast({made.input} as decimal({DIGITS_MAX},0))')"
+        wider = f"decimal({DIGITS_MAX},0): sum('cast({summed} as decimal({DIGITS_MAX},0))')"
     return StepFailed(
         f"the step '{step.name}' cannot send {name} = {made}{place}: {total} does not fit into {format_type(kind)}",
         where=step.place,

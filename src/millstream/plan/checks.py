@@ -15,7 +15,7 @@ from millstream.errors import InvalidAggregate, InvalidPlan, InvalidWindow
 from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.expressions.spark_types import family
-from millstream.plan.aggregates import Aggregate, check_order
+from millstream.plan.aggregates import Aggregate
 from millstream.plan.endpoints import LOST_CHOICES, Kafka, Place, Sqlite, Table
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
 from millstream.plan.table_nodes import Latest, LookupJoin
@@ -200,25 +200,24 @@ def window_arguments(window: Window, schema: Schema) -> dict[str, Expression]:
 
 
 def fed_with(column: str, aggregate: Aggregate, schema: Schema) -> dict[str, Expression]:
-    """What an aggregate is fed with, by the name of its argument."""
-    wanted = {"input": aggregate.input, "by": aggregate.by}
-    return {f"{column}.{part}": expression(text, schema) for part, text in wanted.items() if text is not None}
+    """The arguments of an aggregate, by the names they have among those of all aggregates of a step."""
+    return {f"{column}.{argument}": expression(text, schema) for argument, text in aggregate.arguments.items()}
 
 
 def result_type(column: str, aggregate: Aggregate, fed: Mapping[str, Expression]) -> pa.DataType:
-    given, by = fed.get(f"{column}.input"), fed.get(f"{column}.by")
-    try:
-        if by is not None:
-            check_order(by.type)
-        return aggregate.result_type(None if given is None else given.type)
-    except TypeError as needed:
-        wrong = given if by is None else by
-        assert wrong is not None
-        raise InvalidAggregate(
-            f"{aggregate.kind} needs {needed}, and '{wrong}' is {type_name(wrong.type)}",
-            where=users_line(),
-            next_step="name another column, or bring it there with an expression such as cast(… as double)",
-        ) from None
+    """The type of an aggregate's result; refuses arguments that it cannot use."""
+    for argument in aggregate.arguments:
+        given = fed[f"{column}.{argument}"]
+        try:
+            aggregate.check(argument, given.type)
+        except TypeError as needed:
+            raise InvalidAggregate(
+                f"{aggregate.kind} needs {needed}, and '{given}' is {type_name(given.type)}",
+                where=users_line(),
+                next_step="name another column, or bring it there with an expression such as cast(… as double)",
+            ) from None
+    given_type = fed[f"{column}.input"].type if f"{column}.input" in fed else None
+    return aggregate.result_type(given_type)
 
 
 def and_none(conditions: Sequence[str], taken: Sequence[str]) -> str:

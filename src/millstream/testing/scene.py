@@ -167,7 +167,7 @@ def _is_same(late: Row, row: Row) -> bool:
 def _inputs(node: WindowedAggregate, rows: Sequence[Row]) -> list[str]:
     """What the first aggregate that looks into the rows is fed with."""
     arguments = dict(node.arguments)
-    wanted = next((arguments[f"{name}.input"] for name, made in node.aggregates if made.input is not None), None)
+    wanted = next((arguments[f"{name}.input"] for name, made in node.aggregates if "input" in made.arguments), None)
     if wanted is None or not rows:
         return ["" for _ in rows]
     batch, _ = rows_to_batch([row.values for row in rows], node.inputs[0].schema)

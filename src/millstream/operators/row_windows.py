@@ -1,0 +1,86 @@
+"""Windows that rows open and close: each row gets the numbers of its windows, counted by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from millstream.plan import windows
+from millstream.plan.windows import Window
+
+
+class RowWindows:
+    """`counters` has for each key how many rows came, the number of the open window and the value that opened it."""
+
+    def __init__(self, window: Window, keys: list[str], given: pl.Schema) -> None:
+        self._window = window
+        self._keys = keys
+        # The value that opened a `delta` window is kept in its own type: a float would blur decimals and large longs.
+        self._value_type = given.get("window.delta", pl.Null())
+        by = {name: given[name] for name in keys} or {"__one": pl.Int32()}
+        self.no_counters = pl.DataFrame(
+            schema={**by, "seen": pl.Int64, "number": pl.Int64, "first_value": self._value_type}
+        )
+
+    def numbered(self, rows: pl.DataFrame, counters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """Rows with the numbers of their windows, the counters after them, and per key which windows are complete."""
+        window = self._window
+        by = self._keys or ["__one"]
+        rows = rows if self._keys else rows.with_columns(__one=pl.lit(0))
+        counters = counters if self._keys or "__one" in counters.columns else counters.with_columns(__one=pl.lit(0))
+        rows = rows.join(counters, on=by, how="left", nulls_equal=True, maintain_order="left")
+        rows = rows.with_columns(pl.col("seen").fill_null(0), pl.col("number").fill_null(0))
+        if isinstance(window, windows.Rows):
+            place = pl.col("seen") + pl.int_range(pl.len()).over(by)
+            rows = rows.with_columns(place=place)
+            after = rows.group_by(by, maintain_order=True).agg(pl.col("place").max() + 1)
+            last = pl.col("place") // window.every
+            least = (pl.col("place") - window.count) // window.every + 1
+            rows = rows.with_columns(number=pl.int_ranges(pl.max_horizontal(least, pl.lit(0)), last + 1)).explode(
+                "number"
+            )
+            rows = rows.drop_nulls("number")
+            after = after.rename({"place": "seen"}).with_columns(
+                number=pl.lit(0, pl.Int64), first_value=pl.lit(None, self._value_type)
+            )
+            finished = after.with_columns(__before=(pl.col("seen") - window.count) // window.every + 1)
+        elif isinstance(window, windows.ClosedBy):
+            closes = pl.col("window.closes").fill_null(False).cast(pl.Int64)
+            rows = rows.with_columns(
+                after=pl.col("number") + closes.cum_sum().over(by),
+                number=pl.col("number") + closes.cum_sum().over(by) - closes,
+            )
+            after = rows.group_by(by, maintain_order=True).agg(number=pl.col("after").max())
+            after = after.with_columns(seen=pl.lit(0, pl.Int64), first_value=pl.lit(None, self._value_type))
+            finished = after.with_columns(__before=pl.col("number"))
+        else:
+            rows, after = self._by_delta(rows, by)
+            finished = after.with_columns(__before=pl.col("number"))
+        kept = counters.join(after, on=by, how="anti", nulls_equal=True)
+        counters = pl.concat([kept, after.select(kept.columns)], how="vertical_relaxed")
+        finished = finished.select(*(by if self._keys else []), "__before")
+        return rows, counters, finished
+
+    def _by_delta(self, rows: pl.DataFrame, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Each window begins where the last one ended, so this goes row by row."""
+        assert isinstance(self._window, windows.DeltaWindow)
+        state: dict[tuple[Any, ...], tuple[int, Any]] = {}
+        numbers = []
+        for *key, value, number, first in rows.select(*by, "window.delta", "number", "first_value").iter_rows():
+            number, first = state.get(tuple(key), (number, first))
+            if value is not None:
+                if first is None:
+                    first = value
+                elif abs(value - first) >= self._window.threshold:
+                    number, first = number + 1, value
+            state[tuple(key)] = (number, first)
+            numbers.append(number)
+        rows = rows.with_columns(number=pl.Series(numbers, dtype=pl.Int64))
+        after = rows.select(by).unique(maintain_order=True)
+        now = [state[tuple(key)] for key in after.iter_rows()]
+        return rows, after.with_columns(
+            seen=pl.lit(0, pl.Int64),
+            number=pl.Series([number for number, _ in now], dtype=pl.Int64),
+            first_value=pl.Series([first for _, first in now], dtype=self._value_type),
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, localcontext
@@ -59,7 +60,7 @@ def flat(out: Sequence[Sequence[Any]]) -> list[Any]:
 def test_a_window_does_not_send_a_sum_beyond_its_type() -> None:
     with pytest.raises(StepFailed) as failed:
         run(windowed(ms.sum("n")), add(MOST), add(5))
-    assert "the step 'agg' cannot send made = sum(n) for key='a'" in failed.value.what
+    assert re.match(r"the step '\S*agg\S*' cannot send made = sum\(n\) for key='a'", failed.value.what)
     assert "from 2026-01-01 00:00:00+00:00 to 2026-01-01 00:01:00+00:00" in failed.value.what
     assert f"{MOST + 5} does not fit into bigint" in failed.value.what
     assert "sum('cast(n as decimal(38,0))')" in (failed.value.next_step or "")
@@ -68,7 +69,7 @@ def test_a_window_does_not_send_a_sum_beyond_its_type() -> None:
 def test_a_group_does_not_send_a_sum_beyond_its_type() -> None:
     with pytest.raises(StepFailed) as failed:
         run(grouped(ms.sum("n")), add(-MOST), add(-5))
-    assert "the step 'group_by' cannot send made = sum(n) for key='a'" in failed.value.what
+    assert re.match(r"the step '\S*group_by\S*' cannot send made = sum\(n\) for key='a'", failed.value.what)
     assert f"{-MOST - 5} does not fit into bigint" in failed.value.what
 
 

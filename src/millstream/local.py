@@ -22,7 +22,7 @@ from millstream.plan.nodes import Node
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
 from millstream.state.run import HOLD
-from millstream.state.tables import Tables
+from millstream.state.tables import Table, Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,11 @@ class LocalState:
         self._tables = Tables(step.keys, step.tables(), step.own_keys)
         self._passed_on = BEGINNING
         self.sent: dict[str, pl.DataFrame] = {}
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """What is held, by the names of the step's tables."""
+        return self._tables.tables
 
     def run(self, given: Sequence[Flowing], awaited_inputs: int | None = None) -> Flowing:
         step, fed = self._step, dict(self._step.nothing)

@@ -212,7 +212,7 @@ def test_rows_that_make_no_difference_are_not_kept() -> None:
             values = [{"k": "ab"[n % 2], "v": n % 10, "x": n / 2, "at": moment(n)} for n in range(start, start + 100)]
             rows_ = [Row(row, n + start) for n, row in enumerate(values)]
             local.step({stream.node: Bundle(rows_, BEGINNING, BEGINNING, 0, 0)})
-        return sum(len(store) for name, store in local._states[node]._stores.items() if name != "groups")
+        return sum(table.rows for name, table in local._states[node].tables.items() if name != "groups")
 
     assert kept(False, True, kinds=ms.distinct_count("v")) == 10  # five of each key
     assert kept(False, False, kinds=ms.distinct_count("v % 3")) == 3

@@ -486,7 +486,7 @@ def test_history_that_nobody_can_ask_for_is_folded() -> None:
     """Goal: state follows the rows of the table, not its changes. Method: a row replaced again and again."""
     left, right, joined = nodes("k", "inner", "event_time")
     local = Local([joined])
-    stores = local._states[joined]._stores
+    state = local._states[joined]
     replaced: list[Row] = []
     for time in range(10):
         values = {"k": 1, "m": "x", "j": time, "c": "p"}
@@ -494,20 +494,20 @@ def test_history_that_nobody_can_ask_for_is_folded() -> None:
         replaced.append(Row(values, time))
         sources = {left: Bundle([], 0, 0, 0, 0), right: Bundle([*taken, replaced[-1]], 0, 0, 0, 0)}
         local.step(sources)
-    assert len(stores[TABLE]) == 19
+    assert state.tables[TABLE].rows == 19
     waits = Row({"k": 1, "m": "x", "a": 1}, 7)
     local.step({left: Bundle([waits], 0, 3, 0, 0), right: Bundle([], 0, 3, 0, 0)})
-    assert (len(stores[TABLE]), len(stores[WAITING])) == (13, 1)
+    assert (state.tables[TABLE].rows, state.tables[WAITING].rows) == (13, 1)
     sent = local.step({left: Bundle([], 3, 9, 0, 0), right: Bundle([], 3, 9, 0, 0)})
     assert [row.values["j"] for row in sent[joined].rows] == [7]
-    assert (len(stores[TABLE]), len(stores[WAITING])) == (1, 0)
+    assert (state.tables[TABLE].rows, state.tables[WAITING].rows) == (1, 0)
 
 
 def test_history_of_joined_tables_that_nobody_can_ask_for_is_folded() -> None:
     """Goal: state follows the rows of the tables, also of keys that never come again. Method: a row moves on."""
     left, right, joined = nodes("k", "left")
     local = Local([joined])
-    stores = local._states[joined]._stores
+    state = local._states[joined]
 
     def run(rows: list[Row], before: int, watermark: int) -> list[Row]:
         sources = {left: Bundle(rows, before, watermark, 0, 0), right: Bundle([], before, watermark, 0, 0)}
@@ -517,12 +517,12 @@ def test_history_of_joined_tables_that_nobody_can_ask_for_is_folded() -> None:
     run([Row(moved[0], 0)], -1, -1)
     for time in range(1, 10):
         run([Row(moved[time - 1], time, -1), Row(moved[time], time)], -1, -1)
-    assert len(stores["left"]) == 19
+    assert state.tables["left"].rows == 19
     assert run([], -1, 4) == []
-    assert len(stores["left"]) == 11
+    assert state.tables["left"].rows == 11
     assert run([Row(moved[6], 5, -1), Row(moved[6], 6)], 4, 5) != []
     assert run([], 5, END) == []
-    assert len(stores["left"]) == 1
+    assert state.tables["left"].rows == 1
 
 
 def test_rows_may_have_columns_of_any_type() -> None:

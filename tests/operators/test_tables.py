@@ -503,7 +503,7 @@ def test_late_rows_of_several_steps_as_one_stream(kinds: tuple[str, str]) -> Non
 
 
 def held(local: Local, node: Node) -> dict[str, int]:
-    return {name: len(store) for name, store in local._states[node]._stores.items()}
+    return {name: table.rows for name, table in local._states[node].tables.items()}
 
 
 def rows_of(*pairs: tuple[str, int]) -> list[Row]:

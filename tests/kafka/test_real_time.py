@@ -163,9 +163,9 @@ def test_settings_get_the_names_of_the_java_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["{}", "{} and again {}", "MILLSTREAM-RECORD:cut off {}", "before\n{}\nafter {"])
-def test_a_record_is_named_however_often_spark_repeats_it(said: str) -> None:
+def test_a_record_is_named_however_often_spark_repeats_it(said: str, tmp_path: Path) -> None:
     letter = {"step": "read", "topic": "scores", "partition": 0, "offset": 7, "reason": "it is no JSON: {"}
-    error = _translated(RuntimeError(said.replace("{}", f"{MARK}{json.dumps(letter)}{MARK}")))
+    error = _translated(RuntimeError(said.replace("{}", f"{MARK}{json.dumps(letter)}{MARK}")), tmp_path)
     assert isinstance(error, RecordFailed)
     assert (error.what, error.where) == (
         "the step 'read' cannot handle a record: it is no JSON: {",
@@ -173,8 +173,9 @@ def test_a_record_is_named_however_often_spark_repeats_it(said: str) -> None:
     )
 
 
-def test_a_record_of_which_too_little_is_left_is_no_crash() -> None:
-    assert isinstance(_translated(RuntimeError(f'{MARK}{{"step": "re{MARK} {MARK}{{"step": "x"}}{MARK}')), SparkFailed)
+def test_a_record_of_which_too_little_is_left_is_no_crash(tmp_path: Path) -> None:
+    error = RuntimeError(f'{MARK}{{"step": "re{MARK} {MARK}{{"step": "x"}}{MARK}')
+    assert isinstance(_translated(error, tmp_path), SparkFailed)
 
 
 def test_a_cluster_is_given_its_archive_and_waited_for(

@@ -87,7 +87,7 @@ def test_a_topic_made_anew_is_another(kafka: KafkaCluster) -> None:
         first = source.identity
         removed(kafka.bootstrap, topic)
         made(kafka.bootstrap, name=topic)
-        with pytest.raises(UnknownTopic, match="made anew"):
+        with pytest.raises(UnknownTopic, match="created again"):
             source.limited({"0": 3}, None)
         assert later.identity != first
 

@@ -156,7 +156,7 @@ def test_a_flow_says_how_it_lies_on_spark(spark: SparkSession) -> None:
     per_user(scores(flow).where("n > 0", name="wanted")).write("totals")
     said = flow.explain(physical=True)
     assert "wanted" in said
-    assert "shuffle 1 by key group, then in one stage:\n        agg" in said
+    assert "shuffle 1 by key group, then in one stage:\n        scores.agg-" in said
     assert "TransformWithState" in said
     assert "Exception" not in said
     assert max(map(len, said.splitlines())) < 2000  # what travels inside is not shown

@@ -157,7 +157,8 @@ def test_a_spark_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_a_damaged_archive_is_thrown_away(tmp_path: Path) -> None:
     """Goal: a start never depends on the archive. Method: put noise in its place; Java 17 crashes on it."""
     done = run(
-        "from millstream.spark import archive, java, session\n"
+        "from millstream.spark import session\n"
+        "from millstream.spark.session import archive, java\n"
         "file = archive.place(java.find())\n"
         "file.parent.mkdir(parents=True)\n"
         "file.write_bytes(bytes.fromhex('f00baba8') + bytes(range(256)) * 8192)\n"

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -29,15 +30,27 @@ class StopRequest:
         self.terminated = False
         self.job_runs = False
         self._before: dict[int, Any] = {}
+        self._terminating = threading.Event()
+        self._is_over = False
 
     def __enter__(self) -> StopRequest:
+        if not self._deaf:
+            # Started now: a handler that starts a thread hangs if it interrupts the start of another one.
+            threading.Thread(target=self._end_in_time, name="millstream-sigterm", daemon=True).start()
         for number in () if self._deaf else (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._hear)
         return self
 
+    def _end_in_time(self) -> None:
+        """After SIGTERM, ends the process if it does not end by itself, as when it waits for a JVM without answer."""
+        self._terminating.wait()
+        if not self._is_over:
+            time.sleep(TIDY_S_MAX)
+            os._exit(TERMINATED)
+
     def _hear(self, number: int, _: Any) -> None:
         if number == signal.SIGTERM and not self.job_runs:
-            end_after(TIDY_S_MAX, TERMINATED)
+            self._terminating.set()
             sys.exit(TERMINATED)
         self.is_urgent = self.event.is_set()
         self.interrupted = self.interrupted or number == signal.SIGINT
@@ -67,13 +80,16 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def __exit__(self, *_: object) -> None:
+        if not self._terminating.is_set():
+            self._is_over = True
+            self._terminating.set()
         for number, handler in self._before.items():
             with suppress(TypeError):
                 signal.signal(number, handler)
 
 
 def end_after(seconds: float, exit_code: int) -> None:
-    """Ends the process then if it has not ended by itself, as when a thread waits for a JVM that does not answer."""
+    """Ends the process then if it has not ended by itself. Not for signal handlers, which must not start threads."""
     timer = threading.Timer(seconds, os._exit, (exit_code,))
     timer.daemon = True
     timer.start()

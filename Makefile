@@ -3,15 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 PARTS := properties transcripts log connectors spark kafka cluster benchmarks
 
-.PHONY: help setup demo kafka cluster test soak bench docs clean
+.PHONY: help setup demo kafka cluster test test-more soak bench docs clean
 
 help:
 	@echo "make demo    sets up and runs the demo"
 	@echo "make kafka   sets up and runs an Apache Kafka until Ctrl-C (NODES=3: three brokers, FOLDER=…: keep the data)"
 	@echo "make cluster sets up and runs a Spark cluster on this machine until Ctrl-C (WORKERS=3: three workers)"
-	@echo "make test    sets up, checks types and style, runs the tests"
+	@echo "make test    sets up, checks types and style, runs the tests (within 10 minutes on two cores)"
+	@echo "make test-more"
+	@echo "             the rest of the tests: the long tails, and every property with all its examples (about 20 minutes)"
 	@echo "make soak    the long fault and property runs (PART=$(firstword $(PARTS)): one of them, MINUTES=5: for each property)"
 	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: each within a minute)"
 	@echo "make docs    builds the documentation into build/docs"
@@ -46,7 +49,10 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not soak" --numprocesses 2 --dist loadgroup
+	$(PYTEST) -m "not soak and not more" --property-seconds 0.5
+
+test-more: $(READY)
+	$(PYTEST) -m "(more or property) and not soak"
 
 soak: $(READY)
 	@failed=; for part in $(or $(PART),$(PARTS)); do \

@@ -3,7 +3,7 @@
 The source: the same topic of JSON records read by both into the same columns, through one Spark session, to Spark's
 noop sink; and a windowed sum over it, ours against Spark's. The logs: one Python program, which sends records and reads
 them back, run on either. The demo's flow: from topics to a topic on either, end to end. The broker shares the two cores
-with whoever reads from it.
+with its readers.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from rich.table import Table
 import millstream as ms
 from millstream.local import Flowing, Local
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.windowed import Clock
+from millstream.operators.clock import Clock
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.nodes import Node
 

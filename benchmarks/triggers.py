@@ -22,7 +22,7 @@ from rich.table import Table
 import millstream as ms
 from millstream.local import Flowing, Local
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.windowed import Clock
+from millstream.operators.clock import Clock
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.triggers import Trigger
 from millstream.plan.windows import Window

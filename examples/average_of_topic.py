@@ -1,4 +1,4 @@
-"""The average of a topic, by room and over all: an answer that is kept up to date instead of computed anew."""
+"""The average of a topic, by room and over all: a result that is kept up to date instead of recomputed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import millstream as ms
-from millstream.plan.endpoints import Memory
+from millstream.connectors.memory import Memory
 
 ROOMS = {"cellar": 12.0, "kitchen": 21.5, "study": 19.0}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

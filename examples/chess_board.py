@@ -27,12 +27,12 @@ CASTLED = MOVES.index("O-O-O") + 1
 
 
 def time_of(moves: int) -> datetime:
-    """When so many moves were made: one each minute."""
+    """The time after a number of moves: one per minute."""
     return START + timedelta(minutes=moves)
 
 
 def changed_squares(row: dict[str, Any], key: Key) -> Iterator[dict[str, Any]]:
-    """What a move changes, square by square; a square that is left has no piece any more. Without a move: the start."""
+    """The changes of a move by square; the square it leaves becomes empty. Without a move: the initial position."""
     before = chess.Board(key.state["position"]) if "position" in key.state else chess.Board(None)
     after = before.copy() if "position" in key.state else chess.Board()
     if row["move"] is not None:
@@ -60,7 +60,7 @@ def boards() -> ms.Flow:
 
 
 def position(pieces: dict[str, str]) -> str:
-    """A board as text, of pieces by square."""
+    """A board as text, from pieces by square."""
     board = chess.Board(None)
     for square, piece in pieces.items():
         board.set_piece_at(chess.parse_square(square), chess.Piece.from_symbol(piece))
@@ -68,7 +68,7 @@ def position(pieces: dict[str, str]) -> str:
 
 
 def replayed(changes: list[dict[str, Any]], until: datetime) -> dict[str, str]:
-    """The board, made again of its changes up to a time: what went first, then what came."""
+    """The board, rebuilt from its changes up to a time: retractions first, then additions."""
     pieces: dict[str, str] = {}
     for change in sorted(changes, key=lambda change: (change["event_time"], change["weight"])):
         if change["event_time"] <= until and change["weight"] < 0:

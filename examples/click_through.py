@@ -19,7 +19,7 @@ SEARCHES, CLICKS = "search int, words string, at timestamp", "search int, place 
 
 
 def events() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Three hours of searches, some clicked once or more, up to 80 minutes later. Both come up to 5 minutes late."""
+    """Three hours of searches, some clicked once or more, up to 80 minutes later. Both arrive up to 5 minutes late."""
     chance = random.Random(1)
     searches: list[dict[str, Any]] = []
     clicks: list[dict[str, Any]] = []

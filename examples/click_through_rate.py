@@ -1,4 +1,4 @@
-"""How often an ad that was seen is clicked, minute by minute: two topics, brought together by ad and event time."""
+"""How often an ad that was seen is clicked, minute by minute: two topics, combined by ad and event time."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A fleet of pumps, a flow on Spark, and a table that is corrected while you watch. `make demo` runs this.
+"""A fleet of pumps, a flow on Spark, and a table that is corrected live. `make demo` runs this.
 
 usage: demo.py [--seconds N] [--keep FOLDER]
 
-Eight pumps send how many litres they moved: out of order, late and sometimes broken (demo_fleet.py, a process of its
-own). The flow adds them up by pump and ten seconds of event time. A result is sent early, again when the watermark says
-that it is complete, and again when late readings arrive; each takes back the one before, and a table in SQLite follows.
-What comes too late or cannot be read is kept as well. In the end the sums must agree.
+Eight pumps report how many litres they moved: out of order, late and sometimes malformed (demo_fleet.py, a separate
+process). The flow adds them up by pump and ten seconds of event time. A result is emitted early, again when the
+watermark passes the end of its window, and again when late readings arrive; each retracts the previous one, and a table
+in SQLite follows. Readings that are too late or cannot be decoded are kept as well. In the end the sums must agree.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def pumped(database: Path) -> ms.Flow:
 
 
 class Demo:
-    """The two workers of the demo: the fleet, a process, and the job on Spark, which has a thread to itself."""
+    """The two workers of the demo: the fleet, a process, and the job on Spark, in its own thread."""
 
     def __init__(self, folder: Path, board: Board) -> None:
         self.board = board
@@ -86,7 +86,7 @@ class Demo:
         self._threads[name].start()
 
     def _work(self) -> None:
-        """The whole life of the job. What goes wrong is kept for whoever looks."""
+        """Runs the job. An error is stored for `look`."""
         try:
             self._start()
             while not self._told_to_stop.wait(LOOK_S):
@@ -114,7 +114,7 @@ class Demo:
         self.board.phase("reading the first batch, while Spark's Python workers start")
 
     def _listen(self) -> None:
-        """What the fleet says of itself, until it has ended."""
+        """Reads the fleet's reports until it ends."""
         assert self._fleet is not None
         assert self._fleet.stdout is not None
         for line in self._fleet.stdout:
@@ -124,7 +124,7 @@ class Demo:
         self.board.take(*(tables[name].to_pylist() for name in ("panes", "late", "dead")))
 
     def look(self) -> None:
-        """Raises what went wrong, else tells the board how far the job is."""
+        """Raises the job's error, or updates the board with its progress."""
         if self._failure is not None:
             raise self._failure
         if self.job is not None:
@@ -134,7 +134,7 @@ class Demo:
             self.board.progressed(progress.batch, progress.rows_read + progress.rows_dead, self.job.lag(), watermark)
 
     def end_fleet(self) -> None:
-        """Lets the fleet send the last readings it has at hand, and waits for what it says in the end."""
+        """Lets the fleet send its remaining readings, and waits for its final report."""
         if self._fleet is not None and self._fleet.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._fleet.stdin.close()
@@ -142,7 +142,7 @@ class Demo:
             self._threads["fleet"].join()
 
     def is_drained(self) -> bool:
-        """Whether all that was sent is in the table, among the late or among the dead."""
+        """Whether every reading is in the table, late or a dead letter."""
         board = self.board
         return board.readings + board.late + board.dead >= int(board.fleet["sent"])
 
@@ -154,7 +154,7 @@ class Demo:
 
 
 def watch(demo: Demo, board: Board, seconds: float | None, asked: threading.Event, say: Say) -> None:
-    """Until somebody asks, or the seconds after the first pane are over; then until the last reading is counted."""
+    """Until interrupted, or the seconds after the first pane are over; then until the last reading is counted."""
     demo.begin()
     first_pane_at: float | None = None
     said_at, phases = 0.0, 0
@@ -183,7 +183,7 @@ def watch(demo: Demo, board: Board, seconds: float | None, asked: threading.Even
 
 
 def summary(demo: Demo, board: Board, console: Console) -> bool:
-    """What the fleet says it sent beside what is in the table and the topics; whether they agree."""
+    """Compares what the fleet sent with the table and the topics; returns whether they agree."""
     from rich.table import Table
 
     import millstream as ms

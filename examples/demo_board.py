@@ -1,4 +1,4 @@
-"""What the demo knows of its flow, fed by the batches of the job, and the screen that shows it."""
+"""The demo's view of its flow, updated by the batches of the job, and the screen that shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = {"early": "early", "on_time": "on time", "late": "late"}
 
 @dataclass
 class Cell:
-    """The current result of a pump and window, and the one it took the place of."""
+    """The current result of a pump and window, and the one it replaced."""
 
     litres: int
     timing: str
@@ -43,7 +43,7 @@ class Phase:
 
 @dataclass
 class Board:
-    """Everything that is shown. Batches come in one thread, and another draws; every field has one writer."""
+    """Everything that is shown. Batches arrive in one thread, and another draws; every field has one writer."""
 
     pumps: list[str]
     began_at: float = field(default_factory=time.monotonic)
@@ -83,7 +83,7 @@ class Board:
             self.tell(f"[bold]{pump}[/] is back and sends what it stored")
 
     def take(self, panes: list[dict[str, Any]], late: list[dict[str, Any]], dead: list[dict[str, Any]]) -> None:
-        """The rows of one batch: a pane of weight -1 takes back the one that the next replaces."""
+        """The rows of one batch: a pane of weight -1 retracts the one that the next replaces."""
         refined: Counter[str] = Counter()
         for pane in panes:
             self.litres += pane["weight"] * pane["litres"]
@@ -127,7 +127,7 @@ class Board:
         return None if self.watermark is None else (datetime.now().astimezone() - self.watermark).total_seconds()
 
     def line(self) -> str:
-        """All of it in one line, for those without a terminal."""
+        """Everything in one line, for output without a terminal."""
         behind = self.behind_s()
         parts = [f"{time.monotonic() - self.began_at:5.1f} s", f"sent {self.fleet['sent']:,}", f"read {self.read:,}"]
         parts += [f"lag {self.lag:,}", f"{self.rows_per_second():,.0f} rows/s"]
@@ -209,7 +209,7 @@ class Board:
         return table
 
     def _filled(self, start: datetime) -> Text:
-        """How far the watermark has come in a window, and after its end in the time that is left for late readings."""
+        """The progress of the watermark in a window, and after its end in its allowed lateness."""
         width = 9
         passed = timedelta(0) if self.watermark is None else self.watermark - start
         if passed < WINDOW:

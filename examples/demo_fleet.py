@@ -1,11 +1,11 @@
-"""The pumps of the demo, a process of their own: they send readings to a topic and are as unreliable as the real ones.
+"""The pumps of the demo, in their own process: they send readings to a topic, as unreliably as real ones.
 
-A pump sends JSON with the time of the reading in it. The way takes up to two seconds, so readings come out of order.
-Now and then a pump loses its connection, stores what it reads, and sends all of it when it is back: late. Every fifth
-such gap is so long that some of it comes too late. A few readings are broken.
+A pump sends JSON with the time of the reading. Delivery takes up to two seconds, so readings arrive out of order. From
+time to time a pump loses its connection, stores its readings, and sends them late when it is back. Every fifth such gap
+is so long that some of them are too late. A few readings are malformed.
 
-Several times a second a line on standard output says what was sent. Standard input is the leash: the fleet ends when
-the demo that holds it does, however that ends.
+Several times a second a line on standard output reports what was sent. The fleet ends when its standard input is
+closed, and so with the demo, however that ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONG_GAP_EACH = 5
 
 
 class Fleet:
-    """What is on its way, and what has been sent. Time is passed in."""
+    """The readings in flight and those that were sent. Time is passed in."""
 
     def __init__(self, chance: random.Random, began_at: float) -> None:
         self._chance = chance
@@ -51,7 +51,7 @@ class Fleet:
         return sorted(pump for pump, back_at in self._back_at.items() if back_at > now)
 
     def measure(self, now: float, seconds: float) -> None:
-        """Takes new readings. One that is stored for the time of a gap arrives when the pump is back."""
+        """Takes new readings. One that is stored during a gap arrives when the pump is back."""
         chance = self._chance
         if now >= self._next_gap_at:
             self._next_gap_at = now + GAP_EVERY_S

@@ -29,7 +29,7 @@ def readings() -> Iterator[tuple[datetime, str, float]]:
 
 
 def watched(row: dict[str, Any], key: Key) -> Iterator[dict[str, Any]]:
-    """Called for each reading. `key.state` is what is kept for the device; it survives a restart."""
+    """Called for each reading. `key.state` is the state of the device; it survives a restart."""
     if key.state.pop("is_silent", False):
         yield {"at": row["at"], "device": row["device"], "alert": "back"}
     hot = key.state["hot"] = key.state.get("hot", 0) + 1 if row["celsius"] > HOT else 0

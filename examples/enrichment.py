@@ -1,4 +1,4 @@
-"""What people do, with the plan they were on: profiles change, and each row finds the one that was valid then."""
+"""User actions with the plan they were on: profiles change, and each row is joined with the one valid at its time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A producer and a group of consumers, each a process of its own; one consumer is killed; nothing is lost or doubled.
+"""A producer and a group of consumers, each its own process; one consumer is killed; nothing is lost or duplicated.
 
 usage: log_demo.py [--records N]
 
 The producer sends readings to a topic. Three consumers share its partitions, check the readings and send them on, each
-batch in one transaction with the offsets it came from. Half way one consumer is ended with kill -9. In the end every
-reading is in the output topic exactly once.
+batch in one transaction with the offsets it came from. Halfway through, one consumer is killed with kill -9. In the end
+every reading is in the output topic exactly once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def produce(folder: str, records: int) -> None:
 
 
 def consume(folder: str, name: str) -> None:
-    """Checks readings for ever: what it sends on and how far it has read are one transaction."""
+    """Checks readings forever: its output and its offsets are one transaction."""
     with (
         ms.connect(folder) as log,
         log.producer(name=f"checker-{name}", acks="all") as producer,
@@ -73,7 +73,7 @@ class Show:
         return line
 
     def checked(self) -> int:
-        """How many readings are done: what the group has committed."""
+        """How many readings the group has committed."""
         if GROUP not in self._log.groups():
             return 0
         return sum(partition.next_offset or 0 for partition in self._log.describe_group(GROUP).partitions)
@@ -108,7 +108,7 @@ def start(role: str, folder: Path, records: int) -> subprocess.Popen[str]:
 
 
 def run(folder: Path, records: int, console: Console) -> bool:
-    """Plays the demo in a folder; whether every reading came through exactly once."""
+    """Runs the demo in a folder; returns whether every reading arrived exactly once."""
     with ms.connect(folder) as log:
         log.create_topic(READINGS, partitions=PARTITIONS, schema="device int, number long")
         log.create_topic(CHECKED, partitions=2, schema="device int, number long")

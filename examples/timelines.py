@@ -1,4 +1,4 @@
-"""The newest posts of whom one follows: two tables that change, joined, and of each reader the first three."""
+"""The newest posts of the users one follows: two changing tables, joined, and the top three per reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sessions of users: clicks of one user belong together until 15 minutes pass without one."""
+"""User sessions: clicks of a user form a session until 15 minutes pass without one."""
 
 from __future__ import annotations
 

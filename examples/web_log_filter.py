@@ -1,4 +1,4 @@
-"""The errors of a web server: lines of its access log are parsed and filtered; what cannot be parsed is kept apart."""
+"""The errors of a web server: lines of its access log are parsed and filtered; malformed lines become dead letters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = re.compile(r'(?P<ip>\S+) \S+ (?P<user>\S+) \[(?P<at>[^]]+)] "\S+ (?P<path
 
 
 def parsed(row: dict[str, Any]) -> dict[str, Any]:
-    """A line as columns. Whatever it raises, the line becomes a dead letter with the reason; the others go on."""
+    """A line as columns. If it raises, the line becomes a dead letter with the reason; the others continue."""
     found = LINE.match(row["line"])
     if found is None:
         raise ValueError("not a line of an access log")

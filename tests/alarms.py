@@ -11,9 +11,8 @@ from types import FrameType
 import millstream
 
 SOURCE = millstream.__file__.removesuffix("__init__.py")
-
-
-SILENT = ("__del__", "_remove", "unraisable_hook")  # what is raised there Python only prints
+SILENT = ("__del__", "_remove", "unraisable_hook")
+"""Python only prints what is raised in these."""
 
 
 class Alarm(Exception):
@@ -32,11 +31,7 @@ class Alarms:
     def ring(self, signum: int, frame: FrameType | None) -> None:
         self.arm()
         while frame is not None:
-            if frame.f_code.co_name in (
-                "__del__",
-                "_remove",
-                "unraisable_hook",
-            ):  # there Python only prints what is raised
+            if frame.f_code.co_name in SILENT:
                 return
             if frame.f_code.co_filename.startswith(SOURCE):
                 self.count += 1

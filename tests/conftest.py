@@ -1,54 +1,55 @@
-"""Which worker runs what: with several workers, one has all tests of Spark, so that there is one session, except for
-those that only start processes of their own. A module of transcripts names in `ON_SPARK` the tests that are played
-there each time; on the other runners all of them are. What the long runs do is in soak.py.
+"""What all tests share: a Spark session, brokers and a Postgres, each started when the first test of a worker needs it.
+
+With several workers, one has all tests that use the session, so that there is only one, and one has those that use
+Kafka alone; tests that start Spark in processes of their own run beside them. A broker is not shared between workers:
+tests stop it, let it hang and change its topics. Random examples are in properties.py, the runners of transcripts in
+transcripts.py, and what the long runs do in soak.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from brokers import running
 from kafka_cluster import KafkaCluster
+from millstream.log import EmbeddedLog
+from postgres_server import Server
 
-pytest_plugins = ["soak"]
-settings.register_profile(
-    "default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
-settings.load_profile("default")
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-HERE = Path(__file__).parent
-WITH_SPARK = [HERE / "spark", HERE / "test_docs.py"]
+pytest_plugins = ["properties", "soak", "transcripts"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before the workers are told their groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if item.get_closest_marker("own_processes"):
-            continue
-        if "spark" in [value for value in given if isinstance(value, str)] or any(
-            place in (item.path, *item.path.parents) for place in WITH_SPARK
-        ):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            uses = {*item.fixturenames, *_texts(item)}
+            for shared in ("spark", "kafka"):
+                if shared in uses:
+                    item.add_marker(pytest.mark.xdist_group(shared))
+                    break
+    items.sort(key=lambda item: item.get_closest_marker("own_processes") is None)  # the longest; none should be last
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    on_spark = getattr(metafunc.module, "ON_SPARK", None)
-    if on_spark is not None:
-        marks = [] if metafunc.function.__name__ in on_spark else [pytest.mark.soak]
-        runners = ["reference", "local", pytest.param("spark", marks=marks)]
-        metafunc.parametrize("every_runner", runners, indirect=True)
+def _texts(item: pytest.Function) -> list[str]:
+    """The parameters that may name a runner or a broker."""
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [value for value in given if isinstance(value, str)]
 
 
-@pytest.fixture(autouse=True)
-def every_runner(request: pytest.FixtureRequest) -> None:
-    """Tells a module of transcripts on what to play."""
-    if hasattr(request, "param"):
-        request.module.runner["on"] = request.param
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests that use this: starting one takes seconds."""
+    from millstream.spark import session, stop
+
+    yield session(name="tests")
+    stop()
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +61,24 @@ def kafka() -> Iterator[KafkaCluster]:
 def kafka3() -> Iterator[KafkaCluster]:
     """Who kills one of them restarts it."""
     yield from running(3)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A Postgres. Each test takes a database of its own, and restarts the server if it stops it."""
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def dsn(server: Server) -> str:
+    """The address of an empty database."""
+    return server.new_database()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    """An empty log in a folder."""
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
+        yield opened

@@ -1,7 +1,7 @@
 """The long runs of `make soak`: which tests belong to which part, and for how long each property is tried.
 
-A property is run in rounds. A round has as many examples as in `make test` and a seed of its own; rounds follow one
-another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
+A property is run in rounds. A round has all its examples, as in `make test-more`, and a seed of its own; rounds follow
+one another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
 The examples that Hypothesis completed are counted and printed at the end; examples it discarded are not among them.
 """
 
@@ -14,20 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.statistics import collector
 
 PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
+PART_OF_FOLDER = {"jobs": "spark"}
+"""Where a folder has no part of its own name."""
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""
 HERE = Path(__file__).parent
-
-
-def examples(count: int, **options: Any) -> settings:
-    """The settings of a property that tries `count` examples in a round."""
-    return settings(
-        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck), **options
-    )
 
 
 @dataclass
@@ -58,23 +52,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def part_of(item: pytest.Item) -> str | None:
-    """The part that runs a test; None if `make test` is all it is for."""
+    """The part that runs a test; None if it is for `make test` or `make test-more` alone."""
     if item.get_closest_marker("soak") is None:
         return "properties" if item.get_closest_marker("property") else None
     if any(mark.args == ("cluster",) for mark in item.iter_markers("xdist_group")):
         return "cluster"
     folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
-    part = folders[0] if folders else "transcripts"
+    part = PART_OF_FOLDER.get(folders[0], folders[0]) if folders else "transcripts"
     if part not in PARTS:
         raise pytest.UsageError(f"no part of the soak runs {item.nodeid}: name one in {__file__}")
     return part
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
-            item.add_marker(pytest.mark.property)
     part = config.getoption("soak")
     if part is None:
         return

@@ -24,6 +24,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"python", "sh"}
 KAFKA = "localhost:9092"
+READ_FIRST = {"README.md"}
 SPARK = re.compile(r"\.(run|start|replay|to_dataframe|explain)\(|\bspark\b")
 
 
@@ -60,9 +61,19 @@ def run_shell(source: str) -> str:
 
 
 def of_its_kind(page: Path) -> object:
-    """Only pages whose Python runs Spark share a session; what a shell starts has its own."""
-    python = "".join(block.source for block in blocks(page.read_text()) if block.language == "python")
-    marks = () if SPARK.search(python) else (pytest.mark.own_processes,)
+    """Only pages whose Python runs Spark share a session; what a shell starts has its own.
+
+    Of the pages that start Spark or Kafka, `make test` runs the README, and `make test-more` the others.
+    """
+    text = page.read_text()
+    python = "".join(block.source for block in blocks(text) if block.language == "python")
+    shell = "".join(block.source for block in blocks(text) if block.language == "sh")
+    on_spark = SPARK.search(python)
+    marks = [pytest.mark.xdist_group("spark")] if on_spark else [pytest.mark.own_processes]
+    if KAFKA in text and not on_spark:
+        marks.append(pytest.mark.xdist_group("kafka"))
+    if page.name not in READ_FIRST and (on_spark or "millstream run" in shell or KAFKA in text):
+        marks.append(pytest.mark.more)
     return pytest.param(page, id=page.name, marks=marks)
 
 

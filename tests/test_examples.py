@@ -19,6 +19,7 @@ from typing import Any
 import chess
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 
 import millstream as ms
 
@@ -27,7 +28,7 @@ Run = Callable[[str], tuple[ModuleType, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession) -> Iterator[Run]:
     """Runs the main of an example on a log in `tmp_path`; gives the example, and what it printed."""
     loaded: list[ModuleType] = []
 
@@ -64,6 +65,7 @@ def rows_of(folder: Path, topic: str) -> list[dict[str, Any]]:
         return [record.value for record in consumer.until_caught_up()]
 
 
+@pytest.mark.more
 def test_the_average_is_that_of_all_rows_and_goes_on_with_new_ones(run: Run, tmp_path: Path) -> None:
     _, printed = run("average_of_topic")
     assert "after 1,000 readings" in printed
@@ -89,6 +91,7 @@ def test_errors_are_kept_and_what_is_no_line_of_the_log_goes_to_the_dead(run: Ru
     assert "32/Jan/2026" in printed
 
 
+@pytest.mark.more
 def test_rates_are_clicks_by_views_of_a_minute(run: Run, tmp_path: Path) -> None:
     _, printed = run("click_through_rate")
     counted: dict[str, Counter[tuple[str, str]]] = {}
@@ -102,6 +105,7 @@ def test_rates_are_clicks_by_views_of_a_minute(run: Run, tmp_path: Path) -> None
     assert cells(printed) == expected
 
 
+@pytest.mark.more
 def test_sessions_are_joined_by_a_late_click(run: Run) -> None:
     module, printed = run("user_sessions")
     gap, visits = timedelta(minutes=15), defaultdict[str, list[list[tuple[datetime, str]]]](list)
@@ -119,6 +123,7 @@ def test_sessions_are_joined_by_a_late_click(run: Run) -> None:
     assert cells(printed) == expected[:-1]
 
 
+@pytest.mark.more
 def test_alerts_come_for_heat_that_lasts_and_for_silence(run: Run) -> None:
     _, printed = run("device_monitoring")
     assert cells(printed) == [
@@ -128,6 +133,7 @@ def test_alerts_come_for_heat_that_lasts_and_for_silence(run: Run) -> None:
     ]
 
 
+@pytest.mark.more
 def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run, tmp_path: Path) -> None:
     _, printed = run("click_through")
     searches, clicks = rows_of(tmp_path, "searches"), rows_of(tmp_path, "clicks")
@@ -145,6 +151,7 @@ def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run
     assert cells(printed) == [(word, str(counted[word]), str(clicked[word]), f"{-rate:.1%}") for rate, word in expected]
 
 
+@pytest.mark.more
 def test_activity_finds_the_profile_of_its_time_whatever_comes_first(run: Run) -> None:
     module, printed = run("enrichment")
     profiles, expected = [], []
@@ -168,6 +175,7 @@ def plan_of(profiles: list[tuple[int, str, str]], whose: str) -> str:
     return max(((minute, plan) for minute, user, plan in profiles if user == whose), default=(0, ""))[1]
 
 
+@pytest.mark.more
 def test_timelines_follow_who_is_followed_and_what_is_deleted(run: Run) -> None:
     module, printed = run("timelines")
     posts: dict[int, tuple[int, str, str | None]] = {}
@@ -186,6 +194,7 @@ def test_timelines_follow_who_is_followed_and_what_is_deleted(run: Run) -> None:
     assert cells(printed) == expected
 
 
+@pytest.mark.more
 def test_the_board_of_the_table_is_that_of_the_game(run: Run, tmp_path: Path) -> None:
     module, printed = run("chess_board")
     changes = rows_of(tmp_path, "board.changes")
@@ -212,6 +221,7 @@ def test_the_board_of_the_table_is_that_of_the_game(run: Run, tmp_path: Path) ->
     assert f"{len(changes)} changes" in printed
 
 
+@pytest.mark.more
 def test_reports_of_payments_are_withdrawn_when_the_average_changes(run: Run) -> None:
     module, printed = run("fraud")
     payments: dict[int, tuple[str, float]] = {}
@@ -236,6 +246,8 @@ def test_reports_of_payments_are_withdrawn_when_the_average_changes(run: Run) ->
     assert cells(printed) == expected
 
 
+@pytest.mark.more
+@pytest.mark.own_processes
 def test_an_example_runs_by_its_command() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "web_log_filter.py")], capture_output=True, text=True, timeout=240
@@ -290,6 +302,7 @@ def agreed(printed: str) -> int:
     return int(table["together"][0].replace(",", ""))
 
 
+@pytest.mark.own_processes
 def test_the_demo_ends_by_itself_and_its_sums_agree(tmp_path: Path) -> None:
     """Without a terminal: plain lines. Every reading is in the table, too late or dead, and counted once."""
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--seconds", "6", "--keep", str(tmp_path / "kept")]
@@ -298,6 +311,8 @@ def test_the_demo_ends_by_itself_and_its_sums_agree(tmp_path: Path) -> None:
     assert agreed(done.stdout) == len(rows_of(tmp_path / "kept" / "log", "readings"))
 
 
+@pytest.mark.more
+@pytest.mark.own_processes
 def test_ctrl_c_ends_the_demo_with_its_last_panes() -> None:
     command = [sys.executable, str(EXAMPLES / "demo.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog
 from millstream.records import Schema
-from millstream.spark.failures import Failed, new_mark, of_query
+from millstream.spark.query_failures import Failed, new_mark, of_query
 from millstream.terminal import is_harmless, logger
 from millstream.testing import Add, play
 

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import millstream as ms
-from millstream.testing import Add, Clock, Watermark, play
+from millstream.testing import Add, Clock, Watermark
+from times import START, t
+from transcripts import play
 
-runner = {"on": "reference"}
+pytestmark = pytest.mark.transcripts("reference", "local", "spark")
 SCHEMA = {"clicks": "user string, page string, at timestamp", "views": "user string, ad string, at timestamp"}
 EVENT_TIME = {"clicks": "at", "views": "at"}
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-# On Spark a transcript takes seconds: these are played there each time, the others in a soak.
-ON_SPARK = (
-    "test_a_pair_is_sent_when_its_second_row_comes",
-    "test_a_pair_that_is_taken_back",
-    "test_rows_of_one_session_whichever_side_they_come_from",
-)
-
-
-def t(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
 
 
 def clicks(*rows: tuple[str | None, str, float | None], weights: list[int] | None = None) -> Add:
@@ -45,7 +34,7 @@ def until(seconds: float) -> Watermark:
 
 
 def run(build: Callable[..., Any], *steps: Any) -> list[Any]:
-    return play(build, list(steps), schema=SCHEMA, event_time=EVENT_TIME, on=runner["on"])
+    return play(build, list(steps), schema=SCHEMA, event_time=EVENT_TIME)
 
 
 def within(low: str, high: str, how: Any = "inner", **options: Any) -> Callable[..., Any]:
@@ -66,6 +55,7 @@ def said(steps: list[Any]) -> list[list[tuple[Any, ...]]]:
 # ---------------------------------------------------------------- near in time
 
 
+@pytest.mark.on_spark("more")
 def test_a_pair_is_sent_when_its_second_row_comes() -> None:
     out = run(
         within("0 seconds", "10 seconds"),
@@ -161,6 +151,7 @@ def test_null_is_equal_to_nothing() -> None:
     assert said(out) == [[], [], [(None, "/1", None), (None, None, "x")]]
 
 
+@pytest.mark.on_spark
 def test_a_pair_that_is_taken_back() -> None:
     out = run(
         within("0 seconds", "10 seconds"),
@@ -230,6 +221,7 @@ def test_a_row_meets_another_in_each_window_that_both_lie_in() -> None:
     assert sorted(found) == [(0, "x"), (5, "x"), (5, "y")]
 
 
+@pytest.mark.on_spark("more")
 def test_rows_of_one_session_whichever_side_they_come_from() -> None:
     out = run(
         in_windows(ms.sessions("10 seconds"), how="left"),
@@ -322,7 +314,6 @@ def test_a_table_as_it_is_now_is_not_waited_for() -> None:
         schema=SCHEMA,
         event_time=EVENT_TIME,
         watermark=ms.ascending(),
-        on=runner["on"],
     )
     assert [[row["n"] for row in step] for step in steps] == [[], [], [1]]
 
@@ -338,6 +329,5 @@ def test_a_silent_source_is_not_waited_for() -> None:
         schema=SCHEMA,
         event_time=EVENT_TIME,
         watermark=ms.bounded("0 seconds", idle="1 minute"),
-        on=runner["on"],
     )
     assert said(steps) == [[], [], [], [("ann", "home", "shoes")]]

@@ -23,18 +23,18 @@ from pyspark import cloudpickle
 import millstream as ms
 from cli.conftest import start
 from millstream.connectors.catalog import Remembered, remember, remembered
+from millstream.connectors.databases.lookups import PostgresTable
 from millstream.connectors.kafka.schema_registry import Registry
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.connectors.static_rows import load
 from millstream.errors import MillstreamError
-from millstream.jobs.job import Settings
 from millstream.log import EmbeddedLog, connect
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import Clients
+from millstream.plan.run_settings import Settings
 from millstream.postgres_address import has_secret, secrets_of, without_password
 from millstream.records import Schema
 from millstream.secrets import HARMLESS_KAFKA, Secret, hidden, is_likely_secret, shown_address
-from millstream.serving.databases import PostgresTable
 
 LEFT, RIGHT = "Xq7Jm", "zW9Vt"
 PLANTED = f"{LEFT}{RIGHT}"
@@ -372,6 +372,7 @@ def ran(*arguments: object, **variables: str) -> tuple[int, str]:
     return running.returncode, (out + err).decode()
 
 
+@pytest.mark.more
 def test_passwords_do_not_belong_on_the_command_line(log: EmbeddedLog, tmp_path: Path) -> None:
     flow = tmp_path / "flow.py"
     flow.write_text("import millstream as ms\nflow = ms.Flow('f')\nflow.read('t', 'a int').write('u')\n")
@@ -389,6 +390,7 @@ def test_passwords_do_not_belong_on_the_command_line(log: EmbeddedLog, tmp_path:
             assert "Traceback" not in said
 
 
+@pytest.mark.more
 def test_the_address_of_a_database_comes_from_a_variable_or_a_file(log: EmbeddedLog, tmp_path: Path) -> None:
     job = log.path / "jobs" / "j"
     job.mkdir(parents=True)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 import millstream as ms
-from millstream.testing import Add, Clock, Watermark, play
+from millstream.testing import Add, Clock, Watermark
+from times import START, t
+from transcripts import play
 
-runner = {"on": "reference"}
+pytestmark = pytest.mark.transcripts("reference", "local")
 SCHEMA = "key string, n int, at timestamp"
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(params=["reference", "local"], autouse=True)
-def every_runner(request: pytest.FixtureRequest) -> None:
-    runner["on"] = request.param
-
-
-def t(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
 
 
 def add(*rows: tuple[Any, ...]) -> Add:
@@ -32,7 +24,7 @@ def add(*rows: tuple[Any, ...]) -> Add:
 
 
 def run(build: Callable[[Any], Any], *steps: Any) -> list[Any]:
-    return play(build, list(steps), schema=SCHEMA, event_time="at", on=runner["on"])
+    return play(build, list(steps), schema=SCHEMA, event_time="at")
 
 
 def span(row: dict[str, Any]) -> tuple[float, float]:
@@ -301,9 +293,9 @@ def test_a_row_whose_result_does_not_fit_sends_nothing_and_keeps_its_state() -> 
     [
         (
             lambda key: key.at_event_time(t(1), "x"),
-            "ValueError: a timer needs a function to call: process(…, on_timer=…)",
+            "ValueError: a timer needs a callback: process(…, on_timer=…)",
         ),
-        (lambda key: key["n"], "KeyError: \"'n' is no column of the key; those are key\""),
+        (lambda key: key["n"], "KeyError: \"'n' is not a key column; key columns: key\""),
         (lambda key: 5, "TypeError: 'int' object is not iterable"),
     ],
 )
@@ -317,9 +309,9 @@ def test_what_a_function_may_not_do_kills_the_row(does: Callable[[Any], Any], re
     [
         (
             lambda key: key.at_event_time(datetime(2026, 1, 1)),
-            "TypeError: a timer is set at a datetime with a time zone",
+            "TypeError: a timer needs a datetime with a time zone",
         ),
-        (lambda key: key.at_processing_time(timedelta(1)), "TypeError: a timer is set at a datetime with a time zone"),
+        (lambda key: key.at_processing_time(timedelta(1)), "TypeError: a timer needs a datetime with a time zone"),
         (lambda key: key.at_event_time(t(1), 5), "TypeError: a timer's tag is a string, not 5"),
     ],
 )
@@ -329,7 +321,7 @@ def test_a_timer_that_cannot_be_set_kills_the_row(does: Callable[[Any], Any], re
 
 
 def test_a_timer_in_event_time_needs_rows_with_event_time() -> None:
-    out = play(processed(sets, fired), [add((1, 0))], schema=SCHEMA, on=runner["on"])
+    out = play(processed(sets, fired), [add((1, 0))], schema=SCHEMA)
     assert out[0]["dead"][0]["reason"].startswith("step: ValueError: the rows have no event time")
 
 
@@ -348,5 +340,5 @@ def test_state_that_is_not_plain_is_refused() -> None:
     def keeps(row: dict[str, Any], key: Any) -> None:
         key.map("m")["x"] = object()
 
-    with pytest.raises(ms.MillstreamError, match=r"the state of Key\(key='a'\) holds a object"):
+    with pytest.raises(ms.MillstreamError, match=r"the state of Key\(key='a'\) contains a object"):
         run(processed(keeps), add((1, 0)))

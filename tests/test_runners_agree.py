@@ -20,7 +20,7 @@ from millstream.plan.triggers import Trigger
 from millstream.plan.windows import Everything, Window
 from millstream.reference import Reference
 from millstream.testing import Add, Clock, Partition, Watermark, play
-from soak import examples
+from properties import examples
 
 pytestmark = pytest.mark.timeout(900)
 CHECKED = examples(1_000)
@@ -226,11 +226,17 @@ def typed(steps: list[Any], key: str, number: str) -> list[Any]:
     return [step_of(step) for step in steps]
 
 
-def check(build: Callable[..., Any], steps: list[Any], types: tuple[str, str] = ("string", "long")) -> None:
+def check(
+    build: Callable[..., Any],
+    steps: list[Any],
+    types: tuple[str, str] = ("string", "long"),
+    *,
+    runners: tuple[str, str] = ("reference", "local"),
+) -> None:
+    """The second runner sends what the first one does."""
     schema = f"k {types[0]}, v {types[1]}, x double, at timestamp"
     steps = typed(steps, *types)
-    expected = play(build, steps, schema=schema, event_time="at", on="reference")
-    sent = play(build, steps, schema=schema, event_time="at", on="local")
+    expected, sent = (play(build, steps, schema=schema, event_time="at", on=runner) for runner in runners)
     for number, (right, found) in enumerate(zip(expected, sent, strict=True)):
         for name in right:
             one, other = near(right[name]), near(found[name])

@@ -11,27 +11,12 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.testing import Add, Clock, Watermark, play
+from millstream.testing import Add, Clock, Watermark
+from times import START, t
+from transcripts import play
 
-runner = {"on": "reference"}
+pytestmark = pytest.mark.transcripts("reference", "local", "spark")
 SCHEMA = "key string, n int, at timestamp"
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-# On Spark a transcript takes seconds: these are played there each time, the others in a soak.
-ON_SPARK = (
-    "test_rows_one_after_the_other",
-    "test_sessions_in_processing_time",
-    "test_a_filter_between_lets_retractions_pass",
-    "test_a_chained_window_ends_after_the_panes_it_waits_for",
-    "test_a_union_has_the_smallest_watermark",
-    "test_a_row_that_a_function_fails_on_is_a_dead_letter",
-    "test_rows_without_event_time_are_late",
-)
-
-
-def t(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
 
 
 def add(*rows: tuple[Any, ...]) -> Add:
@@ -41,7 +26,7 @@ def add(*rows: tuple[Any, ...]) -> Add:
 
 
 def run(build: Callable[[Any], Any], *steps: Any) -> list[Any]:
-    return play(build, list(steps), schema=SCHEMA, event_time="at", on=runner["on"])
+    return play(build, list(steps), schema=SCHEMA, event_time="at")
 
 
 def collected(window: Any, trigger: Any = None, **options: Any) -> Callable[[Any], Any]:
@@ -66,6 +51,7 @@ def span(row: dict[str, Any]) -> tuple[float, float]:
 # ---------------------------------------------------------------- windows that rows open and close
 
 
+@pytest.mark.on_spark
 def test_rows_one_after_the_other() -> None:
     out = run(collected(ms.rows(2)), add((1, 0)), add((2, 5), (3, 6)), add((4, 3)), add((5, 9)), Watermark(None))
     assert ns(out) == [[], [[1, 2]], [[3, 4]], [], [[5]]]
@@ -108,7 +94,7 @@ def test_delta_remembers_the_first_value_exactly(kind: str, base: Any) -> None:
     """Goal: the value that opened a window is not blurred between two bundles. Method: a step of just the threshold."""
     steps = [Add([{"key": "a", "n": base + more, "at": t(more)}]) for more in (0, 1, 2)]
     schema = f"key string, n {kind}, at timestamp"
-    out = play(collected(ms.delta_window("n", 2)), steps, schema=schema, event_time="at", on=runner["on"])
+    out = play(collected(ms.delta_window("n", 2)), steps, schema=schema, event_time="at")
     assert ns(out) == [[], [], [[base, base + 1]]]
 
 
@@ -128,13 +114,13 @@ def test_a_window_in_processing_time_follows_the_clock() -> None:
         lambda rows: rows.window(ms.fixed("1 minute", time="processing")).agg(ns=ms.collect("n")),
         [Add([{"n": 1}]), Clock(first + minute / 2), Add([{"n": 2}]), Clock(first + minute), Add([{"n": 3}])],
         schema="n int",
-        on=runner["on"],
     )
     assert ns(out) == [[], [], [], [[1, 2]], []]
     assert out[3][0]["window"] == {"start": first, "end": first + minute}
     assert out[3][0]["pane"]["timing"] == "on_time"
 
 
+@pytest.mark.on_spark("more")
 def test_sessions_in_processing_time() -> None:
     first = datetime(1970, 1, 1, tzinfo=UTC)
     steps = [
@@ -147,7 +133,6 @@ def test_sessions_in_processing_time() -> None:
         lambda rows: rows.window(ms.sessions("10 seconds", time="processing")).agg(ns=ms.collect("n")),
         steps,
         schema="n int",
-        on=runner["on"],
     )
     assert ns(out) == [[], [], [], [[1, 2]]]
 
@@ -193,7 +178,6 @@ def test_calendar_windows_begin_with_local_time(unit: str, zone: str, moment: st
         steps,
         schema="n int, at timestamp",
         event_time="at",
-        on=runner["on"],
     )
     window = out[1][0]["window"]
     assert [window["start"], window["end"]] == [datetime.fromisoformat(text + "+00:00") for text in (start, end)]
@@ -253,6 +237,7 @@ def test_a_retraction_repeats_the_row_it_takes_back() -> None:
     assert second[0] == {**first[0], "weight": -1}
 
 
+@pytest.mark.on_spark("more")
 def test_a_filter_between_lets_retractions_pass() -> None:
     def build(rows: Any) -> Any:
         totals = rows.key_by("key").window(ms.fixed("1 m")).trigger(ms.each()).retracting().agg(total=ms.sum("n"))
@@ -273,6 +258,7 @@ def chained(timestamp: str) -> Callable[[Any], Any]:
     return build
 
 
+@pytest.mark.on_spark("more")
 def test_a_chained_window_ends_after_the_panes_it_waits_for() -> None:
     out = run(chained("end_of_window"), add((1, 1), (2, 12)), Watermark(t(10)), Watermark(t(20)))
     assert [[row["n"] for row in step["inner"]] for step in out] == [[], [1], [2]]
@@ -292,6 +278,7 @@ def test_waiting_rows_hold_the_watermark_at_their_panes_time() -> None:
     assert out[2][0]["pane"]["timing"] == "on_time"
 
 
+@pytest.mark.on_spark("more")
 def test_a_union_has_the_smallest_watermark() -> None:
     def build(left: Any, right: Any) -> Any:
         slow = right.window(ms.sessions("30 seconds"), timestamp="earliest").agg(n=ms.sum("n")).select("n")
@@ -307,7 +294,6 @@ def test_a_union_has_the_smallest_watermark() -> None:
         ],
         schema={"left": "n int, at timestamp", "right": "n int, at timestamp"},
         event_time={"left": "at", "right": "at"},
-        on=runner["on"],
     )
     assert ns(out) == [[], [], [], [[1, 2]]]
 
@@ -327,6 +313,7 @@ def test_split_routes_each_row_once_and_null_to_the_rest() -> None:
     }
 
 
+@pytest.mark.on_spark
 def test_a_row_that_a_function_fails_on_is_a_dead_letter() -> None:
     def build(rows: Any) -> Any:
         mapped = rows.map(lambda row: {"n": 10 // row["n"]}, "n int", name="divide")
@@ -369,6 +356,7 @@ def test_select_and_with_column_keep_the_event_time() -> None:
     assert run(build, add((1, 0)), Watermark(None))[1][0]["x"] == 4
 
 
+@pytest.mark.on_spark("more")
 def test_rows_without_event_time_are_late() -> None:
     def build(rows: Any) -> Any:
         panes = rows.key_by("key").window(ms.fixed("1 m")).agg(ns=ms.collect("n"))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import soak
 
 HERE = Path(__file__).parent
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
-from soak import examples
+from properties import examples
 
 def note(name):
     with (Path(__file__).parent / name).open("a") as file:
@@ -54,7 +56,8 @@ def test_fails_in_a_later_round(n):
 def soaked(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  soak\n  property\n")
     (folder / "test_counted.py").write_text(COUNTED)
-    command = [sys.executable, "-m", "pytest", "-p", "soak", "--soak=properties", "--soak-minutes=0.02", *options]
+    plugins = ["-p", "properties", "-p", "soak"]
+    command = [sys.executable, "-m", "pytest", *plugins, "--soak=properties", "--soak-minutes=0.02", *options]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
 
@@ -70,6 +73,7 @@ def test_examples_are_counted_as_they_ran(tmp_path: Path) -> None:
         assert int(rounds) > 1
 
 
+@pytest.mark.more
 def test_what_is_no_property_is_left_out_and_a_failure_in_any_round_is_one(tmp_path: Path) -> None:
     done = soaked(tmp_path, "-k", "others or later or property")
     assert done.returncode == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -13,18 +12,13 @@ import pytest
 
 import millstream as ms
 from millstream.errors import StepFailed
-from millstream.testing import Add, Watermark, play
+from millstream.testing import Add, Watermark
+from times import START
+from transcripts import play
 
-runner = {"on": "reference"}
-START = datetime(2026, 1, 1, tzinfo=UTC)
+pytestmark = pytest.mark.transcripts("reference", "local", "spark")
 MOST = 2**63 - 1
 DIGITS = Decimal("9" * 38)
-
-# On Spark a transcript takes seconds: these are played there each time, the others in a soak.
-ON_SPARK = (
-    "test_a_window_does_not_send_a_sum_beyond_its_type",
-    "test_a_group_gives_the_right_sum_after_retractions",
-)
 
 
 def add(*values: Any, weights: list[int] | None = None) -> Add:
@@ -34,7 +28,7 @@ def add(*values: Any, weights: list[int] | None = None) -> Add:
 def run(build: Callable[[Any], Any], *steps: Any, kind: str = "long") -> list[list[Any]]:
     """Of each step, the results and their weights."""
     schema = f"key string, n {kind}, at timestamp"
-    out = play(build, [*steps, Watermark(None)], schema=schema, event_time="at", on=runner["on"])
+    out = play(build, [*steps, Watermark(None)], schema=schema, event_time="at")
     return [[row["made"] if row.get("weight", 1) > 0 else (-1, row["made"]) for row in step] for step in out]
 
 
@@ -57,10 +51,11 @@ def flat(out: Sequence[Sequence[Any]]) -> list[Any]:
 # ---------------------------------------------------------------- whole numbers
 
 
+@pytest.mark.on_spark("more")
 def test_a_window_does_not_send_a_sum_beyond_its_type() -> None:
     with pytest.raises(StepFailed) as failed:
         run(windowed(ms.sum("n")), add(MOST), add(5))
-    assert re.match(r"the step '\S*agg\S*' cannot send made = sum\(n\) for key='a'", failed.value.what)
+    assert re.match(r"the step '\S*agg\S*' cannot emit made = sum\(n\) for key='a'", failed.value.what)
     assert "from 2026-01-01 00:00:00+00:00 to 2026-01-01 00:01:00+00:00" in failed.value.what
     assert f"{MOST + 5} does not fit into bigint" in failed.value.what
     assert "sum('cast(n as decimal(38,0))')" in (failed.value.next_step or "")
@@ -69,7 +64,7 @@ def test_a_window_does_not_send_a_sum_beyond_its_type() -> None:
 def test_a_group_does_not_send_a_sum_beyond_its_type() -> None:
     with pytest.raises(StepFailed) as failed:
         run(grouped(ms.sum("n")), add(-MOST), add(-5))
-    assert re.match(r"the step '\S*group_by\S*' cannot send made = sum\(n\) for key='a'", failed.value.what)
+    assert re.match(r"the step '\S*group_by\S*' cannot emit made = sum\(n\) for key='a'", failed.value.what)
     assert f"{-MOST - 5} does not fit into bigint" in failed.value.what
 
 
@@ -93,6 +88,7 @@ def test_a_retraction_brings_the_sum_of_a_window_back() -> None:
     assert flat(out) == [MOST]
 
 
+@pytest.mark.on_spark
 def test_a_group_gives_the_right_sum_after_retractions() -> None:
     out = run(
         grouped(ms.sum("n")),

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import millstream as ms
-from millstream.testing import Add, Watermark, play
+from millstream.testing import Add, Watermark
+from times import t
+from transcripts import play
 
-runner = {"on": "reference"}
-START = datetime(2026, 1, 1, tzinfo=UTC)
+pytestmark = pytest.mark.transcripts("reference", "local", "spark")
 SCHEMAS = {
     "orders": "id int, user string, item string, at timestamp",
     "users": "user string, city string, at timestamp",
 }
-ON_SPARK = (
-    "test_a_left_join_of_tables_is_kept_up_to_date",
-    "test_a_row_meets_the_table_as_it_was_at_its_time",
-    "test_rows_known_beforehand",
-)
-"""On Spark a transcript takes seconds: these are played there each time, the others in a soak."""
-
-
-def t(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
 
 
 def order(*rows: tuple[int, str | None, float | None]) -> Add:
@@ -42,7 +32,7 @@ def user(*rows: tuple[str | None, str | None, float]) -> Add:
 
 def run(build: Callable[..., Any], *steps: Any) -> list[Any]:
     times = dict.fromkeys(SCHEMAS, "at")
-    return play(build, list(steps), schema=SCHEMAS, event_time=times, on=runner["on"])
+    return play(build, list(steps), schema=SCHEMAS, event_time=times)
 
 
 def said(rows: list[dict[str, Any]], *columns: str) -> list[Any]:
@@ -88,6 +78,7 @@ def test_an_inner_join_of_tables_takes_back_what_no_longer_holds() -> None:
     ]
 
 
+@pytest.mark.on_spark("more")
 def test_a_left_join_of_tables_is_kept_up_to_date() -> None:
     out = run(tables("left"), order((1, "ann", 0), (2, None, 0)), user(("ann", "Rome", 1)), order((1, "bob", 2)))
     columns = ("id", "user", "city")
@@ -184,7 +175,7 @@ def test_a_row_meets_joined_tables_as_they_were_in_whatever_order_they_came(how:
     came = [order((1, "ann", 1)), user(("ann", "Rome", 5)), order((2, "ann", 10))]
     schemas = {**SCHEMAS, "asking": "user string, n int, at timestamp"}
     steps = [asked, *(came[place] for place in places), Watermark(None)]
-    out = play(build, steps, schema=schemas, event_time=dict.fromkeys(schemas, "at"), on=runner["on"])
+    out = play(build, steps, schema=schemas, event_time=dict.fromkeys(schemas, "at"))
     alone = (3, 1 if how == "left" else None, None)
     assert said(out[-1], "n", "id", "city") == [(0, None, None), (12, 2, "Rome"), alone, (7, 1, "Rome")]
 
@@ -192,6 +183,7 @@ def test_a_row_meets_joined_tables_as_they_were_in_whatever_order_they_came(how:
 # ---------------------------------------------------------------- a stream and a table
 
 
+@pytest.mark.on_spark
 def test_a_row_meets_the_table_as_it_was_at_its_time() -> None:
     out = run(
         lookup("left", "event_time"),
@@ -273,6 +265,7 @@ def test_rows_that_a_table_knows_and_rows_that_it_does_not(how: str, sent: Any, 
 # ---------------------------------------------------------------- a stream and rows known beforehand
 
 
+@pytest.mark.on_spark("more")
 def test_rows_known_beforehand() -> None:
     def build(orders: Any, users: Any) -> Any:
         cities = [{"name": "ann", "city": "Rome"}, {"name": "ann", "city": "Oslo"}, {"name": None, "city": "Bern"}]

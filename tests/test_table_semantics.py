@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
+import pytest
+
 import millstream as ms
-from millstream.testing import Add, Watermark, play
+from millstream.testing import Add, Watermark
+from times import START, t
+from transcripts import play
 
-runner = {"on": "reference"}
+pytestmark = pytest.mark.transcripts("reference", "local", "spark")
 SCHEMA = "key string, n int, at timestamp"
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-# On Spark a transcript takes seconds: these are played there each time, the others in a soak.
-ON_SPARK = (
-    "test_without_a_key_every_row_is_in_the_table",
-    "test_all_rows_are_joined_by_a_foreign_key",
-    "test_a_row_between_two_versions_puts_history_right",
-    "test_distinct_within_a_time",
-    "test_top_of_a_table_moves_up_when_a_row_is_taken_back",
-    "test_top_with_ties_of_a_table_moves_up_when_a_row_is_taken_back",
-    "test_take_per_key_in_order_of_arrival",
-)
-
-
-def t(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
 
 
 def add(*rows: tuple[str, int | None, float | None], weights: list[int] | None = None) -> Add:
@@ -36,7 +24,7 @@ def add(*rows: tuple[str, int | None, float | None], weights: list[int] | None =
 
 def run(build: Callable[[Any], Any], *steps: Any) -> list[list[str]]:
     """What each step sent, as text and in order: rows that came (+) and went (-)."""
-    out = play(build, list(steps), schema=SCHEMA, event_time="at", on=runner["on"])
+    out = play(build, list(steps), schema=SCHEMA, event_time="at")
     return [sorted(said(row) for row in step) for step in out]
 
 
@@ -61,6 +49,7 @@ def test_the_newest_row_of_each_key_is_the_table() -> None:
     assert out == [["+a1", "+b2"], ["+a3", "-a1"], ["+a5", "-a3"]]
 
 
+@pytest.mark.on_spark
 def test_a_row_between_two_versions_puts_history_right() -> None:
     out = run(
         lambda rows: rows.to_table(key="key").changes(),
@@ -131,7 +120,7 @@ def test_a_deletion_without_event_time_deletes_the_newest_version() -> None:
         add(("a", None, None), ("a", 5, 4), ("b", 6, 4), ("c", 7, None)),
         add(("b", None, None), ("b", 8, 4), ("b", None, None), ("b", 9, 70), ("c", None, None)),
     ]
-    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    out = play(build, steps, schema=SCHEMA, event_time="at")
     assert [sorted(said(row) for row in step["changes"]) for step in out] == [
         ["+a1@2", "+a2@5", "-a1@5"],
         ["+a1@5", "+a4@3", "-a1@3", "-a2@5", "-a4@5"],
@@ -154,7 +143,6 @@ def test_a_tombstone_has_an_event_time_by_whatever_name() -> None:
         [add(("a", 1, 2)), add(("a", None, 5))],
         schema=SCHEMA,
         event_time="at",
-        on=runner["on"],
     )
     assert [[said(row) for row in step] for step in out] == [["+a1"], ["-a1"]]
 
@@ -186,7 +174,6 @@ def test_without_event_time_the_last_row_to_come_counts() -> None:
             Add([{"key": "a", "n": None}]),
         ],
         schema="key string, n int",
-        on=runner["on"],
     )
     assert [[said(row) for row in step] for step in out] == [["+a2"], ["-a2", "+a1"], ["-a1"]]
 
@@ -194,13 +181,14 @@ def test_without_event_time_the_last_row_to_come_counts() -> None:
 # ---------------------------------------------------------------- all rows
 
 
+@pytest.mark.on_spark("more")
 def test_without_a_key_every_row_is_in_the_table() -> None:
     def build(rows: Any) -> Any:
         table = rows.select("key", "n").to_table()
         return {"table": table, "changes": table.changes(), "counts": table.group_by("key").agg(n=ms.count())}
 
     steps = [add(("a", 1, 5), ("a", 1, 2), ("b", None, 3)), Watermark(t(60)), add(("a", 1, 2), ("a", 2, None))]
-    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    out = play(build, steps, schema=SCHEMA, event_time="at")
     assert [sorted((row["key"], row["n"], row.get("weight", 1)) for row in step["table"]) for step in out] == [
         [("a", 1, 2), ("b", None, 1)],
         [],
@@ -225,7 +213,7 @@ def test_a_row_of_weight_minus_one_takes_one_of_the_equal_rows_away() -> None:
         add(("a", 1, 1), ("a", 2, 1), weights=[-1, -1]),
         add(("a", 1, 2), weights=[-1]),
     ]
-    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    out = play(build, steps, schema=SCHEMA, event_time="at")
     assert [sorted((row["n"], row.get("weight", 1)) for row in step["table"]) for step in out] == [
         [(1, 2), (2, 1)],
         [(1, -1), (2, -1)],
@@ -242,6 +230,7 @@ def test_all_rows_as_they_were() -> None:
     assert out == [["+a1"], ["+c3"]]
 
 
+@pytest.mark.on_spark("more")
 def test_all_rows_are_joined_by_a_foreign_key() -> None:
     """Rows of either side may come first, and a name that changes takes back each row that had it."""
 
@@ -259,7 +248,6 @@ def test_all_rows_are_joined_by_a_foreign_key() -> None:
         [ordered(("a", 1), ("a", 1)), named(1, "tea", 1), ordered(("b", 1), ("b", 2)), named(1, "coffee", 2)],
         schema={"orders": SCHEMA, "names": "id int, name string, at timestamp"},
         event_time={"orders": "at", "names": "at"},
-        on=runner["on"],
     )
     assert [sorted((row["key"], row["name"], row.get("weight", 1)) for row in step) for step in out] == [
         [],
@@ -296,6 +284,7 @@ def test_distinct_sends_the_first_row_of_each_key() -> None:
     assert out == [["+a1", "+b3"], ["+c5"]]
 
 
+@pytest.mark.on_spark("more")
 def test_distinct_within_a_time() -> None:
     def build(rows: Any) -> Any:
         made = rows.distinct("key", within="10 seconds")
@@ -306,7 +295,7 @@ def test_distinct_within_a_time() -> None:
         Watermark(t(25)),
         add(("a", 6, 24), ("a", 7, 39), ("a", 8, 40), ("b", 9, None)),
     ]
-    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    out = play(build, steps, schema=SCHEMA, event_time="at")
     assert [sorted(said(row) for row in step["rows"]) for step in out] == [["+a1", "+a3", "+a5"], [], ["+a8"]]
     assert [sorted(said(row) for row in step["late"]) for step in out] == [[], [], ["+a6 expired", "+b9 no event time"]]
 
@@ -325,6 +314,7 @@ def test_distinct_of_a_table_lasts_as_long_as_there_is_a_row() -> None:
 # ---------------------------------------------------------------- take and top
 
 
+@pytest.mark.on_spark("more")
 def test_take_per_key_in_order_of_arrival() -> None:
     out = run(
         lambda rows: rows.take(2, per="key"),
@@ -358,6 +348,7 @@ def test_top_per_key_breaks_ties_by_all_columns_and_has_nulls_last() -> None:
     assert out == [["+a", "+a3", "+b"], ["+a1", "+a2", "-a", "-a3"]]
 
 
+@pytest.mark.on_spark("more")
 def test_top_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
     out = run(
         lambda rows: rows.top(2, by="n desc"),
@@ -378,6 +369,7 @@ def test_top_with_ties_has_all_rows_equal_to_the_last() -> None:
     assert out == [["+a1 2", "+b1 2", "+c2 1"], ["+d2 1", "-a1 2", "-b1 2"], ["+g2 1"]]
 
 
+@pytest.mark.on_spark("more")
 def test_top_with_ties_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
     out = run(
         lambda rows: rows.top(2, by="n desc", per="key", rank="place", ties=True),
@@ -397,7 +389,7 @@ def test_equal_rows_among_ties_are_there_as_often_as_they_came() -> None:
         return rows.select("key", "n").top(1, by="n", ties=True)
 
     steps = [add(("a", 1, 0), ("a", 1, 0), ("b", 1, 0), weights=[1, 1, 1]), add(("a", 1, 0), weights=[-1])]
-    out = play(build, steps, schema=SCHEMA, event_time="at", on=runner["on"])
+    out = play(build, steps, schema=SCHEMA, event_time="at")
     assert [sorted((row["key"], row.get("weight", 1)) for row in step) for step in out] == [
         [("a", 2), ("b", 1)],
         [("a", -1)],
@@ -420,7 +412,6 @@ def test_panes_that_take_others_back_are_rows_of_a_table() -> None:
         [Add([row]) for row in rows],
         schema="k string, v int, at timestamp",
         event_time="at",
-        on=runner["on"],
     )
     assert [[(row["k"], row["total"], row.get("weight", 1)) for row in step] for step in steps] == [
         [("a", 1, 1)],

@@ -19,11 +19,11 @@ from hypothesis import strategies as some
 
 import millstream as ms
 from millstream import terminal as terminals_module
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import JobChanged, MillstreamError, NotFound
 from millstream.jobs import display
+from millstream.jobs.job_progress import Progress
 from millstream.jobs.kept_steps import differences
-from millstream.jobs.progress import Progress
 from millstream.records import Schema
 from millstream.terminal import escaped, escaped_bytes, escaped_lines, is_harmless, is_terminal, logger, shown
 from millstream.testing import Add, assert_panes, play, print_panes, svg
@@ -162,7 +162,7 @@ def test_the_live_line_of_a_job() -> None:
         assert isinstance(live, display.Terminal)
         live.phase(f"waits{ALL}")
         live._status._live.refresh()
-        live.look(job)  # type: ignore[arg-type]
+        live.update(job)  # type: ignore[arg-type]
         live._status._live.refresh()
     text = screen.calm
     assert escaped(ALL) in text

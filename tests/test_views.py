@@ -6,7 +6,6 @@ interpreter; and the cases a user meets, one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ PANES = (
     "pane struct<timing: string, index: bigint>, weight int, total bigint"
 )
 Row = dict[str, Any]
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        yield opened
 
 
 def send(log: EmbeddedLog, topic: str, *rows: Row | None, key: str = "team", dead: str | None = None) -> None:
@@ -214,19 +207,19 @@ def test_mistakes_are_told(log: EmbeddedLog, tmp_path: Path) -> None:
     log.create_topic("bytes")
     batch = pl.DataFrame({"team": ["x"], "total": [1], "n": [1]})
     wrong: list[tuple[Any, str, dict[str, Any], str]] = [
-        (batch, "live", {}, "their key must be said"),
+        (batch, "live", {}, "so they need a key"),
         (batch, "live", {"key": "tem"}, "no column 'tem'"),
         (batch.drop("team"), "live", {"key": "team"}, "no column 'team'"),
-        (batch, "live", {"key": []}, "a key is one column"),
+        (batch, "live", {"key": []}, "a key must be one"),
         (batch, "bytes", {"key": "team"}, "has no schema"),
         ("bytes", "live", {"key": "team"}, "has no schema"),
-        (batch, "live", {"key": "team", "combine": {"total": "mean"}}, "not combined by 'mean'"),
+        (batch, "live", {"key": "team", "combine": {"total": "mean"}}, "cannot be combined by 'mean'"),
         (batch, "live", {"key": "team", "combine": {"team": "sum"}}, "part of the key"),
         (batch, "live", {"key": "n", "combine": {"team": "sum"}}, "has no sum"),
         (batch, "live", {"key": "team", "combine": {"x": "sum"}}, "no column 'x' in both"),
         (batch.with_columns(total=pl.lit("many")), "live", {"key": "team"}, "column 'total' is String"),
         (tmp_path / "nothing", "live", {"key": "team"}, "no Parquet files"),
-        (17, "live", {"key": "team"}, "not a int"),
+        (17, "live", {"key": "team"}, "cannot be a int"),
     ]
     for given_batch, live, settings, says in wrong:
         with pytest.raises(InvalidInput, match=says):

@@ -300,7 +300,7 @@ class KafkaCluster:
 
 
 def _client(bootstrap: str) -> AdminClient:
-    """Broken connections are expected here: they are tried again soon (unsaid, within 10 s), and not told."""
+    """Broken connections are expected here: they are tried again soon (default: within 10 s), and not logged."""
     return AdminClient({"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0})
 
 

@@ -20,7 +20,7 @@ from millstream.spark.session import java
 # Below the ports that outgoing connections get: a client that tries the port of a killed broker again must not take it.
 PORTS = range(20_000, 32_000)
 HOST = "127.0.0.1"
-STORE_PASSWORD = "millstream"  # of a key that is made anew for every folder and opens nothing else
+STORE_PASSWORD = "millstream"  # of a key that is generated for every folder and opens nothing else
 KEYTOOL_S_MAX = 120
 LOOK_S = 0.05
 KEYS, CERTIFICATE = "keys.p12", "certificate.pem"

@@ -26,7 +26,8 @@ from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings
 
 WIDTH = 100
 SECTIONS = {
-    "millstream.plan.flow": "Flows and streams",
+    "millstream.plan.flow": "Flows",
+    "millstream.plan.stream": "Streams",
     "millstream.plan.keyed": "Keys and windows of a stream",
     "millstream.plan.tables": "Tables",
     "millstream.plan.joining": "Lookup tables",
@@ -37,7 +38,7 @@ SECTIONS = {
     "millstream.plan.triggers": "Triggers",
     "millstream.plan.watermarks": "Watermarks",
     "millstream.plan.aggregates": "Aggregates",
-    "millstream.plan.endpoints": "Sources and sinks",
+    "millstream.connectors": "Sources and sinks",
     "millstream.log": "The log",
     "millstream.views": "Views",
     "millstream.testing": "Testing",
@@ -45,11 +46,15 @@ SECTIONS = {
 }
 """The order of the sections. A module that is missing here comes last, under its own name."""
 
+ROOMS = ("millstream.log", "millstream.connectors")
+"""Packages whose names share a section."""
+
 RETURNED = {
     "millstream.plan.keyed": ["Keyed", "Windowed"],
     "millstream.plan.tables": ["Grouping"],
     "millstream.plan.joining": ["Side"],
     "millstream.plan.written_stream": ["Written"],
+    "millstream.connectors": ["Connector", "Source", "Sink", "TwoPhaseSink", "Preparer"],
     "millstream.log": ["Producer", "Consumer", "Queue"],
     "millstream.testing": [
         "play",
@@ -114,7 +119,11 @@ def home_of(name: str) -> str:
     if isinstance(value, ModuleType):
         return value.__name__
     module = str(value.__module__)
-    return "millstream.log" if module.startswith("millstream.log.") else module
+    return next((room for room in ROOMS if module.startswith(f"{room}.")), module)
+
+
+def public(module: str, name: str) -> Any:
+    return getattr(millstream if name in millstream.__all__ else import_module(module), name)
 
 
 def python_page() -> str:
@@ -126,9 +135,9 @@ def python_page() -> str:
     ]
     for module, names in public_names().items():
         parts.append(f"## {SECTIONS.get(module, module)}")
-        own = import_module(module)
-        for name in sorted(names, key=lambda each: (not inspect.isclass(getattr(own, each)), each)):
-            value = getattr(own, name)
+        values = {name: public(module, name) for name in names}
+        for name in sorted(names, key=lambda each: (not inspect.isclass(values[each]), each)):
+            value = values[name]
             shown = f"ms.{name}" if name in millstream.__all__ else name
             if module == "millstream.testing":
                 shown = f"millstream.testing.{name}"

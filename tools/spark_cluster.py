@@ -36,7 +36,7 @@ from millstream.spark.session import java, launch
 
 HOST = "127.0.0.1"
 WATCH = Path(__file__).resolve().parent / "kafka" / "watch.py"
-# Below the ports that outgoing connections get: whoever tries the port of a killed worker again must not take it.
+# Below the ports that outgoing connections get: a client that retries the port of a killed worker must not take it.
 PORTS = range(20_000, 32_000)
 MARK = "MILLSTREAM_CLUSTER_NODE"
 """Stands in the environment of a worker and of all that it starts: executors, and their Python processes."""
@@ -137,7 +137,7 @@ class Node:
 class SparkCluster:
     """A master and workers on free ports of the loopback interface, each worker with `cores` and `memory` to give.
 
-    `python` is what workers run Python with: unsaid, this one. `environ` goes on top of the environment of all.
+    `python` is what workers run Python with: default: this one. `environ` goes on top of the environment of all.
     """
 
     def __init__(

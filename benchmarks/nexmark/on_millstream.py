@@ -16,8 +16,8 @@ from engine import CORES, Row, Task, Timed
 from generator import SCHEMAS
 
 import millstream as ms
-from millstream.plan.endpoints import Files
-from millstream.plan.flow import Stream
+from millstream.connectors.files.endpoint import Files
+from millstream.plan.stream import Stream
 from millstream.spark.session.start import session
 
 MEMORY = "4g"

@@ -12,8 +12,8 @@ from expected import bag
 
 from millstream.local import Local
 from millstream.plan.bundles import BEGINNING, END, Bundle, Row, micros
-from millstream.plan.flow import Stream
 from millstream.plan.nodes import Node, Read
+from millstream.plan.stream import Stream
 
 START = datetime(2015, 7, 15, 12, tzinfo=UTC)
 BUNDLE_TIME = timedelta(seconds=3)
@@ -59,5 +59,5 @@ def _rows(table: pa.Table) -> list[Row]:
 def reads_of(node: Node) -> dict[str, Node]:
     """The topics that a query reads, and the steps that read them."""
     if isinstance(node, Read):
-        return {node.source: node}
+        return {str(node.source): node}
     return {topic: read for given in node.inputs for topic, read in reads_of(given).items()}

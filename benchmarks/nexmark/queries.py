@@ -13,7 +13,8 @@ from typing import Any
 from generator import SCHEMAS
 
 import millstream as ms
-from millstream.plan.flow import Flow, Stream
+from millstream.plan.flow import Flow
+from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
 
 Query = Callable[..., Stream]

@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream import errors
+    from millstream.connectors.console import console
+    from millstream.connectors.databases.endpoints import postgres, sqlite
+    from millstream.connectors.discard import discard
+    from millstream.connectors.files.endpoint import files
+    from millstream.connectors.foreach import foreach_batch
+    from millstream.connectors.kafka.endpoint import kafka
+    from millstream.connectors.memory import memory
+    from millstream.connectors.rate import rate
+    from millstream.connectors.registry import connector
+    from millstream.connectors.socket_lines import socket
     from millstream.errors import MillstreamError
     from millstream.jobs.job import Job
     from millstream.log import Batch, Broker, Message, Record, connect
@@ -24,20 +34,9 @@ if TYPE_CHECKING:
         sum,
         top,
     )
-    from millstream.plan.endpoints import (
-        console,
-        discard,
-        files,
-        foreach_batch,
-        kafka,
-        memory,
-        postgres,
-        rate,
-        socket,
-        sqlite,
-    )
-    from millstream.plan.flow import Flow, Stream
+    from millstream.plan.flow import Flow
     from millstream.plan.process import Key
+    from millstream.plan.stream import Stream
     from millstream.plan.tables import Table
     from millstream.plan.triggers import (
         after,
@@ -55,15 +54,26 @@ if TYPE_CHECKING:
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
     from millstream.views import merged
 
-# What `import millstream as ms` offers, and where it lives: loaded when first used, so that the command line is quick.
+# The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
+# is fast.
 _NAMES = {
+    "millstream.connectors.console": "console",
+    "millstream.connectors.databases.endpoints": "postgres sqlite",
+    "millstream.connectors.discard": "discard",
+    "millstream.connectors.files.endpoint": "files",
+    "millstream.connectors.foreach": "foreach_batch",
+    "millstream.connectors.kafka.endpoint": "kafka",
+    "millstream.connectors.memory": "memory",
+    "millstream.connectors.rate": "rate",
+    "millstream.connectors.registry": "connector",
+    "millstream.connectors.socket_lines": "socket",
     "millstream.errors": "MillstreamError",
     "millstream.jobs.job": "Job",
     "millstream.log": "Batch Broker Message Record connect",
     "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
-    "millstream.plan.flow": "Flow Stream",
-    "millstream.plan.endpoints": "console discard files foreach_batch kafka memory postgres rate socket sqlite",
+    "millstream.plan.flow": "Flow",
     "millstream.plan.process": "Key",
+    "millstream.plan.stream": "Stream",
     "millstream.plan.tables": "Table",
     "millstream.plan.triggers": (
         "after after_count after_watermark all_of at_expiry each every first_of in_order repeatedly"
@@ -98,6 +108,7 @@ __all__ = [
     "collect",
     "combine",
     "connect",
+    "connector",
     "console",
     "count",
     "custom",

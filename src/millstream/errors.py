@@ -1,4 +1,4 @@
-"""Every failure a user can meet is one class of this tree, and says what happened, where, and what to do next."""
+"""Every failure that a user can see is one class of this tree: what happened, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from millstream.terminal import escaped, escaped_lines
 
 
 class MillstreamError(Exception):
-    """The root. `where` names the place (topic, partition, offset, file, step); `next_step` what the user can do.
+    """The root. `where` is the location (topic, partition, offset, file, step); `next_step` what the user can do.
 
-    As text it is for people: what it quotes is escaped, so that no record can act on a terminal or add a line of its
-    own. The attributes hold the exact text.
+    Its text is for display: quoted contents are escaped, so that no record can control a terminal or add a line. The
+    attributes have the exact text.
     """
 
     exit_code = 1
@@ -41,40 +41,40 @@ def _rebuild(kind: type[MillstreamError], what: str, where: str | None, next_ste
     return kind(what, where=where, next_step=next_step)
 
 
-# ---------------------------------------------------------------- what the user wrote cannot mean anything
+# ---------------------------------------------------------------- invalid input
 
 
 class InvalidInput(MillstreamError):
-    """An argument, setting or name that is refused when it is given."""
+    """An invalid argument, setting or name, rejected when it is given."""
 
     exit_code = 2
 
 
 class InvalidSchema(InvalidInput):
-    """A schema string that cannot be read, or a schema that does not fit its use."""
+    """A schema string that cannot be parsed, or a schema that does not fit its use."""
 
 
 class InvalidName(InvalidInput):
-    """A topic, group, queue or producer name with characters or a form that is not allowed."""
+    """A topic, group, queue or producer name with invalid characters or an invalid form."""
 
 
 class InvalidSetting(InvalidInput):
-    """A setting with a value that makes no sense, or one that does not exist."""
+    """A setting with an invalid value, or one that does not exist."""
 
 
 class UnusableSchema(InvalidSetting):
-    """A writer's schema, kept by a schema registry, that its values cannot be read with."""
+    """A writer's schema from a schema registry that cannot be used to read its values."""
 
 
 class InvalidDuration(InvalidInput):
-    """A duration that cannot be read or is negative."""
+    """A duration that cannot be parsed or is negative."""
 
 
 class InvalidRecord(InvalidInput):
     """A record that does not fit the topic it was sent to."""
 
 
-# ---------------------------------------------------------------- something named is missing, or there already
+# ---------------------------------------------------------------- missing or already existing
 
 
 class NotFound(MillstreamError):
@@ -88,7 +88,7 @@ class UnknownTopic(NotFound):
 
 
 class TopicMoved(NotFound):
-    """The topic is with another broker now, and takes no more records here."""
+    """The topic was moved to another broker, and accepts no more records here."""
 
 
 class UnknownSchema(NotFound):
@@ -108,7 +108,7 @@ class UnknownQueue(NotFound):
 
 
 class AlreadyExists(MillstreamError):
-    """Something of that name is there already."""
+    """Something of that name already exists."""
 
     exit_code = 4
 
@@ -123,7 +123,7 @@ class StorageError(MillstreamError):
 
 
 class NotALog(StorageError):
-    """The path is a file, or a folder with other things in it."""
+    """The path is a file, or a folder that is not empty and not a log."""
 
 
 class NoAccess(StorageError):
@@ -131,38 +131,42 @@ class NoAccess(StorageError):
 
 
 class UntrustedFolder(StorageError):
-    """A folder for this user's private files that another user made, or can change."""
+    """A folder for this user's private files that another user created, or can change."""
 
 
 class UnsupportedFormat(StorageError):
-    """The log was written by another version of Millstream, in a format this one does not know."""
+    """The log was written by another version of Millstream, in a format that this one does not support."""
 
 
 class DiskFull(StorageError):
-    """There is no room for the records; none of them was stored. A producer keeps them and goes on when there is."""
+    """There is no space for the records; none of them was stored. A producer keeps them and retries."""
 
 
 class DamagedLog(StorageError):
     """Bytes below the acknowledged mark do not match their checksum or are missing."""
 
 
-class KafkaUnavailable(StorageError):
-    """No broker of Kafka answers, or not as it should; it may pass."""
+class SourceUnavailable(StorageError):
+    """A source cannot be read at the moment; the job waits for it."""
+
+
+class KafkaUnavailable(SourceUnavailable):
+    """No Kafka broker answers, or a request fails; it may be temporary."""
 
 
 class DamagedState(StorageError):
-    """What a job has kept is missing or cannot be read: its checkpoint, the state of a step, a note in its folder."""
+    """Data of a job is missing or cannot be read: its checkpoint, the state of a step, a file in its folder."""
 
 
-# ---------------------------------------------------------------- transmitting
+# ---------------------------------------------------------------- producing and consuming
 
 
 class OffsetLost(MillstreamError):
-    """The offset asked for was deleted by retention before it was read."""
+    """The requested offset was deleted by retention before it was read."""
 
 
 class BufferFull(MillstreamError):
-    """The producer's buffer is full and its policy is to refuse."""
+    """The producer's buffer is full and its policy is to raise an error."""
 
 
 class RecordDropped(MillstreamError):
@@ -170,11 +174,11 @@ class RecordDropped(MillstreamError):
 
 
 class ProducerFenced(MillstreamError):
-    """A newer producer of the same name has taken over; this one may not write any more."""
+    """A newer producer of the same name has taken over; this one may no longer write."""
 
 
 class TransactionAborted(MillstreamError):
-    """The transaction cannot be committed and nothing of it will be seen."""
+    """The transaction cannot be committed, and none of it becomes visible."""
 
 
 class PartitionsRevoked(MillstreamError):
@@ -182,22 +186,22 @@ class PartitionsRevoked(MillstreamError):
 
 
 class DeliveryExpired(MillstreamError):
-    """A message of a queue was answered too late: it is, or will be, with another consumer."""
+    """A message of a queue was settled too late: another consumer has it, or will."""
 
 
 class ClosedError(MillstreamError):
     """The producer, consumer, queue or log was closed before."""
 
 
-# ---------------------------------------------------------------- what a flow says cannot be done
+# ---------------------------------------------------------------- invalid flows
 
 
 class InvalidPlan(InvalidInput):
-    """A step of a flow that makes no sense where it was written."""
+    """A step of a flow that is not valid where it was written."""
 
 
 class InvalidExpression(InvalidPlan):
-    """A Spark SQL expression that cannot be read, names a missing column, or cannot run."""
+    """A Spark SQL expression that cannot be parsed, names a missing column, or cannot run."""
 
 
 class InvalidWindow(InvalidPlan):
@@ -205,7 +209,7 @@ class InvalidWindow(InvalidPlan):
 
 
 class InvalidTrigger(InvalidPlan):
-    """A trigger that makes no sense or can never fire."""
+    """A trigger that is invalid or can never fire."""
 
 
 class InvalidAggregate(InvalidPlan):
@@ -216,7 +220,7 @@ class InvalidAggregate(InvalidPlan):
 
 
 class ExpressionFailed(MillstreamError):
-    """An expression has no answer for a row: text that is no number, a division by zero, an overflow."""
+    """An expression has no result for a row: text that is not a number, a division by zero, an overflow."""
 
 
 # ---------------------------------------------------------------- Spark
@@ -239,43 +243,47 @@ class JavaMissing(SparkFailed):
 
 
 class RecordFailed(MillstreamError):
-    """A record that a step of a job cannot handle, and that nobody takes as a dead letter."""
+    """A record that a step of a job cannot process, and whose dead letters no sink takes."""
 
 
-# ---------------------------------------------------------------- writing what a job made
+# ---------------------------------------------------------------- writing results
 
 
 class SinkUnavailable(MillstreamError):
-    """A sink cannot be written now: it is down, locked or full. The same batch can be written again later."""
+    """A sink cannot be written now: it is down, locked or full. The same batch can be retried later."""
 
     exit_code = StorageError.exit_code
 
 
+class ConnectorFailed(MillstreamError):
+    """A source or sink raised an error of its own."""
+
+
 class SinkFailed(MillstreamError):
-    """A sink refused a batch, and trying again would not help."""
+    """A sink rejected a batch, and a retry would not help."""
 
 
 class JobRunning(MillstreamError):
-    """A job that runs already."""
+    """A job that is already running."""
 
     exit_code = 4
 
 
 class JobChanged(MillstreamError):
-    """A flow that does not fit what its job has kept."""
+    """A flow that does not fit the stored state of its job."""
 
     exit_code = 2
     has_lines = True
 
 
 class OutputMismatch(MillstreamError):
-    """A job and one of its outputs do not belong together: a part of one was removed, or another run wrote there."""
+    """A job and one of its outputs do not belong together: part of one was removed, or another run wrote there."""
 
     exit_code = 2
 
 
 class StartOverRefused(MillstreamError):
-    """A job cannot start over: an output holds more than the job wrote, or a source has lost what it once held."""
+    """A job cannot start over: an output has more than the job wrote, or a source has lost earlier records."""
 
     exit_code = 2
 

@@ -1,6 +1,6 @@
 """Runs a plan in this process on the columnar operators: no JVM, for tests and small jobs.
 
-A step is a bundle per source. Inside, rows travel as frames; only at the edges, for tests, are they single rows.
+A step is one bundle per source. Inside, rows are frames; they are single rows only at the edges, for tests.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.clock import Clock
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, Stateful, stateful
-from millstream.operators.windowed import Clock
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, Bundle, Row
@@ -27,18 +27,18 @@ from millstream.state.tables import Table, Tables
 
 @dataclass(frozen=True, slots=True)
 class Flowing:
-    """One step of a stream: its rows as a frame, and how far watermark and clock have come."""
+    """One step of a stream: its rows as a frame, the watermark and the clock."""
 
     rows: pl.DataFrame
     clock: Clock
 
 
 class Local:
-    """Runs the part of a plan that some nodes need, a step at a time."""
+    """Runs the part of a plan that some nodes need, one step at a time."""
 
     def __init__(self, observed: Sequence[Node]) -> None:
         self.order = in_order(observed)
-        chained = before_state(self.order)  # a step with windows that comes after needs to know their watermark
+        chained = before_state(self.order)  # a later windowed step needs their watermark
         self._states = {
             node: LocalState(step, passes_on=node in chained)
             for node in self.order
@@ -48,12 +48,12 @@ class Local:
         self._listening = listened_to(self.order)
 
     def step(self, sources: Mapping[Node, Bundle]) -> dict[Node, Bundle]:
-        """What every node sends in one step, given what the sources send, row by row."""
+        """The output of every node in one step, given that of the sources, as rows."""
         given = {node: flowing_of(node, bundle) for node, bundle in sources.items()}
         return {node: bundle_of(node, flowing) for node, flowing in self.run(given).items()}
 
     def run(self, sources: Mapping[Node, Flowing]) -> dict[Node, Flowing]:
-        """The same in frames."""
+        """The same, as frames."""
         sent: dict[Node, Flowing] = {}
         for node in self.order:
             sent[node] = (
@@ -83,7 +83,7 @@ class Local:
         return replace(first, rows=elementwise.row_by_row(node, first.rows))
 
     def _check_dead(self, node: Node, dead: pl.DataFrame | None) -> None:
-        """A record that a step cannot handle stops the run, unless somebody takes the step's dead letters."""
+        """A record that a step cannot process stops the run, unless a sink takes the step's dead letters."""
         if dead is not None and len(dead) and node not in self._listening:
             raise record_failed(node, dead.row(0, named=True))
 
@@ -101,7 +101,7 @@ class LocalState:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """What is held, by the names of the step's tables."""
+        """The current state, by table name."""
         return self._tables.tables
 
     def run(self, given: Sequence[Flowing], awaited_inputs: int | None = None) -> Flowing:
@@ -118,7 +118,7 @@ class LocalState:
         before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
         changes, self.sent = step.step(self._tables.held(step.asked(fed), before, now), fed, clock)
         marks = step.marks(clock)
-        if not self._passes_on:  # nobody asks what the rows hold the watermark at
+        if not self._passes_on:  # no later step needs the hold
             marks = {name: replace(each, hold=None) for name, each in marks.items()}
         change = self._tables.changed(changes, marks)
         self._tables.become(change.tables)

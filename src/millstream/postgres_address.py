@@ -1,6 +1,6 @@
-"""The address of a Postgres database, read as libpq reads it, so that what is shown of it holds no secret.
+"""The address of a Postgres database, parsed as libpq does, so that no secret of it is shown.
 
-Only parameters known to be harmless are shown. What cannot be read is not shown at all.
+Only parameters known to be harmless are shown. What cannot be parsed is not shown at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sslnegotiation sslrootcert sslsni target_session_attrs tcp_user_timeout user
 """
 HARMLESS = frozenset(_HARMLESS.split())
 QUIET = frozenset(["oauth_client_id", "oauth_issuer", "oauth_scope", "options", "passfile", "sslkeylogfile"])
-"""Not shown, since they can hold any text; no secrets by themselves either."""
+"""Not shown, because they are free text; but not secrets either."""
 _SPACE = r"[ \t\n\r\f\v]"
 _WORDS = re.compile(
     rf"{_SPACE}*(?P<name>[^= \t\n\r\f\v]+){_SPACE}*={_SPACE}*"
@@ -34,23 +34,23 @@ _URL = re.compile(
     r"(?P<database>/[^?@]*)?(?:\?(?P<query>.*))?",
     re.DOTALL,
 )
-# Parameters of the server that decide what a name means there, and how long one waits.
+# Server parameters that affect the meaning of names, and timeouts.
 _OPTIONS = re.compile(
     r"(?:\s*-c\s*(?:search_path|statement_timeout|lock_timeout|timezone)\s*=\s*[\w.,\"$-]+)+\s*", re.IGNORECASE
 )
-_NESTED = re.compile(r"://|password\s*=", re.IGNORECASE)  # an address inside of one
+_NESTED = re.compile(r"://|password\s*=", re.IGNORECASE)  # an address inside another
 UNREADABLE = SHOWN
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://")
 
 
 def scheme_of(address: str) -> str | None:
-    """What the address begins with, if it is a URL."""
+    """The scheme of the address, if it is a URL."""
     found = _SCHEME.match(address)
     return found[1] if found else None
 
 
 def is_ambiguous(address: str) -> bool:
-    """Whether libpq would take a part of a password for the server: signs in it must be written as %40, %2F, %3F."""
+    """Whether libpq would take part of a password for the server: write its special characters as %40, %2F, %3F."""
     if scheme_of(address) is None:
         return False
     rest = address.partition("://")[2]
@@ -60,7 +60,7 @@ def is_ambiguous(address: str) -> bool:
 
 
 def without_password(address: str) -> str:
-    """The address as it may be shown and stored: without passwords, keys and all that is not known to be harmless."""
+    """The address as it may be shown and stored: without passwords, keys and anything not known to be harmless."""
     url = _URL.fullmatch(address)
     if url is not None:
         pairs = _queried(url["query"])
@@ -79,7 +79,7 @@ def without_password(address: str) -> str:
 
 
 def secrets_of(address: str) -> list[str]:
-    """What must not be quoted of an address, as it is written there and as it is meant."""
+    """The secrets of an address, both encoded and decoded."""
     url = _URL.fullmatch(address)
     if url is not None:
         written = [text for name, text in _queried(url["query"]) or [] if name not in HARMLESS]
@@ -90,7 +90,7 @@ def secrets_of(address: str) -> list[str]:
 
 
 def has_secret(address: str) -> bool:
-    """Whether an address holds a password or a key, or something of which that cannot be said."""
+    """Whether an address has a password or key, or a part that cannot be parsed."""
     url = _URL.fullmatch(address)
     if url is not None:
         pairs = _queried(url["query"])
@@ -110,7 +110,7 @@ def _is_shown(name: str, value: str) -> bool:
 
 
 def _queried(query: str | None) -> list[tuple[str, str]] | None:
-    """The parameters of a URL: their names as they are meant, their values as they are written."""
+    """The parameters of a URL: names decoded, values as written."""
     found = []
     for part in query.split("&") if query else []:
         name, separator, value = part.partition("=")
@@ -121,7 +121,7 @@ def _queried(query: str | None) -> list[tuple[str, str]] | None:
 
 
 def _words(address: str) -> list[tuple[str, str]] | None:
-    """The parameters of `name=value name='a value'`, values as they are written."""
+    """The parameters of `name=value name='a value'`, values as written."""
     found, at = [], 0
     while at < len(address.rstrip(" \t\n\r\f\v")):
         word = _WORDS.match(address, at)

@@ -1,7 +1,7 @@
 """Folders and files that nobody else can read, plant or swap: created private, and never reached through a link.
 
-Who may use a file is decided once, for the outermost folder: its owner alone, or a group as well. Everything below
-follows the folder it lies in, so that any process of any member creates files the others can use.
+Access is decided once, for the outermost folder: its owner alone, or a group as well. Everything below inherits from
+its folder, so that any process of any member creates files that the others can use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Access:
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str]) -> Access:
-        """What applies inside a folder: shared is one that is for its group (setgid) and closed to everybody else."""
+        """The access inside a folder: it is shared if it is open to its group (setgid) and closed to everybody else."""
         found = os.stat(folder)  # noqa: PTH116 - on the way of appends
         is_shared = found.st_mode & 0o2777 == SHARED_FOLDER_MODE
         return cls(found.st_gid) if is_shared else PRIVATE
@@ -50,7 +50,7 @@ PRIVATE = Access()
 
 
 def private_folder(path: Path) -> Path:
-    """Creates the folder for this user alone, or closes it to others; refuses one that others made or could change."""
+    """Creates the folder for this user alone, or closes it to others; rejects one that others made or could change."""
     path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     try:
         path.mkdir(mode=FOLDER_MODE)
@@ -60,7 +60,7 @@ def private_folder(path: Path) -> Path:
 
 
 def is_private(path: Path) -> bool:
-    """Whether this user alone can have made the folder and what is in it."""
+    """Whether only this user can have created the folder and its contents."""
     try:
         return _fault_of(path) is None
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def is_private(path: Path) -> bool:
 
 
 def make_folder(path: Path, access: Access | None = None) -> bool:
-    """Creates one folder, by default with the access of the one it is in. Whether it was not there before."""
+    """Creates one folder, by default with the access of its parent. Returns whether it is new."""
     access = Access.of(path.parent) if access is None else access
     try:
         path.mkdir(mode=access.folder_mode & 0o700)
@@ -79,7 +79,7 @@ def make_folder(path: Path, access: Access | None = None) -> bool:
 
 
 def make_folders(path: Path) -> Path:
-    """Creates a folder with all those above it that are missing, each with the access of the one it is in."""
+    """Creates a folder and its missing parents, each with the access of its own parent."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -91,7 +91,7 @@ def make_folders(path: Path) -> Path:
 
 
 def grant(path: Path, access: Access) -> None:
-    """Gives a folder of this user the owner's and the group's rights, whatever the umask."""
+    """Gives a folder of this user the owner's and the group's permissions, whatever the umask."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if access.group_id is not None and os.fstat(fd).st_gid != access.group_id:
@@ -103,8 +103,8 @@ def grant(path: Path, access: Access) -> None:
 
 
 def grant_below(folder: Path, access: Access) -> None:
-    """Gives everything of this user in a folder the same rights; links and what others own are left alone."""
-    for _, _, names, fd in os.fwalk(folder, follow_symlinks=False):  # the folder before what is in it
+    """Gives everything of this user in a folder the same permissions; links and other users' files are left alone."""
+    for _, _, names, fd in os.fwalk(folder, follow_symlinks=False):  # the folder before its contents
         _grant(fd, access, access.folder_mode)
         for name in names:
             try:
@@ -127,9 +127,9 @@ def _grant(fd: int, access: Access, mode: int) -> None:
 
 
 def open_private(path: str | os.PathLike[str], flags: int, access: Access = PRIVATE) -> int:
-    """A descriptor of a file that, if created, is for this user alone, or for the group that has access.
+    """A descriptor of a file that, if created, is private to this user, or to the group with access.
 
-    A symbolic link is refused with ELOOP, and what is no plain file with NotAPlainFile, without waiting for it.
+    A symbolic link is rejected with ELOOP, and anything but a regular file with NotAPlainFile, without blocking.
     """
     mode = access.file_mode
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -137,7 +137,7 @@ def open_private(path: str | os.PathLike[str], flags: int, access: Access = PRIV
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise NotAPlainFile(errno.EINVAL, "not a plain file", os.fspath(path))
-        # The umask may have taken rights away, and files of older versions have more than they should.
+        # The umask may have removed permissions, and files of older versions have too many.
         if flags & os.O_CREAT and stat.S_IMODE(found.st_mode) != mode and found.st_uid == os.geteuid():
             os.fchmod(fd, mode)
     except BaseException:
@@ -147,12 +147,12 @@ def open_private(path: str | os.PathLike[str], flags: int, access: Access = PRIV
 
 
 def open_alike(path: str | os.PathLike[str], flags: int) -> int:
-    """As `open_private`, with the access of the folder that the file is in."""
+    """Like `open_private`, with the access of the file's folder."""
     return open_private(path, flags, Access.of(os.path.dirname(path) or "."))  # noqa: PTH120 - on the way of appends
 
 
 def create_alike(path: str | os.PathLike[str]) -> int:
-    """A new, empty file to write. What lies there goes: it may be a link to something precious."""
+    """A new, empty file for writing. An existing one is removed first: it may be a link to something precious."""
     for _ in range(100):
         try:
             return open_alike(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -162,7 +162,7 @@ def create_alike(path: str | os.PathLike[str]) -> int:
 
 
 def read_bounded(path: str | os.PathLike[str], bytes_max: int) -> bytes:
-    """The whole content of a plain file; one that is larger is refused with EMSGSIZE."""
+    """The whole content of a regular file; a larger one is rejected with EMSGSIZE."""
     fd = open_private(path, os.O_RDONLY)
     with os.fdopen(fd, "rb") as file:
         content = file.read(bytes_max + 1)
@@ -193,11 +193,11 @@ def _fault_of(path: Path) -> str | None:
 def _refuse_untrusted(path: Path) -> None:
     fault = _fault_of(path)
     if fault is None:
-        if stat.S_IMODE(path.lstat().st_mode) != FOLDER_MODE:  # others could only read what is in it
+        if stat.S_IMODE(path.lstat().st_mode) != FOLDER_MODE:  # others could only read its contents
             path.chmod(FOLDER_MODE)
         return
     raise UntrustedFolder(
         f"the private folder {path} {fault}, so its content cannot be trusted",
         where=str(path),
-        next_step="remove it if nothing of yours is in it, or set TMPDIR (or spark.local.dir) to a folder of your own",
+        next_step="remove it if it has nothing of yours, or set TMPDIR (or spark.local.dir) to a folder of your own",
     )

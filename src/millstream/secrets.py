@@ -1,9 +1,9 @@
 """Passwords and keys: used where they are needed, and never shown or stored.
 
-A secret is sent to another process as a number. The process that made it gives its workers what the numbers stand for
-in their environment (`delivery`), so it stands in no plan, no log and no checkpoint.
+A secret is sent to another process as a number. The process that created it passes the values to its workers in their
+environment (`delivery`), so secrets are not in any plan, log or checkpoint.
 
-Only settings known to be harmless are shown: one that nobody has looked at yet is treated as a secret.
+Only settings known to be harmless are shown: an unknown one is treated as a secret.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from millstream.errors import InvalidSetting
 
 VARIABLE = "MILLSTREAM_SECRETS"
 SHOWN = "…"
-# Settings of librdkafka, and of Kafka's Java client under the same names, whose values may be shown. Left out are,
-# beside secrets themselves, URLs and commands, in which users write passwords, and whatever can hold any text.
+# Settings of librdkafka, and of Kafka's Java client under the same names, whose values may be shown. Besides secrets,
+# this leaves out URLs and commands, in which users write passwords, and free text.
 _HARMLESS_KAFKA = """
 acks allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms
 auto.commit.enable auto.commit.interval.ms auto.offset.reset basic.auth.credentials.source batch.num.messages
@@ -51,20 +51,20 @@ topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic
 transaction.timeout.ms transactional.id
 """
 HARMLESS_KAFKA = frozenset(_HARMLESS_KAFKA.split())
-# For settings of which there are too many to list, those of Spark: what is likely to be a secret.
+# Spark has too many settings to list: this matches what is likely to be a secret.
 LIKELY = re.compile(
     r"password|passwd|pwd|secret|token|credential|jaas|\.pem$|passphrase|user\.info|private|"
     r"(access|account|encryption|sas|api|shared)[._-]?key|signature|\.sas\.",
     re.IGNORECASE,
 )
 CONCEALED_CHARACTERS_MIN = 4
-"""What is shorter occurs in any text."""
+"""Shorter values occur in any text."""
 _CREDENTIALS = re.compile(r"([A-Za-z][\w+.-]*://)[^\s/@?#'\"]*@")
 _QUERY = re.compile(r"([A-Za-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*")
 
 
 class Secret:
-    """A text that shows as `…`."""
+    """A text that is displayed as `…`."""
 
     __slots__ = ("_value", "number")
 
@@ -100,31 +100,31 @@ def _received(number: str) -> Secret:
         value = json.loads(os.environ.get(VARIABLE, "{}")).get(number)
     if value is None:
         raise InvalidSetting(
-            "a password or key was sent by its number, and this process was not given what the number stands for",
+            "a password or key was sent by its number, but this process did not receive its value",
             where=f"process {os.getpid()}, variable {VARIABLE}",
-            next_step="make the source where the session was made: ms.kafka(…, settings=…) in a flow, or "
+            next_step="create the source where the session was created: ms.kafka(…, settings=…) in a flow, or "
             "kafka://host:9092?settings=FILE with a file that every machine has",
         )
     return Secret(value, number)
 
 
 def delivery() -> dict[str, str]:
-    """What the environment of a worker must have besides, so that secrets sent there mean something."""
+    """What a worker's environment needs so that secrets can be resolved there."""
     return {VARIABLE: json.dumps(_KNOWN)} if _KNOWN else {}
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of Kafka must not be shown."""
+    """Whether the value of a Kafka setting must not be shown."""
     return name not in HARMLESS_KAFKA
 
 
 def is_likely_secret(name: str) -> bool:
-    """Whether a setting of Spark, by its name, holds a secret."""
+    """Whether a Spark setting is a secret, judging by its name."""
     return LIKELY.search(name) is not None
 
 
 def hidden(settings: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
-    """Settings whose secret values are."""
+    """The settings, with secret values hidden."""
     return {
         name: Secret(value) if isinstance(value, str) and is_secret(name) else value for name, value in settings.items()
     }
@@ -135,7 +135,7 @@ def revealed(settings: Mapping[str, str | Secret]) -> dict[str, str]:
 
 
 def concealed(text: str, values: Iterable[str] = ()) -> str:
-    """A text of somebody else, such as what a client says of its settings, without the secrets that it quotes."""
+    """A foreign text, such as a client's message about its settings, without the secrets that it quotes."""
     for value in sorted({*values, *_KNOWN.values()}, key=len, reverse=True):
         if len(value) >= CONCEALED_CHARACTERS_MIN:
             text = text.replace(value, SHOWN)
@@ -143,5 +143,5 @@ def concealed(text: str, values: Iterable[str] = ()) -> str:
 
 
 def shown_address(text: str) -> str:
-    """A URL, or a text with URLs in it, without the users, passwords, queries and signatures in them."""
+    """A URL, or text with URLs, without users, passwords, queries and signatures."""
     return _QUERY.sub(rf"\1?{SHOWN}", _CREDENTIALS.sub(rf"\1{SHOWN}@", text))

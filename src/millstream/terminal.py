@@ -1,9 +1,9 @@
-"""Contents on a terminal are text and nothing else: no byte of a record moves the cursor, sets a title or hides a line.
+"""Contents on a terminal are only text: no byte of a record moves the cursor, sets a title or hides a line.
 
-A terminal obeys what is written to it, so anyone who can write a record, a file name or an error message could
-otherwise act on the reader's screen. What could be obeyed is shown as an escape instead. In a pipe nothing is
-changed: there the contents are data. Messages of errors and of `logging` are escaped wherever they go, since nobody
-knows where they are read in the end, and one message must not look like two.
+A terminal interprets what is written to it, so anyone who can write a record, a file name or an error message could
+otherwise control the reader's screen. Control characters are shown as escapes instead. In a pipe nothing is changed:
+there the contents are data. Messages of errors and of `logging` are always escaped, because they may be read anywhere,
+and one message must not look like two.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-# Control characters (C0, DEL, C1), line and paragraph separators, the marks that turn the direction of text around,
-# halves of surrogate pairs (which cannot be encoded), and the two characters that XML has no place for.
+# Control characters (C0, DEL, C1), line and paragraph separators, marks that change the direction of text, lone
+# surrogates (which cannot be encoded), and the two characters that XML does not allow.
 _OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
 def escaped(text: str) -> str:
-    """The text as one line that a terminal shows and does not obey. Escapes are JSON's: a JSON document stays one."""
+    """The text as one line without control characters. Escapes are JSON's: a JSON document stays valid."""
     return _OBEYED.sub(_escape, text) if not text.isprintable() else text
 
 
 def escaped_lines(text: str) -> str:
-    """The same of a text whose line breaks are our own."""
+    """The same for text with our own line breaks."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def escaped_bytes(content: bytes) -> bytes:
-    """The same of bytes, which may be no text at all: those that are not UTF-8 are shown as in Python."""
+    """The same for bytes, which may not be text: those that are not UTF-8 are shown as in Python."""
     return escaped(content.decode(errors="backslashreplace")).encode()
 
 
@@ -41,7 +41,7 @@ def is_harmless(text: str) -> bool:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether what is written there is obeyed; a stream that is closed or missing obeys nothing."""
+    """Whether control characters written there take effect; not if the stream is closed or missing."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
@@ -58,11 +58,11 @@ def shown_lines(text: str, stream: Any) -> str:
 
 
 def write_line(text: str, *, err: bool = False) -> None:
-    """Prints a text that is already as it may be shown. `typer.echo` would drop parts of it in a pipe."""
+    """Prints text that is already escaped. `typer.echo` would drop parts of it in a pipe."""
     stream = sys.stderr if err else sys.stdout
     try:
         stream.write(text + "\n")
-    except UnicodeEncodeError:  # the name of a file that is no text, which is passed on as it is
+    except UnicodeEncodeError:  # a file name that is not valid text, printed as it is
         stream.buffer.write((text + "\n").encode(stream.encoding, "surrogateescape"))
     stream.flush()
 
@@ -88,12 +88,12 @@ class _Escaping(logging.Filter):
 
 
 def _quoted(value: Any) -> Any:
-    """Numbers keep their type, which `%d` wants; our errors escape what they quote themselves."""
+    """Numbers keep their type for `%d`; our errors escape what they quote themselves."""
     return value if isinstance(value, int | float) or getattr(value, "is_escaped", False) else escaped(str(value))
 
 
 def logger(name: str, *before: logging.Filter) -> logging.Logger:
-    """The logger of a module, whose messages quote contents; `before` are filters that want them as they are."""
+    """The logger of a module, whose messages quote contents; `before` are filters that need them unescaped."""
     found = logging.getLogger(name)
     if not any(isinstance(each, _Escaping) for each in found.filters):
         for each in (*before, _Escaping()):
@@ -102,6 +102,6 @@ def logger(name: str, *before: logging.Filter) -> logging.Logger:
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As `sys.excepthook`: a fault of ours, whose message may quote contents."""
+    """As `sys.excepthook`: for a bug, whose message may quote contents."""
     text = "".join(traceback.format_exception(kind, error, trace))
     sys.stderr.write(shown_lines(text, sys.stderr))

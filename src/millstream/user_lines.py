@@ -1,4 +1,4 @@
-"""Where in the user's code something was written, so that a refusal can name the line."""
+"""The line of the user's code that an error refers to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def users_line() -> str | None:
 
 
 class AtUsersLine:
-    """Inside it, a refusal that does not know the user's line (of a schema, of a duration) gets it."""
+    """Adds the user's line to errors raised inside that do not have it (of a schema, of a duration)."""
 
     def __enter__(self) -> None:
         return None
@@ -41,7 +41,7 @@ class AtUsersLine:
 
 
 def what_exists(wanted: object, known: Iterable[str], *, kind: str = "columns") -> str:
-    """The next step after a wrong name: what it is close to, and what there is."""
+    """The next step after a wrong name: a similar one, and all that exist."""
     names = list(known)
     lower = {name.lower(): name for name in reversed(names)}
     near = [lower[key] for key in get_close_matches(str(wanted).lower(), lower, 1)]

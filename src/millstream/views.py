@@ -1,8 +1,8 @@
-"""A merged view is a batch result and the live rest read as one table: one row per key, the live one if there is one.
+"""A merged view is a batch result and a live topic read as one table: one row per key, the live one if there is one.
 
-Each part holds one current row per key. A row of weight +1 takes the place of the one before it, a pane only if its
-index is not lower. A row of weight -1 takes the current row back if it is equal; a live one, an equal batch row, too.
-A tombstone deletes from both parts. The batch part is read once, the live one from where the last reading ended.
+Each part has one current row per key. A row of weight +1 replaces the previous one, a pane only if its index is not
+lower. A row of weight -1 retracts the current row if it is equal; a live one also retracts an equal batch row. A
+tombstone deletes from both parts. The batch part is read once, the live one incrementally.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from millstream.log import Batch, Broker, Consumer, TopicPartition, connect
 
 Rows: TypeAlias = "str | Path | pl.DataFrame | pl.LazyFrame | pa.Table | pa.RecordBatch"
 PANE, WINDOW = "pane", "window"
-# Columns of our own: the record's key, whether it is a tombstone, and its place in the order of reading.
+# Our own columns: the record's key, whether it is a tombstone, and its position in reading order.
 RECORD, DEAD, AT = "__record", "__dead", "__at"
 OWN = (RECORD, DEAD, AT)
-HELD_AT = -1  # what is held was there before all that is new
+HELD_AT = -1  # held rows come before all new ones
 COMBINES = ("sum", "min", "max")
 STANDSTILL_SECONDS = 30.0
 
@@ -43,7 +43,7 @@ def merged(
     `batch` is a topic, a frame, or Parquet files: a `Path`, or text with a '/' in it. The key of panes can be left out:
     it is the columns before `window`, and `window`. With `combine`, as in {"total": "sum"}, the parts are disjoint, and
     these columns of both are combined by 'sum', 'min' or 'max'; without it the live row wins. `weight` names the column
-    of weights; None if a column of that name is data. The log is that of `connect()` unless one is given.
+    of weights; None if a column of that name is data. Default log: `connect()`.
     """
     own = connect() if log is None else None
     try:
@@ -68,7 +68,7 @@ class Merged:
         own_log: Broker | None,
     ) -> None:
         self._own_log = own_log
-        self.live = log.resolve(live)  # a view stays with the version of its topic that it began with
+        self.live = log.resolve(live)  # a view stays with the version of its topic that it started with
         kind = _kind(log, self.live)
         rows = _batch_rows(log, batch)
         columns = [name for name in rows.columns if name not in OWN]
@@ -85,7 +85,7 @@ class Merged:
 
     @property
     def frame(self) -> pl.DataFrame:
-        """The rows that hold, one per key, without their weights."""
+        """The current rows, one per key, without their weights."""
         return self._frame
 
     def _merged(self, batch: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:
@@ -97,29 +97,29 @@ class Merged:
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
-        """Up to where the live topic was read."""
+        """The next offsets of the live topic."""
         return {place: self._consumer.position(*place) for place in self._consumer.assignment}
 
     def refresh(self) -> pl.DataFrame:
-        """Reads what the live topic has got since the last time, up to where it ends now."""
+        """Reads what is new in the live topic, up to its current end."""
         news = _new_rows(self._consumer)
         if news is None:
             return self._frame
         step = self._rule.step(self._live, self._rule.prepared(news))
-        batch = self._rule.without(self._batch, step, taken_back=not self.combine)
+        batch = self._rule.without(self._batch, step, retracted=not self.combine)
         keys = [step.keys]
         if batch.height < self._batch.height:
             keys.append(self._batch.join(batch, on=self.key, how="anti", nulls_equal=True).select(self.key))
         changed = pl.concat(keys).unique()
         self._batch, self._live = batch, step.current
-        # Only keys that something came for are merged again: the table may be large, the news are few.
+        # Only keys with changes are merged again: the table may be large, and changes are few.
         parts = [part.join(changed, on=self.key, how="semi", nulls_equal=True) for part in (batch, step.current)]
         same = self._frame.join(changed, on=self.key, how="anti", nulls_equal=True)
         self._frame = pl.concat([same, self._merged(*parts)], how="diagonal_relaxed")
         return self._frame
 
     def close(self) -> None:
-        """Lets go of the topic, and of the log if the view opened it; the frame stays as it was."""
+        """Closes the topic, and the log if the view opened it; the frame stays as it was."""
         self._consumer.close()
         if self._own_log is not None:
             self._own_log.close()
@@ -131,12 +131,12 @@ class Merged:
         self.close()
 
 
-# ---------------------------------------------------------------- which row of a key is current
+# ---------------------------------------------------------------- the current row of a key
 
 
 @dataclass(frozen=True)
 class _Step:
-    """The current rows after some changes, the keys of these, the rows taken back, and what tombstones deleted."""
+    """The current rows after some changes, the changed keys, retracted rows, and keys that tombstones deleted."""
 
     current: pl.DataFrame
     keys: pl.DataFrame
@@ -152,7 +152,7 @@ class _Rule:
     indexed: bool
 
     def prepared(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows in order, with weights, and with the record's key or what it would be: the text of a single column."""
+        """Rows in order, with weights, and with the record's key or its equivalent: the text of a single column."""
         if self.weight is not None and self.weight not in rows.columns:
             rows = rows.with_columns(pl.lit(1, pl.Int64).alias(self.weight))
         only = rows.schema[self.key[0]] if len(self.key) == 1 else pl.Struct
@@ -176,7 +176,7 @@ class _Rule:
             held = held.join(dead, on=RECORD, how="anti")
             rows = judged.filter(~died).drop("died_at")
             keys = pl.concat([keys, dead_keys])
-        # Keys that nothing came for stay as they are.
+        # Keys without changes stay as they are.
         touched = held.join(rows, on=self.key, how="semi", nulls_equal=True)
         untouched = held.join(rows, on=self.key, how="anti", nulls_equal=True) if touched.height else held
         events = pl.concat([touched.with_columns(pl.lit(HELD_AT, pl.Int64).alias(AT)), rows], how="diagonal_relaxed")
@@ -184,7 +184,7 @@ class _Rule:
         return _Step(current, keys, minus, dead.select(RECORD), dead_keys)
 
     def _fold(self, events: pl.DataFrame) -> list[pl.DataFrame]:
-        """The row of highest rank is current when it has come; taken back, the key starts over after that."""
+        """The highest-ranked row is current once it has arrived; after its retraction the key starts over."""
         found: list[pl.DataFrame] = []
         while events.height:
             plus = events.filter(self._sign() > 0)
@@ -202,12 +202,12 @@ class _Rule:
             events = events.filter(pl.col(AT) > pl.col("taken_at")).drop("taken_at")
         return found
 
-    def without(self, batch: pl.DataFrame, step: _Step, *, taken_back: bool) -> pl.DataFrame:
-        """The batch rows that the live part's tombstones and rows of weight -1 leave."""
+    def without(self, batch: pl.DataFrame, step: _Step, *, retracted: bool) -> pl.DataFrame:
+        """The batch rows that are left after the live part's tombstones and retractions."""
         if step.dead_records.height:
             batch = batch.join(step.dead_records, on=RECORD, how="anti")
             batch = batch.join(step.dead_keys, on=self.key, how="anti", nulls_equal=True)
-        if taken_back and step.minus.height:
+        if retracted and step.minus.height:
             shared = [name for name in step.minus.columns if name in batch.columns]
             pairs = batch.join(step.minus.select(shared), on=self.key, how="inner", nulls_equal=True, suffix="__minus")
             taken = pairs.filter(self._equal(shared, "__minus")).select(self.key)
@@ -221,7 +221,7 @@ class _Rule:
         return pl.lit(1) if self.weight is None else pl.col(self.weight).fill_null(1)
 
     def _equal(self, columns: Sequence[str], suffix: str) -> pl.Expr:
-        """Whether the values are: a pane says when a row was sent, not what it holds."""
+        """Whether the values are equal: a pane says when a row was emitted, not what it contains."""
         values = [name for name in columns if name not in (*self.key, *OWN, PANE, self.weight)]
         same = [pl.col(name).eq_missing(pl.col(f"{name}{suffix}")) for name in values]
         return pl.all_horizontal(pl.lit(True), *same)
@@ -250,7 +250,7 @@ def _put_together(name: str, how: str | None, kind: pl.DataType) -> pl.Expr:
     if how is None:
         return pl.when(pl.col("__in_live")).then(new).otherwise(old)
     if how == "sum":
-        if kind.is_integer():  # two numbers that fit may have a sum that does not
+        if kind.is_integer():  # the sum of two numbers may overflow their type
             old, new = old.cast(pl.Int64), new.cast(pl.Int64)
         return pl.coalesce(old + new, old, new)
     return pl.min_horizontal(old, new) if how == "min" else pl.max_horizontal(old, new)
@@ -269,7 +269,7 @@ def _kind(log: Broker, topic: str) -> pl.DataFrame:
     if schema is None:
         raise InvalidInput(
             f"topic '{topic}' has no schema, so its rows have no columns",
-            next_step="make a view of topics with schemas",
+            next_step="use topics with schemas",
         )
     return _polars(schema.arrow.empty_table())
 
@@ -281,7 +281,7 @@ def _polars(table: pa.Table) -> pl.DataFrame:
 
 
 def _new_rows(consumer: Consumer) -> pl.DataFrame | None:
-    """What is there and was not read, up to where the partitions end now; what comes meanwhile is for the next time."""
+    """Unread rows up to the current end of the partitions; what arrives meanwhile is for the next refresh."""
     batches = consumer.poll_batches(0.0)
     left, moved = consumer.lag(), time.monotonic()
     while left > 0:
@@ -290,18 +290,18 @@ def _new_rows(consumer: Consumer) -> pl.DataFrame | None:
         if more:
             left, moved = left - sum(map(len, more)), time.monotonic()
             continue
-        left = min(left, consumer.lag())  # a broker may have said that it has more, and not have sent it yet
+        left = min(left, consumer.lag())  # the broker may have reported records that it has not sent yet
         if left > 0 and time.monotonic() - moved > STANDSTILL_SECONDS:
             raise KafkaUnavailable(
-                f"nothing has come for {STANDSTILL_SECONDS:.0f} seconds, and there is more",
+                f"nothing has arrived for {STANDSTILL_SECONDS:.0f} seconds, but there are more records",
                 where=", ".join(consumer.topics),
-                next_step="see whether the brokers are up and reachable",
+                next_step="check that the brokers are up and reachable",
             )
     if not batches:
         return None
     tables: list[list[pa.RecordBatch]] = []
     for rows in map(_rows, batches):
-        if not tables or not tables[-1][0].schema.equals(rows.schema):  # the topic has got another column meanwhile
+        if not tables or not tables[-1][0].schema.equals(rows.schema):  # the topic got another column meanwhile
             tables.append([])
         tables[-1].append(rows)
     return pl.concat([_polars(pa.Table.from_batches(run)) for run in tables], how="diagonal_relaxed")
@@ -330,14 +330,14 @@ def _batch_rows(log: Broker, batch: Rows) -> pl.DataFrame:
         frame = batch.lazy().collect()
     else:
         raise InvalidInput(
-            f"a batch result is not a {type(batch).__name__}",
+            f"a batch result cannot be a {type(batch).__name__}",
             next_step="give a topic, a polars or Arrow frame, or the Path of Parquet files",
         )
     return frame.with_columns(_own_columns())
 
 
 def _parquet(path: Path) -> pl.DataFrame:
-    """All Parquet files below a folder, as Spark leaves them: folders such as day=… are columns."""
+    """All Parquet files below a folder, as Spark writes them: folders such as day=… are columns."""
     files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
     files = [file for file in files if not file.name.startswith(("_", "."))]
     if not files:
@@ -351,12 +351,12 @@ def _parquet(path: Path) -> pl.DataFrame:
         raise InvalidInput(
             f"the Parquet files cannot be read as one table: {error}",
             where=str(path),
-            next_step="see that all files of the folder are of one result",
+            next_step="check that all files of the folder belong to one result",
         ) from error
 
 
 def _aligned(rows: pl.DataFrame, kind: pl.DataFrame, live: str) -> pl.DataFrame:
-    """Batch rows with the live topic's types, where both have a column."""
+    """Batch rows with the live topic's types, for columns that both have."""
     for name in kind.columns:
         wanted = kind.schema[name]
         if name not in rows.columns or rows.schema[name] == wanted:
@@ -365,26 +365,26 @@ def _aligned(rows: pl.DataFrame, kind: pl.DataFrame, live: str) -> pl.DataFrame:
             rows = rows.with_columns(pl.col(name).cast(wanted))
         except pl.exceptions.PolarsError as error:
             raise InvalidInput(
-                f"column '{name}' is {rows.schema[name]} in the batch result, and {wanted} in topic '{live}'",
+                f"column '{name}' is {rows.schema[name]} in the batch result, but {wanted} in topic '{live}'",
                 next_step="cast it in the batch result",
             ) from error
     return rows
 
 
-# ---------------------------------------------------------------- what the user wrote
+# ---------------------------------------------------------------- validating arguments
 
 
 def _checked_key(key: str | Sequence[str] | None, batch: Sequence[str], live: Sequence[str], topic: str) -> list[str]:
     if key is None:
         if WINDOW not in live or PANE not in live:
             raise InvalidInput(
-                f"the rows of topic '{topic}' are no panes, so their key must be said",
+                f"the rows of topic '{topic}' are not panes, so they need a key",
                 next_step=f"give key=[…]; columns: {', '.join(live)}",
             )
         key = live[: live.index(WINDOW) + 1]
     names = [key] if isinstance(key, str) else list(key)
     if not names or len(set(names)) < len(names):
-        raise InvalidInput(f"a key is one column or several different ones, not {names}")
+        raise InvalidInput(f"a key must be one or several different columns, not {names}")
     for columns, where in ((batch, "the batch result"), (live, f"topic '{topic}'")):
         if missing := [name for name in names if name not in columns]:
             raise InvalidInput(
@@ -399,7 +399,7 @@ def _check_weight(weight: str | None, live: pl.DataFrame) -> None:
     if weight is not None and weight in live.columns and not live.schema[weight].is_integer():
         raise InvalidInput(
             f"column '{weight}' is {live.schema[weight]} and cannot be the weight of a row",
-            next_step="if it is data, say weight=None",
+            next_step="if it is data, use weight=None",
         )
 
 
@@ -408,7 +408,7 @@ def _checked_combine(
 ) -> dict[str, str]:
     for name, how in combine.items():
         if how not in COMBINES:
-            raise InvalidInput(f"rows are not combined by {how!r}", next_step=f"choose one of {', '.join(COMBINES)}")
+            raise InvalidInput(f"rows cannot be combined by {how!r}", next_step=f"choose one of {', '.join(COMBINES)}")
         if name in key:
             raise InvalidInput(f"column '{name}' is part of the key", next_step="combine other columns")
         if name not in batch or name not in live.columns:

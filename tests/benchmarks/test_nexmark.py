@@ -21,7 +21,7 @@ from expected import STATEMENTS, bag, expected
 from playing import Engine, came, played, reads_of, steps
 
 import millstream as ms
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.local import Local
 from millstream.log import EmbeddedLog
 from millstream.reference import Reference
@@ -68,6 +68,7 @@ def test_there_is_an_answer_to_every_query() -> None:
     assert set(EVERY) == set(STATEMENTS) == {f"q{number}" for number in (*range(23), *range(101, 107))}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("shuffled", [pytest.param(1, marks=pytest.mark.soak), SHUFFLED], ids=["in_order", "shuffled"])
 @pytest.mark.parametrize("bundles", [pytest.param(1, marks=pytest.mark.soak), 12], ids=["one_bundle", "many_bundles"])
 @pytest.mark.parametrize("name", EVERY)

@@ -27,6 +27,7 @@ def test_a_new_project_passes_its_own_test(project: Path) -> None:
     assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "team-scores"
 
 
+@pytest.mark.more
 @pytest.mark.own_processes
 def test_a_new_project_runs_as_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MILLSTREAM_BROKER")

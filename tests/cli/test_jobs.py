@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.connectors.file_ledger import FileLedger
-from millstream.jobs.folder import DESCRIPTION, JobFolder
+from millstream.jobs.job_folder import DESCRIPTION, JobFolder
 from millstream.jobs.rebuilding import Rebuild, requested_rebuild
 from millstream.log import EmbeddedLog
 
@@ -38,7 +38,7 @@ def test_a_damaged_commit_is_repaired(ms: Run, job: JobFolder) -> None:
     done = ms("jobs", "repair", "copies")
     assert done.code == 0
     assert "checkpoint/commits/2 is empty" in done.err
-    assert "the next run goes on with batch 2" in done.err
+    assert "the next run continues with batch 2" in done.err
     assert not (job.checkpoint / "commits" / "2").exists()
     assert "is not damaged" in ms("jobs", "repair", "copies").err
 
@@ -47,14 +47,14 @@ def test_what_cannot_be_repaired_is_refused_with_the_way_on(ms: Run, job: JobFol
     (job.checkpoint / "offsets" / "2").write_text("garbage")
     done = ms("jobs", "repair", "copies")
     assert done.code == 5
-    assert "checkpoint/offsets/2 cannot be read: it begins with 'garbage'" in done.err
+    assert "checkpoint/offsets/2 cannot be read: it starts with 'garbage'" in done.err
     assert "millstream jobs rebuild copies" in done.err
 
 
 def test_a_rebuild_asks_and_says_what_the_next_run_does(ms: Run, job: JobFolder) -> None:
     done = ms("jobs", "rebuild", "copies")
     assert done.code == 2
-    assert "empty its outputs and start over?" in done.err
+    assert "and start over with its next run?" in done.err
     assert requested_rebuild(job) is None
     done = ms("jobs", "rebuild", "copies", "--allow-loss", "--yes")
     assert done.code == 0

@@ -164,6 +164,7 @@ def test_tables_are_plain_in_a_pipe_and_drawn_on_a_terminal(process: Run, log: E
     assert "scores" in shown
 
 
+@pytest.mark.more
 def test_an_import_shows_its_progress_on_a_terminal(log: EmbeddedLog, tmp_path: Path) -> None:
     """Method: what is read one record at a time is slow enough for a bar, which waits a second."""
     log.create_topic("scores", schema=SCHEMA)
@@ -234,7 +235,7 @@ def test_a_full_disk_ends_the_import(log: EmbeddedLog, tmp_path: Path) -> None:
     assert writer.returncode == 5
     told = err.decode()
     assert "Traceback" not in told
-    assert "no room left" in told
+    assert "no space left" in told
     with log.consumer("raw") as consumer:
         stored = sum(1 for _ in consumer.until_caught_up())
     assert 0 < stored < 12_000

@@ -51,7 +51,7 @@ def test_lines_that_do_not_decode_become_dead_letters(ms: Run, log: EmbeddedLog,
     done = ms("produce", "scores", tmp_path / "mixed.jsonl", "--key", "team")
     assert done.code == 6
     assert done.err == (
-        "stored 2 records in 1 partition of 'scores' (2 dead letters in 'scores.dead'; 1 empty line left out)\n"
+        "stored 2 records in 1 partition of 'scores' (2 dead letters in 'scores.dead'; 1 empty line skipped)\n"
     )
     assert [value["score"] for value in values(log, "scores")] == [1, 3]
     letters = values(log, "scores.dead")

@@ -86,13 +86,13 @@ def test_commands_acknowledge_with_exit_code_0(process: Run, queue: EmbeddedLog,
 def test_a_command_that_works_is_no_failure(process: Run, queue: EmbeddedLog) -> None:
     done = process("queues", "receive", "work", "--exec", "cat", "--max", 2)
     assert (done.code, done.out) == (0, '{"id":0}{"id":1}')
-    assert done.err == "acknowledged 2, refused 0\n"
+    assert done.err == "acknowledged 2, rejected 0\n"
 
 
 def test_a_slow_command_keeps_its_message(process: Run, queue: EmbeddedLog) -> None:
     queue.create_queue("quick", "jobs", timeout="600 milliseconds")
     done = process("queues", "receive", "quick", "--exec", "sleep 1.5")
-    assert (done.code, done.err) == (0, "acknowledged 1, refused 0\n")
+    assert (done.code, done.err) == (0, "acknowledged 1, rejected 0\n")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_key_that_no_command_can_be_given_is_a_dead_letter(
             producer.send("jobs", b"value\n", each)
     log.create_queue("work", "jobs", max_tries=3)
     done = process("queues", "receive", "work", "--exec", 'cat; echo "$MILLSTREAM_KEY"', "--max", 0)
-    assert (done.code, done.err) == (6, "acknowledged 2, refused 1\n")
+    assert (done.code, done.err) == (6, "acknowledged 2, rejected 1\n")
     assert done.out.splitlines() == ["value", "first", "value", "last"]
     with log.consumer("work.dead") as letters:
         [letter] = [record.value for record in letters.until_caught_up()]
@@ -161,4 +161,4 @@ def test_a_queue_that_cannot_wait_longer_says_so_once(
     done = ms("queues", "receive", "work", "--exec", "true")
     assert (done.code, waits) == (0, [10.0] * 3)
     assert done.err.count("warning: the time of a message cannot be extended") == 1
-    assert "acknowledged 1, refused 0" in done.err
+    assert "acknowledged 1, rejected 0" in done.err

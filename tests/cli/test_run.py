@@ -69,7 +69,7 @@ def written(here: Path, text: str, name: str = "flow.py") -> Path:
         ("raise SystemExit(3)\n", 2, "SystemExit"),
         ("import millstream as ms\nms.Flow('a b')\n", 2, "flow.py:2"),
         ("import millstream as ms\na, b = ms.Flow('a'), ms.Flow('b')\n", 2, "--flow a or --flow b"),
-        ("import millstream as ms\na = ms.Flow('a')\n", 2, "writes nothing"),
+        ("import millstream as ms\na = ms.Flow('a')\n", 2, "has no output"),
         ("import millstream as ms\na = ms.Flow('a')\na.read('scroes', 'n int').write('b')\n", 3, "topics that exist"),
         ("import millstream as ms\na = ms.Flow('a')\na.read('scores', 'n int').where('m > 1')\n", 2, "flow.py:3"),
         ("import millstream as ms\na = ms.Flow('a')\na.read('scores', 'n int').write('b')\na.run(til=1)\n", 2, "til"),
@@ -90,7 +90,7 @@ def test_a_flow_that_the_file_does_not_have(ms: Run, log: EmbeddedLog, here: Pat
     log.create_topic("scores", schema=SCHEMA)
     done = ms("run", written(here, FLOW), "--flow", "other")
     assert done.code == 3
-    assert "flows that it has: copies" in done.err
+    assert "its flows: copies" in done.err
 
 
 def test_until_has_one_meaning(ms: Run, log: EmbeddedLog, here: Path) -> None:
@@ -150,6 +150,7 @@ def begun(log: EmbeddedLog, running: subprocess.Popen[Any], least: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.more
 @pytest.mark.timeout(900)
 def test_it_stops_when_it_is_asked_to_and_goes_on(process: Run, scores: EmbeddedLog, here: Path) -> None:
     """Ctrl-C on a terminal is heard by every process of the job, Spark's too; SIGTERM by the first alone.
@@ -162,7 +163,7 @@ def test_it_stops_when_it_is_asked_to_and_goes_on(process: Run, scores: Embedded
         begun(scores, first, 4)
         second = process("run", file)
         assert second.code == 4
-        assert "'copies' runs already" in second.err
+        assert "'copies' is already running" in second.err
         os.killpg(first.pid, signal.SIGINT)
         done = finished(first)
     assert done.code == 130, done.err
@@ -195,6 +196,7 @@ def assert_whole(checkpoint: Path) -> None:
     assert begun == complete
 
 
+@pytest.mark.more
 @pytest.mark.timeout(900)
 def test_a_record_that_fails_is_named_and_no_stack_is_shown(process: Run, scores: EmbeddedLog, here: Path) -> None:
     file = written(here, FLOW)
@@ -210,7 +212,7 @@ def test_a_record_that_fails_is_named_and_no_stack_is_shown(process: Run, scores
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("after_s", [0.0, 4.0])
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(4.0, marks=pytest.mark.more)])
 def test_ctrl_c_while_it_starts(scores: EmbeddedLog, here: Path, after_s: float) -> None:
     """Wherever it is by then: nobody is shown the insides of what was starting."""
     lock = scores.path / "jobs" / "copies" / "lock"

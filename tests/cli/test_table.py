@@ -89,7 +89,7 @@ def test_a_key_of_several_columns(ms: Run, places: list[dict[str, Any]]) -> None
         assert ms("table", "get", "places", *key).json == places[0]
     done = ms("table", "get", "places", "north")
     assert done.code == 2
-    assert "'north' is not a whole key" in done.err
+    assert "'north' is not a complete key" in done.err
     assert "its key is region string, rank int" in done.err
     done = ms("table", "get", "places", "region=north", "rank=first")
     assert (done.code, "expected int, found 'first'" in done.err) == (2, True)
@@ -144,6 +144,7 @@ totals.write(ms.sqlite("tables.db", "by_team"))
 """
 
 
+@pytest.mark.more
 def test_from_a_flow_to_its_rows(
     log: EmbeddedLog, tmp_path: Path, process: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +245,7 @@ def test_serving_to_other_machines_without_a_token_is_refused(
     monkeypatch.setattr("millstream.serving.http.listening", None)
     done = ms("table", "serve", "--host", host, "--port", "0")
     assert done.code == 2
-    assert "can be reached from other machines, and no token is set" in done.err
+    assert "can be reached from other machines, but no token is set" in done.err
     assert "--token-file" in done.err
 
 

@@ -1,4 +1,4 @@
-"""Goal: no contents act on the terminal of whoever looks at them, and a pipe gets them unchanged.
+"""Goal: no contents act on the terminal they are shown on, and a pipe gets them unchanged.
 
 Method: records, names and notes full of control sequences and of rich's markup, shown on a pseudo terminal, then
 written to a pipe.

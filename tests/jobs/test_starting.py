@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 import millstream as ms
 from millstream.jobs.display import Display
-from millstream.jobs.job import start_job
+from millstream.jobs.running import start_job
 from millstream.log import EmbeddedLog
 from millstream.plan.run_settings import Settings
 
@@ -31,11 +30,10 @@ class UpToSpark(Display):
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        opened.create_topic("typed", schema=SCHEMA)
-        opened.create_topic("bytes")
-        yield opened
+def log(log: EmbeddedLog) -> EmbeddedLog:
+    log.create_topic("typed", schema=SCHEMA)
+    log.create_topic("bytes")
+    return log
 
 
 def reported(flow: ms.Flow, log: EmbeddedLog, caplog: pytest.LogCaptureFixture) -> list[str]:

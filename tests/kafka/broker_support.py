@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable
 
 from millstream.log import Broker, Record
 from millstream.log.consumer import Consumer
+from waiting import until
 
 WAIT_S = 60
 
@@ -15,12 +14,6 @@ WAIT_S = 60
 def new(prefix: str = "t") -> str:
     """A name that nobody else has: all tests share the brokers."""
     return f"{prefix}{uuid.uuid4().hex[:12]}"
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
 
 
 def filled(log: Broker, count: int, **settings: object) -> str:

@@ -1,19 +1,23 @@
-"""One worker has all tests of brokers that need no Spark; those that need it go where the Spark session is.
-
-What kills brokers and drivers for minutes is for the soak.
-"""
+"""A log on the broker that all tests of a worker share. What kills brokers and drivers for minutes is for the soak."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import uuid
+from collections.abc import Iterator
 
 import pytest
 
-HERE = Path(__file__).parent
+from kafka_cluster import KafkaCluster
+from millstream.log.kafka.log import KafkaLog
 
 
-@pytest.hookimpl(tryfirst=True)  # before the workers are told their groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("kafka"))
+@pytest.fixture
+def log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
+    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no topic of the broker has."""
+    return f"scores-{uuid.uuid4().hex[:12]}"

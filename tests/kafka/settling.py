@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from millstream.log import Broker
-
-from .broker_support import until
+from waiting import until
 
 
 def settle(log: Broker, topic: str) -> None:

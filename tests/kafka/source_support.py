@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from millstream.connectors.opening_sources import KafkaSource, Offsets, Slab
+from millstream.connectors.kafka.source import KafkaSource
+from millstream.connectors.source import Offsets, Slab
 from millstream.log.kafka.address import KafkaAddress
 from millstream.records import Schema
 
 WAIT_S = 60
 SCHEMA = "user string, n int"
-
-
-def until(holds: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
 
 
 def client(bootstrap: str) -> AdminClient:

@@ -7,8 +7,9 @@ import pytest
 from kafka_cluster import KafkaCluster
 from millstream.errors import KafkaUnavailable, MillstreamError
 from millstream.log import Producer, connect
+from waiting import until
 
-from .broker_support import filled, new, numbers, polled, until
+from .broker_support import filled, new, numbers, polled
 
 pytestmark = pytest.mark.soak  # brokers are killed, for a minute in all
 
@@ -33,7 +34,7 @@ def test_records_are_held_until_the_broker_is_back(
             kafka.kill(1)
             try:
                 receipts = [producer.send(topic, str(number)) for number in range(5, 10)]
-                with pytest.raises(KafkaUnavailable, match="the records are held"):
+                with pytest.raises(KafkaUnavailable, match="the records are kept"):
                     producer.flush()
                 assert producer.waiting == 5
                 assert consumer.poll(0.5) == []

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from alarms import Alarm, ringing
-from kafka_cluster import KafkaCluster
 from millstream.errors import DeliveryExpired
-from millstream.log import Broker, connect
+from millstream.log import Broker
+from waiting import until
 
-from .broker_support import all_of, filled, new, until
+from .broker_support import all_of, filled, new
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # alarms in finalizers
 RAISED = (Alarm, SystemError)  # the latter where Kafka's client did not notice that a handler had raised
 COUNT = 3000
-
-
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Iterator[Broker]:
-    with connect(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -45,11 +37,11 @@ def test_polls_and_loops(log: Broker, grouped: bool) -> None:
 
     turn: list[int] = []
     with log.consumer(topic, group=group) as consumer, ringing(seed=1, seconds_mean=0.05) as alarms:
-        until(lambda: goes_on(turn), f"{COUNT} came")
-        assert alarms.count
+        until(lambda: goes_on(turn) and alarms.count > 0, f"{COUNT} came, and an alarm went off")
     assert sorted(got) == list(range(COUNT))
 
 
+@pytest.mark.more
 def test_transactions(log: Broker) -> None:
     topic, out = filled(log, COUNT, partitions=2), new("out")
     log.create_topic(out)
@@ -60,9 +52,9 @@ def test_transactions(log: Broker) -> None:
                 records = consumer.poll(0.2, max_records=500)
                 for record in records:
                     producer.send(out, record.value)
+            return not records and consumer.lag() == 0
         except RAISED:
             return False
-        return not records and consumer.lag() == 0
 
     with (
         log.consumer(topic, group=new("g"), delivery="exactly_once") as consumer,
@@ -75,6 +67,7 @@ def test_transactions(log: Broker) -> None:
         assert sorted(int(record.value) for record in all_of(reader)) == list(range(COUNT))
 
 
+@pytest.mark.more
 def test_a_queue(log: Broker) -> None:
     topic, name = filled(log, 200), new("q")
     log.create_queue(name, topic, timeout="60 seconds")

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from kafka_cluster import KafkaCluster
 from millstream.errors import AlreadyExists, DeliveryExpired, InvalidInput, InvalidSetting, UnknownQueue
-from millstream.log import Broker, Message, Queue, connect
+from millstream.log import Broker, Message, Queue
+from waiting import until
 
-from .broker_support import all_of, filled, new, until
-
-
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Iterator[Broker]:
-    with connect(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
+from .broker_support import all_of, filled, new
 
 
 def received(queue: Queue, count: int) -> list[Message]:
@@ -40,7 +32,7 @@ def test_messages_are_acknowledged_come_again_and_are_buried(log: Broker) -> Non
         messages = {message.value: message for message in received(queue, 4)}
         assert [message.tries for message in messages.values()] == [1, 1, 1, 1]
         messages[b"good"].acknowledge()
-        with pytest.raises(DeliveryExpired, match="answered before"):
+        with pytest.raises(DeliveryExpired, match="settled before"):
             messages[b"good"].acknowledge()
         messages[b"bad"].refuse("no")
         messages[b"worse"].refuse("never", dead=True)
@@ -53,7 +45,7 @@ def test_messages_are_acknowledged_come_again_and_are_buried(log: Broker) -> Non
         assert queue.receive(0.5) is None
     letters = {letter["value"]: letter for letter in buried(log, name)}
     assert letters.keys() == {b"bad", b"worse"}
-    assert letters[b"bad"]["reason"] == "2 tries; the last: still no"
+    assert letters[b"bad"]["reason"] == "2 tries; the last one: still no"
     assert (letters[b"worse"]["topic"], letters[b"worse"]["partition"]) == (topic, 0)
     with pytest.raises(InvalidInput, match="delete the queue first"):
         log.delete_topic(topic)
@@ -102,6 +94,7 @@ def test_messages_of_a_topic_with_a_schema_are_rows(log: Broker) -> None:
     assert [letter["value"] for letter in buried(log, name)] == [b'{"n":1}']
 
 
+@pytest.mark.more
 def test_what_kafkas_queues_cannot_do_is_refused_by_name(log: Broker) -> None:
     topic, name = filled(log, 1), new("q")
     info = log.create_queue(name, topic)
@@ -115,7 +108,7 @@ def test_what_kafkas_queues_cannot_do_is_refused_by_name(log: Broker) -> None:
         log.create_queue(new("q"), topic, timeout="1 day")
     with log.queue(name) as queue:
         [message] = received(queue, 1)
-        with pytest.raises(InvalidInput, match="cannot wait before"):
+        with pytest.raises(InvalidInput, match="cannot delay redelivery"):
             message.refuse(delay="1 second")
         with pytest.raises(InvalidInput, match="cannot extend"):
             message.extend("1 minute")

@@ -24,8 +24,9 @@ from millstream.errors import (
     UnknownTopic,
 )
 from millstream.log import Broker, connect
+from waiting import until
 
-from .broker_support import all_of, filled, new, numbers, polled, until
+from .broker_support import all_of, filled, new, numbers, polled
 
 BROKERS = ("embedded", "kafka")
 
@@ -224,6 +225,7 @@ def test_records_that_are_there_are_read_without_waiting(log: Broker) -> None:
         assert numbers(consumer.poll()) == [3]
 
 
+@pytest.mark.more
 def test_new_partitions_are_read_whole(log: Broker) -> None:
     topic = filled(log, 1)
     with log.consumer(topic, start="latest") as consumer:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,19 +30,14 @@ from millstream.errors import (
 from millstream.log import Broker, connect, open_embedded
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.log import KafkaLog
+from waiting import until
 
-from .broker_support import WAIT_S, all_of, filled, new, numbers, until
-
-
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Iterator[Broker]:
-    with connect(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
-
+from .broker_support import WAIT_S, all_of, filled, new, numbers
 
 # ---------------------------------------------------------------- opening
 
 
+@pytest.mark.more
 def test_nobody_is_there(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -151,6 +145,7 @@ def test_a_topic_is_changed(log: Broker, kafka: KafkaCluster) -> None:
     assert log.describe_topic(topic).records_max == 2
 
 
+@pytest.mark.more
 def test_a_schema_grows_under_a_producer_at_work(log: Broker, kafka: KafkaCluster) -> None:
     topic = new()
     log.create_topic(topic, schema="a int")

@@ -1,30 +1,16 @@
 """A topic of Kafka knows the run that writes it; another run of the job is noticed before it disturbs the first."""
 
-import uuid
-
 import pytest
 from confluent_kafka import Producer
 
 from connectors.sinks.support import SCORES, committed, table
-from millstream.connectors.claims import Claim, keeper_of
+from millstream.connectors.claims import Claim
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.kafka import markers as kafka_markers
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import keeper_of, open_sink
 from millstream.errors import ProducerFenced, StartOverRefused
-from millstream.log.kafka.log import KafkaLog
 
 ROW = {"team": "a", "score": 1}
-
-
-@pytest.fixture
-def log(kafka):
-    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def topic():
-    return f"scores-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
@@ -57,6 +43,7 @@ def test_another_run_is_noticed_and_does_not_disturb_the_first(log, topic, keepe
     first.close()
 
 
+@pytest.mark.more
 def test_a_run_that_starts_over_shuts_the_other_out(kafka, log, topic, keeper, tmp_path):
     keeper().make()
     first = opened(log, topic, tmp_path)

@@ -11,9 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,17 +30,11 @@ import kafka_cluster
 import kafka_jars
 from brokers import USERS
 from kafka_cluster import KafkaCluster, KafkaFailed, KafkaUnavailable
+from waiting import until
 
 pytestmark = pytest.mark.soak  # brokers are killed, for a minute in all
 
 WAIT_S = 120
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.1)
 
 
 def new_topic(bootstrap: str) -> str:

@@ -14,8 +14,8 @@ import fastavro
 import pytest
 
 from brokers import USERS
-from connectors.sinks.postgres import Server
 from kafka_cluster import KafkaCluster
+from postgres_server import Server
 
 from .raw import Record, put
 from .source_support import made

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from jobs.support import CAUGHT_UP, read
 from kafka_cluster import KafkaCluster
 from millstream.connectors.kafka.markers import TOPIC as MARKERS
 from millstream.connectors.kafka.markers import Marker, make_ready
-from millstream.connectors.opening_sources import KafkaSource, Slab
+from millstream.connectors.kafka.source import KafkaSource
+from millstream.connectors.source import Slab
 from millstream.errors import DamagedLog, InvalidRecord, SinkFailed
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.address import KafkaAddress
@@ -23,12 +24,11 @@ from millstream.log.kafka.descriptions import TOPIC as DESCRIPTIONS
 from millstream.log.kafka.log import KafkaLog
 from millstream.records import Schema
 from millstream.serving.tables import Tables
-from spark.conftest import spark  # noqa: F401
-from spark.support import CAUGHT_UP, read
+from waiting import until
 
 from . import raw
 from .raw import GZIP, Record
-from .source_support import made, until
+from .source_support import made
 
 EVERYTHING = "key binary, timestamp timestamp, headers map<string, binary>, value binary"
 FAR_MS = 9_000_000_000_000_000_000  # in the year 285,000,000
@@ -58,12 +58,6 @@ def slabs(kafka: KafkaCluster, topic: str, schema: str = EVERYTHING) -> list[Sla
         return [slab for group in cut for each in group for slab in source.read(each)]
     finally:
         source.close()
-
-
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
-    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
 
 
 # ---------------------------------------------------------------- reading
@@ -168,6 +162,7 @@ def test_a_description_that_is_not_ours_is_refused_by_name(kafka: KafkaCluster, 
         assert other.topic(name, fresh=True).settings.schema is None
 
 
+@pytest.mark.more
 def test_a_queue_that_cannot_be_read_can_be_deleted(kafka: KafkaCluster, log: KafkaLog) -> None:
     name = f"q{uuid.uuid4().hex}"
     for document in ({}, {"topic": "x", "starts": 5}, {"topic": "x", "starts": {"a": 1}}, {"evil": 1}):
@@ -205,8 +200,9 @@ def test_a_marker_that_is_not_ours_is_no_marker(
 # ---------------------------------------------------------------- a job
 
 
-@pytest.mark.xdist_group("spark")
-def test_a_job_goes_through_all_of_it(kafka: KafkaCluster, spark: SparkSession, tmp_path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+@pytest.mark.more
+@pytest.mark.usefixtures("spark")
+def test_a_job_goes_through_all_of_it(kafka: KafkaCluster, spark: SparkSession, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """In one topic, compacted and with an odd name. What is no row is a dead letter or late; each is somewhere."""
     topic = lasting(kafka, name=f"..._-{uuid.uuid4().hex}-A.b_C", cleanup_policy="compact", **ANY_TIME)
     hostile = [

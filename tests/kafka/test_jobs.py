@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import millstream as ms
 from brokers import USERS
-from connectors.sinks.postgres import Server
+from jobs.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t, unweighted
 from kafka_cluster import KafkaCluster
 from millstream.cli.app import app
 from millstream.connectors.catalog import remembered
@@ -23,16 +23,10 @@ from millstream.errors import JobChanged, OutputMismatch, StartOverRefused
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from millstream.spark.session.start import log_file
-from spark.conftest import spark  # noqa: F401
-from spark.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t, until, unweighted
+from postgres_server import Server
+from waiting import until
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
-
-
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
-    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
+pytestmark = pytest.mark.usefixtures("spark")
 
 
 @pytest.fixture
@@ -96,6 +90,7 @@ def test_rows_are_seen_as_they_come(log: KafkaLog, name: str) -> None:
     job.stop()
 
 
+@pytest.mark.more
 def test_topics_of_a_kafka_beside_those_of_a_folder(
     log: KafkaLog, kafka: KafkaCluster, name: str, tmp_path: Path
 ) -> None:
@@ -174,6 +169,7 @@ def test_jobs_on_kafka_are_listed_and_forgotten(log: KafkaLog, name: str, home: 
     assert numbers(log, f"{name}.copy") == [1]
 
 
+@pytest.mark.more
 def test_the_same_job_in_another_folder_is_refused_and_the_first_goes_on(
     log: KafkaLog, name: str, home: Path, tmp_path: Path
 ) -> None:
@@ -198,6 +194,7 @@ def test_the_same_job_in_another_folder_is_refused_and_the_first_goes_on(
     assert numbers(log, f"{name}.copy") == [1, 2, 3]
 
 
+@pytest.mark.more
 def test_a_topic_that_was_removed_is_rebuilt(log: KafkaLog, name: str) -> None:
     put(log, f"{name}.scores", [("a", 1, 1)])
     copied(name).run(broker=log.address, until=CAUGHT_UP)
@@ -211,6 +208,7 @@ def test_a_topic_that_was_removed_is_rebuilt(log: KafkaLog, name: str) -> None:
     assert numbers(log, f"{name}.copy") == [1, 2]
 
 
+@pytest.mark.more
 def test_a_topic_that_the_job_did_not_create_is_emptied_by_hand(log: KafkaLog, name: str) -> None:
     log.create_topic(f"{name}.copy", schema=SCHEMA, partitions=3)
     put(log, f"{name}.scores", [("a", 1, 1)])
@@ -229,7 +227,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_before(log: KafkaLog, name: 
     copied(name).run(broker=log.address, until=CAUGHT_UP)
     log.delete_topic(f"{name}.scores")
     log.create_topic(f"{name}.scores", schema=SCHEMA)
-    with pytest.raises(JobChanged, match="is another topic than before"):
+    with pytest.raises(JobChanged, match="is a different topic than before"):
         copied(name).run(broker=log.address, until=CAUGHT_UP)
 
 
@@ -250,6 +248,7 @@ def arguments() -> list[bytes]:
     return found
 
 
+@pytest.mark.more
 def test_a_password_stands_in_no_file_of_a_job(
     log: KafkaLog, kafka: KafkaCluster, name: str, home: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,13 +287,14 @@ def test_a_password_stands_in_no_file_of_a_job(
         assert not any(secret.decode() in shown for secret in secrets)
 
 
+@pytest.mark.more
 def test_the_jobs_own_broker_may_have_a_password(
     log: KafkaLog,
     kafka: KafkaCluster,
     name: str,
     home: Path,
     tmp_path: Path,
-    spark: SparkSession,  # noqa: F811
+    spark: SparkSession,
 ) -> None:
     file = tmp_path / "client.properties"
     file.write_text(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.killing import Killed, kill_a_few_times, kill_often
 from kafka_cluster import KafkaCluster
-from spark.killing import Killed, kill_a_few_times, kill_often
 
 KILLS_OF_A_SOAK = 20
 pytestmark = pytest.mark.xdist_group("kafka")

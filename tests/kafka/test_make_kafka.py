@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kafka_cluster
 from kafka_cluster import KafkaCluster
 from kafka_node import HOST, free_ports
 
 
+@pytest.mark.more
 def test_it_has_the_port_that_is_asked_for_and_leaves_nothing(tmp_path: Path) -> None:
     [port] = free_ports(1)
     command = [sys.executable, str(Path(kafka_cluster.__file__)), "--port", str(port)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,15 +20,14 @@ import millstream as ms
 from kafka_cluster import KafkaCluster
 from millstream.cli.app import app
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, TopicMoved
-from millstream.jobs.folder import BEFORE_MOVE, JobFolder, Kept
-from millstream.jobs.moving import move
+from millstream.jobs.job_folder import BEFORE_MOVE, JobDescription, JobFolder
+from millstream.jobs.move_to_kafka import move
 from millstream.log import EmbeddedLog
 from millstream.log.disk import write_document
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.moving import move_topic
 
 SCHEMA = "user string, score int"
-pytestmark = pytest.mark.xdist_group("spark")
 
 
 @pytest.fixture
@@ -56,6 +55,19 @@ def values(log: Any, topic: str) -> dict[int, list[Any]]:
             said = (record.key, record.value, record.headers, record.timestamp)
             found.setdefault(record.partition, []).append(said)
     return found
+
+
+def failing_after(records_max: int) -> Callable[[str, int], None]:
+    """Fails once so many records were moved."""
+    seen = 0
+
+    def fail(_: str, records: int) -> None:
+        nonlocal seen
+        seen += records
+        if seen >= records_max:
+            raise RuntimeError("the power went out")
+
+    return fail
 
 
 def test_records_keep_partition_order_key_headers_and_time(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
@@ -104,16 +116,8 @@ def test_a_move_that_was_cut_short_can_be_called_again(log: EmbeddedLog, target:
         with log.producer() as producer:
             for number in range(100):
                 producer.send(topic, b"%d" % (part * 100 + number))
-    seen = 0
-
-    def fail(_: str, records: int) -> None:
-        nonlocal seen
-        seen += records
-        if seen >= 200:
-            raise RuntimeError("the power went out")
-
     with pytest.raises(RuntimeError):
-        move_topic(log, target, topic, fail)
+        move_topic(log, target, topic, failing_after(200))
     with log.producer() as producer:  # until the move is complete the topic is written here
         producer.send(topic, b"500")
     assert move_topic(log, target, topic).records == 501
@@ -137,22 +141,15 @@ def test_a_record_that_kafka_refuses_ends_the_move_and_loses_nothing(
     assert log.describe_topic(topic).records_max == 2000
 
 
+@pytest.mark.more
 def test_a_move_begins_anew_if_retention_has_passed_meanwhile(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     """Goal: what was copied before and what is there now are not mixed up."""
     log.create_topic(topic, segment_bytes=4096)
     for number in range(20):
         with log.producer() as producer:
             producer.send(topic, b"%d" % number + bytes(1000))
-    seen = 0
-
-    def fail(_: str, records: int) -> None:
-        nonlocal seen
-        seen += records
-        if seen >= 10:
-            raise RuntimeError("the power went out")
-
     with pytest.raises(RuntimeError):
-        move_topic(log, target, topic, fail)
+        move_topic(log, target, topic, failing_after(10))
     log.change_topic(topic, retention_bytes=8192)
     log.clean(topic)
     log.change_topic(topic, retention_bytes=None)
@@ -162,6 +159,7 @@ def test_a_move_begins_anew_if_retention_has_passed_meanwhile(log: EmbeddedLog, 
     assert [value for _, value, _, _ in values(target, topic)[0]] == [value for _, value, _, _ in kept[0]]
 
 
+@pytest.mark.more
 def test_a_second_move_does_not_send_groups_back(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     log.create_topic(topic)
     group = f"g-{topic}"
@@ -180,6 +178,7 @@ def test_a_second_move_does_not_send_groups_back(log: EmbeddedLog, target: Kafka
         assert list(consumer.until_caught_up()) == []
 
 
+@pytest.mark.more
 def test_two_moves_at_once_are_one(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     log.create_topic(topic)
     with log.producer() as producer:
@@ -208,11 +207,12 @@ def test_rows_are_json_there_whatever_they_were_sent_as_here(log: EmbeddedLog, t
 def job_folder(log: EmbeddedLog, name: str, reads: str, writes: str) -> JobFolder:
     """As a job leaves it that has not read anything yet."""
     folder = JobFolder(log.path / "jobs" / name, name)
-    kept = Kept("x", 4, 2, {}, {"source": log.topic(reads).identity}, {"sink": writes})
+    kept = JobDescription("x", 4, 2, {}, {"source": log.topic(reads).identity}, {"sink": writes})
     write_document(folder.path / "job.json", asdict(kept))
     return folder
 
 
+@pytest.mark.more
 def test_jobs_that_follow_one_another_come_along(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     """Goal: a job that reads what a moved job writes is not left behind; nor one whose move was cut short."""
     for name in (topic, f"{topic}.a", f"{topic}.b"):
@@ -225,7 +225,7 @@ def test_jobs_that_follow_one_another_come_along(log: EmbeddedLog, target: Kafka
     (second.path / BEFORE_MOVE).write_text("{}")  # it died before it took the note away
     move(log, target, [topic])
     assert not (second.path / BEFORE_MOVE).exists()
-    kept = second.kept()
+    kept = second.description()
     assert kept is not None
     assert kept.sources == {"source": target.topic(f"{topic}.a").identity}
 
@@ -245,7 +245,7 @@ def test_what_cannot_be_moved_is_refused(log: EmbeddedLog, target: KafkaLog, top
         log.producer().send("busy", b"x").wait()
         consumer.poll(timeout=5)
         consumer.commit()
-        with pytest.raises(InvalidInput, match="at work"):
+        with pytest.raises(InvalidInput, match="active"):
             move_topic(log, target, "busy")
 
 
@@ -261,6 +261,8 @@ def newest(log: Any, topic: str) -> dict[bytes, Any]:
         return {record.key: record.value for record in consumer.until_caught_up()}
 
 
+@pytest.mark.more
+@pytest.mark.usefixtures("spark")
 def test_a_job_goes_on_where_it_was(log: EmbeddedLog, target: KafkaLog, topic: str, tmp_path: Path) -> None:
     """Goal: `millstream topics move` takes topic, results and job along; the job reads each record once in all."""
     log.create_topic(topic, partitions=2, schema=SCHEMA)
@@ -290,6 +292,8 @@ def test_a_job_goes_on_where_it_was(log: EmbeddedLog, target: KafkaLog, topic: s
     assert newest(target, f"{topic}.totals") == expected
 
 
+@pytest.mark.usefixtures("spark")
+@pytest.mark.more
 def test_a_job_with_another_source_is_not_torn_apart(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     """Goal: a job has one broker: what it reads besides is named, and nothing is moved."""
     for name in (topic, f"{topic}.more"):

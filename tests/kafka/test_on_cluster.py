@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from jobs.support import START, read
 from kafka_cluster import KafkaCluster
 from millstream.log import connect
-from spark.on_cluster import ClusterJob, bare_python
-from spark.support import START, read
+from spark.session.on_cluster import ClusterJob, bare_python
 from spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(600), pytest.mark.soak]

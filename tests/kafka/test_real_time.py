@@ -26,15 +26,18 @@ from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, InvalidSetting, JobChanged, RecordFailed, SparkFailed
 from millstream.jobs import real_time
-from millstream.jobs import session as workers
+from millstream.jobs import starting_spark as workers
 from millstream.jobs.display import Display
-from millstream.jobs.folder import JobFolder
-from millstream.jobs.real_time import CHECKPOINT, _translated, refuse_other_mode, work_of
+from millstream.jobs.job_folder import JobFolder
+from millstream.jobs.modes import refuse_after_real_time
+from millstream.jobs.real_time import CHECKPOINT, _translated
+from millstream.jobs.real_time_plan import real_time_plan
+from millstream.jobs.stop_request import StopRequest
 from millstream.log.kafka.address import KafkaAddress
 from millstream.plan.run_settings import Settings
 from millstream.records import Schema, codec
 from millstream.spark.real_time.java_client import java_settings
-from millstream.spark.real_time.steps import MARK
+from millstream.spark.real_time.record_compiler import MARK
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = "user string, score int, at timestamp"
@@ -64,7 +67,7 @@ def unchanged(rows: Any) -> Any:
 )
 def test_a_step_that_cannot_run_so_is_named(build: Callable[[Any], Any], step: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=f"the step '{step}.*cannot run with mode='real time'.*{why}") as refused:
-        work_of(flow_of(build), Settings(mode="real time"))
+        real_time_plan(flow_of(build), Settings(mode="real time"))
     assert str(refused.value.where).startswith(__file__)
     assert refused.value.next_step
 
@@ -72,9 +75,9 @@ def test_a_step_that_cannot_run_so_is_named(build: Callable[[Any], Any], step: s
 @pytest.mark.parametrize(
     ("source", "sink", "why"),
     [
-        (ms.rate(5), None, "is not a topic of Kafka"),
-        (None, ms.memory("x"), "is not a topic of Kafka"),
-        ("scores", None, "'scores' is a topic of the broker, which is no Kafka"),
+        (ms.rate(5), None, "is not a Kafka topic"),
+        (None, ms.memory("x"), "is not a Kafka topic"),
+        ("scores", None, "scores is on a broker that is not Kafka"),
         (ms.kafka("host", topic="scores", format="avro"), None, "not plain JSON"),
         (ms.kafka("host", topic="scores", on_lost="latest"), None, "on_lost='latest'"),
     ],
@@ -82,13 +85,13 @@ def test_a_step_that_cannot_run_so_is_named(build: Callable[[Any], Any], step: s
 def test_a_place_that_is_no_kafka_is_named(source: Any, sink: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MILLSTREAM_BROKER", raising=False)
     with pytest.raises(InvalidInput, match=why):
-        work_of(flow_of(unchanged, source, sink), Settings(mode="real time"))
+        real_time_plan(flow_of(unchanged, source, sink), Settings(mode="real time"))
 
 
 @pytest.mark.parametrize("said", [{"until": "caught up"}, {"batch": True}, {"on_batch": print}])
 def test_settings_of_micro_batches_are_refused(said: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=f"{next(iter(said))} does not go with mode='real time'"):
-        work_of(flow_of(unchanged), Settings(mode="real time", **said))
+    with pytest.raises(InvalidInput, match=f"{next(iter(said))} cannot be combined with mode='real time'"):
+        real_time_plan(flow_of(unchanged), Settings(mode="real time", **said))
     with pytest.raises(InvalidInput, match="mode='fast' is unknown"):
         Settings(mode="fast").checked()
 
@@ -96,23 +99,25 @@ def test_settings_of_micro_batches_are_refused(said: dict[str, Any]) -> None:
 def test_all_outputs_go_to_one_kafka() -> None:
     flow = flow_of(unchanged)
     flow.read(ms.kafka("host", topic="more"), "n int").write(ms.kafka("other", topic="elsewhere"))
-    with pytest.raises(InvalidInput, match=r"it writes to another Kafka than kafka\(host:9092, good\)"):
-        work_of(flow, Settings(mode="real time"))
+    with pytest.raises(InvalidInput, match=r"it writes to another Kafka cluster than kafka\(host:9092, good\)"):
+        real_time_plan(flow, Settings(mode="real time"))
 
 
 def test_topics_of_a_broker_that_is_a_kafka_are_its_topics() -> None:
-    work = work_of(flow_of(unchanged, "scores", "good"), Settings(mode="real time", broker="kafka://one,two:9093"))
+    work = real_time_plan(
+        flow_of(unchanged, "scores", "good"), Settings(mode="real time", broker="kafka://one,two:9093")
+    )
     assert [str(topic) for topic in work.sources.values()] == ["kafka(one:9092,two:9093, scores)"]
     assert "each record at least once" in work.explain()
 
 
 def test_a_job_that_ran_in_real_time_does_not_go_on_in_micro_batches(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, "quick")
-    refuse_other_mode(folder)
+    refuse_after_real_time(folder)
     (tmp_path / CHECKPOINT / "offsets").mkdir(parents=True)
     (tmp_path / CHECKPOINT / "offsets" / "0").touch()
     with pytest.raises(JobChanged, match="has run in real time"):
-        refuse_other_mode(folder)
+        refuse_after_real_time(folder)
 
 
 def test_topics_are_prepared_and_sources_checked_before_spark_starts(
@@ -137,7 +142,7 @@ def test_topics_are_prepared_and_sources_checked_before_spark_starts(
         rows.write(f"{name}.there")
         settings = Settings(mode="real time", broker=f"kafka://{kafka.bootstrap}", folder=tmp_path / "job")
         with caplog.at_level("WARNING", "millstream.job"), pytest.raises(KeyboardInterrupt):
-            real_time.start(flow, settings, UpToSpark())
+            real_time.start(flow, settings, UpToSpark(), StopRequest(handles_signals=False))
         made = ("both", "chosen", "more.dead", "there")
         assert [len(log.describe_topic(f"{name}.{topic}").partitions) for topic in made] == [3, 5, 2, 1]
     (message,) = caplog.messages
@@ -158,7 +163,7 @@ def test_settings_get_the_names_of_the_java_client(tmp_path: Path) -> None:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.certificates": "a certificate",
     }
-    with pytest.raises(InvalidSetting, match=r"'enable\.ssl\.certificate\.verification' has no equal"):
+    with pytest.raises(InvalidSetting, match=r"'enable\.ssl\.certificate\.verification' has no equivalent"):
         java_settings(KafkaAddress("h:9092", {"enable.ssl.certificate.verification": "false"}))
 
 
@@ -197,7 +202,8 @@ def test_a_cluster_is_given_its_archive_and_waited_for(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workers, "session", session)
-    monkeypatch.setattr(workers, "until_workers", lambda _: happened.append("waited"))
+    monkeypatch.setattr(workers, "activate", lambda _: None)
+    monkeypatch.setattr(workers, "wait_for_workers", lambda _: happened.append("waited"))
     monkeypatch.setattr(real_time, "_check_spark", check)
     with ms.connect(f"kafka://{kafka.bootstrap}") as broker:
         broker.create_topic("of-a-cluster")

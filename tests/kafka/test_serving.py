@@ -37,12 +37,6 @@ class Aborted(Exception):
     """Raised in a transaction, which ends it."""
 
 
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
-    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
-
-
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MILLSTREAM_HOME", str(tmp_path / "home"))
@@ -60,7 +54,7 @@ def topic(kafka: KafkaCluster) -> str:
 
 @pytest.fixture
 def both(log: KafkaLog, topic: str) -> Iterator[list[KafkaTopicTable]]:
-    """One that follows the topic, and one that looks at it anew each time."""
+    """One that follows the topic, and one that rereads it each time."""
     made = [KafkaTopicTable(log, text_table(topic, log), follows=follows) for follows in (True, False)]
     yield made
     for table in made:
@@ -97,6 +91,7 @@ def test_a_lookup_sees_every_batch_of_a_job(log: KafkaLog) -> None:
     job.close()
 
 
+@pytest.mark.more
 def test_tables_are_known_by_what_jobs_noted_and_by_their_compaction(log: KafkaLog, kafka: KafkaCluster) -> None:
     name, other, plain = new(), new(), new()
     job = Job(log, totals_flow(name, name=f"{name}-job"))
@@ -223,6 +218,7 @@ def test_rows_have_the_columns_that_the_topic_has_now(
             table.row("b")
 
 
+@pytest.mark.more
 def test_what_was_deleted_or_made_anew_is_gone(
     log: KafkaLog, topic: str, both: list[KafkaTopicTable], kafka: KafkaCluster
 ) -> None:
@@ -269,6 +265,7 @@ def test_a_question_reads_only_what_is_new(
 # ---------------------------------------------------------------- a batch and the live rest
 
 
+@pytest.mark.more
 def test_a_merged_view_of_topics_on_kafka(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, live = new(), new()
     for name in (batch, live):

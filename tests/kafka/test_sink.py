@@ -18,26 +18,14 @@ from connectors.sinks.support import SCORES, Target, committed, table, weights
 from connectors.sinks.test_kills import expected_rows, found_rows, killed_and_finished
 from millstream.connectors.kafka import markers as kafka_markers
 from millstream.connectors.kafka import sink as kafka_sink
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidInput, InvalidPlan, InvalidSchema, ProducerFenced, SinkFailed, SinkUnavailable
-from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import change_settings, kept_settings
 from millstream.records import Schema
 
 from . import dying
 
 A, B, C = ({"team": "a", "score": 1}, {"team": "b", "score": 2}, {"team": "a", "score": 3})
-
-
-@pytest.fixture
-def log(kafka):
-    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def topic():
-    return f"scores-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
@@ -81,6 +69,7 @@ def test_a_topic_is_created_with_the_partitions_it_is_opened_for(log, opened, to
     assert len(log.describe_topic(topic).partitions) == 3
 
 
+@pytest.mark.more
 def test_rows_of_a_key_stay_in_one_partition_and_in_order(log, opened, topic, records):
     log.create_topic(topic, schema=SCORES, partitions=5)
     given = [{"team": team, "score": number} for number in range(50) for team in ("", "a", "b", "c", None)]
@@ -126,6 +115,7 @@ def test_a_topic_that_others_made_gets_json(kafka, opened, topic, rows):
     assert rows() == [A]
 
 
+@pytest.mark.more
 def test_a_batch_larger_than_what_the_client_holds(opened, rows, monkeypatch):
     monkeypatch.setitem(kafka_sink.DEFAULTS, "queue.buffering.max.messages", 1000)
     monkeypatch.setattr(kafka_sink, "ROWS_AT_ONCE", 700)
@@ -160,6 +150,7 @@ def test_a_large_record_waits_for_the_room_of_many_small_ones(opened):
     assert small.taken == ((b"large", b"k"),)
 
 
+@pytest.mark.more
 def test_a_record_that_the_client_cannot_hold_is_refused(opened, rows, monkeypatch):
     monkeypatch.setitem(kafka_sink.DEFAULTS, "queue.buffering.max.kbytes", 100)
     sink = opened()
@@ -185,6 +176,7 @@ def test_a_batch_that_comes_again_has_no_second_effect(opened, rows):
     assert rows() == [A, B, C]
 
 
+@pytest.mark.more
 def test_a_run_from_scratch_begins_anew_and_one_before_it_is_still_known(opened, rows):
     opened(folder="one").write(0, table(SCORES, [A]), None)
     opened(folder="two").write(0, table(SCORES, [B]), None)
@@ -199,7 +191,7 @@ def test_steps_and_jobs_have_markers_of_their_own(opened, rows):
     assert rows() == [A, A, A]
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.more), "after"])
 def test_a_process_killed_around_a_commit(kafka, tmp_path, moment):
     """Twice in a row, each time with the same batches; then a process that lives writes them again and goes on."""
     target = Target("kafka", tmp_path, kafka.bootstrap)
@@ -257,6 +249,7 @@ def test_a_topic_of_markers_that_forgets_is_refused(log, opened):
         change_settings(log.clients, kafka_markers.TOPIC, {"cleanup.policy": "compact"})
 
 
+@pytest.mark.more
 def test_the_open_transaction_of_another_job_hides_no_marker(kafka, opened, rows, monkeypatch):
     """Goal: a marker that readers do not get to yet is not taken for one that is not there. Method: another job has
     begun a transaction before ours, in the same partition, and does not end it."""
@@ -293,6 +286,7 @@ def test_an_old_process_cannot_write_after_a_new_one(opened, rows, topic):
     assert rows() == [A, B, C]
 
 
+@pytest.mark.more
 def test_one_that_is_shut_out_in_the_middle_of_a_batch_leaves_nothing_of_it(opened, rows, monkeypatch):
     first, took_over = opened(), []
     whole = type(first)._put
@@ -322,6 +316,7 @@ def hanging(kafka):
         os.killpg(kafka.pid(1), signal.SIGCONT)
 
 
+@pytest.mark.more
 def test_a_broker_that_hangs_holds_the_batch_back(kafka, opened, rows, monkeypatch):
     monkeypatch.setattr(kafka_sink, "PROGRESS_S", 1)
     sink = opened()
@@ -366,6 +361,7 @@ def test_a_commit_that_nobody_answered_is_looked_up(kafka, opened, rows, monkeyp
     assert rows() == [A, B]
 
 
+@pytest.mark.more
 def test_a_kafka_that_is_down_is_no_reason_not_to_begin(tmp_path, monkeypatch):
     monkeypatch.setattr("millstream.log.kafka.clients.OPEN_SECONDS", 0.1)
     place = ms.kafka("127.0.0.1:1", topic="scores")
@@ -379,6 +375,7 @@ def large(size_bytes):
     return {"team": os.urandom(size_bytes // 2).hex(), "score": 1}
 
 
+@pytest.mark.more
 def test_a_row_that_is_too_large_ends_the_batch_and_leaves_nothing_of_it(opened, rows):
     sink = opened()
     with pytest.raises(SinkFailed, match=r"has 3,000,\d+ bytes, and more than message.max.bytes"):
@@ -387,6 +384,7 @@ def test_a_row_that_is_too_large_ends_the_batch_and_leaves_nothing_of_it(opened,
     assert rows() == [B]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("limit", ["the client's", "the topic's"])
 def test_rows_that_are_too_large_are_left_out_where_somebody_takes_them(kafka, opened, topic, rows, limit):
     settings = {"message.max.bytes": "10000000", "compression.type": "none"} if limit == "the topic's" else {}
@@ -417,7 +415,7 @@ def test_a_transaction_that_kafka_ended_for_its_length_is_tried_again(kafka, ope
         return refused
 
     monkeypatch.setattr(type(sink), "_put", put)
-    with pytest.raises(SinkUnavailable, match="ended a batch that took"):
+    with pytest.raises(SinkUnavailable, match="aborted a batch that took"):
         sink.write(0, table(SCORES, [A]), None)
     sink.write(0, table(SCORES, [A]), None)
     assert rows() == [A]
@@ -432,7 +430,7 @@ def test_other_formats_are_refused_by_name(said):
 
 def test_a_place_without_servers_needs_a_broker_that_is_kafka(tmp_path):
     place = ms.kafka(topic="scores")
-    with pytest.raises(InvalidInput, match="the job's own broker is no Kafka"):
+    with pytest.raises(InvalidInput, match="the job's own broker is not Kafka"):
         open_sink(place, SCORES, job="j", step="s", broker=tmp_path / "log", folder=tmp_path)
     shutil.rmtree(tmp_path / "log", ignore_errors=True)
 

@@ -15,9 +15,11 @@ import pytest
 from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.connectors.kafka import reader as kafka_reader
-from millstream.connectors.opening_sources import KafkaSource, Slice, open_source
+from millstream.connectors.kafka.endpoint import kafka as kafka_place
+from millstream.connectors.kafka.source import KafkaSource
+from millstream.connectors.opening import open_source
+from millstream.connectors.source import Slice
 from millstream.errors import InvalidInput, KafkaUnavailable, NoAccess, OffsetLost, UnknownTopic
-from millstream.plan.endpoints import kafka as kafka_place
 from millstream.records import Schema
 
 from .source_support import (
@@ -217,7 +219,7 @@ def test_deleted_offsets_are_told(kafka: KafkaCluster) -> None:
             source.limited({"0": 2}, None)
         with pytest.raises(OffsetLost, match="offset 11 was read before, but the partition now ends at 10"):
             source.limited({"0": 11}, None)
-        with pytest.raises(OffsetLost, match="no such partition"):
+        with pytest.raises(OffsetLost, match="the topic no longer has it"):
             source.limited({"0": 6, "1": 4}, None)
         assert source.earliest() == {"0": 6}
     with opened(kafka.bootstrap, topic) as source, pytest.raises(OffsetLost, match="offsets 3 to 5"):
@@ -410,5 +412,5 @@ def test_a_place_becomes_a_source(kafka: KafkaCluster, tmp_path: Path) -> None:
         assert numbers(slabs(source)) == [0, 1]
         source.close()
     assert not own.exists()
-    with pytest.raises(InvalidInput, match="the job's own broker is no Kafka"):
+    with pytest.raises(InvalidInput, match="the job's own broker is not Kafka"):
         open_source(kafka_place(topic=topic), Schema.of("n int"), broker=str(tmp_path), folder=own, name="read")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,17 @@ from kafka_jars import CONNECTOR, assemble
 from millstream.errors import JobChanged, OffsetLost, UnknownTopic
 from millstream.jobs import flow_methods as front
 from millstream.log import EmbeddedLog
-from millstream.spark import session, stop
 from millstream.spark.session.start import log_file
 from millstream.spark.topic_data_source import register
+from times import START
+from waiting import until
 
-from .source_support import Transactions, cut_before, grown, made, removed, send, until
+from .source_support import Transactions, cut_before, grown, made, removed, send
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 SCHEMA = "user string, n int, at timestamp"
-START = datetime(2026, 1, 1, tzinfo=UTC)
 CAUGHT_UP = "caught up"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    yield session(name="tests")
-    stop()
 
 
 @pytest.fixture
@@ -74,6 +68,7 @@ def values(log: EmbeddedLog, topic: str) -> list[int]:
 # ---------------------------------------------------------------- reading
 
 
+@pytest.mark.more
 def test_batches_have_so_many_rows_and_a_job_goes_on(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap, 2)
     for partition in (0, 1):
@@ -96,6 +91,7 @@ def test_batches_have_so_many_rows_and_a_job_goes_on(kafka: KafkaCluster, log: E
     assert len(values(log, "out")) == 11
 
 
+@pytest.mark.more
 def test_windows_over_transactions(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap)
     writer = Transactions(kafka.bootstrap, topic)
@@ -161,6 +157,7 @@ def test_a_running_job_sees_new_partitions(kafka: KafkaCluster, log: EmbeddedLog
     job.stop()
 
 
+@pytest.mark.more
 def test_lost_offsets_end_a_job_or_do_not(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, [score("ann", n, n) for n in range(3)])
@@ -187,6 +184,7 @@ def test_a_topic_made_anew_is_not_gone_on_with(kafka: KafkaCluster, log: Embedde
 # ---------------------------------------------------------------- secrets
 
 
+@pytest.mark.more
 def test_a_password_is_nowhere_but_in_use(kafka: KafkaCluster, log: EmbeddedLog, tmp_path: Path) -> None:
     """Not in what a flow says of itself, not in the job's folder and checkpoint, not in Spark's log."""
     topic, password = made(kafka.bootstrap), USERS["ann"]

@@ -1,28 +1,15 @@
-"""A log in a folder of its own, in memory where the machine has such a place, and what committed readers see of it."""
-
-import os
-import shutil
-import tempfile
-from pathlib import Path
+"""Folders where fsync costs nothing, and what committed readers see of a log."""
 
 import pytest
 
+from folders import in_memory
 from millstream.log import EmbeddedLog
 
 
 @pytest.fixture
 def tmp_path():
-    """As pytest's own, but where fsync costs nothing."""
-    memory = "/dev/shm"
-    made = Path(tempfile.mkdtemp(prefix="millstream-test-", dir=memory if os.access(memory, os.W_OK) else None))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-@pytest.fixture
-def log(tmp_path):
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        yield opened
+    with in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -22,12 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from folders import MEMORY
 from millstream.errors import MillstreamError, ProducerFenced
 from millstream.log import EmbeddedLog, TopicPartition, groups
 from millstream.log.embedded import fetching
-from soak import examples
-
-from .storage.support import in_memory
+from properties import examples
 
 PLACES = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 NAMES = ["p0", "p1"]
@@ -51,7 +50,7 @@ class Writer:
 class LogMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.folder = tempfile.mkdtemp(prefix="millstream-model-", dir=in_memory())
+        self.folder = tempfile.mkdtemp(prefix="millstream-model-", dir=MEMORY)
         self.logs = [EmbeddedLog(self.folder, upkeep=False) for _ in range(2)]
         self.stored = defaultdict(list)  # by place: value and the number of its transaction
         self.fate = {None: "committed"}  # by transaction

@@ -126,6 +126,7 @@ except Exception as error:
         assert done.stdout == "NoAccess\n"
 
 
+@pytest.mark.more
 def test_many_processes_open_a_new_log_at_once(tmp_path):
     for round_number in range(5):
         folder, diary = tmp_path / f"log-{round_number}", tmp_path / f"diary-{round_number}"

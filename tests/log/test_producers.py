@@ -174,7 +174,7 @@ def test_a_batch_fills_by_size_or_waits_for_linger(log):
         last = producer.send("t", RECORD)
         assert not last.done
         assert producer.waiting >= 1
-        assert last.offset == 5  # whoever waits for it need not wait for the linger
+        assert last.offset == 5  # waiting for it does not wait for the linger
     with log.producer(linger="20 milliseconds") as producer:
         receipt = producer.send("t", RECORD)
         wait_until(lambda: receipt.done)
@@ -291,7 +291,7 @@ def test_the_refuse_policy_raises_at_once(tmp_path, read):
         with log.producer(buffer_bytes=10_000, when_full="refuse") as producer:
             disk.gate.clear()
             sent = 0
-            with pytest.raises(BufferFull, match="room for 10000"):
+            with pytest.raises(BufferFull, match="limit is 10000"):
                 for _ in range(20):
                     producer.send("t", RECORD)
                     sent += 1

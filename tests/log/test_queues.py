@@ -367,7 +367,7 @@ def test_wrong_use(log):
     fill(log, 1)
     with log.queue("q") as queue:
         message = queue.receive()
-        with pytest.raises(InvalidInput, match="at work"):
+        with pytest.raises(InvalidInput, match="active"):
             log.delete_queue("q")
         message.acknowledge()
     log.delete_queue("q")

@@ -74,6 +74,7 @@ def test_several_retries_never_duplicate(tmp_path, moment, name):
     assert number > 4
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("acks", [1, "all"])
 def test_a_producer_killed_at_any_step_loses_nothing_acknowledged(tmp_path, read, acks):
     for last in itertools.count(1):

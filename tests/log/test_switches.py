@@ -274,7 +274,7 @@ def test_a_queue_is_made_for_the_topic_of_now(two):
 def test_a_damaged_file_is_told(two):
     two.switch("totals", "totals.v2")
     (two.path / "switches.json").write_text('{"totals": {"topic": 1}}')
-    with pytest.raises(DamagedLog, match="what names stand for"):
+    with pytest.raises(DamagedLog, match="the switches cannot be read"):
         two.resolve("totals")
 
 

@@ -124,6 +124,7 @@ def test_empty_transactions_and_long_rows_of_them(log, read):
     assert read(log, "t") == [b"%d" % number for number in range(30) if number % 3]
 
 
+@pytest.mark.more
 def test_a_transaction_killed_at_any_step_is_all_or_nothing(tmp_path, read):
     for last in itertools.count(1):
         folder, diary = tmp_path / str(last), tmp_path / f"diary-{last}"

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import polars as pl
@@ -18,8 +18,8 @@ from millstream.operators import aggregates as on_columns
 from millstream.operators.accumulators import Accumulator, OverRows, Stretches
 from millstream.plan import aggregates as plan
 from millstream.testing import Add, Watermark, play
+from times import START
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = "k string, v long, at timestamp"
 COMBINED = ms.combine(int, lambda state, v: state + (v or 0), int.__add__, str, input="v", result="string")
 EVERY: dict[str, Any] = {

@@ -21,9 +21,9 @@ from millstream.local import Local
 from millstream.plan.bundles import Bundle, Row
 from millstream.plan.table_nodes import AllRows
 from millstream.reference.tables import frozen
-from soak import examples
+from properties import examples
 
-from .test_tables import Plan, Seen, with_rows_back
+from .table_scripts import Plan, Seen, with_rows_back
 
 THEN = datetime(1970, 1, 1, microsecond=5, tzinfo=UTC)
 THERE = ", there as (select step, k, v, tags, sum(w)::bigint as w from came group by all having sum(w) <> 0)"

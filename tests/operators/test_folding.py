@@ -15,11 +15,11 @@ import millstream as ms
 from millstream.local import LocalState
 from millstream.operators import distinct_values as seen
 from millstream.operators.accumulators import ORDER
+from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import INPUTS, PARTIALS, SENT, stateful
-from millstream.operators.windowed import Clock
 from millstream.plan.bundles import moment
-from soak import examples
+from properties import examples
 
 SCHEMA = "k string, g int, n long, s string, x double, at timestamp"
 SECOND = 1_000_000

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.local import Local
 from millstream.plan.bundles import BEGINNING, Bundle, Row, moment
-from millstream.plan.flow import Flow, Stream
+from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node
+from millstream.plan.stream import Stream
 from millstream.reference import Reference
-from soak import examples
+from properties import examples
 
 CHECKED = examples(500)
 SCHEMA = "k string, v int, x double, at timestamp"

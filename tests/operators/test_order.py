@@ -37,6 +37,7 @@ print(folded.sort("key.k", "start").to_dicts())
 """
 
 
+@pytest.mark.more
 def test_sums_of_floats_in_sliding_windows_are_the_same_in_every_process() -> None:
     """A batch that is tried again must send what it sent, or what is taken back later was never there."""
     runs = [subprocess.run([sys.executable, "-c", SUMS], capture_output=True, check=True) for _ in range(3)]

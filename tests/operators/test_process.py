@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -12,18 +12,13 @@ import pytest
 from millstream.errors import InvalidInput
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.process import KEYS, ProcessStep
 from millstream.operators.stateful import DEAD, SENT, stateful
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING, END, micros
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Process
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def t(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
+from times import t
 
 
 def nothing(*_: Any) -> None:
@@ -179,10 +174,10 @@ def test_values_that_cannot_be_kept_are_refused_with_the_step_and_the_key() -> N
     def keeps(row: dict[str, Any], key: Any) -> None:
         key.state["lock"] = object()
 
-    with pytest.raises(InvalidInput, match=r"the state of Key\(k='a'\) holds a object") as refused:
+    with pytest.raises(InvalidInput, match=r"the state of Key\(k='a'\) contains a object") as refused:
         Driver(step_of(keeps)).run(("a", 1, 0))
     assert "step 'step'" in str(refused.value.where)
-    assert "keep plain values" in str(refused.value.next_step)
+    assert "store plain values" in str(refused.value.next_step)
 
 
 def test_timers_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 import millstream as ms
 from millstream.local import Flowing, LocalState
+from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import LATE, stateful
-from millstream.operators.windowed import Clock
 from millstream.plan.bundles import moment
 
 

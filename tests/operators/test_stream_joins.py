@@ -27,7 +27,7 @@ from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import HOWS
 from millstream.plan.windows import Calendar, Sessions, Window
 from millstream.reference import OPERATORS
-from soak import examples
+from properties import examples
 
 CHECKED = examples(500)
 WATERMARKS = ("watermark_before", "watermark")

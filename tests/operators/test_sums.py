@@ -8,17 +8,18 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.errors import StepFailed
 from millstream.local import LocalState
+from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import INPUTS, PARTIALS, SENT, Stateful, stateful
-from millstream.operators.windowed import Clock
 from millstream.plan.bundles import END, moment
 from millstream.plan.nodes import Node
+from properties import examples
 
 MOST = 2**63 - 1
 DIGITS = 10**38 - 1
@@ -122,10 +123,11 @@ def check(
         assert sent[-1][1] == pytest.approx(sum(known) / len(known), abs=1e-9 * max(map(abs, known)))
 
 
+@pytest.mark.property
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("name", STEPS)
 def test_sums_of_longs(name: str, folded: bool) -> None:
-    @settings(max_examples=settings.default.max_examples // 2)
+    @examples(50)
     @given(bundles_of(LONGS))
     def looked_at(bundles: Any) -> None:
         check(name, "long", bundles, int, folded, (MOST, -MOST - 1))
@@ -133,9 +135,10 @@ def test_sums_of_longs(name: str, folded: bool) -> None:
     looked_at()
 
 
+@pytest.mark.property
 @pytest.mark.parametrize("name", STEPS)
 def test_sums_of_decimals(name: str) -> None:
-    @settings(max_examples=settings.default.max_examples // 4)
+    @examples(25)
     @given(bundles_of(UNITS))
     def looked_at(bundles: Any) -> None:
         check(name, "decimal(38,3)", bundles, lambda units: Decimal(f"{units}e-3"), True, (DIGITS, -DIGITS))

@@ -66,7 +66,7 @@ def test_a_password_is_never_shown(dsn):
 
 @pytest.mark.parametrize("dsn", ["postgresql://ann:s3cret@x@db/games", "postgresql://ann:s3/cret@db/games"])
 def test_a_password_that_must_be_escaped_is_refused_and_not_shown(dsn):
-    with pytest.raises(InvalidInput, match="too many") as refused:
+    with pytest.raises(InvalidInput, match="has an extra '@'") as refused:
         ms.postgres(dsn, "t")
     assert "cret" not in str(refused.value)
     assert "cret" not in without_password(dsn)
@@ -76,28 +76,28 @@ def test_a_password_that_must_be_escaped_is_refused_and_not_shown(dsn):
     ("make", "said"),
     [
         (lambda: ms.files("x", "parket"), "there is no file format 'parket'"),
-        (lambda: ms.files(""), "a path is text or a Path"),
-        (lambda: ms.files(7), "a path is text or a Path"),
-        (lambda: ms.files("x", files_per_batch=0), "files_per_batch is a whole number from 1 on"),
-        (lambda: ms.files("x", partition_by=["dt", "hm", "dt"]), "a column stands twice in partition_by: dt, hm, dt"),
-        (lambda: ms.files("x", partition_by=""), "partition_by takes the names of columns, not ''"),
-        (lambda: ms.files("x", partition_by=7), "partition_by takes the names of columns, not 7"),
-        (lambda: ms.files("x", partition_by={"dt": 1}), "partition_by takes the names of columns"),
-        (lambda: ms.files("x", partition_by=["dt", None]), "partition_by takes the names of columns"),
-        (lambda: ms.sqlite("s.db", ""), "a table has a name"),
+        (lambda: ms.files(""), "a path must be a string or a Path"),
+        (lambda: ms.files(7), "a path must be a string or a Path"),
+        (lambda: ms.files("x", files_per_batch=0), "files_per_batch must be a positive integer"),
+        (lambda: ms.files("x", partition_by=["dt", "hm", "dt"]), "duplicate column in partition_by: dt, hm, dt"),
+        (lambda: ms.files("x", partition_by=""), "partition_by takes column names, not ''"),
+        (lambda: ms.files("x", partition_by=7), "partition_by takes column names, not 7"),
+        (lambda: ms.files("x", partition_by={"dt": 1}), "partition_by takes column names"),
+        (lambda: ms.files("x", partition_by=["dt", None]), "partition_by takes column names"),
+        (lambda: ms.sqlite("s.db", ""), "a table name must be a string"),
         (lambda: ms.sqlite("s.db", "_millstream_batches"), "is reserved"),
         (lambda: ms.sqlite("s.db", "t", mode="replace"), "there is no mode 'replace'"),
-        (lambda: ms.sqlite("s.db", "t", mode="upsert"), "none is named"),
-        (lambda: ms.sqlite("s.db", "t", mode="append", key="a"), "has no use for a key"),
-        (lambda: ms.sqlite("s.db", "t", key=[1]), "key takes the names of columns"),
-        (lambda: ms.postgres("mysql://x", "t"), "'mysql://' is not an address of Postgres"),
+        (lambda: ms.sqlite("s.db", "t", mode="upsert"), "but there is no key="),
+        (lambda: ms.sqlite("s.db", "t", mode="append", key="a"), "does not use a key"),
+        (lambda: ms.sqlite("s.db", "t", key=[1]), "key takes column names"),
+        (lambda: ms.postgres("mysql://x", "t"), "'mysql://' is not a Postgres address"),
         (lambda: ms.postgres("localhost", "t"), "cannot be read"),
-        (lambda: ms.postgres("postgresql://x", "a.b.c"), "is not the name of a table"),
-        (lambda: ms.console(rows=True), "rows is a whole number"),
-        (lambda: ms.memory(None), "a memory has a name"),
+        (lambda: ms.postgres("postgresql://x", "a.b.c"), "is not a table name"),
+        (lambda: ms.console(rows=True), "rows must be a positive integer"),
+        (lambda: ms.memory(None), "memory takes a name"),
         (lambda: ms.foreach_batch("print"), "foreach_batch takes a function"),
-        (lambda: ms.rate(0), "rows_per_second is a whole number"),
-        (lambda: ms.socket("localhost", 70000), "a port is at most 65535"),
+        (lambda: ms.rate(0), "rows_per_second must be a positive integer"),
+        (lambda: ms.socket("localhost", 70000), "a port must be at most 65535"),
     ],
 )
 def test_what_makes_no_sense_is_refused_where_it_was_written(make, said):
@@ -147,7 +147,7 @@ def test_a_key_that_the_rows_lack_is_refused_with_what_exists():
 
 
 def test_two_columns_of_one_name_are_refused():
-    with pytest.raises(InvalidPlan, match=r"'window.start' and 'Window_Start' would both be the column"):
+    with pytest.raises(InvalidPlan, match=r"'window.start' and 'Window_Start' would both become the column"):
         flat_columns(Schema.of("window struct<start: int>, Window_Start int"))
 
 
@@ -193,6 +193,6 @@ def test_topics_may_have_a_number_of_partitions_and_other_sinks_none():
             scores.write(place, partitions=2)
         assert __file__ in str(refused.value.where)
     for number in (0, -1, True, 1.5, "2"):
-        with pytest.raises(InvalidPlan, match="partitions is a whole number from 1 on"):
+        with pytest.raises(InvalidPlan, match="partitions must be a positive integer"):
             scores.write("more", partitions=number)
     assert len(flow.outputs) == 3

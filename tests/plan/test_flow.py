@@ -14,7 +14,8 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, MillstreamError
-from millstream.plan.flow import Flow, Stream
+from millstream.plan.flow import Flow
+from millstream.plan.stream import Stream
 from step_names import by_kind
 
 SCHEMA = "user string, team string, score int, ok boolean, tags map<string,string>, spot struct<x:int>, at timestamp"
@@ -82,40 +83,40 @@ async def later(row: Any) -> Any:
 
 REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     # flows, sources and sinks
-    (lambda: ms.Flow("a b"), "'a b' is not a name for a flow", "letters"),
-    (lambda: ms.Flow(3), "3 is not a name for a flow", "letters"),  # type: ignore[arg-type]
-    (lambda: ms.Flow("f").read("a b", "x int"), "'a b' is not a topic to read", "letters"),
-    (lambda: ms.Flow("f").read(None, "x int"), "None is not a topic to read", "letters"),
+    (lambda: ms.Flow("a b"), "'a b' is not a valid name for a flow", "letters"),
+    (lambda: ms.Flow(3), "3 is not a valid name for a flow", "letters"),  # type: ignore[arg-type]
+    (lambda: ms.Flow("f").read("a b", "x int"), "cannot read 'a b': not a valid topic name", "letters"),
+    (lambda: ms.Flow("f").read(None, "x int"), "cannot read None: not a valid topic name", "letters"),
     (lambda: ms.Flow("f").read("a", "x strange"), "strange", ""),
-    (lambda: ms.Flow("f").read("a", 3), "a schema is a text", "write for example"),  # type: ignore[arg-type]
+    (lambda: ms.Flow("f").read("a", 3), "a schema must be text", "write for example"),  # type: ignore[arg-type]
     (lambda: ms.Flow("f").read("a", SCHEMA, "att"), "there is no column 'att'", "did you mean 'at'? columns"),
-    (lambda: ms.Flow("f").read("a", SCHEMA, "score"), "event_time 'score' is int", "of type timestamp: at"),
-    (lambda: ms.Flow("f").read("a", "x int", None, ms.ascending()), "about event time", "event_time='…'"),
+    (lambda: ms.Flow("f").read("a", SCHEMA, "score"), "event_time 'score' is int", "timestamp columns: at"),
+    (lambda: ms.Flow("f").read("a", "x int", None, ms.ascending()), "a watermark needs event_time", "event_time='…'"),
     (lambda: ms.Flow("f").read("a", SCHEMA, "at", "1 s"), "is not a watermark", "bounded"),  # type: ignore[arg-type]
     (lambda: ms.Flow("f").read("a", SCHEMA, "at", ms.punctuated("score")), "'score' is int", ""),
     (lambda: ms.Flow("f").read("a", SCHEMA, "at", ms.punctuated("att")), "no column 'att'", "did you mean 'at'?"),
-    (lambda: stream().write(""), "'' is not a topic to write", "letters"),
-    (two_writes, "two streams are written to out, the other at", "union"),
+    (lambda: stream().write(""), "cannot write '': not a valid topic name", "letters"),
+    (two_writes, "two streams write to out, the other one at", "union"),
     (loop, "the flow reads and writes 'scores'", "another topic"),
     (loop_the_other_way, "the flow reads and writes 'out'", "another topic"),
-    (lambda: ms.Flow("f").check(), "the flow 'f' writes nothing", ".write("),
-    (lambda: ms.Flow("f").explain(), "the flow 'f' writes nothing", ".write("),
+    (lambda: ms.Flow("f").check(), "the flow 'f' has no output", ".write("),
+    (lambda: ms.Flow("f").explain(), "the flow 'f' has no output", ".write("),
     (lambda: stream().explain("png"), "no format 'png'", "text, mermaid, svg"),  # type: ignore[arg-type]
     # names
     (two_names, "there are two steps named 'good'", "choose another"),
     (taken_name, "there are two steps named 'read_scores'", "choose another"),
-    (lambda: stream().where("ok", name="a b"), "'a b' is not a name for a step", "letters"),
+    (lambda: stream().where("ok", name="a b"), "'a b' is not a valid name for a step", "letters"),
     # row by row
     (lambda: stream().where("scor > 1"), "there is no column 'scor'", "did you mean 'score'?"),
-    (lambda: stream().where("score"), "'score' is int, and a condition is true or false", "compare"),
-    (lambda: stream().where(3), "an expression is Spark SQL text, not 3", ""),  # type: ignore[arg-type]
+    (lambda: stream().where("score"), "'score' is int, but a condition must be true or false", "compare"),
+    (lambda: stream().where(3), "an expression must be Spark SQL text, not 3", ""),  # type: ignore[arg-type]
     (lambda: stream().select(), "select needs at least one column", "columns that exist: user"),
     (lambda: stream().select("usr"), "there is no column 'usr'", "did you mean 'user'?"),
     (lambda: stream().select("score + 1"), "there is no column 'score + 1'", "name='expression'"),
     (lambda: stream().select("user", "user"), "user", ""),
     (lambda: stream().select("user", USER="team"), "USER", ""),
     (lambda: stream().select(x="rand()"), "repeatable", ""),
-    (lambda: stream().with_column("", "1"), "a column has a name", ""),
+    (lambda: stream().with_column("", "1"), "a column name is a string", ""),
     (lambda: stream().with_column("x", "sum(score)"), "more than one row", ".agg"),
     (lambda: stream().map("score + 1"), "map takes a function", "select("),  # type: ignore[arg-type]
     (lambda: stream().flat_map(3), "flat_map takes a function", "lambda"),  # type: ignore[arg-type]
@@ -123,19 +124,19 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().map(len, batch="pandas"), "batch is True, False", "polars"),  # type: ignore[arg-type]
     (lambda: stream().map(len, "x strange"), "strange", ""),
     (lambda: stream().split({}), "split takes branches", "rest="),
-    (lambda: stream().split({"a b": "ok"}), "'a b' is not a name for a branch", "letters"),
+    (lambda: stream().split({"a b": "ok"}), "'a b' is not a valid name for a branch", "letters"),
     (lambda: stream().split({"a": "ok"}, rest="a"), "two branches named 'a'", "taken: a"),
-    (lambda: stream().split({"a": "score"}), "a condition is true or false", ""),
-    (lambda: stream().union(), "two streams or more", "a.union(b)"),
-    (lambda: stream().union("b"), "'b' is none", "a.union(b)"),  # type: ignore[arg-type]
-    (two_flows, "within one flow", "topic"),
+    (lambda: stream().split({"a": "score"}), "a condition must be true or false", ""),
+    (lambda: stream().union(), "union needs at least two streams", "a.union(b)"),
+    (lambda: stream().union("b"), "union takes streams, not 'b'", "a.union(b)"),  # type: ignore[arg-type]
+    (two_flows, "union needs streams of one flow", "topic"),
     (different, "'y' is missing in one; 'z' is missing in one; 'x' is int and bigint", "select"),
     (other_order, "the order is x, y and y, x", "select"),
     (lambda: stream().where("ok").dead, "the step 'where' (where) has no dead letters", "map"),
     # grouping
-    (lambda: stream().key_by(), "key_by needs a column", "columns that exist"),
+    (lambda: stream().key_by(), "key_by needs at least one column", "columns that exist"),
     (lambda: stream().key_by("tem"), "there is no column 'tem'", "did you mean 'team'?"),
-    (lambda: stream().key_by("team", "team"), "stands twice", ""),
+    (lambda: stream().key_by("team", "team"), "duplicate column in key_by", ""),
     (lambda: stream().key_by("tags"), "'tags' is map<string,string>, which cannot be a key", "with_column"),
     (lambda: panes().agg(n=ms.count()).key_by("window"), "cannot be a key", "window.start"),
     (lambda: panes().agg(n=ms.count()).key_by("weight"), "a key cannot be named 'weight'", "select"),
@@ -144,32 +145,32 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().window(ms.fixed("1 m"), allowed_lateness="-1 s"), "allowed_lateness '-1 s' is negative", ""),
     (lambda: stream().window(ms.fixed("1 m"), allowed_lateness=timedelta(-1)), "negative", ""),
     (lambda: stream().window(ms.fixed("1 m"), allowed_lateness=5), "allowed_lateness", "unit"),  # type: ignore[arg-type]
-    (lambda: stream().window(ms.rows(3), allowed_lateness="1 s"), "rows(3) has no end", "leave allowed_lateness"),
-    (lambda: stream().window(ms.everything(), allowed_lateness="1 s"), "has no end", "leave allowed_lateness"),
+    (lambda: stream().window(ms.rows(3), allowed_lateness="1 s"), "rows(3) has no end", "remove allowed_lateness"),
+    (lambda: stream().window(ms.everything(), allowed_lateness="1 s"), "has no end", "remove allowed_lateness"),
     (lambda: stream(None).window(ms.fixed("1 m")), "the rows of 'read_scores' have none", "time='processing'"),
     (lambda: stream(None).where("ok").window(ms.rows(2)), "the rows of 'read_scores' have none", "event_time='…'"),
     (some_without_time, "the rows of 'read_more' have none", "event_time='…'"),
     (panes_without_time, "the panes of everything() have none", "timestamp='latest'"),
-    (lambda: stream().window(ms.delta_window("user", 1)), "delta_window needs a number, and 'user' is string", "score"),
+    (lambda: stream().window(ms.delta_window("user", 1)), "delta_window needs a number, but 'user' is string", "score"),
     (lambda: stream().window(ms.delta_window("scor", 1)), "there is no column 'scor'", "did you mean 'score'?"),
-    (lambda: stream().window(ms.closed_by("score")), "a condition is true or false", ""),
+    (lambda: stream().window(ms.closed_by("score")), "a condition must be true or false", ""),
     (lambda: panes().trigger(ms.each), "is not a trigger", "after_watermark"),
     # aggregates
     (lambda: panes().agg(), "agg needs at least one aggregate", "ms.sum"),
     (lambda: panes().agg(ms.count()), "agg takes aggregates by name", "n=ms.count()"),
     (lambda: panes().agg(n="count"), "n='count' is not an aggregate", "ms.sum"),
-    (lambda: panes().agg(window=ms.count()), "a pane has a column 'window' already", "other than"),
-    (lambda: panes().agg(Weight=ms.count()), "a pane has a column 'Weight' already", "other than"),
-    (lambda: panes().agg(team=ms.count()), "a pane has a column 'team' already", "other than"),
+    (lambda: panes().agg(window=ms.count()), "a pane already has a column 'window'", "other than"),
+    (lambda: panes().agg(Weight=ms.count()), "a pane already has a column 'Weight'", "other than"),
+    (lambda: panes().agg(team=ms.count()), "a pane already has a column 'team'", "other than"),
     (lambda: panes().agg(n=ms.count(), N=ms.count()), "N", ""),
     (lambda: panes().agg(x=ms.sum("scor")), "there is no column 'scor'", "did you mean 'score'?"),
-    (lambda: panes().agg(x=ms.sum("user")), "sum needs a number, and 'user' is string", "cast"),
-    (lambda: panes().agg(x=ms.mean("ok")), "mean needs a number, and 'ok' is boolean", "cast"),
+    (lambda: panes().agg(x=ms.sum("user")), "sum needs a number, but 'user' is string", "cast"),
+    (lambda: panes().agg(x=ms.mean("ok")), "mean needs a number, but 'ok' is boolean", "cast"),
     (lambda: panes().agg(x=ms.stddev("at")), "stddev needs a number", "cast"),
-    (lambda: panes().agg(x=ms.min("tags")), "min needs something that has an order", ""),
-    (lambda: panes().agg(x=ms.max("spot")), "max needs something that has an order", ""),
-    (lambda: panes().agg(x=ms.top("tags", 2)), "top needs something that has an order", ""),
-    (lambda: panes().agg(x=ms.top("user", 2, by="spot")), "and 'spot' is struct<x:int>", ""),
+    (lambda: panes().agg(x=ms.min("tags")), "min needs an orderable type", ""),
+    (lambda: panes().agg(x=ms.max("spot")), "max needs an orderable type", ""),
+    (lambda: panes().agg(x=ms.top("tags", 2)), "top needs an orderable type", ""),
+    (lambda: panes().agg(x=ms.top("user", 2, by="spot")), "but 'spot' is struct<x:int>", ""),
     (lambda: panes().agg(x=ms.distinct_count("tags")), "anything but a map", ""),
 ]  # fmt: skip
 

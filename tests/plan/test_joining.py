@@ -11,8 +11,9 @@ import pytest
 
 import millstream as ms
 from millstream.errors import MillstreamError, NotFound
-from millstream.plan.flow import Flow, Stream
+from millstream.plan.flow import Flow
 from millstream.plan.joining import Side
+from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import IntervalJoin, LookupJoin, SideJoin, TableJoin, WindowJoin
 from millstream.plan.tables import Table
 from step_names import by_kind
@@ -148,139 +149,139 @@ def stream_as_rows() -> Any:
 
 REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     # what is joined
-    (lambda: Both().a.join("b", on="id"), "a join is with a stream or a table, and 'b' is none", "a.join(b"),  # type: ignore[arg-type]
-    (with_keyed, "a join is with a stream or a table, and Keyed is none", "a.join(b"),
-    (windows_of_keyed, "a join is with a stream or a table, and Keyed is none", "a.join(b"),
-    (two_flows, "a join is within one flow, and these are of 'f' and 'f'", "write a topic in one"),
-    (by_key, "takes no rows by key", "join streams, not keyed ones: stream.join(other, on='id')"),
-    (by_keys, "takes no rows by key", "stream.join(other, on=('id', 'name'))"),
+    (lambda: Both().a.join("b", on="id"), "join takes a stream or a table, not 'b'", "a.join(b"),  # type: ignore[arg-type]
+    (with_keyed, "join takes a stream or a table, not Keyed", "a.join(b"),
+    (windows_of_keyed, "join takes a stream or a table, not Keyed", "a.join(b"),
+    (two_flows, "join needs both inputs in one flow, but these are of 'f' and 'f'", "write a topic in one"),
+    (by_key, "not with key_by", "use stream.join(other, on='id')"),
+    (by_keys, "not with key_by", "stream.join(other, on=('id', 'name'))"),
     (
         table_with_stream,
-        "'to_table' is a table, and cannot be joined with a stream",
-        "turn it round: stream.join(table, as_of=…)",
+        "'to_table' is a table, which cannot be joined with a stream",
+        "swap them: stream.join(table, as_of=…)",
     ),
-    (table_within_a_time, "'union' is a table, and cannot be joined with a stream", "join two tables"),
-    (stream_with_table_within_a_time, "within= has no meaning in a join of a stream and a table", "leave it out"),
-    (table_looked_up, "as_of= has no meaning in a join of two tables", "leave it out"),
+    (table_within_a_time, "'union' is a table, which cannot be joined with a stream", "join two tables"),
+    (stream_with_table_within_a_time, "within= does not apply to a join of a stream and a table", "leave it out"),
+    (table_looked_up, "as_of= does not apply to a join of two tables", "leave it out"),
     # how and on
     (lambda: streams(how="outer"), "there is no 'outer' join", "joins that exist: inner, left"),
-    (lambda: streams(on=()), "a join needs a column in which rows are equal", "on='user'"),
-    (lambda: streams(on={}), "a join needs a column in which rows are equal", "on='user'"),
-    (lambda: in_windows(on=None), "a join needs a column in which rows are equal", "on='user'"),
-    (lambda: streams(on=None), "on takes the name of a column, or several, not None", "on={'own': 'other'}"),
+    (lambda: streams(on=()), "a join needs at least one column in on=", "on='user'"),
+    (lambda: streams(on={}), "a join needs at least one column in on=", "on='user'"),
+    (lambda: in_windows(on=None), "a join needs at least one column in on=", "on='user'"),
+    (lambda: streams(on=None), "on takes one column name or several, not None", "on={'own': 'other'}"),
     (
         lambda: streams(on=[("id", "id")]),
-        "on takes the name of a column, or several",
+        "on takes one column name or several",
         "on={'own': 'other'} where the names differ",
     ),
     (
         lambda: streams(on={("id",): "id"}),
-        "on takes a column for each column, not {('id',): 'id'}",
+        "on maps columns to columns, not {('id',): 'id'}",
         "on={'own': 'other'}",
     ),
     (
         lambda: streams(on={"id": ["id"]}),
-        "on takes a column for each column, not {'id': ['id']}",
+        "on maps columns to columns, not {'id': ['id']}",
         "on={'own': 'other'}",
     ),
     (lambda: streams(on="idd"), "there is no column 'idd'", "did you mean 'id'? columns that exist: id, name, at"),
     (lambda: streams(on={"id": "idd"}), "there is no column 'idd'", "columns that exist: id, user, price, seen"),
-    (lambda: streams(on=("id", "id")), "a column stands twice in on: id, id", "name each once"),
+    (lambda: streams(on=("id", "id")), "duplicate column in on: id, id", "name each once"),
     (
         lambda: streams(on={"id": "user"}),
-        "'id' is int and 'user' is string: they are never equal",
+        "'id' is int and 'user' is string: they cannot be compared",
         "cast(id as bigint)",
     ),
     (
         lambda: streams(on={"id": "price"}),
-        "'id' is int and 'price' is double: they are never equal",
+        "'id' is int and 'price' is double: they cannot be compared",
         "cast(id as bigint)",
     ),
     # names
-    (lambda: streams(suffix=""), "suffix is a text that is put behind names, not ''", "suffix='_right'"),
-    (lambda: tables(suffix=None), "suffix is a text that is put behind names, not None", "suffix='_right'"),
-    (lambda: in_windows(suffix=3), "suffix is a text that is put behind names, not 3", "suffix='_right'"),
+    (lambda: streams(suffix=""), "suffix is a string to append to names, not ''", "suffix='_right'"),
+    (lambda: tables(suffix=None), "suffix is a string to append to names, not None", "suffix='_right'"),
+    (lambda: in_windows(suffix=3), "suffix is a string to append to names, not 3", "suffix='_right'"),
     (
         lambda: streams(both=Both("id int, user string, User_Right int, at timestamp")),
-        "'user_right' would stand twice in the join",
+        "the join would have two columns 'user_right'",
         "choose another suffix, or rename with select(…)",
     ),
-    (lambda: streams(name="a b"), "'a b' is not a name for a step", "letters"),
+    (lambda: streams(name="a b"), "'a b' is not a valid name for a step", "letters"),
     # two streams
     (
         lambda: streams(within=None),
-        "two streams are joined within a time, and none is given",
+        "a join of two streams needs within=",
         "within=('0 seconds', '1 hour')",
     ),
     (lambda: streams(within="1 hour"), "within takes two durations, not '1 hour'", "within=('-5 minutes', '1 hour')"),
     (lambda: streams(within=("1 hour",)), "within takes two durations", "within=('-5 minutes', '1 hour')"),
     (
         lambda: streams(within=("1 hour", "0 s")),
-        "within begins at '1 hour', after its end at '0 s'",
-        "turn the two round",
+        "within starts at '1 hour', after its end at '0 s'",
+        "swap them",
     ),
     (lambda: streams(within=("-soon", "0 s")), "soon", ""),
     (lambda: streams(within=(3, "5 s")), "within", "unit"),
-    (lambda: streams(as_of="now"), "as_of= has no meaning in a join of two streams", "leave it out"),
+    (lambda: streams(as_of="now"), "as_of= does not apply to a join of two streams", "leave it out"),
     (lambda: streams(allowed_lateness="-1 s"), "allowed_lateness '-1 s' is negative", ""),
     (
         lambda: streams(both=Both(times=False)),
-        "within is about event time, and the rows of 'read_a' have none",
+        "within needs event time, but the rows of 'read_a' have none",
         "event_time='…'",
     ),
     # windows
     (
         windows_of_a_table,
-        "a join in windows is for the rows of a stream, and 'to_table' is a table",
+        "a join in windows needs a stream, but 'to_table' is a table",
         "stream.join(table, as_of=…)",
     ),
     (
         windows_of_a_union,
-        "a join in windows is for the rows of a stream, and 'union' is a table",
-        ".changes() gives its changes as a stream",
+        "a join in windows needs a stream, but 'union' is a table",
+        "use .changes() for its changes as a stream",
     ),
-    (windows_of_known_rows, "rows that are known beforehand lie in no window", "stream.join(flow.table(…), on=…)"),
-    (windows_twice, "a join in windows has a column 'window', and 'read_b' has one already", "select(…)"),
-    (told_when, "a join answers when its window is over", "leave out trigger(…), discarding()"),
+    (windows_of_known_rows, "a lookup table has no windows", "stream.join(flow.table(…), on=…)"),
+    (windows_twice, "a join in windows adds a column 'window', but 'read_b' already has one", "select(…)"),
+    (told_when, "a join in windows has no trigger or mode", "remove trigger(…), discarding()"),
     (lambda: in_windows(ms.rows(3)), "streams cannot be joined in rows(3)", "fixed, sliding, sessions or calendar"),
     (lambda: in_windows(ms.fixed("1 m", time="processing")), "streams cannot be joined in fixed(", "in event time"),
     (
         lambda: in_windows(both=Both(times=False)),
-        "is about event time, and the rows of 'read_a' have none",
+        "needs event time, but the rows of 'read_a' have none",
         "event_time='…'",
     ),
     # a stream and a table
-    (lambda: lookup(), "which version of the table is meant is not said", "as_of='event_time'"),
-    (lambda: lookup(as_of="today"), "as_of is not 'today'", "as_of='now'"),
+    (lambda: lookup(), "a join with a table needs as_of=", "as_of='event_time'"),
+    (lambda: lookup(as_of="today"), "as_of='today' is unknown", "as_of='now'"),
     (lambda: lookup(as_of="now", how="right"), "a right join would need rows of the table", "inner, left, semi, anti"),
     (
         lambda: lookup(as_of="now", allowed_lateness="1 s"),
-        "allowed_lateness= has no meaning in a join of a stream and",
+        "allowed_lateness= does not apply to a join of a stream and",
         "leave it out",
     ),
     (
         lambda: lookup(as_of="event_time", both=Both(times=False)),
-        "as_of='event_time' is about event time",
+        "as_of='event_time' needs event time",
         "event_time='…'",
     ),
-    (taken_back_now, "rows of 'read_c' may be taken back", "use as_of='event_time'"),
+    (taken_back_now, "rows of 'read_c' may be retracted", "use as_of='event_time'"),
     # two tables
-    (lambda: tables(within=WITHIN), "within= has no meaning in a join of two tables", "leave it out"),
-    (lambda: tables(as_of="now"), "as_of= has no meaning in a join of two tables", "leave it out"),
+    (lambda: tables(within=WITHIN), "within= does not apply to a join of two tables", "leave it out"),
+    (lambda: tables(as_of="now"), "as_of= does not apply to a join of two tables", "leave it out"),
     (
         lambda: tables(allowed_lateness="1 s"),
-        "allowed_lateness= has no meaning in a join of two tables",
+        "allowed_lateness= does not apply to a join of two tables",
         "leave it out",
     ),
     # rows known beforehand
     (lambda: known(how="full"), "a full join would need rows of the table", "join two tables"),
     (
         lambda: known(within=WITHIN),
-        "within= has no meaning in a join of rows that are known beforehand",
+        "within= does not apply to a join of a stream and a lookup table",
         "leave it out",
     ),
-    (lambda: known(as_of="now"), "as_of= has no meaning in a join of rows that are known beforehand", "leave it out"),
-    (stream_as_rows, "flow.table takes rows that are known beforehand, not a stream", "stream.to_table(key=…)"),
+    (lambda: known(as_of="now"), "as_of= does not apply to a join of a stream and a lookup table", "leave it out"),
+    (stream_as_rows, "flow.table takes static rows, not a stream", "stream.to_table(key=…)"),
     (lambda: Both().flow.table([{"id": "x"}], "id int"), "row 0 of the list does not fit", "the schema is id int"),
     (lambda: Both().flow.table(3, "id int"), "rows cannot be read from int", "a list of dicts"),
     (lambda: Both().flow.table([], "id strange"), "strange", ""),

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan, InvalidWindow
-from millstream.plan.flow import Flow, Stream
+from millstream.plan.flow import Flow
 from millstream.plan.nodes import Dead, Process
+from millstream.plan.stream import Stream
 from millstream.records.python_values import NotPlain, UnreadableValues, decoded, encoded
 from step_names import by_kind
 
@@ -83,17 +84,17 @@ async def waits_and_yields(row: dict[str, Any], key: Any) -> Any:
     ("arguments", "said"),
     [
         ({"function": "n > 3"}, "process takes a function, not 'n > 3'"),
-        ({"function": waits}, "process takes a plain function, and this one is async"),
-        ({"function": waits_and_yields}, "process takes a plain function, and this one is async"),
+        ({"function": waits}, "process takes a synchronous function, but this one is async"),
+        ({"function": waits_and_yields}, "process takes a synchronous function, but this one is async"),
         ({"function": lambda row: None}, r"process calls its function with \(row, key\)"),
-        ({"function": lambda row, key, more: None}, "does not take that"),
-        ({"schema": None}, "process needs the columns that its function gives"),
+        ({"function": lambda row, key, more: None}, "does not accept that"),
+        ({"schema": None}, "process needs the schema of its function's results"),
         ({"on_timer": 5}, "on_timer takes a function, not 5"),
         ({"on_timer": lambda tag, key: None}, r"on_timer calls its function with \(tag, time, key\)"),
-        ({"on_timer": waits}, "on_timer takes a plain function"),
+        ({"on_timer": waits}, "on_timer takes a synchronous function"),
         ({"event_time": "at"}, "there is no column 'at'"),
         ({"event_time": "device"}, "event_time 'device' is string, not a timestamp"),
-        ({"name": "a b"}, "is not a name for a step"),
+        ({"name": "a b"}, "is not a valid name for a step"),
     ],
 )
 def test_what_makes_no_sense_is_refused_where_it_is_written(arguments: dict[str, Any], said: str) -> None:
@@ -116,14 +117,14 @@ def test_functions_that_do_not_say_what_they_take_are_taken() -> None:
 
 def test_streams_whose_rows_are_taken_back_are_refused() -> None:
     panes = readings().key_by("device").window(ms.fixed("1 minute")).retracting().agg(total=ms.sum("n"))
-    with pytest.raises(InvalidPlan, match="may be taken back"):
+    with pytest.raises(InvalidPlan, match="process needs rows that are never retracted"):
         panes.key_by("device").process(counted, "device string")
-    with pytest.raises(InvalidPlan, match="may be taken back"):
+    with pytest.raises(InvalidPlan, match="process needs rows that are never retracted"):
         readings(changes=True).where("n > 0").key_by("device").process(counted, "device string")
 
 
 def test_an_event_time_without_a_watermark_is_refused() -> None:
-    with pytest.raises(InvalidPlan, match="have no event time, so no watermark would come"):
+    with pytest.raises(InvalidPlan, match="have no event time, so there is no watermark"):
         readings(event_time=None).key_by("device").process(counted, "seen timestamp", event_time="seen")
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan.flow import Stream
 from millstream.plan.nodes import Dead, Late, Project, Read
+from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import AllRows, Latest, Top
 from millstream.plan.tables import Table
 from millstream.testing import Add, play
@@ -69,120 +69,136 @@ def given(row: Any, key: Any) -> None:
 REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     # to_table
     (lambda: stream().to_table(key=()), "a table needs a key", "columns that exist: user, team"),
-    (lambda: stream().to_table(key=()), "a table needs a key", "or leave out key=: then every row is in the table"),
+    (lambda: stream().to_table(key=()), "a table needs a key", "or remove key= to keep every row"),
     (
         lambda: stream().to_table(deleted="score = 0"),
-        "deleted= says which rows delete their key, and no key is named",
+        "deleted= selects rows that delete their key, but there is no key",
         "to_table(key='user', deleted=…)",
     ),
-    (lambda: table().to_table(name="b"), "'to_table' is a table as it is", "leave out name="),
-    (lambda: bag().to_table(key="user", deleted="score = 0"), "taken back by their weight", "leave out deleted="),
-    (lambda: bag().take(1), "take is for the rows of a stream, and 'to_table' is a table", "top(10, by='score desc')"),
+    (lambda: table().to_table(name="b"), "'to_table' is already a table", "remove name="),
+    (lambda: bag().to_table(key="user", deleted="score = 0"), "retracted by weight", "remove deleted="),
+    (lambda: bag().take(1), "take needs a stream, but 'to_table' is a table", "top(10, by='score desc')"),
     (
         lambda: bag().distinct("user", within="1 day"),
-        "is for the rows of a stream, and 'to_table'",
-        "leave out within=",
+        "needs a stream, but 'to_table'",
+        "remove within=",
     ),
-    (lambda: bag().window(ms.fixed("1 m")), "'to_table' is a table", ".changes() gives its changes"),
-    (lambda: bag().distinct("user").window(ms.fixed("1 m")), "'distinct' is a table", ".changes() gives its changes"),
+    (lambda: bag().window(ms.fixed("1 m")), "'to_table' is a table", "use .changes() for its changes"),
+    (lambda: bag().distinct("user").window(ms.fixed("1 m")), "'distinct' is a table", "use .changes() for its changes"),
     (lambda: bag().late, "the step 'to_table' (allrows) has no late rows", "to_table(key=…)"),
     (lambda: stream(None).to_table().as_of(NOON), "the rows of 'read_scores' have no event time", "event_time='…'"),
-    (lambda: stream().to_table(key=3), "key takes the name of a column, or several, not 3", "key='user'"),  # type: ignore[arg-type]
-    (lambda: stream().to_table(key=["user", 3]), "key takes the name of a column", "key=('team', 'user')"),  # type: ignore[list-item]
+    (lambda: stream().to_table(key=3), "key takes one column name or several, not 3", "key='user'"),  # type: ignore[arg-type]
+    (lambda: stream().to_table(key=["user", 3]), "key takes one column name", "key=('team', 'user')"),  # type: ignore[list-item]
     (lambda: stream().to_table(key="usr"), "there is no column 'usr'", "did you mean 'user'?"),
-    (lambda: stream().to_table(key=("user", "user")), "a column stands twice in key: user, user", "name each once"),
+    (lambda: stream().to_table(key=("user", "user")), "duplicate column in key: user, user", "name each once"),
     (lambda: stream().to_table(key="tags"), "'tags' is map<string,string>, which cannot be a key", "with_column"),
-    (lambda: stream().to_table(key="user", deleted="score"), "'score' is int, and a condition is true or", "compare"),
-    (lambda: stream().to_table(key="user", name="a b"), "'a b' is not a name for a step", "letters"),
+    (lambda: stream().to_table(key="user", deleted="score"), "'score' is int, but a condition", "compare"),
+    (lambda: stream().to_table(key="user", name="a b"), "'a b' is not a valid name for a step", "letters"),
     (
         lambda: changed().to_table("user", deleted="city = ''"),
-        "'read_changes.row' are taken back by their weight",
-        "leave out deleted=",
+        "'read_changes.row' are retracted by weight",
+        "remove deleted=",
     ),
     (
         lambda: changed().to_table("user", name="homes"),
-        "'read_changes.row' is a table as it is, so there is no step that could be named 'homes'",
-        "leave out name=",
+        "'read_changes.row' is already a table, so there is no step to name 'homes'",
+        "remove name=",
     ),
     (
         lambda: table().to_table(key="team"),
-        "the key of 'to_table' is user, and several of its rows may be alike in team",
+        "the key of 'to_table' is user, so several rows may have the same team",
         "top(1, by=…, per='team')",
     ),
     (
         lambda: teams().to_table(key="team"),
-        "the key of 'group_by' is team, user, and several of its rows",
+        "the key of 'group_by' is team, user, so several rows",
         "top(1, by=…, per='team')",
     ),
-    (lambda: teams().to_table(key=("n", "team")), "may be alike in n, team", "top(1, by=…, per=('n', 'team'))"),
+    (lambda: teams().to_table(key=("n", "team")), "may have the same n, team", "top(1, by=…, per=('n', 'team'))"),
     # aggregates
     (lambda: stream().group_by("tem").agg(n=ms.count()), "there is no column 'tem'", "did you mean 'team'?"),
     (lambda: stream().group_by("team").agg(), "agg needs at least one aggregate", "ms.sum"),
     (lambda: stream().group_by("team").agg(ms.count()), "agg takes aggregates by name", "n=ms.count()"),
-    (lambda: stream().group_by("team").agg(team=ms.count()), "a table has a column 'team' already", "other than"),
-    (lambda: stream().group_by("team").agg(weight=ms.count()), "a table has a column 'weight' already", "other than"),
+    (lambda: stream().group_by("team").agg(team=ms.count()), "a table already has a column 'team'", "other than"),
+    (lambda: stream().group_by("team").agg(weight=ms.count()), "a table already has a column 'weight'", "other than"),
     (lambda: stream().group_by("team").agg(n="count"), "n='count' is not an aggregate", "ms.sum"),  # type: ignore[arg-type]
     # the other side of a table, and its past
-    (lambda: table().with_column("weight", "1").changes(), "changes have a column 'weight' of its own", "select("),  # type: ignore[attr-defined]
-    (lambda: table().with_column("Event_Time", "at").changes(), "changes have a column 'event_time'", "select("),  # type: ignore[attr-defined]
+    (lambda: table().with_column("weight", "1").changes(), "changes add a column 'weight'", "select("),  # type: ignore[attr-defined]
+    (lambda: table().with_column("Event_Time", "at").changes(), "changes add a column 'event_time'", "select("),  # type: ignore[attr-defined]
     (
         lambda: table().with_column("weight", "1").write("out"),
-        "written of a table may have a column 'weight'",
+        "writing a table may add a column 'weight'",
         "select(",
     ),
     (lambda: table().as_of("noon"), "'noon' is not a time", "as_of('2026-01-01T12:00:00+00:00')"),
-    (lambda: table().as_of("2026-01-01T12:00:00"), "is not a time with a zone", "as_of('2026-01-01T12:00:00+00:00')"),
-    (lambda: table().as_of(3), "3 is not a time with a zone", "as_of("),  # type: ignore[arg-type]
+    (
+        lambda: table().as_of("2026-01-01T12:00:00"),
+        "is not a time with a time zone",
+        "as_of('2026-01-01T12:00:00+00:00')",
+    ),
+    (lambda: table().as_of(3), "3 is not a time with a time zone", "as_of("),  # type: ignore[arg-type]
     (lambda: stream(None).to_table("user").as_of(NOON), "the rows of 'to_table' have no event time", "event_time='…'"),
     # distinct, take, top
     (lambda: stream().distinct("usr"), "there is no column 'usr'", "did you mean 'user'?"),
-    (lambda: stream().distinct("user", within="0 seconds"), "within must be longer than nothing", "within='1 day'"),
+    (lambda: stream().distinct("user", within="0 seconds"), "within must be longer than 0", "within='1 day'"),
     (lambda: stream().distinct("user", within="soon"), "soon", ""),
     (
         lambda: table().distinct("team", within="1 day"),
-        "is for rows that stay, and those of 'to_table' may be taken back",
-        "leave out within=",
+        "needs rows that are never retracted, but those of 'to_table' may be",
+        "remove within=",
     ),
     (lambda: stream(None).distinct("user", within="1 day"), "the rows of 'read_scores' have none", "event_time='…'"),
-    (lambda: stream().take(0), "take takes a whole number from 1 on, not 0", "take(10)"),
-    (lambda: stream().take(True), "take takes a whole number from 1 on, not True", "take(10)"),
-    (lambda: stream().take(1, per=3), "per takes the name of a column, or several, not 3", "per='user'"),  # type: ignore[arg-type]
+    (lambda: stream().take(0), "take takes a positive integer, not 0", "take(10)"),
+    (lambda: stream().take(True), "take takes a positive integer, not True", "take(10)"),
+    (lambda: stream().take(1, per=3), "per takes one column name or several, not 3", "per='user'"),  # type: ignore[arg-type]
     (lambda: stream().take(1, per="usr"), "there is no column 'usr'", "did you mean 'user'?"),
-    (lambda: table().take(1), "take is for rows that stay", "top(10, by='score desc')"),
-    (lambda: stream().top(1.5, by="score"), "top takes a whole number from 1 on, not 1.5", "top(10)"),  # type: ignore[arg-type]
+    (lambda: table().take(1), "take needs rows that are never retracted", "top(10, by='score desc')"),
+    (lambda: stream().top(1.5, by="score"), "top takes a positive integer, not 1.5", "top(10)"),  # type: ignore[arg-type]
     (lambda: stream().top(1, by=()), "top needs an order", "by='score desc'"),
-    (lambda: stream().top(1, by=3), "by takes the name of a column, or several, not 3", "by=['score desc', 'name']"),  # type: ignore[arg-type]
-    (lambda: stream().top(1, by=[("score", "desc")]), "by takes the name of a column", "by='score desc'"),  # type: ignore[list-item]
+    (lambda: stream().top(1, by=3), "by takes one column name or several, not 3", "by=['score desc', 'name']"),  # type: ignore[arg-type]
+    (lambda: stream().top(1, by=[("score", "desc")]), "by takes one column name", "by='score desc'"),  # type: ignore[list-item]
     (lambda: stream().top(1, by="scor desc"), "there is no column 'scor'", "did you mean 'score'?"),
-    (lambda: stream().top(1, by="tags"), "and 'tags' is map<string,string>", "order by another column"),
+    (lambda: stream().top(1, by="tags"), "but 'tags' is map<string,string>", "order by another column"),
     (
         lambda: stream().top(1, by="score, user desc"),
-        "by='score, user desc' is several orders in one text",
+        "by='score, user desc' contains several orders",
         'write them as a list: by=["score", "user desc"]',
     ),
-    (lambda: stream().top(1, by="greatest(score, 1), user"), "is several orders", 'by=["greatest(score, 1)", "user"]'),
+    (
+        lambda: stream().top(1, by="greatest(score, 1), user"),
+        "contains several orders",
+        'by=["greatest(score, 1)", "user"]',
+    ),
     (
         lambda: stream().top(1, by="score desc nulls first"),
-        "says where nulls stand",
-        "nulls stand last: leave out 'nulls first'",
+        "sets the order of nulls",
+        "nulls always come last: remove 'nulls first'",
     ),
     (
         lambda: stream().top(1, by="score NULLS LAST"),
-        "says where nulls stand",
-        "nulls stand last: leave out 'NULLS LAST'",
+        "sets the order of nulls",
+        "nulls always come last: remove 'NULLS LAST'",
     ),
     (lambda: stream().top(1, by="score", per="tem"), "there is no column 'tem'", "did you mean 'team'?"),
-    (lambda: stream().top(1, by="score", rank="user"), "rank is the name of a new column, not 'user'", "rank='place'"),
-    (lambda: stream().top(1, by="score", rank=1), "rank is the name of a new column, not 1", "rank='place'"),  # type: ignore[arg-type]
+    (
+        lambda: stream().top(1, by="score", rank="user"),
+        "rank is the name of a new column, not 'user'",
+        "rank='position'",
+    ),
+    (lambda: stream().top(1, by="score", rank=1), "rank is the name of a new column, not 1", "rank='position'"),  # type: ignore[arg-type]
     (lambda: stream().top(1, by="score", rank="USER"), "USER", ""),
-    (lambda: stream().top(1, by="score", ties=3), "ties is True or False, not 3", "equal to the last one that is in"),  # type: ignore[arg-type]
+    (
+        lambda: stream().top(1, by="score", ties=3),
+        "ties is True or False, not 3",
+        "includes rows equal to the last one",
+    ),  # type: ignore[arg-type]
     # a table is no stream
     (
         lambda: table().window(ms.fixed("1 m")),
-        "a window is for the rows of a stream, and 'to_table' is a table",
-        ".changes() gives its changes as a stream",
+        "a window needs a stream, but 'to_table' is a table",
+        "use .changes() for its changes as a stream",
     ),
-    (lambda: table().key_by("team").window(ms.rows(3)), "a window is for the rows of a stream", "group_by(…).agg(…)"),
+    (lambda: table().key_by("team").window(ms.rows(3)), "a window needs a stream", "group_by(…).agg(…)"),
     (lambda: teams().where("n > 1").window(ms.fixed("1 m")), "'where' is a table", ".changes()"),
     (lambda: stream().top(3, by="score").window(ms.fixed("1 m")), "'top' is a table", ".changes()"),
     (lambda: table().distinct("team").window(ms.fixed("1 m")), "'distinct' is a table", ".changes()"),
@@ -191,41 +207,49 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: both().select("team", "at").window(ms.fixed("1 m")), "'select' is a table", ".changes()"),
     (lambda: changed().to_table("user").window(ms.fixed("1 m")), "'read_changes.row' is a table", ".changes()"),
     (lambda: read_again_and_streamed().window(ms.fixed("1 m")), "'union' is a table", ".changes()"),
-    (lambda: table().key_by("team").process(given, "n int"), "may be taken back", ".changes() gives the changes"),
-    (lambda: retracting().key_by("team").process(given, "n int"), "may be taken back", "use .discarding()"),
+    (
+        lambda: table().key_by("team").process(given, "n int"),
+        "process needs rows that are never retracted",
+        "use .changes() for the changes",
+    ),
+    (
+        lambda: retracting().key_by("team").process(given, "n int"),
+        "process needs rows that are never retracted",
+        "use .discarding()",
+    ),
     # rows by key
     (
         lambda: stream().key_by("user").agg(n=ms.count()),
-        "aggregated in windows, and none is named",
+        "a keyed stream needs a window before agg",
         "use .window(…).agg(…), or stream.group_by('user').agg(…)",
     ),
-    (lambda: stream().key_by("user").to_table(), "a table names its key itself", "stream.to_table(key='user')"),
+    (lambda: stream().key_by("user").to_table(), "to_table takes its key with key=", "stream.to_table(key='user')"),
     (
         lambda: stream().key_by("team", "user").to_table("user"),
-        "a table names its key",
+        "to_table takes its key with key=",
         "to_table(key=('team', 'user'))",
     ),
     # what is read as changes, and what is written
-    (lambda: changed("weight int", None), "nothing of a row is left beside weight", "name the columns of the rows too"),
-    (lambda: changed("weight int, event_time timestamp"), "left beside weight and event_time", "the columns"),
+    (lambda: changed("weight int", None), "there are no columns besides weight", "add the columns of the rows"),
+    (lambda: changed("weight int, event_time timestamp"), "besides weight and event_time", "the columns"),
     (
         lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("a.db", "t")),
-        "two streams are written to sqlite t, the other at",
+        "two streams write to sqlite t, the other one at",
         "union",
     ),
     (
         lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("./a.db", "T")),
-        "two streams are written to sqlite T",
+        "two streams write to sqlite T",
         "union",
     ),
     (
         lambda: stream_and_table_to_one_place(ms.sqlite("a.db", "t", key="user"), ms.sqlite("a.db", "t")),
-        "two streams are written",
+        "two streams write to",
         "union",
     ),
     (
         lambda: stream_and_table_to_one_place(ms.postgres("host=a", "t"), ms.postgres("host=a", "t")),
-        "two streams are written to postgres t",
+        "two streams write to postgres t",
         "union",
     ),
 ]

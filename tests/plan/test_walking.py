@@ -10,7 +10,7 @@ import pytest
 import millstream as ms
 from millstream.jobs.kept_steps import described
 from millstream.plan.walking import in_order
-from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.testing import Add, Watermark, play
 
 DIAMONDS = 30
@@ -41,17 +41,17 @@ def test_stacked_diamonds_are_explained_and_laid_out() -> None:
     stream = flow.read("input", "k string, v long, at timestamp", "at")
     counted(stream).write("counts")
     assert flow.explain().count("union") >= DIAMONDS
-    layout = Layout(tuple(flow.outputs), 4)
-    assert len(layout.order) == 3 * DIAMONDS + 3
-    assert len(layout.stages) == 1
-    assert layout.reading
+    physical_plan = PhysicalPlan(tuple(flow.outputs), 4)
+    assert len(physical_plan.order) == 3 * DIAMONDS + 3
+    assert len(physical_plan.stages) == 1
+    assert physical_plan.reading
 
 
 def test_stacked_diamonds_of_a_table_are_described_for_the_job_folder() -> None:
     flow = ms.Flow("diamonds")
     stream = stacked(flow.read("input", "k string, v long, weight int, at timestamp", "at", changes=True))
     stream.group_by("k").agg(n=ms.count()).write("counts")
-    assert len(str(described(Layout(tuple(flow.outputs), 4), {}))) < 100_000
+    assert len(str(described(PhysicalPlan(tuple(flow.outputs), 4), {}))) < 100_000
 
 
 def test_every_step_stands_after_its_inputs() -> None:

@@ -163,7 +163,7 @@ def test_what_is_measured_is_read_as_before():
         (record(inner("Z0", "int"), *(inner(f"Z{n}", f"Z{n - 1}") for n in range(1, 300))), "200 levels"),
         (record(["int"] * 50_001), "more than 50,000 types"),
         (json.dumps(record("int", doc=" " * SCHEMA_BYTES_MAX)), "more than 1 MiB"),
-        (json.dumps(record("int") | {"__fastavro_parsed": True, "__named_schemas": {}}), "begin with '__'"),
+        (json.dumps(record("int") | {"__fastavro_parsed": True, "__named_schemas": {}}), "start with '__'"),
         (record({"type": "fixed", "name": "F", "size": -1}), "size"),
     ],
     ids=["itself", "itself later", "json", "arrays", "chain of names", "wide", "large", "marked as parsed", "negative"],
@@ -200,7 +200,7 @@ def test_a_json_value_of_the_largest_size_does_not_take_a_hundred_times_as_much(
         print(decoded.failures[0].reason)
     """
     said = in_little_memory(code, count=RECORD_BYTES_MAX // 3 - 10)
-    assert said == f"the record holds more than {CONTAINERS_MAX:,} arrays and objects"
+    assert said == f"the record has more than {CONTAINERS_MAX:,} arrays and objects"
 
 
 def test_fields_beyond_those_of_the_schema_are_not_split():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import InvalidSchema, InvalidSetting
 from millstream.records import batch_to_rows, codec
-from soak import examples
+from properties import examples
 
 from .test_codecs import assert_each_value_is_decoded_alone
 
@@ -48,7 +48,7 @@ def test_values_that_fit(value, row):
         (b'1,"a"\n2,"b"', "field 2: text follows the closing quote"),
         (b'1,"a"b', "field 2: text follows the closing quote"),
         (b'1,"a', "field 2: the quote is never closed"),
-        (b'1,a"b', "field 2: a quote inside a field without quotes"),
+        (b'1,a"b', "field 2: a quote inside an unquoted field"),
         (b"1,\xff", "not valid UTF-8 at byte 2"),
         (b'1,"' + b'a""' * 50_000, "the quote is never closed"),
     ],

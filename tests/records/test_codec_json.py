@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import InvalidSchema
 from millstream.records import batch_to_rows, codec
-from soak import examples
+from properties import examples
 
 from .test_codecs import assert_each_value_is_decoded_alone, spoiled
 
@@ -79,7 +79,7 @@ def test_values_that_fit(dtype, text, value):
         ("bigint", "9223372036854775808", "out of its range"),
         ("bigint", "1" + "0" * 30, "expected bigint, found 1e+30"),
         ("int", "NaN", "not valid JSON at character 6"),
-        ("double", "1e400", "out of every range"),
+        ("double", "1e400", "out of range"),
         ("float", "1e300", "out of its range"),
         ("double", '"1.5"', 'expected double, found "1.5"'),
         ("decimal(5,2)", "1.555", "more than 2 decimal places"),

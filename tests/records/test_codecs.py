@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millstream.errors import InvalidSchema, InvalidSetting
 from millstream.records import Failure, Schema, codec, codec_names, rows_to_batch
 from millstream.records.codecs.base import CHUNK_RECORDS
-from soak import examples
+from properties import examples
 
 from .arbitrary import schema_and_rows, schemas, seen
 

@@ -28,7 +28,7 @@ def test_no_failures_no_letters():
 
 
 def test_mistakes_are_refused():
-    with pytest.raises(InvalidInput, match="1 values came with 2 offsets"):
+    with pytest.raises(InvalidInput, match="1 values, but 2 offsets"):
         dead_letters([b"x"], [0, 1], [Failure(0, "bad")], topic="t", partition=0, at=NOW)
     with pytest.raises(InvalidInput, match="time zone"):
         dead_letters([b"x"], [0], [Failure(0, "bad")], topic="t", partition=0, at=datetime(2024, 5, 1))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import InvalidDuration
 from millstream.records import duration, format_duration
-from soak import examples
+from properties import examples
 
 
 @pytest.mark.parametrize(

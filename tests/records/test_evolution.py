@@ -6,7 +6,7 @@ from hypothesis import given
 
 from millstream.errors import InvalidSchema
 from millstream.records import Schema, align, batch_to_rows, can_evolve, rows_to_batch
-from soak import examples
+from properties import examples
 
 from .arbitrary import schema_and_rows, schemas, seen
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.records import Failure, Schema, batch_to_rows, rows_to_batch
-from soak import examples
+from properties import examples
 
 from .arbitrary import oddities, row_text, rows_of, schema_and_rows, schemas, seen
 

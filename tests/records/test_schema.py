@@ -8,7 +8,7 @@ from hypothesis import given
 
 from millstream.errors import InvalidSchema
 from millstream.records import Schema
-from soak import examples
+from properties import examples
 
 from .arbitrary import schemas
 
@@ -79,7 +79,7 @@ def test_the_canonical_text_parses_back(schema):
         ("a decimal(x)", ["expected a number"]),
         ("a varchar", ["length"]),
         ("a int NOT", ["expected 'null'"]),
-        ("a int comment b", ["text in quotes"]),
+        ("a int comment b", ["quoted string"]),
         ("a interval", ["expected 'day'"]),
         ("a " + "array<" * 5000, ["nested more than"]),
     ],

@@ -1,43 +1,35 @@
-"""A log where fsync costs nothing, and a Postgres server that is started when the first test asks for it."""
+"""Tables of a log, served and asked over HTTP, in folders where fsync costs nothing."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from connectors.sinks.postgres import Server
+from folders import in_memory
 from millstream.log import EmbeddedLog
+from millstream.serving import Tables
+from millstream.serving.served import Served
 
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+from .running import Running
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """As pytest's own, but where fsync costs nothing."""
-    made = Path(tempfile.mkdtemp(prefix="millstream-test-", dir=MEMORY))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    with in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    made = Server()
+def served(log: EmbeddedLog) -> Iterator[Served]:
+    made = Served(Tables(log))
     yield made
     made.close()
 
 
 @pytest.fixture
-def dsn(server: Server) -> str:
-    """The address of an empty database."""
-    return server.new_database()
+def running(served: Served) -> Iterator[Running]:
+    made = Running(served)
+    yield made
+    made.close()

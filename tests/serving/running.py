@@ -12,7 +12,7 @@ from http.client import HTTPResponse
 from typing import Any
 
 from millstream.serving import http
-from millstream.serving.access import Access, Place
+from millstream.serving.access import Access, ListenAddress
 from millstream.serving.served import Served
 
 
@@ -31,12 +31,12 @@ class Running:
     """A server in a thread, until it is closed."""
 
     def __init__(self, served: Served, host: str = "127.0.0.1", **access: Any) -> None:
-        place = Place.of(host, 0)
+        address = ListenAddress.of(host, 0)
         self.host = host
-        self._listening = http.listening(place)
+        self._listening = http.listening(address)
         at = self._listening.__enter__()
         self.port: int = at.getsockname()[1]
-        self._server = http.server(http.app(served, Access.at(place, **access)))
+        self._server = http.server(http.app(served, Access.at(address, **access)))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [at]})
         self._thread.start()
 

@@ -7,7 +7,8 @@ from typing import Any
 import millstream as ms
 from connectors.sinks.support import table, weights
 from millstream.connectors.catalog import jobs_folder, remember
-from millstream.connectors.sink import Sink, open_sink
+from millstream.connectors.opening import open_sink
+from millstream.connectors.sink import Sink
 from millstream.log import Broker, EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from millstream.plan.nodes import Write

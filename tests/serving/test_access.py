@@ -11,7 +11,7 @@ import pytest
 from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 from millstream.serving import Tables
-from millstream.serving.access import Access, Denied, Place, read_token
+from millstream.serving.access import Access, Denied, ListenAddress, read_token
 from millstream.serving.served import Served
 
 from .running import Running, head
@@ -82,7 +82,7 @@ def test_names_can_be_allowed(guarded: Running) -> None:
 @pytest.mark.parametrize("given", ["*", "*.example.org", "http://example.org", "example.org:80", "a b", ""])
 def test_a_name_that_is_none_is_refused(given: str) -> None:
     with pytest.raises(InvalidInput, match="is not a host name or an address") as refused:
-        Access.at(Place.of("127.0.0.1", 0), allowed_hosts=[given])
+        Access.at(ListenAddress.of("127.0.0.1", 0), allowed_hosts=[given])
     assert "--allowed-host" in (refused.value.next_step or "")
 
 
@@ -92,17 +92,17 @@ def test_a_name_that_is_none_is_refused(given: str) -> None:
 @pytest.mark.parametrize("host", ELSEWHERE)
 def test_other_machines_need_a_token(host: str) -> None:
     with pytest.raises(InvalidInput, match="no token is set") as refused:
-        Access.at(Place.of(host, 0), allowed_hosts=["tables.example.org"])
+        Access.at(ListenAddress.of(host, 0), allowed_hosts=["tables.example.org"])
     assert "--token-file" in (refused.value.next_step or "")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", ""])
 def test_a_wildcard_answers_to_named_hosts_alone(host: str) -> None:
-    place = Place.of(host, 0)
+    address = ListenAddress.of(host, 0)
     with pytest.raises(InvalidInput, match="every address") as refused:
-        Access.at(place, token=TOKEN)
+        Access.at(address, token=TOKEN)
     assert "--allowed-host" in (refused.value.next_step or "")
-    access = Access.at(place, token=TOKEN, allowed_hosts=["tables.example.org", "[2001:DB8:0::1]"])
+    access = Access.at(address, token=TOKEN, allowed_hosts=["tables.example.org", "[2001:DB8:0::1]"])
     for allowed in ("tables.example.org:8080", "[2001:db8::1]:8080"):
         access.check(_headers(allowed))
     for name in ("127.0.0.1", "localhost", "0.0.0.0", "[::]", "example.org"):
@@ -112,7 +112,7 @@ def test_a_wildcard_answers_to_named_hosts_alone(host: str) -> None:
 
 
 def test_an_address_is_a_name_of_its_own() -> None:
-    access = Access.at(Place.of("192.0.2.7", 0), token=TOKEN)
+    access = Access.at(ListenAddress.of("192.0.2.7", 0), token=TOKEN)
     access.check(_headers("192.0.2.7:8080"))
     for name in ("192.0.2.8", "127.0.0.1", "localhost", "example.org"):
         with pytest.raises(Denied):
@@ -176,7 +176,7 @@ def test_every_path_needs_the_token(guarded: Running) -> None:
 
 
 def test_a_token_is_not_shown() -> None:
-    assert TOKEN not in repr(Access.at(Place.of("127.0.0.1", 0), token=TOKEN))
+    assert TOKEN not in repr(Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN))
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_a_token_is_not_shown() -> None:
         ("", "shorter than 16"),
         ("tiny", "shorter than 16"),
         ("x" * 2000, "longer than 1024"),
-        ("two words in one token", "characters that a header cannot carry"),
-        ("líne-of-some-length-here", "characters that a header cannot carry"),
-        ("0123456789\r\nX-Header: 1", "characters that a header cannot carry"),
+        ("two words in one token", "the token has invalid characters"),
+        ("líne-of-some-length-here", "the token has invalid characters"),
+        ("0123456789\r\nX-Header: 1", "the token has invalid characters"),
     ],
 )
 def test_a_token_that_cannot_be_one_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,18 +21,10 @@ NASTY = ["%ff", "%C3", "%ed%a0%80", "%00", "a%00b", "%", "%zz", "100%", "%F4%90%
 
 
 @pytest.fixture
-def served(log: EmbeddedLog) -> Iterator[Served]:
+def served(log: EmbeddedLog, served: Served) -> Served:
+    """With a table that a job has written."""
     Job(log, totals_flow("totals")).write((total("red", 5), 1), (total("\ufffd", 6), 1))
-    made = Served(Tables(log))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def running(served: Served) -> Iterator[Running]:
-    made = Running(served)
-    yield made
-    made.close()
+    return served
 
 
 # ---------------------------------------------------------------- requests

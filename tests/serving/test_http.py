@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import millstream as ms
 from millstream.errors import DamagedLog, InvalidInput, KafkaUnavailable, NotFound
 from millstream.log import EmbeddedLog
 from millstream.serving import Tables, http
-from millstream.serving.access import Place
+from millstream.serving.access import ListenAddress
 from millstream.serving.served import Served
 
 from .running import Running
@@ -24,20 +24,6 @@ Ask = Callable[[str], tuple[int, Any]]
 NOT_FOUND = {
     "kind": "NotFound", "what": "there is no such table or row", "next": "GET /tables lists the tables"
 }  # fmt: skip
-
-
-@pytest.fixture
-def served(log: EmbeddedLog) -> Iterator[Served]:
-    made = Served(Tables(log))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def running(served: Served) -> Iterator[Running]:
-    made = Running(served)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -209,7 +195,7 @@ def test_a_fault_inside_shows_nothing(
 def test_a_port_that_is_taken_is_refused(running: Running) -> None:
     with (
         pytest.raises(InvalidInput, match=f"127.0.0.1:{running.port}") as refused,
-        http.listening(Place.of("127.0.0.1", running.port)),
+        http.listening(ListenAddress.of("127.0.0.1", running.port)),
     ):
         pass
     assert "--port" in (refused.value.next_step or "")
@@ -217,6 +203,6 @@ def test_a_port_that_is_taken_is_refused(running: Running) -> None:
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(InvalidInput, match="the package uvicorn is needed") as refused:
+    with pytest.raises(InvalidInput, match="needs the package uvicorn") as refused:
         http.check_installed()
     assert refused.value.next_step == "pip install 'millstream[serve]'"

@@ -16,11 +16,11 @@ import psycopg
 import pytest
 
 import millstream as ms
-from connectors.sinks.postgres import Server
 from millstream.connectors.catalog import NOTE, remembered
 from millstream.errors import DamagedLog, InvalidInput, MillstreamError, NotFound
 from millstream.log import EmbeddedLog
 from millstream.serving import Tables, TableUnavailable, open_table
+from postgres_server import Server
 
 from .support import Job, put, total, totals_flow
 
@@ -139,7 +139,7 @@ def test_a_key_of_several_columns(log: EmbeddedLog, place: Any) -> None:
         assert table.get(["north", "2"]) == second
         assert table.get(("south", 1)) is None
         for wrong, said in (
-            ("north", "'north' is not a whole key"),
+            ("north", "'north' is not a complete key"),
             ({"region": "north"}, "rank is missing"),
             ({"region": "north", "rank": "first"}, "column 'rank': expected int, found 'first'"),
             ({"region": "north", "rank": 1.5}, "expected int, found 1.5"),
@@ -211,7 +211,7 @@ def test_a_job_that_starts_again_notes_what_it_writes_now(log: EmbeddedLog, tmp_
 def test_a_table_that_is_not_there_names_those_that_are(log: EmbeddedLog, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no table 'totals'") as missing:
         open_table("totals", log.path)
-    assert "there are none yet" in (missing.value.next_step or "")
+    assert "there are no tables yet" in (missing.value.next_step or "")
     Job(log, totals_flow("totals", ms.sqlite(tmp_path / "tables.db", "by_team")))
     log.create_topic("plain")
     log.create_topic("profiles", compaction=True)
@@ -243,9 +243,9 @@ def test_tables_of_the_same_name_are_told_apart(log: EmbeddedLog, tmp_path: Path
     tables = Tables(log)
     assert list(tables.known()) == names
     assert [tables.row(name, "red").values() for name in names] == [total("red", 1)] * 3
-    with pytest.raises(InvalidInput, match="several tables are called 'totals'") as several:
+    with pytest.raises(InvalidInput, match="several tables are named 'totals'") as several:
         tables.find("totals")
-    assert several.value.next_step == f"say which: {', '.join(names)}"
+    assert several.value.next_step == f"use one of {', '.join(names)}"
     with pytest.raises(InvalidInput):
         tables.find("sqlite:totals")
 
@@ -273,7 +273,7 @@ def test_a_note_that_cannot_be_read_is_named(log: EmbeddedLog) -> None:
     job = Job(log, totals_flow("totals"))
     for text in ("{", "[]", '{"tables": [{"name": "x"}]}'):
         (job.folder / NOTE).write_text(text)
-        with pytest.raises(DamagedLog, match="which tables the job 'team-scores' writes") as damaged:
+        with pytest.raises(DamagedLog, match="the catalog of the job 'team-scores'") as damaged:
             Tables(log).known()
         assert damaged.value.where == str(job.folder / NOTE)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from contextlib import suppress
 from typing import Any
@@ -13,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from folders import in_memory
 from millstream.errors import NotFound
 from millstream.log import EmbeddedLog
 from millstream.serving import newest
 from millstream.serving.newest import home_of
 from millstream.serving.topics import TopicTable, text_table
 
-from .conftest import MEMORY
 from .support import put
 
 KEYS = [f"key {number}" for number in range(6)]
@@ -30,7 +29,7 @@ class Aborted(Exception):
 
 
 def both(log: EmbeddedLog, topic: str = "t") -> tuple[TopicTable, TopicTable]:
-    """One that follows the topic, and one that looks at it anew each time."""
+    """One that follows the topic, and one that rereads it each time."""
     table = text_table(topic, log)
     return TopicTable(log, table, follows=True), TopicTable(log, table, follows=False)
 
@@ -55,7 +54,7 @@ OTHER = st.tuples(st.sampled_from(["look", "compact", "grow"]), st.none())
 def test_any_history_of_records(steps: list[tuple[str, Any]], partitions: int, small: bool) -> None:
     """Goal: both ways give the newest committed record of each key. Method: a dict beside them."""
     with (
-        tempfile.TemporaryDirectory(dir=MEMORY) as folder,
+        in_memory() as folder,
         EmbeddedLog(folder, upkeep=False) as log,
         pytest.MonkeyPatch.context() as patched,
     ):

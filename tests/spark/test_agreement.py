@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,25 +10,20 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.plan.windows import Window
-from millstream.testing import play
-from soak import examples
-from test_runners_agree import AGGREGATES, built, chosen_aggregates, flows, near, scripts, time_windows, typed, windows
+from properties import examples
+from test_runners_agree import (
+    AGGREGATES,
+    built,
+    check,
+    chosen_aggregates,
+    flows,
+    scripts,
+    time_windows,
+    windows,
+)
 
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("spark"), pytest.mark.timeout(3600)]
 long_scripts = st.lists(scripts(), min_size=4, max_size=8).map(lambda parts: [step for part in parts for step in part])
-
-
-def check(build: Callable[..., Any], steps: list[Any]) -> None:
-    schema = "k string, v long, x double, at timestamp"
-    steps = typed(steps, "string", "long")
-    wanted = play(build, steps, schema=schema, event_time="at", on="local")
-    sent = play(build, steps, schema=schema, event_time="at", on="spark")
-    for number, (right, found) in enumerate(zip(wanted, sent, strict=True)):
-        for name in right:
-            one, other = near(right[name]), near(found[name])
-            if name == "late":
-                one, other = sorted(one, key=str), sorted(other, key=str)
-            assert other == one, f"step {number}, {name}"
 
 
 @examples(40)
@@ -39,7 +33,7 @@ def test_a_windowed_aggregation(window: Window, options: dict[str, Any], names: 
         panes = built(stream, window, options).agg(**{name: AGGREGATES[name] for name in names})
         return {"panes": panes, "late": panes.late}
 
-    check(build, steps)
+    check(build, steps, runners=("local", "spark"))
 
 
 @examples(20)
@@ -54,4 +48,4 @@ def test_one_aggregation_behind_another(
             "second": built(panes, second, more).agg(n=ms.count(), high=ms.max("total"), sums=ms.sum("high")),
         }
 
-    check(build, steps)
+    check(build, steps, runners=("local", "spark"))

@@ -6,7 +6,6 @@ import io
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
+from jobs.support import CAUGHT_UP, SCHEMA, START, frozen, per_user, put, read, row, scores, seconds, sqlite_rows, t
 from millstream.log import EmbeddedLog
 from millstream.testing import Add, play
-
-from .support import CAUGHT_UP, SCHEMA, START, frozen, per_user, put, read, row, scores, seconds, sqlite_rows, t, until
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("spark")
 ROWS = [("ann", 1, 0.0), ("bob", 2, 3.0), ("ann", 4, 12.0), ("bob", 8, 31.0)]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        opened.create_topic("scores", schema=SCHEMA)
-        yield opened
+def log(log: EmbeddedLog) -> EmbeddedLog:
+    log.create_topic("scores", schema=SCHEMA)
+    return log
 
 
 # ---------------------------------------------------------------- sources
@@ -149,6 +147,7 @@ def test_several_outputs_from_one_reading(log: EmbeddedLog, tmp_path: Path) -> N
 # ---------------------------------------------------------------- watermarks
 
 
+@pytest.mark.more
 def test_a_union_waits_for_the_slower(log: EmbeddedLog) -> None:
     log.create_topic("others", schema=SCHEMA)
     put(log, "scores", [("ann", 1, 0.0), ("ann", 2, 100.0)])
@@ -167,6 +166,7 @@ def test_a_union_waits_for_the_slower(log: EmbeddedLog) -> None:
     assert seconds(read(log, "totals")) == [("ann", 0, 5), ("ann", 10, 8)]
 
 
+@pytest.mark.more
 def test_an_idle_partition_does_not_hold_the_others_back(log: EmbeddedLog) -> None:
     log.create_topic("wide", schema=SCHEMA, partitions=2)
     put(log, "wide", [("ann", 1, 0.0), ("ann", 2, 50.0)], partition=0)
@@ -186,6 +186,7 @@ def test_an_idle_partition_does_not_hold_the_others_back(log: EmbeddedLog) -> No
     assert read(log, "patient") == []
 
 
+@pytest.mark.more
 def test_processing_time_goes_on_while_nothing_comes(log: EmbeddedLog) -> None:
     put(log, "scores", [("ann", 1, 0.0)])
     flow = ms.Flow("ticking")
@@ -207,6 +208,7 @@ def windows_of_windows(stream: Any) -> dict[str, Any]:
     return {"panes": panes, "minutes": per_minute}
 
 
+@pytest.mark.more
 def test_windows_of_windows_are_those_of_local(log: EmbeddedLog) -> None:
     """The same rows in the same batches, each of one row; at the end a row that closes everything before it."""
     rows = [(f"u{n % 3}", n, float(n * 3 + (n * 5) % 4)) for n in range(24)] + [("end", 0, 1000.0)]
@@ -226,6 +228,7 @@ def test_windows_of_windows_are_those_of_local(log: EmbeddedLog) -> None:
         assert wanted
 
 
+@pytest.mark.more
 def test_state_is_spread_over_many_keys(log: EmbeddedLog) -> None:
     """More keys than key groups, more partitions than cores, rows of a key in several batches."""
     log.create_topic("wide", schema=SCHEMA, partitions=5)

@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
-from millstream.errors import SparkFailed
+from jobs.support import CAUGHT_UP, SCHEMA, put, row, scores
+from millstream.errors import ConnectorFailed
 from millstream.log import EmbeddedLog
-
-from .support import CAUGHT_UP, SCHEMA, put, row, scores
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -23,11 +22,10 @@ FILED = "user string, n int, dt date, hm string"
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Any:
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        opened.create_topic("scores", schema=SCHEMA)
-        put(opened, "scores", GIVEN)
-        yield opened
+def log(log: EmbeddedLog) -> EmbeddedLog:
+    log.create_topic("scores", schema=SCHEMA)
+    put(log, "scores", GIVEN)
+    return log
 
 
 def filing(folder: Path, format: str) -> ms.Flow:
@@ -50,7 +48,9 @@ def by_n(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda each: int(each["n"]))
 
 
-@pytest.mark.parametrize("format", ["parquet", "json", "csv"])
+@pytest.mark.parametrize(
+    "format", ["parquet", *(pytest.param(each, marks=pytest.mark.more) for each in ("json", "csv"))]
+)
 def test_what_one_flow_files_another_reads(log: EmbeddedLog, tmp_path: Path, format: str, spark: SparkSession) -> None:
     out = tmp_path / "out"
     filing(out, format).run(broker=log.path, until=CAUGHT_UP)
@@ -66,6 +66,7 @@ def test_what_one_flow_files_another_reads(log: EmbeddedLog, tmp_path: Path, for
         assert [each.asDict() for each in by_spark] == expected()
 
 
+@pytest.mark.more
 def test_a_flow_may_look_at_nothing_but_a_folders_column(log: EmbeddedLog, tmp_path: Path) -> None:
     """Then no column of the files is read at all."""
     out = tmp_path / "out"
@@ -77,6 +78,7 @@ def test_a_flow_may_look_at_nothing_but_a_folders_column(log: EmbeddedLog, tmp_p
     assert [each["dt"] for each in days.rows()] == [each["dt"] for each in expected()]
 
 
+@pytest.mark.more
 def test_a_crash_between_two_files_costs_and_doubles_nothing(
     log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +94,7 @@ def test_a_crash_between_two_files_costs_and_doubles_nothing(
         return whole(path, target)
 
     monkeypatch.setattr(Path, "rename", broken)
-    with pytest.raises(SparkFailed, match="the process ends here"):
+    with pytest.raises(ConnectorFailed, match="the process ends here"):
         filing(out, "parquet").run(broker=log.path, until=CAUGHT_UP)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
     assert set(before) == {renamed[0]}
@@ -129,6 +131,7 @@ def many(folder: Path, log: EmbeddedLog) -> ms.Flow:
     return flow
 
 
+@pytest.mark.more
 def test_workers_write_files_of_many_rows_and_the_driver_puts_them_in_place(log: EmbeddedLog, tmp_path: Path) -> None:
     out = tmp_path / "out"
     job = many(out, log).run(broker=log.path, until=CAUGHT_UP)
@@ -146,11 +149,12 @@ def test_workers_write_files_of_many_rows_and_the_driver_puts_them_in_place(log:
     assert sorted(job.progress.written.values()) == [MANY // 2, MANY]
 
 
+@pytest.mark.more
 def test_workers_that_do_not_share_the_disk_send_their_rows(
     log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the hidden folder is not there."""
-    monkeypatch.setattr("millstream.connectors.files.sink.FilesSink.shared", lambda sink: sink._drafting)
+    monkeypatch.setattr("millstream.connectors.files.sink.FilesSink.preparer", lambda sink: sink._drafting)
     out = tmp_path / "out"
     many(out, log).run(broker=log.path, until=CAUGHT_UP)
     names = [path.name for path in (out / "rows").rglob("*.parquet")]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from millstream.testing import Add, Clock, Watermark, play
+from times import t
 
 SCHEMA = "device string, value int, at timestamp"
 MADE = "device string, what string, n int"
-
-
-def t(seconds: float) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
 
 
 def watch(row: dict[str, Any], key: Any) -> Iterator[dict[str, Any]]:

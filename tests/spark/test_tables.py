@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import millstream as ms
+from jobs.support import CAUGHT_UP, SCHEMA, put, read, row, scores, sqlite_rows, t
 from millstream.errors import JobChanged
-from millstream.jobs.kept_steps import Progress, first_fit, fitted
+from millstream.jobs.kept_steps import CheckpointProgress, first_fit, fitted
 from millstream.log import EmbeddedLog
+from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import stateful
-from millstream.operators.windowed import Clock
-from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.physical_plan import PhysicalPlan
 from step_names import by_kind
-
-from .support import CAUGHT_UP, SCHEMA, put, read, row, scores, sqlite_rows, t, until
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("spark")
 PROFILES = "user string, city string, since timestamp"
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        opened.create_topic("scores", schema=SCHEMA)
-        opened.create_topic("profiles", schema=PROFILES, partitions=2)
-        yield opened
+def log(log: EmbeddedLog) -> EmbeddedLog:
+    log.create_topic("scores", schema=SCHEMA)
+    log.create_topic("profiles", schema=PROFILES, partitions=2)
+    return log
 
 
 def move(log: EmbeddedLog, *moves: tuple[str, str | None, float]) -> None:
@@ -75,6 +73,7 @@ def test_copies_of_tables_follow_them_over_restarts(log: EmbeddedLog, tmp_path: 
     assert {by_kind(name): held for name, held in job.progress.rows_held.items()}["to_table"] == 3
 
 
+@pytest.mark.more
 def test_streams_are_joined_over_a_restart(log: EmbeddedLog) -> None:
     log.create_topic("bonus", schema=SCHEMA)
 
@@ -106,6 +105,7 @@ def test_streams_are_joined_over_a_restart(log: EmbeddedLog) -> None:
     ]
 
 
+@pytest.mark.more
 def test_rows_meet_the_version_of_their_time_though_the_table_is_silent(log: EmbeddedLog) -> None:
     flow = ms.Flow("homes")
     silent = ms.bounded("0 seconds", idle="200 milliseconds")
@@ -122,6 +122,7 @@ def test_rows_meet_the_version_of_their_time_though_the_table_is_silent(log: Emb
     assert found == {(1, "Oslo"), (2, "Bergen"), (3, "Voss"), (4, None)}
 
 
+@pytest.mark.more
 def test_a_batch_over_all_makes_the_tables_that_streaming_made(log: EmbeddedLog, tmp_path: Path) -> None:
     def built(name: str) -> ms.Flow:
         flow = ms.Flow(name)
@@ -153,7 +154,7 @@ def test_a_batch_over_all_makes_the_tables_that_streaming_made(log: EmbeddedLog,
 def test_what_lies_before_a_step_over_a_table_may_not_change() -> None:
     """Rows that it was given could otherwise never be taken back."""
 
-    def changed(condition: str, other: str = "b", price: int = 1) -> Layout:
+    def changed(condition: str, other: str = "b", price: int = 1) -> PhysicalPlan:
         flow = ms.Flow("kept")
         table = flow.read("scores", SCHEMA, "at").to_table(key="user").where(condition)
         prices = flow.table([{"user": "ann", "price": price}], "user string, price int")
@@ -161,10 +162,10 @@ def test_what_lies_before_a_step_over_a_table_may_not_change() -> None:
         streams = {name: flow.read(name, SCHEMA, "at", name=name) for name in ("a", "b")}
         one, two = streams.pop(other), next(iter(streams.values()))
         one.join(two, on="user", within=("0 seconds", "1 second"), name="pairs").write("pairs")
-        return Layout(tuple(flow.outputs), 1)
+        return PhysicalPlan(tuple(flow.outputs), 1)
 
     before = first_fit(changed("n > 1")).steps
-    progress = Progress(0, 0, ("read_scores", "a", "b"))
+    progress = CheckpointProgress(0, 0, ("read_scores", "a", "b"))
     assert fitted("kept", "kept", changed("n > 1"), before, progress).steps == before
     for now, part in [
         (changed("n > 2"), "where"),
@@ -186,6 +187,7 @@ def test_a_side_that_is_only_looked_at_is_not_written_anew() -> None:
     assert list(changes) == ["left"]
 
 
+@pytest.mark.more
 def test_changes_that_were_written_are_the_same_table_when_they_are_read(log: EmbeddedLog, tmp_path: Path) -> None:
     """What takes a row back differs from it in weight and event time, and in nothing else."""
     database = tmp_path / "copies.db"
@@ -217,6 +219,7 @@ def test_a_row_without_a_weight_comes(log: EmbeddedLog, tmp_path: Path) -> None:
     assert {row.get("weight", 1) for row in ms.memory("unweighted").rows()} == {1}
 
 
+@pytest.mark.more
 def test_copies_of_all_rows_follow_them_over_restarts(log: EmbeddedLog, tmp_path: Path) -> None:
     """Equal rows are there as often as they came, in a database and in a topic, and go one at a time."""
     database = tmp_path / "copies.db"

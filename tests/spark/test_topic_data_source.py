@@ -6,18 +6,11 @@ import pytest
 from pyspark.errors import PySparkException
 
 from millstream.errors import MillstreamError
-from millstream.log import EmbeddedLog
 from millstream.records import Schema
 from millstream.spark.topic_data_source import Settings, register
 
 SCORES = "user string, score int"
 AT = datetime(2026, 1, 2, tzinfo=UTC)
-
-
-@pytest.fixture
-def log(tmp_path):
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -153,9 +146,9 @@ def test_a_missing_topic_is_told_before_anything_runs_when_the_schema_is_given(s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "no topic is named"),
+        ({}, "no topic is given"),
         ({"topic": "t", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
-        ({"topic": "t", "maxRecordsPerBatch": "0"}, "maxRecordsPerBatch is a whole number"),
+        ({"topic": "t", "maxRecordsPerBatch": "0"}, "maxRecordsPerBatch must be a positive integer"),
         ({"topic": "t", "badRecords": "ignore"}, "'fail' or 'drop'"),
     ],
 )
@@ -195,6 +188,7 @@ def test_a_query_takes_what_is_there_in_limited_batches_and_goes_on_from_its_che
     assert run(frame, tmp_path / "checkpoint") == [[7, 8]]
 
 
+@pytest.mark.more
 def test_a_limit_leaves_no_partition_behind(source, log, tmp_path):
     log.create_topic("scores", schema=SCORES, partitions=2)
     send(log, "scores", scores(6), partition=0)
@@ -205,6 +199,7 @@ def test_a_limit_leaves_no_partition_behind(source, log, tmp_path):
     assert second == [3, 4, 5]
 
 
+@pytest.mark.more
 def test_a_query_that_begins_at_the_end_sees_only_what_comes_later(source, log, tmp_path):
     log.create_topic("scores", schema=SCORES)
     send(log, "scores", scores(3))

@@ -34,7 +34,7 @@ def test_only_the_fields_that_are_named_count() -> None:
 
 def test_order_counts_unless_told_otherwise() -> None:
     swapped = [{"total": 5}, {"total": 3}, {"total": 7}]
-    assert failure(SENT, swapped).startswith("the rows expected were sent, in another order")
+    assert failure(SENT, swapped).startswith("the expected rows were sent in another order")
     assert_panes(SENT, swapped, ordered=False)
 
 

@@ -123,14 +123,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "clock of nothing": (lambda: Clock(None), "Clock takes a datetime"),  # type: ignore[arg-type]
     "watermark of text": (lambda: Watermark("12:00"), "Watermark takes a datetime"),  # type: ignore[arg-type]
     "one row, not a list": (lambda: Add(row(5, 0)), "a list of rows, not a dict"),  # type: ignore[arg-type]
-    "too few weights": (lambda: Add([row(5, 0)], weights=[]), "1 rows and 0 weights"),
-    "weight of two": (lambda: Add([row(5, 0)], weights=[2]), "a weight is 1 or -1, not 2"),
+    "too few weights": (lambda: Add([row(5, 0)], weights=[]), "1 rows, but 0 weights"),
+    "weight of two": (lambda: Add([row(5, 0)], weights=[2]), "a weight must be 1 or -1, not 2"),
     "partition in a partition": (
         lambda: Partition("a", Partition("b", Clock(at(0)))),  # type: ignore[arg-type]
-        "partition 'a' holds partition 'b'",
+        "partition 'a' contains partition 'b'",
     ),
-    "partition of rows": (lambda: Partition("a", [row(5, 0)]), "partition 'a' holds"),  # type: ignore[arg-type]
-    "nameless partition": (lambda: Partition("", Clock(at(0))), "a partition has a name"),
+    "partition of rows": (lambda: Partition("a", [row(5, 0)]), "partition 'a' contains"),  # type: ignore[arg-type]
+    "nameless partition": (lambda: Partition("", Clock(at(0))), "a partition must have a name"),
     "row with a naive time": (
         lambda: played(totals, [Add([row(5, 0) | {"at": NAIVE}])]),
         "row 0 of step 0 does not fit",
@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "row for no input": (lambda: played(totals, [Add([], to="scores")]), "there is no input 'scores'"),
     "step of another kind": (lambda: played(totals, [row(5, 0)]), "step 0 is a dict"),  # type: ignore[list-item]
     "a class for a step": (lambda: played(totals, [Watermark]), "step 0 is the class Watermark"),  # type: ignore[list-item]
-    "one step, not a list": (lambda: played(totals, Clock(at(0))), "steps are a list"),  # type: ignore[arg-type]
+    "one step, not a list": (lambda: played(totals, Clock(at(0))), "steps must be a list"),  # type: ignore[arg-type]
     "nothing returned": (lambda: played(nothing, []), "build returned nothing"),
     "rows returned": (lambda: played(lambda scores: [scores], []), "build returned a list"),
     "nothing in the dict": (lambda: played(lambda scores: {}, []), "an empty dict"),
@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "event times by name for one": (
         lambda: play(totals, [], schema=SCHEMA, event_time={"scores": "at"}, on="reference"),
-        "event_time is a dict, and schema is not",
+        "event_time is a dict, but schema is not",
     ),
     "no inputs": (lambda: play(totals, [], schema={}, on="reference"), "schema names no input"),
     "which of two inputs": (
@@ -179,7 +179,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "one of several inputs",
     ),
-    "figure that is no SVG": (lambda: played(totals, [], draw="figure.png"), "a figure is an SVG file"),
+    "figure that is no SVG": (lambda: played(totals, [], draw="figure.png"), "a figure must be an SVG file"),
     "figure in no folder": (lambda: played(totals, [], draw="nowhere/figure.svg"), "there is no folder 'nowhere'"),
     "nothing to draw": (lambda: played(lambda scores: scores, [], draw="figure.svg"), "nothing to draw"),
 }

@@ -1,4 +1,4 @@
-"""The command line: it asks the log and prints what the log says; whatever needs deciding is decided there."""
+"""The command line: parses options and prints results; all decisions are made by the library."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def main() -> None:
         from millstream.cli.app import app
 
         app(prog_name="millstream")
-    except KeyboardInterrupt:  # before the commands were loaded, or after they had ended
+    except KeyboardInterrupt:  # before the commands were loaded, or after they ended
         sys.exit(130)

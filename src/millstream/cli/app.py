@@ -1,4 +1,4 @@
-"""The front door: which commands there are, and the options they all have."""
+"""The root command: registers all commands and the options they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.cli.session import AsJson, LogAddress, Session
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
-# Plain help: it reads the same on a terminal and in a pipe, and needs no time to draw.
+# Plain help: it reads the same on a terminal and in a pipe, and renders instantly.
 app = typer.Typer(
     cls=Root,
     no_args_is_help=True,
@@ -43,7 +43,7 @@ def millstream(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Flows on Spark, and the topics, producers, consumers and queues of a Millstream log, made for pipes.
+    """Run flows on Spark, and work with the topics, producers, consumers and queues of a Millstream log.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`millstream bench`: the benchmarks of the project, which lie beside the package in its repository."""
+"""`millstream bench`: the project's benchmarks, which are in its repository next to the package."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli.session import Session, command, subcommands
+from millstream.cli.session import Session, subcommands
 from millstream.errors import NotFound
 
 NEXMARK = Path("benchmarks", "nexmark", "run.py")
 
 
 def register(app: typer.Typer) -> None:
-    group = subcommands(app, "bench", "Measure Millstream beside others, on this machine.")
-    command(group, "nexmark")(nexmark)
+    subcommands(
+        app,
+        "bench",
+        "Compare Millstream with others on this machine.",
+        nexmark=nexmark,
+    )
 
 
 def nexmark(
     session: Session,
     query: Annotated[str | None, typer.Option(metavar="q4,q7", help="Only these queries.")] = None,
-    events: Annotated[str | None, typer.Option(metavar="10m", help="How many events; default: 10m.")] = None,
+    events: Annotated[str | None, typer.Option(metavar="10m", help="Number of events; default: 10m.")] = None,
     peer: Annotated[
         str | None, typer.Option(metavar="spark,flink", help="The peers: spark, flink or none; default: both.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few queries and events, within a minute.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where chart and figures go.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer queries and events, in under a minute.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Output folder for charts and figures.")] = None,
 ) -> None:
-    """Run the queries of Nexmark here, on plain Spark and on Flink SQL, and compare rows, speed and memory.
+    """Run the Nexmark queries on Millstream, plain Spark and Flink SQL, and compare rows, speed and memory.
 
     The rows of every engine are compared with those of DuckDB. The last line is one JSON document.
 
@@ -48,7 +52,7 @@ def nexmark(
 
 
 def script(place: Path) -> Path:
-    """A benchmark: of the working directory or a folder above it, else of the checkout that the package lies in."""
+    """The path of a benchmark: in the working directory or above it, or in the checkout of the package."""
     here = Path.cwd()
     checkout = Path(__file__).resolve().parents[3]
     for root in (here, *here.parents, checkout):
@@ -57,5 +61,5 @@ def script(place: Path) -> Path:
     raise NotFound(
         "the benchmarks are not part of the installed package, and there is no checkout of it here",
         where=f"no {place} in '{here}' or above it",
-        next_step="clone the repository of Millstream, and run the command in its folder",
+        next_step="clone Millstream's repository and run the command there",
     )

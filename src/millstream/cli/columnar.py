@@ -1,4 +1,4 @@
-"""Files that hold columns come in batches of bounded size, whatever the size of the file."""
+"""Reads columnar files in batches of bounded size, whatever the size of the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_ROWS = 65_536
 
 
 def schema_of(path: Path, format: str) -> Schema:
-    """The columns a file has; those of a CSV file are guessed from its beginning."""
+    """The columns of a file; those of a CSV file are inferred from its beginning."""
     try:
         if format == "parquet":
             import pyarrow.parquet as pq
@@ -39,7 +39,7 @@ def schema_of(path: Path, format: str) -> Schema:
 def batches(
     stream: BinaryIO, path: Path | None, format: str, max_expansion: int
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
-    """Batches of the file's rows, each with the share of the file that has been read by then (0 if unknown)."""
+    """Batches of the file's rows, each with the share of the file read so far (0 if unknown)."""
     size_bytes = size_of(stream) or 0
     bounds = FileBounds(size_bytes, 0, max_expansion, allowed_with="--max-expansion")
     try:
@@ -74,5 +74,5 @@ def _unreadable(format: str, path: Path | None, error: Exception) -> InvalidInpu
     return InvalidInput(
         f"the input cannot be read as {format}: {said}",
         where=str(path or "stdin"),
-        next_step="see that the file is whole, or say what it is with --format",
+        next_step="check that the file is complete, or name its format with --format",
     )

@@ -1,4 +1,4 @@
-"""`millstream consume`: records to stdout; what a group has read counts as read only once it was written there."""
+"""`millstream consume`: prints records to stdout; a group's offsets are committed after they were written there."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ RecordFormat = Annotated[
     Literal["value", "json", "full"],
     typer.Option(
         "--format",
-        help="value: the value as it is, a typed one as JSON; json: all of the record, as with --json; "
-        "full: place, offset, time, key, value and headers between tabs.",
+        help="value: the value, as JSON if the topic has a schema; json: the whole record, as with --json; full: "
+        "partition, offset, time, key, value and headers, separated by tabs.",
     ),
 ]
 WithKey = Annotated[bool, typer.Option("--with-key", help="Print the key before the value.")]
-KeySeparator = Annotated[str, typer.Option(metavar="TEXT", help="What stands between key and value.")]
+KeySeparator = Annotated[str, typer.Option(metavar="TEXT", help="Separator between key and value.")]
 NullValue = Annotated[str, typer.Option(metavar="TEXT", help="How a missing key or a tombstone is printed.")]
 Isolation = Annotated[
     Literal["read_committed", "read_uncommitted"],
-    typer.Option(help="Whether records of open and aborted transactions are left out."),
+    typer.Option(help="Whether to skip records of open and aborted transactions."),
 ]
 
 
 Pinned = Annotated[
     bool,
-    typer.Option("--pinned", help="Read the topic of this very name, even if its readers were switched to another."),
+    typer.Option("--pinned", help="Read the topic of exactly this name, even if its readers were switched to another."),
 ]
 
 
@@ -52,17 +52,21 @@ def consume(
         str | None, typer.Option(help="Read as a member of this group.", autocompletion=complete_groups)
     ] = None,
     start: Annotated[
-        str, typer.Option("--from", metavar="START", help=f"{FORMS}; a group goes on where it was.")
+        str, typer.Option("--from", metavar="START", help=f"{FORMS}; a group resumes at its committed offsets.")
     ] = "earliest",
-    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; can be given again.")] = None,
-    max_records: Annotated[int | None, typer.Option("--max", min=0, help="Stop after so many records.")] = None,
+    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeatable.")] = None,
+    max_records: Annotated[int | None, typer.Option("--max", min=0, help="Stop after this many records.")] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow/--until-caught-up", "-f", help="Go on for ever, or stop where the topic ends now."),
+        typer.Option(
+            "--follow/--until-caught-up",
+            "-f",
+            help="Keep waiting for new records, or stop at the current end of the topic.",
+        ),
     ] = False,
     delivery: Annotated[
         Literal["at_least_once", "at_most_once"],
-        typer.Option(help="Whether a group's offsets are committed after or before the output."),
+        typer.Option(help="Whether offsets are committed after or before the output."),
     ] = "at_least_once",
     isolation: Isolation = "read_committed",
     on_lost: Annotated[
@@ -78,10 +82,11 @@ def consume(
     """Print the records of a topic, one per line.
 
     With --group, offsets are committed only after the records were written and flushed, so a kill loses nothing; when
-    the reader of a pipe goes away, exactly what was written to it counts as read. A reader such as head may take more
+    the reader of a pipe goes away, exactly what was written to it is committed. A reader such as head may take more
     from the pipe than it prints: use --max N to take exactly N.
 
-    Of a name that is switched (millstream switch) it prints what the name stands for; with --follow it comes over.
+    A name that is switched (millstream switch) is resolved to its current topic; with --follow, later switches are
+    followed.
 
     With --json, each record is one JSON object; bytes that are not UTF-8 are {"base64": "…"}.
 
@@ -108,7 +113,7 @@ def consume(
         rendering = Rendering(None, "json" if session.json else format, with_key, key_separator, null_value)
         [read] = consumer.topics
         ends = None if follow else end_offsets(log, read, committed=isolation == "read_committed")
-        copy_out(session, log, consumer, rendering, ends, max_records)
+        print_records(session, log, consumer, rendering, ends, max_records)
 
 
 def end_offsets(log: Broker, topic: str, *, committed: bool) -> dict[int, int]:
@@ -116,7 +121,7 @@ def end_offsets(log: Broker, topic: str, *, committed: bool) -> dict[int, int]:
     return {info.number: info.stable_offset if committed else info.end_offset for info in infos}
 
 
-def copy_out(
+def print_records(
     session: Session,
     log: Broker,
     consumer: Consumer,
@@ -124,16 +129,16 @@ def copy_out(
     ends: dict[int, int] | None,
     records_max: int | None,
 ) -> None:
-    """Prints what the consumer hands out: up to `ends`, or for ever; at most so many records."""
+    """Prints records up to `ends`, or without end; at most so many."""
     from millstream.cli.rendering import OutputClosed, write_lines
     from millstream.log.groups import TopicPartition
 
     commits = consumer.group is not None and consumer.delivery == "at_least_once"
     left = records_max
-    renderings: dict[str, Rendering] = {}  # a version of a topic that the consumer comes over to has its own schema
-    begun = consumer.topics  # `ends` are theirs: where readers are switched meanwhile, the reading has its end
+    renderings: dict[str, Rendering] = {}  # each topic that the consumer is switched to has its own schema
+    begun = consumer.topics  # `ends` belong to these: if readers are switched meanwhile, reading stops
     while left != 0 and (ends is None or (consumer.topics == begun and not is_caught_up(consumer, ends))):
-        # What is behind `ends` already can be read without waiting; the wait only keeps a fault from spinning.
+        # Records before `ends` can be read without waiting; the wait only prevents a busy loop after a fault.
         batches = consumer.poll_batches(POLL_SECONDS if ends is None else 0.01, max_records=left)
         written: dict[TopicPartition, int] = {}
         try:

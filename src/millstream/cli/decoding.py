@@ -1,4 +1,4 @@
-"""Lines become records of a topic, each line alone: it is part of what is sent, or there is a reason why not."""
+"""Turns lines into records of a topic, one by one: each is either sent or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def line_decoder(settings: TopicSettings, options: Options) -> Decoder:
 
 
 def csv_decoder(settings: TopicSettings, options: Options, header: bytes, *, where: str) -> Decoder:
-    """The first line says which column stands where."""
+    """The first line names the columns."""
     if settings.schema is None:
         raise InvalidInput(
             "CSV with a header line needs a topic with a schema",
@@ -82,12 +82,13 @@ def csv_decoder(settings: TopicSettings, options: Options, header: bytes, *, whe
 
 
 def check_columns(schema: Schema, key: str | None, timestamp: str | None) -> None:
-    """That the columns named are there and can be what they are to be."""
+    """Checks that these columns exist and have types for a key and a timestamp."""
     if key is not None and pa.types.is_nested(schema.field(key).type):
-        raise InvalidInput(f"column '{key}' holds arrays, maps or structs and cannot be the key")
+        raise InvalidInput(f"column '{key}' has arrays, maps or structs and cannot be the key")
     if timestamp is not None and schema.field(timestamp).type != TIMESTAMP:
         raise InvalidInput(
-            f"column '{timestamp}' is no timestamp", next_step="name a column of type timestamp, or leave it out: now"
+            f"column '{timestamp}' is not a timestamp",
+            next_step="name a column of type timestamp, or leave it out for the current time",
         )
 
 
@@ -126,7 +127,7 @@ class TypedLines:
     def _one_by_one(
         self, rows: pa.RecordBatch, indices: list[int], tombstones: list[int], keys: Keys | None
     ) -> Prepared:
-        """For what a batch of columns cannot say: tombstones, headers, and keys that are no column."""
+        """For what a batch of columns cannot express: tombstones, headers, and keys that are not a column."""
         options = self._options
         held: dict[int, Any] = dict(zip(indices, batch_to_rows(rows), strict=True)) | dict.fromkeys(tombstones)
         column_keys = dict(zip(indices, _key_texts(rows, options.key), strict=True)) if options.key else {}
@@ -150,22 +151,22 @@ class TypedLines:
 def _refuse_nulls(column: pa.Array, indices: Any, what: str, name: str, refused: dict[int, str]) -> None:
     if column.null_count:
         for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
-            refused[int(indices[row])] = f"column '{name}' is {what}, and it is missing or null"
+            refused[int(indices[row])] = f"column '{name}' is {what}, but it is missing or null"
 
 
 def _key_texts(rows: pa.RecordBatch, name: str) -> Keys:
-    """The keys as `send_batch` would make them of the column."""
+    """The keys, as `send_batch` would take them from the column."""
     column = rows.column(name)
     binary = column if pa.types.is_binary(column.type) else pc.cast(column, pa.string()).cast(pa.binary())
     texts: Keys = binary.to_pylist()
     return texts
 
 
-# ---------------------------------------------------------------- topics without
+# ---------------------------------------------------------------- topics without a schema
 
 
 class UntypedLines:
-    """The value is the line, or what stands behind the key in it; JSON is looked into only for key and timestamp."""
+    """The value is the line, or its part after the key; JSON is only parsed for key and timestamp."""
 
     def __init__(self, settings: TopicSettings, options: Options) -> None:
         self._options = options
@@ -197,7 +198,7 @@ class UntypedLines:
         return Prepared.of_batch(batch, None, None, options.partition), refusals
 
     def _timestamps(self, times: Codec, values: Sequence[bytes | None], refused: dict[int, str]) -> pa.Array:
-        """The time in each value; where a value has been refused, or is a tombstone, the time is now."""
+        """The time in each value; for rejected values and tombstones, the current time."""
         decoded = times.decode([None if index in refused else value for index, value in enumerate(values)])
         refused |= {failure.index: failure.reason for failure in decoded.failures}
         found = np.full(len(values), np.datetime64("now", "us"))
@@ -208,7 +209,7 @@ class UntypedLines:
 def split_lines(
     lines: Sequence[bytes], options: Options, refused: dict[int, str]
 ) -> tuple[Keys | None, Sequence[bytes | None]]:
-    """Keys, if lines hold them before a separator, and values; None for a tombstone."""
+    """Keys, if lines have them before a separator, and values; None for a tombstone."""
     keys: Keys | None = None
     values: Sequence[bytes | None] = lines
     if options.key_separator is not None:
@@ -225,7 +226,7 @@ def split_lines(
 
 
 def _json_keys(values: Sequence[bytes | None], name: str | None, refused: dict[int, str]) -> Keys | None:
-    """The key in each JSON object; without a name the values are only checked to be JSON."""
+    """The key in each JSON object; without a name, the values are only checked to be JSON."""
     keys: Keys = []
     for index, value in enumerate(values):
         key = None
@@ -248,10 +249,10 @@ def _json_key(document: Any, name: str) -> bytes | None:
     if not isinstance(document, dict):
         raise ValueError(f"expected a JSON object with the field '{name}' as its key")
     if name not in document:
-        raise ValueError(f"the JSON object has no field '{name}', which is to be its key")
+        raise ValueError(f"the JSON object has no field '{name}' for the key")
     key = document[name]
     if isinstance(key, dict | list):
-        raise ValueError(f"the field '{name}' holds an object or array, which cannot be a key")
+        raise ValueError(f"the field '{name}' is an object or array, which cannot be a key")
     if key is None:
         return None
     return key.encode() if isinstance(key, str) else orjson.dumps(key)

@@ -1,4 +1,4 @@
-"""Every way a command can end has one exit code, and a user's mistake never ends in a traceback."""
+"""Every way a command can end has its own exit code, and a user's mistake never ends in a traceback."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from millstream.terminal import show_traceback, shown_lines, write_line
 
 OTHER_FAILURE, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
 NOT_FOR_ALL = 6
-KAFKA_CLIENT = "millstream.kafka"  # what Kafka's client says to itself: what does not pass is raised as well
+KAFKA_CLIENT = "millstream.kafka"  # logs of Kafka's client: permanent errors are raised as well
 EXIT_CODES = {
     0: "fine",
-    1: "another failure, or the question was answered with no",
+    1: "any other failure, or the prompt was answered with no",
     2: "usage or invalid input",
     3: "not found: topic, partition, group, queue, table, key, file or log",
-    4: "exists already",
-    5: "storage: no room, no rights, damaged, not a log; Kafka or the database of a table is away",
-    6: "done, but not for all: dead letters were written, or a queue's command failed",
+    4: "already exists",
+    5: "storage: disk full, no access, damaged, not a log; Kafka or the database of a table is unavailable",
+    6: "partly done: dead letters were written, or a queue's command failed",
     7: "Spark did not start, or stopped the job",
     130: "interrupted with Ctrl-C",
-    141: "the reader of the output went away",
-    143: "ended by SIGTERM before the running batch was complete",
+    141: "the reader of the output closed it",
+    143: "terminated by SIGTERM before the current batch was complete",
 }
 
 # Typer raises it for every wrong option or argument, but does not export it.
@@ -39,13 +39,13 @@ UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 
 class WrongUsage(MillstreamError):
-    """An option or argument that the command does not have, or that it cannot read."""
+    """An unknown or invalid option or argument."""
 
     exit_code = 2
 
 
 class Root(TyperGroup):
-    """The outermost command: what any command raises ends here."""
+    """The outermost command: all errors are handled here."""
 
     def main(
         self,
@@ -69,7 +69,7 @@ class Root(TyperGroup):
         except typer.Abort:
             code = OTHER_FAILURE
         except OSError as error:
-            _let_go_of_stdout()
+            _discard_stdout()
             where = None if error.filename is None else str(error.filename)
             code = tell(MillstreamError(error.strerror or str(error), where=where), as_json=as_json)
         sys.exit(code if isinstance(code, int) else 0)
@@ -79,7 +79,7 @@ class Root(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            _let_go_of_stdout()
+            _discard_stdout()
             raise typer.Exit(PIPE_CLOSED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -87,12 +87,12 @@ class Root(TyperGroup):
 
 
 def tell(error: MillstreamError, *, as_json: bool) -> int:
-    """Says on stderr what happened, where, and what to do; returns the exit code."""
+    """Reports on stderr what happened, where, and what to do; returns the exit code."""
     if as_json:
         parts = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
         _say(json.dumps({"error": {**parts, "exit_code": error.exit_code}}, ensure_ascii=False))
     else:
-        _say(f"error: {error}")  # whose parts are escaped
+        _say(f"error: {error}")  # its parts are escaped
     return error.exit_code
 
 
@@ -101,7 +101,7 @@ def warn(message: str, *, as_json: bool) -> None:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody is there to be told
+    with suppress(OSError):  # nobody is left to read it
         write_line(shown_lines(text, sys.stderr), err=True)
 
 
@@ -110,14 +110,14 @@ def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return error.exit_code
-    # An argument that stands where none is expected is quoted, and may be an address with a password.
+    # An unexpected argument is quoted, and may be an address with a password.
     return tell(
         WrongUsage(shown_address(error.format_message()), where=command, next_step=f"{command} --help"), as_json=as_json
     )
 
 
 class _Warnings(logging.Handler):
-    """What the log warns of, on stderr; the same words once."""
+    """Prints the log's warnings on stderr, each text once."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(logging.WARNING)
@@ -139,8 +139,8 @@ def _tell_warnings(as_json: bool) -> None:
     logger.propagate = False
 
 
-def _let_go_of_stdout() -> None:
-    """Python flushes stdout once more at its end, and would complain there a second time."""
+def _discard_stdout() -> None:
+    """Python flushes stdout again when it exits, and would complain a second time."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`millstream groups`: how far consumer groups have come."""
+"""`millstream groups`: offsets and lag of consumer groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli.output import count_text, show_details, show_done, show_table
-from millstream.cli.session import GroupName, Session, command, complete_topics, subcommands
+from millstream.cli.session import GroupName, Session, complete_topics, subcommands
 from millstream.cli.starts import FORMS, read_start
 from millstream.terminal import write_line
 
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    groups = subcommands(app, "groups", "List, describe, reset and delete consumer groups.")
-    command(groups, "list")(list_groups)
-    command(groups, "describe")(describe)
-    command(groups, "reset")(reset)
-    command(groups, "delete")(delete)
+    subcommands(
+        app,
+        "groups",
+        "List, describe, reset and delete consumer groups.",
+        list=list_groups,
+        describe=describe,
+        reset=reset,
+        delete=delete,
+    )
 
 
 def list_groups(session: Session) -> None:
@@ -42,7 +46,7 @@ def list_groups(session: Session) -> None:
 
 
 def describe(session: Session, name: GroupName) -> None:
-    """Show what a group has committed, partition by partition, and who reads it now.
+    """Show a group's committed offsets and current owner of each partition.
 
     \b
     Example:
@@ -55,10 +59,10 @@ def describe(session: Session, name: GroupName) -> None:
 def reset(
     session: Session,
     name: GroupName,
-    topic: Annotated[str, typer.Option(help="In which topic.", autocompletion=complete_topics)],
+    topic: Annotated[str, typer.Option(help="The topic.", autocompletion=complete_topics)],
     to: Annotated[str, typer.Option(metavar="START", help=f"Where the group reads next: {FORMS}.")],
 ) -> None:
-    """Set how far a group has come in a topic. Its consumers must be stopped.
+    """Reset the offsets of a group in a topic. Its consumers must be stopped.
 
     \b
     Example:
@@ -69,7 +73,7 @@ def reset(
 
 
 def delete(session: Session, name: GroupName) -> None:
-    """Delete a group and what it has committed. Its consumers must be stopped.
+    """Delete a group and its committed offsets. Its consumers must be stopped.
 
     \b
     Example:

@@ -1,7 +1,7 @@
-"""An import stores every line it is given or writes a dead letter for it; what it says it stored is stored.
+"""An import stores every line or writes a dead letter for it; records reported as stored are stored.
 
-One chunk is decoded while the one before it is being stored, never more, so memory is bounded and a full disk is
-noticed within a chunk.
+One chunk is decoded while the previous one is being stored, never more, so memory is bounded and a full disk is noticed
+within a chunk.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Summary:
     topic: str
     dead_letter_topic: str
     stored: int = 0
-    partitions: set[int] | None = field(default_factory=set)  # None: records were sent singly, and it was not asked
+    partitions: set[int] | None = field(
+        default_factory=set
+    )  # None: records were sent one by one, and partitions are unknown
     dead_letters: int = 0
     empty_lines: int = 0
     seconds: float = 0.0
@@ -64,7 +66,7 @@ class Summary:
         if self.dead_letters:
             notes.append(f"{count_text(self.dead_letters, 'dead letter')} in '{self.dead_letter_topic}'")
         if self.empty_lines:
-            notes.append(f"{count_text(self.empty_lines, 'empty line')} left out")
+            notes.append(f"{count_text(self.empty_lines, 'empty line')} skipped")
         tail = f" ({'; '.join(notes)})" if notes else ""
         return f"stored {count_text(self.stored, 'record')} in{places} '{self.topic}'{tail}"
 
@@ -89,25 +91,25 @@ class Import:
         self._path = path
         self.summary = Summary(topic, options.dead_letters)
         self._waiting: list[Receipt] = []
-        self._letters_waiting: list[BatchReceipt] = []
+        self._pending_dead_letters: list[BatchReceipt] = []
         self._check()
 
     def _check(self) -> None:
         options, settings = self._options, self._log.topic(self._topic).settings
         if options.key is not None and options.key_separator is not None:
-            raise InvalidInput("--key and --key-separator both say what the key is", next_step="leave one out")
+            raise InvalidInput("--key and --key-separator both define the key", next_step="leave one out")
         if options.key_separator == "":
             raise InvalidInput("the key separator is empty", next_step="give at least one character")
         if settings.compaction and options.key is None and options.key_separator is None:
             raise InvalidInput(
                 "a record of a compacted topic needs a key",
                 where=f"topic '{self._topic}'",
-                next_step="say which it is with --key COLUMN or --key-separator TEXT",
+                next_step="define it with --key COLUMN or --key-separator TEXT",
             )
         only_lines = options.headers or options.key_separator is not None or options.null_value is not None
         if options.by_columns and only_lines:
             raise InvalidInput(
-                f"--header, --key-separator and --null-value do not go with {options.format}",
+                f"--header, --key-separator and --null-value cannot be used with {options.format}",
                 next_step="leave them out, or import lines",
             )
         if settings.schema is not None:
@@ -119,7 +121,7 @@ class Import:
         known = options.dead_letters in self._log.topics()
         if known and self._log.topic(options.dead_letters).settings.schema != DEAD_LETTER_SCHEMA:
             raise InvalidInput(
-                f"topic '{options.dead_letters}' cannot take dead letters: it has another schema",
+                f"topic '{options.dead_letters}' cannot be used for dead letters: its schema differs",
                 next_step=f"name another with --dead-letters, or one with the schema '{DEAD_LETTER_SCHEMA.ddl}'",
             )
 
@@ -144,12 +146,12 @@ class Import:
     # ------------------------------------------------------------ storing
 
     def _flush_before(self, producer: Producer, work: Work) -> None:
-        """Waits until the chunk before is stored, then sends this one."""
+        """Waits until the previous chunk is stored, then sends this one."""
         self._flush(producer)
         if work.prepared is not None:
             self._waiting = work.prepared.send(producer, self._topic)
-        if work.letters is not None:
-            self._send_letters(producer, work.letters)
+        if work.dead_letters is not None:
+            self._send_dead_letters(producer, work.dead_letters)
         self.summary.empty_lines += work.empty_lines
         if work.stop is not None:
             self._flush(producer)
@@ -161,7 +163,7 @@ class Import:
         self._settle()
 
     def _settle(self) -> None:
-        """Counts what is stored by now."""
+        """Counts what is stored so far."""
         for receipt in self._waiting:
             if not receipt.done or receipt.error is not None:
                 continue
@@ -173,22 +175,22 @@ class Import:
             self.summary.stored += len(numbers)
             if self.summary.partitions is not None:
                 self.summary.partitions.update(np.unique(numbers).tolist())
-        for letters in self._letters_waiting:
-            if letters.done and letters.error is None:
-                self.summary.dead_letters += len(letters.partitions)
-        self._waiting, self._letters_waiting = [], []
+        for dead in self._pending_dead_letters:
+            if dead.done and dead.error is None:
+                self.summary.dead_letters += len(dead.partitions)
+        self._waiting, self._pending_dead_letters = [], []
 
-    def _send_letters(self, producer: Producer, letters: pa.RecordBatch) -> None:
+    def _send_dead_letters(self, producer: Producer, dead: pa.RecordBatch) -> None:
         name = self._options.dead_letters
         if name not in self._log.topics():
             with suppress(AlreadyExists):
                 self._log.create_topic(name, schema=DEAD_LETTER_SCHEMA)
-        self._letters_waiting.append(producer.send_batch(name, letters))
+        self._pending_dead_letters.append(producer.send_batch(name, dead))
 
     # ------------------------------------------------------------ reading
 
     def _columns(self, size_bytes: int | None) -> Iterator[tuple[int, Work]]:
-        from millstream.cli.columnar import batches  # not above: with it come all sources
+        from millstream.cli.columnar import batches  # imported here: it loads all sources
 
         options = self._options
         for batch, share in batches(self._stream, self._path, options.format, options.max_expansion):
@@ -213,7 +215,7 @@ class Import:
                 work.stop = f"line {held.numbers[first.index]}: {first.reason}"
                 work.empty_lines = 0
             elif refusals:
-                work.letters = self._letters(held, refusals)
+                work.dead_letters = self._dead_letters(held, refusals)
             yield done_bytes, work
 
     def _decoder(self) -> tuple[Iterator[Chunk], Decoder]:
@@ -230,7 +232,7 @@ class Import:
             settings, self._options, first.lines[0], where=f"topic '{self._topic}'"
         )
 
-    def _letters(self, chunk: Chunk, refusals: list[Refusal]) -> pa.RecordBatch:
+    def _dead_letters(self, chunk: Chunk, refusals: list[Refusal]) -> pa.RecordBatch:
         prefix = f"{self._path}: " if self._path else ""
         failures = [Failure(r.index, f"{prefix}line {chunk.numbers[r.index]}: {r.reason}") for r in refusals]
         numbers = list(chunk.numbers)
@@ -242,15 +244,15 @@ class Import:
 
 @dataclass
 class Work:
-    """A chunk, ready to be sent: records, dead letters, and why the import ends with it if it does."""
+    """A decoded chunk: records, dead letters, and, if it ends the import, why."""
 
     prepared: Prepared | None
-    letters: pa.RecordBatch | None = None
+    dead_letters: pa.RecordBatch | None = None
     empty_lines: int = 0
     stop: str | None = None
 
 
-STOP_HINT = "fix the line and import from it on, or leave out --on-error stop to have such lines set aside"
+STOP_HINT = "fix the line and import from there, or leave out --on-error stop to send such lines to the dead letters"
 
 
 def _chain(first: Chunk, rest: Iterator[Chunk]) -> Iterator[Chunk]:

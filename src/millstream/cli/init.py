@@ -12,7 +12,7 @@ from millstream.cli.output import show_done
 from millstream.cli.session import Session, command
 from millstream.errors import AlreadyExists, InvalidName
 
-NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")  # a distribution's, which is narrower than a flow's
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")  # a distribution name, which is stricter than a flow's
 
 FLOW = '''\
 """Points per team and minute, from the files in scores/."""
@@ -161,7 +161,7 @@ def init(
     if not NAME.fullmatch(name):
         raise InvalidName(
             f"{name!r} is not a name for a project",
-            next_step="use letters, digits and . _ -, with a letter or digit at either end",
+            next_step="use letters, digits and . _ -, with a letter or digit at both ends",
         )
     folder = Path(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

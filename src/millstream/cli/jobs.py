@@ -1,4 +1,4 @@
-"""`millstream jobs`: which jobs there are on a log, how far they are, and how to start one over."""
+"""`millstream jobs`: lists the jobs on a log and their progress, and repairs, rebuilds or forgets them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millstream.cli.output import ask, show_done, show_table
-from millstream.cli.session import Session, command, subcommands
+from millstream.cli.session import Session, subcommands
 from millstream.errors import DamagedState, NotFound
 
 if TYPE_CHECKING:
-    from millstream.jobs.folder import JobFolder
+    from millstream.jobs.job_folder import JobFolder
 
 Folder = Annotated[Path | None, typer.Option(help="The job's folder, if it was run with --folder.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of its flow.")]
 
 
 def register(app: typer.Typer) -> None:
-    jobs = subcommands(app, "jobs", "List jobs, repair or rebuild one, and forget what one has kept.")
-    command(jobs, "list")(list_jobs)
-    command(jobs, "repair")(repair)
-    command(jobs, "rebuild")(rebuild)
-    command(jobs, "forget")(forget)
+    subcommands(
+        app,
+        "jobs",
+        "List jobs; repair, rebuild or forget one.",
+        list=list_jobs,
+        repair=repair,
+        rebuild=rebuild,
+        forget=forget,
+    )
 
 
 def list_jobs(session: Session) -> None:
@@ -33,7 +37,7 @@ def list_jobs(session: Session) -> None:
     Example:
       millstream jobs list
     """
-    from millstream.jobs.progress import read_progress
+    from millstream.jobs.job_progress import read_progress
 
     rows, document = [], []
     for folder in _folders(session):
@@ -48,9 +52,9 @@ def list_jobs(session: Session) -> None:
 
 
 def repair(session: Session, name: JobName, folder: Folder = None) -> None:
-    """Repair the checkpoint of a job: set damaged files aside, and go back to a batch that can be done again.
+    """Repair the checkpoint of a job: move damaged files away, and go back to a batch that can be redone.
 
-    No row is lost or written twice: batches are done again with the same rows, and outputs know which they have.
+    No row is lost or written twice: batches are redone with the same rows, and outputs skip those they have.
 
     \b
     Example:
@@ -64,12 +68,12 @@ def repair(session: Session, name: JobName, folder: Folder = None) -> None:
     if done is None:
         show_done(session, f"the checkpoint of '{name}' is not damaged", document={"job": name, "damaged": []})
         return
-    damaged = [each.below(job.path) for each in done.damage]
+    damaged = [each.relative_to(job.path) for each in done.damage]
     show_done(
         session,
         *damaged,
-        f"set aside in {done.aside}; the next run goes on with batch {done.way.batch}",
-        document={"job": name, "damaged": damaged, "next_batch": done.way.batch, "aside": str(done.aside)},
+        f"damaged files are in {done.aside}; the next run continues with batch {done.recovery.batch}",
+        document={"job": name, "damaged": damaged, "next_batch": done.recovery.batch, "aside": str(done.aside)},
     )
 
 
@@ -80,7 +84,7 @@ def rebuild(
         bool, typer.Option("--allow-loss", help="Rebuild even if the sources have lost their first records.")
     ] = False,
     folder: Folder = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the prompt.")] = False,
 ) -> None:
     """Rebuild the results of a job from its sources: its next run starts over, and empties its outputs first.
 
@@ -92,7 +96,7 @@ def rebuild(
     from millstream.jobs.rebuilding import Rebuild, request_rebuild
 
     job = _job(session, name, folder)
-    ask(f"Let the next run of '{name}' empty its outputs and start over?", yes=yes)
+    ask(f"Empty the outputs of '{name}' and start over with its next run?", yes=yes)
     with job.held():
         request_rebuild(job, Rebuild(allow_loss))
     show_done(
@@ -105,26 +109,26 @@ def rebuild(
 def forget(
     session: Session,
     name: JobName,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the prompt.")] = False,
 ) -> None:
-    """Forget what a job has kept: its progress and its state.
+    """Delete a job's progress and state.
 
-    What it has written stays, so the same job is refused afterwards: run it with --start-over, which also empties its
-    outputs, or under another name.
+    Its outputs stay, so the same job cannot run again as it is: use --start-over, which also empties its outputs, or
+    another name.
 
     \b
     Example:
       millstream jobs forget team-scores --yes
     """
     job = _job(session, name)
-    ask(f"Forget the state and the progress of '{name}'?", yes=yes)
+    ask(f"Delete the state and progress of '{name}'?", yes=yes)
     with job.held():
         job.remove()
     show_done(session, f"forgot '{name}'", document={"forgot": name})
 
 
 def _job(session: Session, name: str, folder: Path | None = None) -> JobFolder:
-    from millstream.jobs.folder import JobFolder, is_job
+    from millstream.jobs.job_folder import JobFolder, is_job
 
     if folder is not None:
         if not is_job(folder):
@@ -138,9 +142,9 @@ def _job(session: Session, name: str, folder: Path | None = None) -> JobFolder:
 
 def _folders(session: Session) -> list[Path]:
     from millstream.connectors.catalog import jobs_folder
-    from millstream.jobs.folder import is_job
+    from millstream.jobs.job_folder import is_job
 
-    if address := session.kafka():  # whether it answers or not: a job's folder is on this machine
+    if address := session.kafka():  # even if it does not answer: a job's folder is on this machine
         jobs = jobs_folder(address)
     elif session.missing_folder():
         return []
@@ -151,18 +155,18 @@ def _folders(session: Session) -> list[Path]:
 
 
 def _state(folder: Path) -> tuple[str, int, list[str]]:
-    from millstream.jobs.folder import REAL_TIME_CHECKPOINT, JobFolder
+    from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT, JobFolder
     from millstream.log.disk import FileLock
 
     with FileLock(folder / "lock").attempt() as free:
         state = "stopped" if free else "running"
-    commits = folder.glob("checkpoint*/commits/*")  # the second is of a job in real time
+    commits = folder.glob("checkpoint*/commits/*")  # the second one is from real-time mode
     numbers = [int(entry.name) for entry in commits if entry.name.isdigit()]
     batches = max(numbers, default=-1) + 1
     if (folder / REAL_TIME_CHECKPOINT).exists():
         return state, batches, []
     try:
-        kept = JobFolder(folder, folder.name).kept()
+        kept = JobFolder(folder, folder.name).description()
     except DamagedState:
         return "damaged", batches, []
     return state, batches, [] if kept is None else list(kept.steps)

@@ -1,4 +1,4 @@
-"""Bytes become lines in chunks: large ones where much comes at once, small ones without delay where little does."""
+"""Reads lines in chunks: large ones if there is much input, small ones without delay if there is little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK_BYTES = 4 << 20
 GATHER_SECONDS, GATHER_SECONDS_MAX = 0.005, 0.1
 LINE_BYTES_MAX = 64 << 20
 CSV_RECORD_BYTES_MAX = 1 << 20
-LINE_BYTES = 64  # what a line takes in memory besides its content
+LINE_BYTES = 64  # memory overhead of a line
 _OPEN_QUOTE = re.compile(rb'(?:\A|,)"(?:[^"]|"")*+\Z')
 _FIELD = rb'(?:"(?:[^"]|"")*+"|[^",]*+)'
 _RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*+")
@@ -25,7 +25,7 @@ _RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*+")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some lines, the number of each in its source, and how many bytes of the source they were."""
+    """Some lines, their line numbers, and how many bytes of the source they were."""
 
     lines: list[bytes]
     numbers: Sequence[int]
@@ -39,7 +39,7 @@ class Chunk:
 
 
 def size_of(stream: BinaryIO) -> int | None:
-    """How many bytes will come, if that can be known."""
+    """The size of the input, if it can be known."""
     try:
         about = os.fstat(stream.fileno())
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def read_chunks(stream: BinaryIO, *, where: str | None = None) -> Iterator[Chunk
                 raise InvalidInput(
                     f"line {number} is longer than {LINE_BYTES_MAX >> 20} MiB",
                     where=where,
-                    next_step="see that the input is made of lines",
+                    next_step="check that the input is made of lines",
                 )
             continue
         whole = b"".join([*rest, block[:cut]])
@@ -89,7 +89,7 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _gather(descriptor: int) -> bytes:
-    """What can be read now, waiting for the first bytes as long as it takes and for more only a moment."""
+    """What can be read now, waiting for the first bytes as long as it takes and for more only briefly."""
     pieces: list[bytes] = []
     size = 0
     deadline = 0.0
@@ -105,11 +105,11 @@ def _gather(descriptor: int) -> bytes:
     return b"".join(pieces)
 
 
-# ---------------------------------------------------------------- records of CSV, which may have line breaks in quotes
+# ---------------------------------------------------------------- CSV records, which may have line breaks in quotes
 
 
 def join_quoted(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Lines that belong to one CSV record as one; a quote that is never closed costs only the line it is in."""
+    """Joins the lines of one CSV record; a quote that is never closed only affects its own line."""
     held: list[tuple[bytes, int]] = []
     for chunk in chunks:
         lines, held = [*held, *zip(chunk.lines, chunk.numbers, strict=True)], []
@@ -128,13 +128,13 @@ def join_quoted(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 
 
 def _record_lines(lines: Sequence[tuple[bytes, int]], at: int) -> int | None:
-    """How many lines from here on are one record; None if that cannot be said yet."""
+    """How many lines from here on are one record; None if more input is needed."""
     line = lines[at][0]
     if line.count(b'"') % 2 == 0 or not _OPEN_QUOTE.search(line):
         return 1
     size = len(line)
     for end in range(at + 1, len(lines)):
-        size += len(lines[end][0]) + LINE_BYTES  # so that empty lines, too, come to an end
+        size += len(lines[end][0]) + LINE_BYTES  # so that empty lines are limited, too
         if size > CSV_RECORD_BYTES_MAX:
             return 1
         if lines[end][0].count(b'"') % 2:

@@ -1,4 +1,4 @@
-"""`millstream topics move`: takes topics, and the jobs that read them, from the embedded log to Kafka."""
+"""`millstream topics move`: moves topics, and the jobs that read them, from the embedded log to Kafka."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from millstream.errors import InvalidInput
 
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="TOPIC... kafka://HOST:PORT", autocompletion=complete_topics, help="And where they go."),
+    typer.Argument(
+        metavar="TOPIC... kafka://HOST:PORT", autocompletion=complete_topics, help="The last one is the target."
+    ),
 ]
 
 
 def move(session: Session, names: Names) -> None:
     """Move topics to Kafka, with their groups, and with the jobs that read them.
 
-    Records keep their order, partitions, keys and headers, and their times to the millisecond. Groups and jobs go on
-    where they were; topics that those jobs write come along. The records here stay readable, and writers are told where
-    the topic has gone. A move that was cut short starts over when it is called again.
+    Records keep their order, partitions, keys and headers, and their times to the millisecond. Groups and jobs continue
+    where they were; topics that those jobs write are moved too. The records here stay readable, and writers get an
+    error with the new address. An interrupted move starts over when it is called again.
 
     \b
     Example:
       millstream topics move scores kafka://broker:9092
     """
-    from millstream.jobs.moving import move as moved
+    from millstream.jobs.move_to_kafka import move as moved
     from millstream.log import connect, open_embedded
     from millstream.log.kafka.log import KafkaLog
 
     *topics, address = names
     if not topics or not address.startswith("kafka://"):
         raise InvalidInput(
-            "where to is not said", next_step="for example: millstream topics move scores kafka://broker:9092"
+            "the target is missing", next_step="for example: millstream topics move scores kafka://broker:9092"
         )
     with open_embedded(session.existing()) as log, connect(address) as target:
         assert isinstance(target, KafkaLog)
@@ -49,12 +51,13 @@ def move(session: Session, names: Names) -> None:
     lines = [f"moved {count_text(records, 'record')} of {', '.join(each.topic for each in found.topics)}"]
     if early := sum(each.before_1970 for each in found.topics):
         lines.append(
-            f"{count_text(early, 'record')} had times before 1970, which Kafka does not keep: they are of 1970 now"
+            f"{count_text(early, 'record')} had times before 1970, which Kafka does not store: they are now at "
+            "the start of 1970"
         )
     for group in sorted({group for each in found.topics for group in each.groups}):
-        lines.append(f"group '{group}' goes on there")
+        lines.append(f"group '{group}' continues there")
     for name, folder in jobs:
-        lines.append(f"job '{name}' goes on with: millstream run FLOW.py --log {address} --folder {folder}")
+        lines.append(f"continue job '{name}' with: millstream run FLOW.py --log {address} --folder {folder}")
     document = {
         "topics": [{"name": each.topic, "records": each.records, "groups": list(each.groups)} for each in found.topics],
         "jobs": [{"name": name, "folder": folder} for name, folder in jobs],

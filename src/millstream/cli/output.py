@@ -1,6 +1,6 @@
-"""What is printed is a table on a terminal, aligned text without colour or lines in a pipe, or one JSON document.
+"""Output is a table on a terminal, aligned plain text in a pipe, or one JSON document.
 
-Names and values in it come from logs, jobs and brokers: a terminal is given them escaped, a pipe as they are.
+Names and values come from logs, jobs and brokers: they are escaped on a terminal, and unchanged in a pipe.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def show_table(
 
 
 def show_details(session: Session, details: Mapping[str, Cell], *, document: Any) -> None:
-    """One thing, a line for each of its properties; `document` is what --json prints."""
+    """One thing, one line per property; `document` is what --json prints."""
     if session.json:
         show_document(document)
         return
@@ -52,7 +52,7 @@ def show_document(document: Any) -> None:
 
 
 def show_done(session: Session, *lines: str, document: Any) -> None:
-    """That something was done: reported on stderr, so that stdout holds data alone."""
+    """Reports success on stderr, so that stdout has only data."""
     if session.json:
         show_document(document)
     else:
@@ -66,16 +66,16 @@ def show_text(text: str) -> None:
 
 
 def show_note(text: str) -> None:
-    """A line for people, beside the data."""
+    """A line for a human reader, on stderr."""
     write_line(shown(text, sys.stderr), err=True)
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Goes on only with a yes; where nobody can be asked, only with --yes."""
+    """Continues only after a yes; without a terminal, only with --yes."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInput(f"nobody is here to be asked: {question}", next_step="add --yes to say so")
+        raise InvalidInput(f"there is no terminal to ask: {question}", next_step="add --yes to confirm")
     if not typer.confirm(escaped(question), err=True):
         raise typer.Abort
 

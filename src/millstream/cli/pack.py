@@ -1,4 +1,4 @@
-"""`millstream pack`: the libraries of this environment as one file, for workers that have Python and nothing else."""
+"""`millstream pack`: packs the libraries of this environment into one file, for workers that only have Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from millstream.errors import InvalidInput, NoAccess
 LEFT_OUT = ("millstream", "pip", "py4j", "pyspark", "setuptools", "wheel")
 ENDINGS = (".tar.gz", ".tgz")
 LIBRARIES = "lib"
-# It is unpacked wherever a worker likes, so it finds its libraries from where it is itself.
+# Workers unpack it anywhere, so it finds its libraries relative to itself.
 PYTHON = """\
 #!/bin/sh
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -45,14 +45,12 @@ def register(app: typer.Typer) -> None:
 
 def pack(
     session: Session,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to make, such as env.tar.gz.")],
-    without: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Leave a library out; may be said several times.")
-    ] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to create, such as env.tar.gz.")],
+    without: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Leave a library out; repeatable.")] = None,
 ) -> None:
-    """Pack the libraries that are installed here, for the workers of a cluster that lack them.
+    """Pack the installed libraries for cluster workers that do not have them.
 
-    Workers need the same Python (3.11, say) on the same kind of machine, and nothing else.
+    Workers only need the same Python version on the same kind of machine.
 
     \b
     Example:
@@ -60,7 +58,9 @@ def pack(
       millstream run flow.py --master spark://host:7077 --archive env.tar.gz
     """
     if not file.name.endswith(ENDINGS):
-        raise InvalidInput(f"'{file}' is not named as an archive", next_step=f"give it one of: {', '.join(ENDINGS)}")
+        raise InvalidInput(
+            f"'{file}' does not have the name of an archive", next_step=f"give it one of: {', '.join(ENDINGS)}"
+        )
     left_out = {_plain(name) for name in (*LEFT_OUT, *(without or []))}
     chosen = {
         _plain(each.name): each for each in metadata.distributions() if each.name and _plain(each.name) not in left_out
@@ -90,12 +90,12 @@ def pack(
 
 
 def _plain(name: str) -> str:
-    """A library's name as all its spellings."""
+    """The normalized name of a library."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _files(distribution: metadata.Distribution) -> Iterator[tuple[str, Path]]:
-    """What lies among the libraries themselves: commands and manuals do not."""
+    """The files of a library itself, without its commands and manuals."""
     for each in distribution.files or []:
         place = PurePosixPath(each)
         source = Path(str(distribution.locate_file(each)))

@@ -17,15 +17,15 @@ ARGUMENTS = "a password does not belong on a command line: all users of this mac
 
 
 def database_address(session: Session, at: str | None, variable: str | None, file: Path | None) -> str | None:
-    """The address of a Postgres, from wherever it is given."""
+    """The address of a Postgres database, from whichever option has it."""
     if sum(each is not None for each in (at, variable, file)) > 1:
-        raise InvalidInput("--at, --at-env and --at-file give the same address", next_step="choose one of them")
+        raise InvalidInput("--at, --at-env and --at-file all give the address", next_step="choose one of them")
     if at is not None:
         if has_secret(at):
             raise InvalidInput(
                 ARGUMENTS,
                 where="--at",
-                next_step="leave it out and set PGPASSWORD or write it into ~/.pgpass; or give the whole address with "
+                next_step="leave it out and set PGPASSWORD or put it in ~/.pgpass; or give the whole address with "
                 "--at-env NAME, from an environment variable, or --at-file FILE",
             )
         return at
@@ -42,7 +42,7 @@ def database_address(session: Session, at: str | None, variable: str | None, fil
 
 
 def spark_settings(session: Session, given: list[str], file: Path | None) -> dict[str, str]:
-    """Settings of Spark, from --conf NAME=VALUE, and from a file in the form of spark-defaults.conf."""
+    """Spark settings, from --conf NAME=VALUE and from a file in the format of spark-defaults.conf."""
     found: dict[str, str] = {}
     if file is not None:
         for number, line in enumerate(_content(session, file).splitlines(), 1):
@@ -61,7 +61,7 @@ def spark_settings(session: Session, given: list[str], file: Path | None) -> dic
             raise InvalidInput(
                 ARGUMENTS,
                 where=f"--conf {key.strip()}",
-                next_step="write the setting into a file, as 'name value' in a line, and name it with --conf-file FILE",
+                next_step="put the setting in a file, as a line 'name value', and name the file with --conf-file FILE",
             )
         found[key.strip()] = value.strip()
     return found
@@ -76,5 +76,5 @@ def _content(session: Session, file: Path) -> str:
     except UnicodeDecodeError:
         raise InvalidInput(f"'{file}' is not text", next_step="name another file") from None
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        warn(f"other users can read '{file}': chmod 600 keeps what is secret in it", as_json=session.json)
+        warn(f"other users can read '{file}': protect its secrets with chmod 600", as_json=session.json)
     return text

@@ -1,4 +1,4 @@
-"""`millstream produce`: lines, or the rows of a columnar file, into a topic."""
+"""`millstream produce`: sends lines, or the rows of a columnar file, to a topic."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ def register(app: typer.Typer) -> None:
 def produce(
     session: Session,
     topic: TopicName,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Unsaid or -: stdin.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Default, or -: stdin.")] = None,
     format: Annotated[
         Format | None,
         typer.Option(
             help="lines: one value per line, decoded by the topic's codec if it has a schema; json: lines of JSON, "
-            "whatever the codec; csv (with a header line), parquet, arrow: by columns. Unsaid: by the file's ending."
+            "whatever the codec; csv (with a header line), parquet, arrow: by columns. Default: from the file's "
+            "extension."
         ),
     ] = None,
     key: Annotated[
@@ -53,15 +54,15 @@ def produce(
     timestamp: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column or field that is the record's time; default: now.")
     ] = None,
-    partition: Annotated[int | None, typer.Option(metavar="N", help="All records to this partition.")] = None,
+    partition: Annotated[int | None, typer.Option(metavar="N", help="Send all records to this partition.")] = None,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every record; can be given again.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header for every record; repeatable.")
     ] = None,
     null_value: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A value that is exactly this text is a tombstone.")
     ] = None,
     acks: Annotated[
-        Literal["0", "1", "all"], typer.Option(help="When a record counts as stored: all is when it is on the disk.")
+        Literal["0", "1", "all"], typer.Option(help="When a record counts as stored; all: once it is synced to disk.")
     ] = "all",
     partition_by: Annotated[
         Literal["key", "round_robin", "sticky"], typer.Option(help="How a partition is chosen.")
@@ -78,11 +79,11 @@ def produce(
         typer.Option(
             metavar="N",
             min=1,
-            help="A Parquet or Arrow file that unpacks to over 1 GiB and over N times its size is not read further.",
+            help="Stop reading a Parquet or Arrow file that unpacks to over 1 GiB and over N times its size.",
         ),
     ] = 1000,
-    create: Annotated[bool, typer.Option("--create", help="Create the topic if it is not there.")] = False,
-    partitions: Annotated[int | None, typer.Option(help="With --create: how many partitions.")] = None,
+    create: Annotated[bool, typer.Option("--create", help="Create the topic if it does not exist.")] = False,
+    partitions: Annotated[int | None, typer.Option(help="With --create: the number of partitions.")] = None,
     schema: Annotated[
         str | None,
         typer.Option(metavar="DDL", help="With --create: its columns; default: those of a columnar file."),
@@ -91,9 +92,9 @@ def produce(
 ) -> None:
     """Store records from stdin or a file.
 
-    A line ends at \\n or \\r\\n. Empty lines between JSON values are left out. Lines that cannot be decoded go to the
-    dead letters with their line number and the reason; the exit code then is 6. With --on-error stop the first such
-    line ends the import with exit code 2; what stands before it is stored.
+    A line ends at \n or \r\n. Empty lines between JSON values are skipped. Lines that cannot be decoded go to the dead
+    letters with their line number and the reason; the exit code is then 6. With --on-error stop the first such line
+    ends the import with exit code 2; the lines before it are stored.
 
     \b
     Example:
@@ -104,7 +105,7 @@ def produce(
     from millstream.cli.importing import Import, Options
 
     if not create and (partitions is not None or schema is not None):
-        raise InvalidInput("--partitions and --schema describe a topic to create", next_step="add --create")
+        raise InvalidInput("--partitions and --schema are for a new topic", next_step="add --create")
     path = None if file is None or str(file) == "-" else file
     chosen = format or (FORMATS_BY_ENDING.get(path.suffix.lower(), "lines") if path else "lines")
     options = Options(
@@ -160,7 +161,7 @@ def _opened(path: Path | None) -> Iterator[BinaryIO]:
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        raise NotFound(f"there is no file '{path}'", next_step="see that the path is right") from None
+        raise NotFound(f"there is no file '{path}'", next_step="check the path") from None
     with file:
         yield file
 
@@ -174,8 +175,8 @@ def _create(
     if schema is None and format in ("csv", "parquet", "arrow"):
         if path is None:
             raise InvalidInput(
-                f"a topic made for {format} from stdin needs its columns", next_step='give --schema "user string, …"'
+                f"a topic created for {format} from stdin needs a schema", next_step='give --schema "user string, …"'
             )
         settings["schema"] = schema_of(path, format)
-    with suppress(AlreadyExists):  # somebody was quicker
+    with suppress(AlreadyExists):  # another process was faster
         log.create_topic(topic, **settings)

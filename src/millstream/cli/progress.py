@@ -1,4 +1,4 @@
-"""Progress of a long import, on stderr if that is a terminal; a short one shows none."""
+"""Progress of a long import, on stderr if it is a terminal."""
 
 from __future__ import annotations
 

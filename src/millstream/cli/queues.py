@@ -1,4 +1,4 @@
-"""`millstream queues`: records of a topic as single messages, each to be acknowledged."""
+"""`millstream queues`: records of a topic as single messages, each acknowledged individually."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from millstream.cli.failures import NOT_FOR_ALL
 from millstream.cli.output import show_details, show_done, show_table
-from millstream.cli.session import QueueName, Session, command, complete_topics, subcommands
+from millstream.cli.session import QueueName, Session, complete_topics, subcommands
 from millstream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    queues = subcommands(app, "queues", "List, create, describe and delete queues; receive their messages.")
-    command(queues, "list")(list_queues)
-    command(queues, "create")(create)
-    command(queues, "describe")(describe)
-    command(queues, "delete")(delete)
-    command(queues, "receive")(receive)
+    subcommands(
+        app,
+        "queues",
+        "List, create, describe and delete queues; receive their messages.",
+        list=list_queues,
+        create=create,
+        describe=describe,
+        delete=delete,
+        receive=receive,
+    )
 
 
 def list_queues(session: Session) -> None:
@@ -43,20 +47,21 @@ def list_queues(session: Session) -> None:
 def create(
     session: Session,
     name: QueueName,
-    topic: Annotated[str, typer.Option(help="Whose records it hands out.", autocompletion=complete_topics)],
+    topic: Annotated[str, typer.Option(help="The topic whose records it delivers.", autocompletion=complete_topics)],
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long a consumer may take: 30 seconds.")
+        str | None, typer.Option(metavar="DURATION", help="How long a consumer may take; default: 30 seconds.")
     ] = None,
-    max_tries: Annotated[int | None, typer.Option(help="How often a message is tried: 5.")] = None,
+    max_tries: Annotated[int | None, typer.Option(help="How often a message is tried; default: 5.")] = None,
     dead_letters: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Where it goes after that: NAME.dead.")
+        str | None,
+        typer.Option(metavar="TOPIC", help="The topic for messages that failed every try; default: NAME.dead."),
     ] = None,
-    max_in_flight: Annotated[int | None, typer.Option(help="How many may be out at once: 10000.")] = None,
+    max_in_flight: Annotated[int | None, typer.Option(help="How many may be in flight; default: 10000.")] = None,
     start: Annotated[
-        Literal["earliest", "latest"] | None, typer.Option("--from", help="Which record is the first: earliest.")
+        Literal["earliest", "latest"] | None, typer.Option("--from", help="Where the queue starts; default: earliest.")
     ] = None,
 ) -> None:
-    """Create a queue on a topic. What is not said is as shown after the colon of each option.
+    """Create a queue on a topic.
 
     \b
     Example:
@@ -76,7 +81,7 @@ def create(
 
 
 def describe(session: Session, name: QueueName) -> None:
-    """Show a queue's settings, and how many messages wait, are out, done or dead.
+    """Show a queue's settings, and how many messages are waiting, in flight, done or dead.
 
     \b
     Example:
@@ -105,26 +110,29 @@ def receive(
     session: Session,
     name: QueueName,
     max_messages: Annotated[
-        int, typer.Option("--max", min=0, help="Stop after so many messages; 0: when none is left.")
+        int, typer.Option("--max", min=0, help="Stop after this many messages; 0: when none are left.")
     ] = 1,
     wait: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a message; a few on Kafka.")
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How long to wait for a message; on Kafka, at least a few seconds."
+        ),
     ] = 0.0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on for ever.")] = False,
-    acknowledge: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed and flushed.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep waiting for messages.")] = False,
+    acknowledge: Annotated[bool, typer.Option("--ack", help="Acknowledge messages after they were printed.")] = False,
     run: Annotated[
         str | None, typer.Option("--exec", metavar="COMMAND", help="A shell command to run for each message.")
     ] = None,
 ) -> None:
     """Receive messages of a queue.
 
-    With --exec, the command gets the value on stdin; exit code 0 acknowledges the message, any other refuses it, and
-    it is tried again until the queue's tries are used up. The command sees MILLSTREAM_TOPIC, MILLSTREAM_PARTITION,
-    MILLSTREAM_OFFSET, MILLSTREAM_KEY and MILLSTREAM_TRIES, and keeps the message as long as it runs; on Kafka, no
-    longer than the queue's timeout.
+    With --exec, the command gets the value on stdin; exit code 0 acknowledges the message, any other rejects it, and it
+    is redelivered until the queue's tries are used up. The command sees MILLSTREAM_TOPIC, MILLSTREAM_PARTITION,
+    MILLSTREAM_OFFSET, MILLSTREAM_KEY and MILLSTREAM_TRIES, and holds the message while it runs; on Kafka, no longer
+    than the queue's timeout.
 
-    With --ack, messages are printed and acknowledged. With neither, they are only shown: they are refused and go back
-    to the queue. Such a look counts as a try, and after its last try a message goes to the dead letters.
+    With --ack, messages are printed and acknowledged. With neither, they are only shown, and go back to the queue. That
+    counts as a try, and after its last try a message goes to the dead letters.
 
     \b
     Example:
@@ -142,7 +150,7 @@ def receive(
             receiver.print(limit, follow=follow, acknowledge=acknowledge)
             return
         done, refused = receiver.execute(run, limit, follow=follow)
-    message = f"acknowledged {done:,}, refused {refused:,}"
+    message = f"acknowledged {done:,}, rejected {refused:,}"
     show_done(session, message, document={"queue": name, "acknowledged": done, "refused": refused})
     if refused:
         raise typer.Exit(NOT_FOR_ALL)

@@ -1,4 +1,4 @@
-"""A message is acknowledged only after its work is done: printed and flushed, or its command ended with exit code 0."""
+"""A message is acknowledged after its work is done: it was printed and flushed, or its command exited with 0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Receiver:
         self._extends = True
 
     def print(self, limit: int | None, *, follow: bool, acknowledge: bool) -> None:
-        """Prints messages. Those only looked at go back at the end, or the same ones would come again meanwhile."""
+        """Prints messages. Those only shown go back at the end, or they would be delivered again meanwhile."""
         shown: list[Message] = []
         count = 0
         while limit is None or count < limit:
@@ -45,10 +45,10 @@ class Receiver:
             else:
                 shown += messages
         for message in shown:
-            message.refuse("only looked at")
+            message.refuse("only shown")
 
     def execute(self, command: str, limit: int | None, *, follow: bool) -> tuple[int, int]:
-        """Runs the command for each message; how many were acknowledged and how many refused."""
+        """Runs the command for each message; returns how many were acknowledged and how many rejected."""
         done = refused = 0
         while limit is None or done + refused < limit:
             messages = self._next(1, follow)
@@ -61,7 +61,7 @@ class Receiver:
             try:
                 try:
                     code = self._run(command, message)
-                except Undeliverable as error:  # it fails in the same way at every try
+                except Undeliverable as error:  # it would fail in the same way at every try
                     refused += 1
                     message.refuse(str(error), dead=True)
                     continue
@@ -81,7 +81,7 @@ class Receiver:
         return self._queue.receive_many(count, max(self._wait_seconds, least))
 
     def _run(self, command: str, message: Message) -> int:
-        """The exit code of the command. As long as it runs, the message is kept from others."""
+        """The exit code of the command. While it runs, the message is held."""
         timeout = self._queue.settings.timeout
         process = _started(command, message)
         content: bytes | None = self._rendering.value(message) or b""
@@ -91,7 +91,7 @@ class Receiver:
                     process.communicate(content, timeout=timeout.total_seconds() / 3)
                     return process.returncode
                 except subprocess.TimeoutExpired:
-                    content = None  # it goes on with what it was given
+                    content = None  # it continues with the input it has
                     self._keep(message)
         except BaseException:  # the message goes to another consumer: the work on it must have ended by then
             process.terminate()
@@ -99,7 +99,7 @@ class Receiver:
             raise
 
     def _keep(self, message: Message) -> None:
-        """Extends the time of a message. Where that cannot be done, another may get it while it is worked on."""
+        """Extends the timeout of a message. If that fails, another consumer may get it while it is processed."""
         if not self._extends:
             return
         try:
@@ -110,13 +110,13 @@ class Receiver:
 
 
 class Undeliverable(Exception):
-    """A message whose content no command can be given."""
+    """A message whose content cannot be passed to a command."""
 
 
 def _started(command: str, message: Message) -> subprocess.Popen[bytes]:
     key = message.record.key or b""
     if b"\0" in key:
-        raise Undeliverable("the key has a NUL character, which the variable MILLSTREAM_KEY cannot hold")
+        raise Undeliverable("the key has a NUL character, which the variable MILLSTREAM_KEY cannot contain")
     try:
         return _shell(command, message, key)
     except OSError as error:
@@ -128,7 +128,7 @@ def _started(command: str, message: Message) -> subprocess.Popen[bytes]:
 
 
 def _starts_without_key(message: Message) -> bool:
-    """Whether it is the key that is too long, and not what else stands in the environment."""
+    """Whether the key is too long, and not the rest of the environment."""
     try:
         return _shell(":", message, b"").communicate() is not None
     except OSError:

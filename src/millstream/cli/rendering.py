@@ -1,4 +1,4 @@
-"""A record as one line of output: its value as it would be piped on, or all of it as JSON or as columns of text."""
+"""Renders a record as one line: its value as it would be piped, or all of it as JSON or as columns of text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RecordFormat = Literal["value", "json", "full"]
 
 @dataclass(frozen=True)
 class Rendering:
-    """`schema` is the topic's; a value of a topic with one is printed as the JSON of its row."""
+    """`schema` is the topic's; with one, a value is printed as the JSON of its row."""
 
     schema: Schema | None
     format: RecordFormat = "value"
@@ -33,7 +33,7 @@ class Rendering:
     separator: str = "\t"
     null: str = "null"
     escapes: bool = field(default_factory=lambda: is_terminal(sys.stdout))
-    """Whether contents are shown and not obeyed; what stands between them is ours, or the user's."""
+    """Whether control characters in contents are escaped."""
 
     def batch(self, batch: Batch) -> list[bytes]:
         columns = batch.columns
@@ -113,7 +113,7 @@ class Rendering:
 
 
 class OutputClosed(BrokenPipeError):
-    """The reader of the output went away after so many lines had been written to it in full."""
+    """The reader of the output closed it after so many lines had been written in full."""
 
     def __init__(self, lines: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def write_lines(lines: Sequence[bytes]) -> None:
     text = b"\n".join(lines) + b"\n"
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a file but something that stands for one
+    except (OSError, ValueError):  # not a real file
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
         return
@@ -144,19 +144,19 @@ def write_lines(lines: Sequence[bytes]) -> None:
 
 
 def _rows(rows: pa.RecordBatch, schema: Schema) -> list[bytes]:
-    """Rows as JSON. Of a dead letter `value` is the text that came; bytes that are no text are `value_base64`."""
+    """Rows as JSON. The `value` of a dead letter is its original text; `value_base64` if the bytes are not text."""
     if schema != DEAD_LETTER_SCHEMA:
         encoded: list[bytes] = codec("json", schema).encode(rows).to_pylist()
         return encoded
     rest = Schema.of(pa.schema([field for field in schema.arrow if field.name != "value"]))
     others = codec("json", rest).encode(rows.drop_columns(["value"])).to_pylist()
     return [
-        orjson.dumps(_letter_value(value))[:-1] + b"," + other[1:]
+        orjson.dumps(_dead_letter_value(value))[:-1] + b"," + other[1:]
         for value, other in zip(rows.column("value").to_pylist(), others, strict=True)
     ]
 
 
-def _letter_value(content: bytes | None) -> dict[str, str | None]:
+def _dead_letter_value(content: bytes | None) -> dict[str, str | None]:
     shown = _readable(content)
     return {"value_base64": shown["base64"]} if isinstance(shown, dict) else {"value": shown}
 

@@ -34,57 +34,59 @@ def run(
         str | None, typer.Option(help="A Spark master; default: $MILLSTREAM_MASTER, else local[*].")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="'caught up'", help="Ends when all that is there now was read.")
+        str | None, typer.Option(metavar="'caught up'", help="Stop when everything available now has been read.")
     ] = None,
     batch: Annotated[
-        bool, typer.Option("--batch", help="All that is there now as one batch, every window closed.")
+        bool, typer.Option("--batch", help="Process everything available now as one batch, and close every window.")
     ] = False,
     into: Annotated[
-        str | None, typer.Option(help="Another topic for the results, beside those that are there.")
+        str | None, typer.Option(help="Write the results to this topic instead, next to the existing ones.")
     ] = None,
-    batch_rows: Annotated[int | None, typer.Option(help="At most so many rows of a source in a batch.")] = None,
+    batch_rows: Annotated[int | None, typer.Option(help="At most this many rows of a source per batch.")] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Where the job keeps its checkpoint: all workers must reach it; default: jobs/NAME in the log."
+            help="The job's checkpoint folder, which all workers must be able to reach; default: jobs/NAME in the log."
         ),
     ] = None,
-    conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be given several times.")
-    ] = None,
+    conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A Spark setting; repeatable.")] = None,
     conf_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Settings of Spark, as 'name value' in a line: the place for passwords."),
+        typer.Option(metavar="FILE", help="A file of Spark settings, one 'name value' per line; use it for passwords."),
     ] = None,
     archive: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The libraries of workers, made by millstream pack.")
+        str | None, typer.Option(metavar="FILE", help="Libraries for the workers, created by millstream pack.")
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(metavar="'real time'", help="Each record by itself, from Kafka to Kafka.")
+        str | None, typer.Option(metavar="'real time'", help="Process each record on its own, from Kafka to Kafka.")
     ] = None,
     grace: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="How long Ctrl-C and SIGTERM wait for the running batch; default: 30."),
+        typer.Option(metavar="SECONDS", help="How long Ctrl-C and SIGTERM wait for the current batch; default: 30."),
     ] = None,
     progress: Annotated[
         str | None,
-        typer.Option(metavar="HOW", help="auto, terminal, lines, json or none: how progress is shown on stderr."),
+        typer.Option(metavar="HOW", help="How progress is shown on stderr: auto, terminal, lines, json or none."),
     ] = None,
     on_lost: Annotated[
         Literal["error", "earliest", "latest"] | None,
-        typer.Option(help="When records were deleted before they were read: end, or go on at what is left."),
+        typer.Option(help="If records were deleted before they were read: fail, or continue with what is left."),
     ] = None,
     start_over: Annotated[
         bool,
-        typer.Option("--start-over", help="Forget progress and state, empty the outputs, and begin at the start."),
+        typer.Option(
+            "--start-over", help="Delete progress and state, empty the outputs, and start from the beginning."
+        ),
     ] = False,
     rebuild_output: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="An output that was removed: replay the job, and write all outputs again."),
+        typer.Option(metavar="NAME", help="An output that was removed: replay the job and write all outputs again."),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Only show the steps, and how they lie on Spark.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only print the steps and how they are executed on Spark.")
+    ] = False,
 ) -> None:
-    """Run a flow as a job on Spark, until Ctrl-C: it stops after the running batch, and goes on there next time.
+    """Run a flow as a job on Spark until Ctrl-C: it stops after the current batch, and continues there next time.
 
     \b
     Example:
@@ -119,14 +121,14 @@ def run(
         f"read {job.progress.rows_read:,} rows in {job.progress.batch + 1:,} batches",
         document={"rows": job.progress.rows_read, "batches": job.progress.batch + 1},
     )
-    if job.gave_up:  # a thread may still wait for a sink that does not answer
+    if job.gave_up:  # a thread may still be waiting for a sink that does not answer
         end_after(TIDY_S_MAX, INTERRUPTED if job.interrupted else TERMINATED)
     if job.interrupted or job.gave_up:
         raise typer.Exit(INTERRUPTED if job.interrupted else TERMINATED)
 
 
 def _chosen(file: Path, name: str | None, broker: str | None) -> tuple[Flow, dict[str, Any]]:
-    """The flow of a file, and what the file itself says about how it is run."""
+    """The flow of a file, and the settings that the file itself runs it with."""
     from millstream.plan.engine import collecting
     from millstream.plan.flow import Flow
 
@@ -140,15 +142,17 @@ def _chosen(file: Path, name: str | None, broker: str | None) -> tuple[Flow, dic
     if not flows:
         raise InvalidInput(f"'{file}' builds no flow", next_step="write flow = ms.Flow('name') at the top of it")
     if name is None and len(flows) > 1:
-        raise InvalidInput(f"'{file}' builds several flows", next_step=f"say which: --flow {' or --flow '.join(flows)}")
+        raise InvalidInput(
+            f"'{file}' builds several flows", next_step=f"choose one: --flow {' or --flow '.join(flows)}"
+        )
     if name is not None and name not in flows:
-        raise NotFound(f"'{file}' has no flow '{name}'", next_step=f"flows that it has: {', '.join(flows)}")
+        raise NotFound(f"'{file}' has no flow '{name}'", next_step=f"its flows: {', '.join(flows)}")
     chosen = flows[name] if name is not None else next(iter(flows.values()))
     return chosen, dict(said.get(chosen.name, {}))
 
 
 def _values(file: Path) -> dict[str, Any]:
-    """What a file defines. Its folder is where it finds modules of its own, as it does when Python runs it."""
+    """The globals of a file. Like in Python, its folder is on the module search path."""
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
     try:
@@ -161,10 +165,10 @@ def _values(file: Path) -> dict[str, Any]:
             where=f"{error.filename}:{error.lineno}",
             next_step="fix the line",
         ) from error
-    except BaseException as error:  # whatever the user's own lines raise, sys.exit too
+    except BaseException as error:  # whatever the user's code raises, including sys.exit
         lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(folder)]
         raise InvalidInput(
-            f"'{file}' cannot be read: {type(error).__name__}: {error}",
+            f"'{file}' failed: {type(error).__name__}: {error}",
             where=f"{lines[-1].filename}:{lines[-1].lineno}" if lines else None,
-            next_step="it is read for the flow it builds; what runs the flow in it is only noted, and gives None",
+            next_step="the file is only executed to build its flow; calls that run the flow return None",
         ) from error

@@ -1,4 +1,4 @@
-"""What every command is given: which log, and how to print. Both can be said before or after the command's name."""
+"""The context of every command: the log, and how to print. Both options work before or after the command's name."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ class Session:
 
     @contextmanager
     def log(self, *, create: bool = False, shared_group: str | None = None) -> Iterator[Broker]:
-        """The log, open. Only a command that makes things makes the folder, too: a mistyped one stays away."""
+        """The open log. Only commands that create things create its folder: a typo must not leave one behind."""
         from millstream.log import connect
 
-        # polars, once imported, has blocked reads and locks go on through Ctrl-C; this takes that back.
+        # Once imported, polars makes blocked reads and locks continue after Ctrl-C; this undoes that.
         signal.siginterrupt(signal.SIGINT, True)
         with connect(self.address if create else self.existing(), shared_group=shared_group) as log:
             yield log
 
     def existing(self) -> str | None:
-        """The address of a log that is there."""
+        """The address of an existing log."""
         if missing := self.missing_folder():
             raise NotFound(
                 f"there is no log in '{missing}'",
-                next_step="name another with --log or MILLSTREAM_BROKER, or make one: millstream topics create NAME",
+                next_step="name another with --log or MILLSTREAM_BROKER, or create one: millstream topics create NAME",
             )
         return self.address
 
     def nothing(self, what: str) -> str:
-        """What a listing says that found nothing: a wrong folder must not look like an empty log."""
+        """What an empty listing prints: a wrong folder must not look like an empty log."""
         missing = self.missing_folder()
         return f"there is no log in '{missing}' yet" if missing else f"there are no {what}"
 
     def kafka(self) -> str | None:
-        """The address, if it is that of a Kafka."""
+        """The address, if it is Kafka."""
         address = self._given()
         return address if address.startswith("kafka://") else None
 
@@ -85,7 +85,7 @@ class Session:
 def command(
     app: typer.Typer, name: str
 ) -> Callable[[Callable[Concatenate[Session, Given], None]], Callable[Concatenate[Session, Given], None]]:
-    """Registers a function of a session and its own options as a command that also takes the options of all."""
+    """Registers a function of a session and its own options as a command that also has the shared options."""
 
     def register(function: Callable[Concatenate[Session, Given], None]) -> Callable[Concatenate[Session, Given], None]:
         @wraps(function)
@@ -110,14 +110,15 @@ def command(
     return register
 
 
-def subcommands(app: typer.Typer, name: str, help: str) -> typer.Typer:
-    """A command that only holds others, as `topics` does."""
+def subcommands(app: typer.Typer, name: str, help: str, **functions: Callable[..., None]) -> None:
+    """Registers a command that only has subcommands, such as `topics`, with the function of each."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
     app.add_typer(group, name=name)
-    return group
+    for each, function in functions.items():
+        command(group, each)(function)
 
 
-# ---------------------------------------------------------------- completion in the shell
+# ---------------------------------------------------------------- shell completion
 
 
 def _completion(names: Callable[[Broker], list[str]]) -> Callable[[typer.Context, str], list[str]]:
@@ -126,14 +127,14 @@ def _completion(names: Callable[[Broker], list[str]]) -> Callable[[typer.Context
         found: list[str] = []
 
         def look() -> None:
-            # A shell that completes must not be disturbed.
+            # Completion must not print errors.
             with suppress(Exception), connect(Session(address, json=False).existing()) as log:
-                # What it completes becomes part of a command line: only what can be read there.
+                # Completions become part of a command line: only printable ones.
                 found.extend(name for name in names(log) if name.startswith(incomplete) and is_harmless(name))
 
         from millstream.log import connect
 
-        # Nor kept waiting for a broker that is away.
+        # Nor wait for a broker that is away.
         looking = Thread(target=look, daemon=True)
         looking.start()
         looking.join(COMPLETE_SECONDS)
@@ -154,7 +155,7 @@ SharedGroup = Annotated[
     typer.Option(
         "--shared-group",
         metavar="GROUP",
-        help="Let the members of this group use the whole log, from now on; default: its owner alone.",
+        help="Permanently share the whole log with this operating system group; default: private to its owner.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the prompt.")]

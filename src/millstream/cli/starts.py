@@ -1,4 +1,4 @@
-"""Where reading begins, as text: 'earliest', 'latest', an offset, or a time with its zone."""
+"""A start position as text: 'earliest', 'latest', an offset, or a time with its zone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def read_start(text: str) -> str | int | datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(f"'{text}' does not say where to begin", next_step=f"give {FORMS}") from None
+        raise InvalidInput(f"'{text}' is not a start position", next_step=f"give {FORMS}") from None
     if moment.tzinfo is None:
         raise InvalidInput(
             f"the time '{text}' has no time zone",
-            next_step="add Z for UTC or the distance from it, as in 2025-06-01T12:00:00Z or …+02:00",
+            next_step="add Z for UTC or an offset, as in 2025-06-01T12:00:00Z or …+02:00",
         )
     return moment

@@ -1,4 +1,4 @@
-"""`millstream switch`: what readers of a name read from now on."""
+"""`millstream switch`: changes which topic the readers of a name read."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def switch(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_topics)],
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", autocompletion=complete_topics)] = None,
-    at: Annotated[str, typer.Option(metavar="START", help=f"Where readers begin: {AT_FORMS}.")] = "earliest",
-    back: Annotated[bool, typer.Option("--back", help="Take the last switch of this name back.")] = False,
-    off: Annotated[bool, typer.Option("--off", help="Forget that this name was ever switched.")] = False,
+    at: Annotated[str, typer.Option(metavar="START", help=f"Where readers start: {AT_FORMS}.")] = "earliest",
+    back: Annotated[bool, typer.Option("--back", help="Revert the last switch of this name.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Remove all switches of this name.")] = False,
 ) -> None:
-    """Switch the readers of a name to another topic, all at once; running ones come over at their next poll.
+    """Switch the readers of a name to another topic, all at once; running ones follow at their next poll.
 
-    The old topic stays, and who writes to it goes on writing to it. A group that has read the topic before goes on
-    where it was. With --at corresponding readers begin at the time they had come to in the old topic. Without a
-    topic, and without --back or --off, the topics that the name has stood for are listed.
+    The old topic stays, and its writers keep writing to it. A group that has read the topic before continues where it
+    was. With --at corresponding, readers start at the time they had reached in the old topic. Without a topic, --back
+    or --off, this lists all topics that the name has referred to.
 
     \b
     Example:
@@ -42,7 +42,7 @@ def switch(
       millstream switch totals --back
     """
     if (topic is not None) + back + off > 1:
-        raise InvalidInput("a topic, --back and --off say different things", next_step="choose one of them")
+        raise InvalidInput("a topic, --back and --off exclude each other", next_step="choose one of them")
     with session.log() as log:
         if topic is not None:
             _show(session, log.switch(name, topic, at=_read_at(at)))
@@ -50,7 +50,9 @@ def switch(
             _show(session, log.switch_back(name, at=_read_at(at)))
         elif off:
             log.unswitch(name)
-            show_done(session, f"'{name}' stands for its own topic again", document={"name": name, "read": name})
+            show_done(
+                session, f"'{name}' refers to the topic of that name again", document={"name": name, "read": name}
+            )
         else:
             _list(session, log, name)
 
@@ -58,7 +60,7 @@ def switch(
 def _read_at(text: str) -> str | datetime:
     start = text if text == "corresponding" else read_start(text)
     if isinstance(start, int):
-        raise InvalidInput(f"'{text}' does not say where to begin in every partition", next_step=f"give {AT_FORMS}")
+        raise InvalidInput(f"'{text}' is not a start position for every partition", next_step=f"give {AT_FORMS}")
     return start
 
 

@@ -1,4 +1,4 @@
-"""`millstream table`: the current row of a key in a table that a job keeps up to date, printed or over HTTP."""
+"""`millstream table`: prints or serves over HTTP the current rows of tables that jobs write."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ import typer
 from millstream.cli.failures import warn
 from millstream.cli.output import show_note, show_table
 from millstream.cli.passwords import database_address
-from millstream.cli.session import Session, command, subcommands
+from millstream.cli.session import Session, subcommands
 from millstream.terminal import escaped_bytes, is_terminal
 
-TableName = Annotated[str, typer.Argument(metavar="NAME", help="Of a topic, or of a table of a database.")]
+TableName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a topic or of a database table.")]
 Address = Annotated[
     str | None,
-    typer.Option("--at", metavar="ADDRESS", help="Of the Postgres database, without a password."),
+    typer.Option("--at", metavar="ADDRESS", help="The address of the Postgres database, without a password."),
 ]
 AddressVariable = Annotated[
     str | None,
-    typer.Option("--at-env", metavar="NAME", help="The environment variable with the whole address, password and all."),
+    typer.Option(
+        "--at-env", metavar="NAME", help="The environment variable with the whole address, including the password."
+    ),
 ]
 AddressFile = Annotated[
-    Path | None, typer.Option("--at-file", metavar="FILE", help="The file with the whole address, password and all.")
+    Path | None,
+    typer.Option("--at-file", metavar="FILE", help="The file with the whole address, including the password."),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    group = subcommands(app, "table", "Look up the current row of a key in a table that a job writes.")
-    command(group, "list")(list_tables)
-    command(group, "get")(get)
-    command(group, "serve")(serve)
+    subcommands(
+        app,
+        "table",
+        "Look up the current row of a key in a table that a job writes.",
+        list=list_tables,
+        get=get,
+        serve=serve,
+    )
 
 
 def list_tables(session: Session) -> None:
@@ -76,7 +83,7 @@ def get(
 ) -> None:
     """Print the current row of a key as JSON, on one line.
 
-    Any topic can be asked for the newest record of a key, too. The password of a Postgres database comes from
+    This also returns the newest record of a key in any topic. The password of a Postgres database comes from
     PGPASSWORD, from ~/.pgpass, or with the whole address from --at-env or --at-file.
 
     \b
@@ -100,7 +107,7 @@ def get(
 
 
 def as_key(given: Sequence[str], columns: Sequence[str]) -> Any:
-    """A text that could be more than one thing is an object or COLUMN=VALUE only if that names key columns."""
+    """Ambiguous text is an object or COLUMN=VALUE only if it names key columns."""
     if len(given) == 1:
         try:
             document = json.loads(given[0])
@@ -117,29 +124,31 @@ def as_key(given: Sequence[str], columns: Sequence[str]) -> Any:
 def serve(
     session: Session,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="Serve these alone; default: all tables of jobs.")
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="Serve only these; default: all tables of jobs.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; others than loopback need a token.")
+        str, typer.Option(help="The address to listen on; a token is required unless it is loopback.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8080,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="A name it may be asked by (the Host header) besides its address; repeatable."
+            metavar="NAME", help="A host name to accept (in the Host header) besides its address; repeatable."
         ),
     ] = None,
     token_file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A file of mode 600 with the token to ask for; default: $MILLSTREAM_TOKEN."),
+        typer.Option(
+            metavar="FILE", help="A file of mode 600 with the token that clients must send; default: $MILLSTREAM_TOKEN."
+        ),
     ] = None,
-    max_tables: Annotated[int, typer.Option(min=1, help="How many tables are open at once.")] = 64,
-    index_mb: Annotated[int, typer.Option(min=1, help="How much memory the indexes of topics take together.")] = 1024,
+    max_tables: Annotated[int, typer.Option(min=1, help="How many tables can be open at once.")] = 64,
+    index_mb: Annotated[int, typer.Option(min=1, help="Total memory for the indexes of topics.")] = 1024,
     at: Address = None,
     at_env: AddressVariable = None,
     at_file: AddressFile = None,
 ) -> None:
-    """Answer for the current rows of tables over HTTP, until Ctrl-C.
+    """Serve the current rows of tables over HTTP until Ctrl-C.
 
     Needs: pip install 'millstream[serve]'
 
@@ -150,19 +159,20 @@ def serve(
       millstream table serve totals --host 192.0.2.7 --token-file token
     """
     from millstream.serving import Tables, http
-    from millstream.serving.access import Access, Place, read_token
+    from millstream.serving.access import Access, ListenAddress, read_token
     from millstream.serving.served import Served
 
     http.check_installed()
-    place = Place.of(host, port)
-    access = Access.at(place, allowed_hosts=allowed_host or [], token=read_token(token_file, os.environ))
+    listen_address = ListenAddress.of(host, port)
+    access = Access.at(listen_address, allowed_hosts=allowed_host or [], token=read_token(token_file, os.environ))
     address = database_address(session, at, at_env, at_file)
     with session.log() as log:
         served = Served(Tables(log, at=address), names or [], tables_max=max_tables, index_bytes_max=index_mb << 20)
-        with http.listening(place) as taken, closing(served):
-            if not place.is_local:
+        with http.listening(listen_address) as taken, closing(served):
+            if not listen_address.is_local:
                 warn(
-                    "this is plain HTTP: anyone on the network path can read the token and the rows; put TLS before it",
+                    "this is plain HTTP: anyone on the network path can read the token and the rows; put a TLS "
+                    "proxy in front of it",
                     as_json=session.json,
                 )
             shown = f"[{host}]" if ":" in host else host

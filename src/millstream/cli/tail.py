@@ -1,4 +1,4 @@
-"""`millstream tail`: the newest records of a topic over all its partitions, and those that come after them."""
+"""`millstream tail`: the newest records of a topic over all its partitions, and optionally new ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from millstream.cli.consume import (
     Pinned,
     RecordFormat,
     WithKey,
-    copy_out,
     end_offsets,
     is_caught_up,
+    print_records,
 )
 from millstream.cli.session import Session, TopicName, command
 
@@ -34,8 +34,8 @@ def register(app: typer.Typer) -> None:
 def tail(
     session: Session,
     topic: TopicName,
-    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many records.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of records.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new records.")] = False,
     isolation: Isolation = "read_committed",
     pinned: Pinned = False,
     format: RecordFormat = "value",
@@ -43,7 +43,7 @@ def tail(
     key_separator: KeySeparator = "\t",
     null_value: NullValue = "null",
 ) -> None:
-    """Print the last records of a topic, in order of their timestamps, and follow it.
+    """Print the last records of a topic in timestamp order, and optionally follow it.
 
     \b
     Example:
@@ -63,13 +63,13 @@ def tail(
         write_lines([line for *_, line in reversed(newest)])
         if follow:
             with log.consumer(name, start=ends, isolation=isolation, on_lost="earliest", pinned=pinned) as consumer:
-                copy_out(session, log, consumer, rendering, None, None)
+                print_records(session, log, consumer, rendering, None, None)
 
 
 def _last(
     log: Broker, topic: str, number: int, end: int, count: int, isolation: str, rendering: Rendering
 ) -> list[Line]:
-    """The last records of a partition before `end`. Compaction leaves gaps, so it may have to look further back."""
+    """The last records of a partition before `end`. Compaction leaves gaps, so it may have to scan further back."""
     first = log.describe_topic(topic).partitions[number].start_offset
     back = count
     while count:

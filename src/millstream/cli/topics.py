@@ -1,45 +1,81 @@
-"""`millstream topics`: what topics there are, and how they keep their records."""
+"""`millstream topics`: the topics of a log and their settings."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli.moving import move
 from millstream.cli.output import ask, count_text, show_details, show_done, show_table, size_text
-from millstream.cli.session import Session, SharedGroup, TopicName, Yes, command, complete_topics, subcommands
+from millstream.cli.session import Session, SharedGroup, TopicName, Yes, complete_topics, subcommands
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError
 from millstream.terminal import write_line
 
 if TYPE_CHECKING:
     from millstream.log import TopicInfo
 
-Partitions = Annotated[int | None, typer.Option(help="How many partitions; they can only become more.")]
-SchemaText = Annotated[str | None, typer.Option(metavar="DDL", help='Columns: "user string, score int, at timestamp".')]
-CodecName = Annotated[
-    str | None, typer.Option(metavar="NAME", help="How bytes become rows: json, avro, csv, string or bytes.")
-]
-Retention = Annotated[str | None, typer.Option(metavar="DURATION", help='Keep records so long: "7 days".')]
-RetentionBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Keep so much of each partition: 1GB.")]
-SegmentBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Begin a new file after so much: 64MiB.")]
-Compaction = Annotated[bool | None, typer.Option("--compaction/--no-compaction", help="Keep the newest of each key.")]
-TombstoneRetention = Annotated[
-    str | None, typer.Option(metavar="DURATION", help='Keep the deletion of a key so long: "1 day".')
-]
+SETTINGS: dict[str, Any] = {
+    "partitions": Annotated[int | None, typer.Option(help="Number of partitions; it can only be raised later.")],
+    "schema": Annotated[
+        str | None, typer.Option(metavar="DDL", help='Columns: "user string, score int, at timestamp".')
+    ],
+    "codec": Annotated[
+        str | None, typer.Option(metavar="NAME", help="How bytes are decoded: json, avro, csv, string or bytes.")
+    ],
+    "retention": Annotated[str | None, typer.Option(metavar="DURATION", help='How long to keep records: "7 days".')],
+    "retention_bytes": Annotated[
+        str | None, typer.Option(metavar="SIZE", help="How much to keep of each partition: 1GB.")
+    ],
+    "segment_bytes": Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size at which a new segment is started: 64MiB.")
+    ],
+    "compaction": Annotated[
+        bool | None, typer.Option("--compaction/--no-compaction", help="Keep only the newest record of each key.")
+    ],
+    "tombstone_retention": Annotated[
+        str | None, typer.Option(metavar="DURATION", help='How long to keep tombstones: "1 day".')
+    ],
+}
 CAN_BE_NONE = ("schema", "codec", "retention", "retention_bytes")
 
 
+def with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each setting of a topic to a command, which receives those that were given as `settings`."""
+
+    @wraps(function)
+    def run(session: Session, **given: Any) -> None:
+        named = {name: value for name in SETTINGS if (value := given.pop(name)) is not None}
+        removed = {name: None for name in CAN_BE_NONE if named.get(name) == "none"}
+        function(session, settings=named | removed, **given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(name, keyword, annotation=kind, default=None) for name, kind in SETTINGS.items()]
+    signature = inspect.signature(function, eval_str=True)
+    own = [each.replace(kind=keyword) for each in list(signature.parameters.values())[1:]]
+    at = [each.name for each in own].index("settings")
+    session = next(iter(signature.parameters.values()))
+    run.__signature__ = signature.replace(parameters=[session, *own[:at], *options, *own[at + 1 :]])  # type: ignore[attr-defined]
+    return run
+
+
 def register(app: typer.Typer) -> None:
-    topics = subcommands(app, "topics", "List, create, describe, change, delete, clean, repair and move topics.")
-    command(topics, "list")(list_topics)
-    command(topics, "create")(create)
-    command(topics, "describe")(describe)
-    command(topics, "change")(change)
-    command(topics, "delete")(delete)
-    command(topics, "clean")(clean)
-    command(topics, "repair")(repair)
-    command(topics, "move")(move)
+    subcommands(
+        app,
+        "topics",
+        "List, create, describe, change, delete, clean, repair and move topics.",
+        list=list_topics,
+        create=create,
+        describe=describe,
+        change=change,
+        delete=delete,
+        clean=clean,
+        repair=repair,
+        move=move,
+    )
 
 
 def list_topics(session: Session) -> None:
@@ -68,7 +104,7 @@ def list_topics(session: Session) -> None:
                 rows.append((name, len(info.partitions), info.records_max, size, schema.ddl if schema else None))
                 document.append(_summary(info))
             read = {name: switch.topic for name, switch in log.switches.now().items() if switch.topic != name}
-            for name in sorted(read.keys() - log.topics()):  # names without a topic of their own
+            for name in sorted(read.keys() - log.topics()):  # names without a topic of that name
                 rows.append((name, None, None, None, None))
                 document.append({"name": name, "switched_to": read[name]})
     titles = ["topic", "partitions", "records", "size", "schema"]
@@ -78,18 +114,14 @@ def list_topics(session: Session) -> None:
     show_table(session, titles, rows, document=document, empty=session.nothing("topics"))
 
 
+@with_settings
 def create(
     session: Session,
     topic: TopicName,
-    partitions: Partitions = None,
-    schema: SchemaText = None,
-    codec: CodecName = None,
-    retention: Retention = None,
-    retention_bytes: RetentionBytes = None,
-    segment_bytes: SegmentBytes = None,
-    compaction: Compaction = None,
-    tombstone_retention: TombstoneRetention = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Fine if it is there already.")] = False,
+    settings: dict[str, Any],
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed if the topic already exists.")
+    ] = False,
     shared_group: SharedGroup = None,
 ) -> None:
     """Create a topic.
@@ -98,16 +130,6 @@ def create(
     Example:
       millstream topics create scores --partitions 4 --schema "user string, score int" --retention "7 days"
     """
-    settings = _settings(
-        partitions=partitions,
-        schema=schema,
-        codec=codec,
-        retention=retention,
-        retention_bytes=retention_bytes,
-        segment_bytes=segment_bytes,
-        compaction=compaction,
-        tombstone_retention=tombstone_retention,
-    )
     with session.log(create=True, shared_group=shared_group) as log:
         try:
             info, made = log.create_topic(topic, **settings), True
@@ -117,7 +139,7 @@ def create(
             info, made = log.describe_topic(topic), False
     message = f"created topic '{topic}' with {count_text(len(info.partitions), 'partition')}"
     show_done(
-        session, message if made else f"topic '{topic}' exists already", document={**_details(info), "created": made}
+        session, message if made else f"topic '{topic}' already exists", document={**_details(info), "created": made}
     )
 
 
@@ -132,37 +154,21 @@ def describe(session: Session, topic: TopicName) -> None:
         _show(session, log.describe_topic(topic))
 
 
+@with_settings
 def change(
     session: Session,
     topic: TopicName,
-    partitions: Partitions = None,
-    schema: SchemaText = None,
-    codec: CodecName = None,
-    retention: Retention = None,
-    retention_bytes: RetentionBytes = None,
-    segment_bytes: SegmentBytes = None,
-    compaction: Compaction = None,
-    tombstone_retention: TombstoneRetention = None,
+    settings: dict[str, Any],
 ) -> None:
-    """Change settings of a topic; those not named stay.
+    """Change settings of a topic; the others stay.
 
-    The word none takes a setting away: --retention none, --retention-bytes none, --codec none, and, as long as
-    the topic is empty, --schema none.
+    The word none removes a setting: --retention none, --retention-bytes none, --codec none, and, as long as the topic
+    is empty, --schema none.
 
     \b
     Example:
       millstream topics change scores --retention none --partitions 8
     """
-    settings = _settings(
-        partitions=partitions,
-        schema=schema,
-        codec=codec,
-        retention=retention,
-        retention_bytes=retention_bytes,
-        segment_bytes=segment_bytes,
-        compaction=compaction,
-        tombstone_retention=tombstone_retention,
-    )
     if not settings:
         raise InvalidInput("there is nothing to change", next_step="name a setting: millstream topics change --help")
     with session.log() as log:
@@ -170,7 +176,7 @@ def change(
 
 
 def delete(session: Session, topic: TopicName, yes: Yes = False) -> None:
-    """Delete a topic and all its records. Asks on a terminal; elsewhere it wants --yes.
+    """Delete a topic and all its records. Prompts on a terminal; elsewhere it needs --yes.
 
     \b
     Example:
@@ -197,7 +203,7 @@ def clean(
       millstream topics clean scores
     """
     with session.log() as log:
-        names = [topic] if topic else log.topics() if not session.kafka() else []  # which refuses, below
+        names = [topic] if topic else log.topics() if not session.kafka() else []  # Kafka is rejected below
         before = {name: log.describe_topic(name).size_bytes for name in names}
         log.clean(topic)
         after = {name: log.describe_topic(name).size_bytes for name in names}
@@ -209,10 +215,10 @@ def clean(
 
 
 def repair(session: Session, topic: TopicName, yes: Yes = False) -> None:
-    """Keep what still checks out of a damaged topic, and tell what is lost.
+    """Keep the intact records of a damaged topic, and report what is lost.
 
-    Nobody else may use the topic meanwhile. The damaged files are kept beside the repaired ones, with .damaged at
-    the end of their names. Asks on a terminal; elsewhere it wants --yes. Kafka's brokers repair theirs themselves.
+    Nobody else may use the topic meanwhile. The damaged files are kept next to the repaired ones, as .damaged. Prompts
+    on a terminal; elsewhere it needs --yes. Kafka's brokers repair their topics themselves.
 
     \b
     Example:
@@ -220,8 +226,8 @@ def repair(session: Session, topic: TopicName, yes: Yes = False) -> None:
     """
     with session.log() as log:
         log.topic(topic)
-        if not session.kafka():  # which refuses: nobody need be asked
-            ask(f"Repair topic '{topic}'? What is damaged is left out from then on.", yes=yes)
+        if not session.kafka():  # Kafka is rejected anyway: no prompt needed
+            ask(f"Repair topic '{topic}'? Damaged records are dropped.", yes=yes)
         found = log.repair_topic(topic)
     rows = [
         (
@@ -246,11 +252,6 @@ def repair(session: Session, topic: TopicName, yes: Yes = False) -> None:
     show_table(session, titles, rows, document=document, empty="there are no partitions")
 
 
-def _settings(**given: Any) -> dict[str, Any]:
-    named = {name: value for name, value in given.items() if value is not None}
-    return {name: None if value == "none" and name in CAN_BE_NONE else value for name, value in named.items()}
-
-
 def _summary(info: TopicInfo) -> dict[str, Any]:
     return {
         "name": info.name,
@@ -263,7 +264,7 @@ def _summary(info: TopicInfo) -> dict[str, Any]:
 
 
 def _switched(info: TopicInfo) -> dict[str, Any]:
-    """Only where something was switched: for most logs this is nothing."""
+    """Empty unless something was switched, as in most logs."""
     to = {"switched_to": info.switched_to} if info.switched_to else {}
     return {**to, **({"serves": list(info.serves)} if info.serves else {})}
 

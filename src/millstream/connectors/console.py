@@ -1,28 +1,51 @@
-"""Batches printed for people. What was printed cannot be taken back: a batch may be printed twice after a kill."""
+"""Prints batches. Printing cannot be undone: after a crash, a batch may be printed twice."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from rich.console import Console as Screen
 from rich.table import Table as Grid
 from rich.text import Text
 
+from millstream.connectors import arguments
+from millstream.connectors.connector import Connector, Writing
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit, without
+from millstream.connectors.sink import Sink
 from millstream.connectors.weights import WEIGHT, one_batch, with_weights
-from millstream.plan.endpoints import Console
 from millstream.records import batch_to_rows
 from millstream.terminal import escaped, is_terminal
 
-PLAIN_WIDTH = 200  # where there is no screen whose width counts
+PLAIN_WIDTH = 200  # without a terminal
 
 
-class ConsoleSink:
-    def __init__(self, place: Console, *, step: str, ledger: FileLedger) -> None:
-        self._rows_max = place.rows
+@dataclass(frozen=True, eq=False)
+class Console(Connector):
+    """Two consoles are never the same sink: several streams may be printed."""
+
+    rows: int
+    can_write: ClassVar[bool] = True
+    leaves_no_trace: ClassVar[bool] = True
+
+    def open_sink(self, writing: Writing) -> Sink:
+        return ConsoleSink(self.rows, step=writing.step, ledger=writing.ledger)
+
+    def __str__(self) -> str:
+        return "console()"
+
+
+def console(rows: int = 20) -> Console:
+    """A sink that prints every batch, up to `rows` rows of it."""
+    return Console(arguments.whole_number(rows, "rows", "for example console(rows=50)"))
+
+
+class ConsoleSink(Sink):
+    def __init__(self, rows_max: int, *, step: str, ledger: FileLedger) -> None:
+        self._rows_max = rows_max
         self._step = step
         self._ledger = ledger
 
@@ -36,14 +59,13 @@ class ConsoleSink:
             self._show(batch, shown)
         self._ledger.record(batch)
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _show(self, batch: int, rows: pa.Table) -> None:
-        screen = Screen(highlight=False, soft_wrap=False)  # made now: who has redirected the output meanwhile is heard
+        screen = Screen(
+            highlight=False, soft_wrap=False
+        )  # created per batch: the output may have been redirected since
         if not screen.is_terminal:
             screen.width = PLAIN_WIDTH
-        escapes = screen.is_terminal or is_terminal(screen.file)  # of which the first can be set by the environment
+        escapes = screen.is_terminal or is_terminal(screen.file)  # the environment can set the first
 
         def content(text: str, style: str = "") -> Text:
             return Text(escaped(text) if escapes else text, style=style)
@@ -65,7 +87,7 @@ class ConsoleSink:
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, str]:
-    """A pane told by its timing and index alone."""
+    """A pane, shown by its timing and index only."""
     return {
         name: f"{value['timing']} {value['index']}"
         if name == "pane" and isinstance(value, dict) and {"timing", "index"} <= value.keys()

@@ -1,4 +1,4 @@
-"""What was read and cannot be a row becomes a dead letter that says where it stood."""
+"""Dead letters of sources: records that could not become rows, with their position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.records import Failure, Schema, codec, dead_letters
 
 
 class Origin(NamedTuple):
-    """The topic or file, and the partition of it."""
+    """The topic or file, and its partition."""
 
     name: str
     partition: int
@@ -46,9 +46,9 @@ def without_missing(
     numbers: npt.NDArray[np.int64] | None = None,
     reasons: Mapping[int, str] = {},
 ) -> Slab:
-    """Rows that lack a value in a NOT NULL column become dead letters, written as JSON.
+    """Rows without a value in a NOT NULL column become dead letters, written as JSON.
 
-    `numbers` are what their letters call the rows, if not by their offsets; `reasons` speak against other rows.
+    `numbers` identify rows in dead letters, if offsets do not; `reasons` are those of other rejected rows.
     """
     reasons = dict(reasons)
     for field in schema:

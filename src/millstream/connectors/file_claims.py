@@ -1,4 +1,4 @@
-"""The claim of a folder of files: a hidden file in it. Sinks that hold nothing themselves have their ledger only."""
+"""The claim of a folder of files: a hidden file in it. Sinks without storage have only their ledger."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from millstream.connectors.claims import Claim, Found, digest, shared
 from millstream.connectors.file_ledger import FileLedger, replace_durably, unavailable_if_refused
-from millstream.plan.endpoints import Files, Foreach, Memory
 
 PREFIX = ".millstream-output-"
-"""Without an ending: a reader may ask for all files with one, hidden or not."""
+"""Without a suffix: a reader may glob for one, including hidden files."""
 
 
 class FilesKeeper:
     keeps_claims = True
 
-    def __init__(self, place: Files, claim: Claim, ledger: FileLedger) -> None:
-        self._folder = Path(place.path).expanduser().absolute()
+    def __init__(self, path: str, claim: Claim, ledger: FileLedger) -> None:
+        self._folder = Path(path).expanduser().absolute()
         self._claim = claim
         self._ledger = ledger
         self._note = self._folder / f"{PREFIX}{digest(claim.job, claim.step)}"
@@ -43,7 +41,7 @@ class FilesKeeper:
                 replace_durably(self._note, json.dumps(self._claim.document()).encode())
 
     def check_clear(self) -> None:
-        """The names of files say which run wrote them."""
+        """File names identify the run that wrote them."""
 
     def clear(self) -> None:
         with unavailable_if_refused(str(self._folder), self._claim.step):
@@ -57,7 +55,7 @@ class FilesKeeper:
             self._note.unlink(missing_ok=True)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Folders that were created for values of the rows."""
+        """Partition folders."""
         while folder != self._folder:
             with suppress(OSError):
                 folder.rmdir()
@@ -68,72 +66,39 @@ class FilesKeeper:
             self._note.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """There is nothing to close."""
 
 
 class LedgerKeeper:
-    """Of a sink that holds nothing: the console, a function of the user's, or nothing at all."""
+    """For a sink that cannot store a claim. Its output can be undone only if it leaves no trace."""
 
     keeps_claims = False
 
-    def __init__(self, place: Any, claim: Claim, ledger: FileLedger) -> None:
-        self._place = place
+    def __init__(self, where: str, claim: Claim, ledger: FileLedger, *, leaves_no_trace: bool) -> None:
+        self.where = where
         self._claim = claim
         self._ledger = ledger
-        self.where = str(place)
+        self._leaves_no_trace = leaves_no_trace
 
     def look(self) -> Found:
         return Found(there=True, newest=self._ledger.newest())
 
     def make(self) -> None:
-        """There is no place for a claim."""
+        """The sink cannot store a claim."""
 
     def check_clear(self) -> None:
-        if isinstance(self._place, Foreach) and self._ledger.newest() is not None:
+        if not self._leaves_no_trace and self._ledger.newest() is not None:
             raise shared(
-                f"what {self._place} did with the rows cannot be undone by Millstream",
+                f"Millstream cannot undo what {self.where} did with the rows",
                 f"step '{self._claim.step}'",
                 f"undo it by hand, forget the job (millstream jobs forget {self._claim.job}), and start over again",
             )
 
     def clear(self) -> None:
-        """What was printed stays printed."""
+        """Printed output stays."""
 
     def release(self) -> None:
         """There is no claim."""
 
     def close(self) -> None:
-        """Nothing is held open."""
-
-
-class MemoryKeeper:
-    """Rows in this process: they go with it, and so would a claim."""
-
-    keeps_claims = False
-
-    def __init__(self, place: Memory, claim: Claim) -> None:
-        self._collected = place.collected
-        self._claim = claim
-        self.where = str(place)
-
-    def look(self) -> Found:
-        own = self._claim
-        return Found(there=True, newest=self._collected.batches.get((own.job, own.step, own.run)))
-
-    def make(self) -> None:
-        """There is no place for a claim."""
-
-    def check_clear(self) -> None:
-        own = (self._claim.job, self._claim.step)
-        if self._collected.tables and any(key[:2] != own for key in self._collected.batches):
-            raise shared(f"{self.where} also holds rows of others", f"step '{own[1]}'", "write to another memory")
-
-    def clear(self) -> None:
-        self._collected.tables.clear()
-        self._collected.batches.clear()
-
-    def release(self) -> None:
-        """There is no claim."""
-
-    def close(self) -> None:
-        """The rows stay."""
+        """There is nothing to close."""

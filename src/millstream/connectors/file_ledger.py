@@ -1,7 +1,7 @@
-"""The newest batch of a step, in a file of the job's own folder: replaced at once, durable when `record` returns.
+"""The newest batch of a step, in a file of the job's folder: replaced atomically, durable when `record` returns.
 
-The file also names the run that the folder belongs to. Batches are numbered from 0 on in every run: one that begins
-over, in a new folder, must not be taken for one that continues.
+The file also identifies the folder's run. Every run numbers its batches from 0: a run that starts over in a new folder
+must not be mistaken for one that resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Move = tuple[str, str]
 
 @dataclass(frozen=True)
 class Moves:
-    """What is about to be done for a batch: in a folder, which draft of a hidden one becomes which file."""
+    """The pending renames of a batch: which draft in a hidden folder becomes which file."""
 
     folder: str
     hidden: str
@@ -39,19 +39,19 @@ class Moves:
 
 @contextmanager
 def unavailable_if_refused(what: str, step: str) -> Iterator[None]:
-    """What the operating system refuses may pass: a full disk, a folder that is not mounted, missing rights."""
+    """Errors of the operating system may be temporary: a full disk, an unmounted folder, missing permissions."""
     try:
         yield
     except OSError as error:
         raise SinkUnavailable(
             f"{what} cannot be written: {error.strerror or error}",
             where=f"step '{step}'" + (f", {error.filename}" if error.filename else ""),
-            next_step="see that the folder is there, has room and may be written; the batch is tried again",
+            next_step="check that the folder exists, is writable and has free space; the batch is retried",
         ) from error
 
 
 def replace_durably(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, never a part; the draft's name is hidden."""
+    """Readers see the old file or the new one, never a part; the draft's name is hidden."""
     draft = path.with_name(f".{path.name}.tmp")
     with os.fdopen(create_alike(draft), "wb") as file:
         file.write(content)
@@ -71,7 +71,7 @@ class FileLedger:
 
     @property
     def run(self) -> str:
-        """Names this run among all of the job; runs that began later sort behind."""
+        """Identifies this run of the job; later runs sort after it."""
         return str(self._content()["run"])
 
     def has(self, batch: int) -> bool:
@@ -79,13 +79,13 @@ class FileLedger:
         return newest is not None and batch <= int(newest)
 
     def newest(self) -> int | None:
-        """The newest batch that was written, or that was about to be."""
+        """The newest batch that was written or is pending."""
         content = self._content()
         noted = [content.get("batch"), content.get("writing", {}).get("batch")]
         return max((int(batch) for batch in noted if batch is not None), default=None)
 
     def prepare(self, batch: int, moves: Moves) -> None:
-        """Notes what is about to be done for a batch, so that the next run after a crash does just that."""
+        """Records the pending renames of a batch, so that they are completed after a crash."""
         self._write({**self._content(), "writing": {"batch": batch, **asdict(moves)}})
 
     def prepared(self, batch: int) -> Moves | None:
@@ -97,7 +97,7 @@ class FileLedger:
         return moves
 
     def _check(self, moves: Moves) -> None:
-        """Refuses to rename anything but this run's own drafts, or to anything but a file that this run names."""
+        """Only allows renames of this run's drafts, to file names of this run."""
         hidden, own = Path(moves.hidden), f"{self.step}-{self.run}-"
         if hidden != Path(moves.folder) / drafts_folder.folder_name(self.step, self.run):
             raise self._damaged(f"it names {hidden} as the folder of its drafts")
@@ -108,11 +108,11 @@ class FileLedger:
                 raise self._damaged(f"it names {path!r} as a file of this step")
 
     def is_settled(self) -> bool:
-        """Whether there is nothing that was about to be done."""
+        """Whether no renames are pending."""
         return "writing" not in self._content()
 
     def use(self, drafts: Path) -> None:
-        """Notes where drafts lie, for the process that removes the ledger."""
+        """Records the folder of the drafts, for the process that removes the ledger."""
         if self._content().get(DRAFTS) != str(drafts):
             self._write({**self._content(), DRAFTS: str(drafts)})
 
@@ -129,7 +129,7 @@ class FileLedger:
                 except ValueError as error:
                     raise self._damaged(str(error)) from error
             if not isinstance(known, dict):
-                raise self._damaged("it is no JSON object")
+                raise self._damaged("it is not a JSON object")
             if "run" in known and not drafts_folder.RUN.fullmatch(str(known["run"])):
                 raise self._damaged(f"it names {known['run']!r} as its run")
             self._known = known
@@ -139,11 +139,11 @@ class FileLedger:
         return SinkFailed(
             f"the ledger of step '{self.step}' cannot be read: {why}",
             where=str(self.path),
-            next_step="restore the file from a copy; it says which batches were written",
+            next_step="restore the file from a backup; it records which batches were written",
         )
 
     def _write(self, content: dict[str, Any]) -> None:
-        self._known = None  # whatever fails below: the file says how far it came
+        self._known = None  # whatever fails below, the file has the truth
         with unavailable_if_refused("the ledger", self.step):
             make_folders(self.path.parent)
             replace_durably(self.path, json.dumps(content).encode())
@@ -151,18 +151,18 @@ class FileLedger:
 
 
 def file_name(step: str) -> str:
-    """Of the ledger of a step. A file system may not tell names apart that differ in case only; the digest does."""
+    """The file name of a step's ledger. The digest distinguishes names on case-insensitive file systems."""
     digest = hashlib.sha256(step.encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', step)[:100]}-{digest}.json"
 
 
 def remove_drafts(folder: Path) -> None:
-    """Removes what the sinks whose ledgers lie below a folder have drafted: nobody will go on with it.
+    """Removes the drafts of all sinks with ledgers in a folder: no run will use them.
 
-    A folder that a ledger names is removed only if it is that of its own step and run.
+    A folder named by a ledger is removed only if it belongs to the ledger's own step and run.
     """
     for path in folder.rglob("*.json"):
-        with suppress(OSError, ValueError, TypeError, AttributeError):  # left behind, it is of no use and no harm
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # leftovers are harmless
             content = json.loads(path.read_bytes())
             drafts, run = Path(content[DRAFTS]) if DRAFTS in content else None, str(content.get("run"))
             if drafts is None or not drafts.is_absolute():

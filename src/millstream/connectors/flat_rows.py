@@ -1,4 +1,4 @@
-"""Rows as tables hold them: structs taken apart into columns of their own, arrays and maps as JSON text."""
+"""Rows as database tables hold them: structs flattened into columns, arrays and maps as JSON text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.records import Schema, align, codec
 
 
 def flat_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of `flat_columns`, in their order."""
+    """The columns of `flat_columns`, in order."""
     schema = Schema.of(rows.schema)
     given = align(rows, schema.arrow)
     columns = flat_columns(schema)
@@ -19,14 +19,14 @@ def flat_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def check_json(schema: Schema) -> None:
-    """Refuses columns that JSON cannot hold."""
+    """Rejects columns that JSON cannot represent."""
     nested = [field for field in schema.arrow if pa.types.is_nested(field.type)]
     if nested:
         codec("json", Schema(pa.schema(nested)))
 
 
 def flat_arrays(rows: pa.RecordBatch, columns: tuple[FlatColumn, ...]) -> list[pa.Array]:
-    """A part of a struct that is null is null."""
+    """A field of a null struct is null."""
     return [
         pc.struct_field(rows.column(column.path[0]), list(column.path[1:]))
         if len(column.path) > 1
@@ -36,20 +36,20 @@ def flat_arrays(rows: pa.RecordBatch, columns: tuple[FlatColumn, ...]) -> list[p
 
 
 def as_json(array: pa.Array) -> pa.Array:
-    """Each value as the text it has in a JSON record."""
+    """Each value as JSON text."""
     schema = Schema(pa.schema([("v", array.type)]))
     encoded = codec("json", schema).encode(pa.RecordBatch.from_arrays([array], schema=schema.arrow))
-    texts = [record[5:-1].decode() for record in encoded.to_pylist()]  # of {"v":…}
+    texts = [record[5:-1].decode() for record in encoded.to_pylist()]  # strips {"v":…}
     return pa.array([None if text == "null" else text for text in texts], pa.string())
 
 
 def texts_of_times(array: pa.Array) -> pa.Array:
-    """ISO 8601 with microseconds, an instant in UTC with a Z: texts sort as the times do."""
+    """ISO 8601 with microseconds, instants in UTC with a Z: texts sort like times."""
     naive = array.view(pa.timestamp("us")).cast(pa.string())
     with_t = pc.replace_substring(naive, " ", "T")
     return pc.binary_join_element_wise(with_t, "Z", "") if array.type.tz else with_t
 
 
 def texts_of_decimals(array: pa.Array) -> pa.Array:
-    """Digits only, as Arrow itself does not promise for small numbers."""
+    """Without an exponent, which Arrow may use for small numbers."""
     return pa.array([None if value is None else f"{value:f}" for value in array.to_pylist()], pa.string())

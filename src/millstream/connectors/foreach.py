@@ -1,19 +1,51 @@
-"""A function of the user's is called once per batch; again only if it, or its process, did not come to an end."""
+"""Calls a user's function once per batch; again only if it failed or its process died."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import pyarrow as pa
 
+from millstream.connectors import arguments
+from millstream.connectors.connector import Connector, Writing
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.refusals import Refuse, stop
+from millstream.connectors.sink import Sink
 from millstream.connectors.weights import with_weights
 from millstream.errors import MillstreamError, SinkFailed
-from millstream.plan.endpoints import Foreach
 
 
-class ForeachSink:
-    def __init__(self, place: Foreach, *, step: str, ledger: FileLedger) -> None:
-        self._place = place
+@dataclass(frozen=True)
+class ForeachBatch(Connector):
+    function: Callable[[pa.Table, int], Any]
+    can_write: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"foreach {getattr(self.function, '__name__', 'function').strip('<>')}"
+
+    def open_sink(self, writing: Writing) -> Sink:
+        return ForeachBatchSink(self, step=writing.step, ledger=writing.ledger)
+
+    def __str__(self) -> str:
+        return f"foreach_batch({getattr(self.function, '__name__', type(self.function).__name__)})"
+
+
+def foreach_batch(function: Callable[[pa.Table, int], Any]) -> ForeachBatch:
+    """A sink that calls `function(rows, batch)` with the Arrow table and the number of every batch that has rows."""
+    if not callable(function):
+        raise arguments.refused(
+            f"foreach_batch takes a function, not {function!r}",
+            "for example foreach_batch(lambda rows, batch: print(rows))",
+        )
+    return ForeachBatch(function)
+
+
+class ForeachBatchSink(Sink):
+    def __init__(self, endpoint: ForeachBatch, *, step: str, ledger: FileLedger) -> None:
+        self._endpoint = endpoint
         self._step = step
         self._ledger = ledger
 
@@ -22,23 +54,20 @@ class ForeachSink:
             return
         if rows.num_rows:
             try:
-                self._place.function(with_weights(rows, weights), batch)
-            except MillstreamError:  # the function may know that trying again helps, and raise SinkUnavailable
+                self._endpoint.function(with_weights(rows, weights), batch)
+            except MillstreamError:  # the function may raise SinkUnavailable to ask for a retry
                 raise
             except Exception as error:
                 raise SinkFailed(
-                    f"{self._place} failed with {type(error).__name__}: {error}",
+                    f"{self._endpoint} failed with {type(error).__name__}: {error}",
                     where=f"step '{self._step}', batch {batch}, {rows.num_rows} rows" + _line_of(error),
-                    next_step="fix the function; the batch comes again. Raise SinkUnavailable to have it tried later",
+                    next_step="fix the function; the batch is replayed. Raise SinkUnavailable to retry it later",
                 ) from error
         self._ledger.record(batch)
 
-    def close(self) -> None:
-        """The function holds what it holds."""
-
 
 def _line_of(error: Exception) -> str:
-    """The line in the user's code where it went wrong: the first below the call."""
+    """The line of the error in the user's code: the first frame below the call."""
     trace = error.__traceback__
     below = trace.tb_next if trace is not None else None
     return f", {below.tb_frame.f_code.co_filename}:{below.tb_lineno}" if below is not None else ""

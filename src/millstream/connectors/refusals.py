@@ -1,8 +1,8 @@
-"""Rows that a sink will never take, told apart from a sink that fails: each is named with its reason, the rest of the
-batch is written, and the writer knows of them before anything of the batch is final.
+"""Rows that a sink permanently rejects, as opposed to a sink that fails: each is reported with its reason before the
+batch is committed, and the rest of the batch is written.
 
-A value that a sink cannot hold is found by its type alone, for whole columns. What only the sink itself knows, such as
-a constraint of a table, is found by trying: a batch that it refuses is halved until single rows are left.
+Values that a sink cannot store are found by type, for whole columns. What only the sink knows, such as a table
+constraint, is found by bisection: a rejected batch is halved until single rows are left.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from millstream.records.ranges import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 
 Flags = npt.NDArray[np.bool_]
 Test = Callable[[pa.Array], pa.Array | None]
-"""Which values of an array that is not nested a sink cannot hold; None where it can hold all of the type."""
+"""Finds the values of a flat array that a sink cannot store; None if it can store all values of the type."""
 T = TypeVar("T")
 DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True, order=True)
 class Refusal:
-    """A row by its place in the batch, and why it was refused."""
+    """A rejected row, by its position in the batch, and the reason."""
 
     row: int
     reason: str
 
 
 Refuse = Callable[[Sequence[Refusal]], None]
-"""Called once for a batch that is about to be written, before that is final, with the rows that will not be part of it.
+"""Called once per batch, before it is committed, with the rejected rows.
 
-What it raises keeps the whole batch from being written.
+If it raises, the whole batch is not written.
 """
 
 
 class RowRefused(Exception):
-    """Some row of what was tried is refused; if it was one row, this one, with this reason."""
+    """Some row of an attempt is rejected; if the attempt was a single row, that one, for this reason."""
 
 
 def stop(refusals: Sequence[Refusal]) -> None:
-    """What is done where nobody takes refused rows."""
+    """The default without dead letters: raises."""
     if refusals:
         first = refusals[0]
         raise SinkFailed(
             first.reason,
             where=f"row {first.row} of the batch" + (f", and {len(refusals) - 1} more" if len(refusals) > 1 else ""),
-            next_step="see that the sink takes such rows, or keep them apart: write(…).dead.write(…)",
+            next_step="make the sink accept such rows, or redirect them: write(…).dead.write(…)",
         )
 
 
@@ -61,7 +61,7 @@ def refusals_of(reasons: Mapping[int, str]) -> list[Refusal]:
 
 
 def kept(count: int, refused: Mapping[int, str]) -> pa.Array:
-    """A mask of the rows that are not refused."""
+    """A mask of the rows that are not rejected."""
     flags = np.ones(count, np.bool_)
     flags[list(refused)] = False
     return pa.array(flags)
@@ -73,7 +73,7 @@ def without(rows: pa.Table, refused: Mapping[int, str]) -> pa.Table:
 
 def narrowed(units: T, size: Callable[[T], int], part: Callable[[T, int, int], T], attempt: Callable[[T], None],
              refused: Callable[[T, str], None]) -> None:  # fmt: skip
-    """Does the work on all units that it can be done on, in order. An attempt that fails must leave no trace."""
+    """Applies the work to all units that accept it, in order. A failed attempt must leave no trace."""
     try:
         attempt(units)
     except RowRefused as error:
@@ -85,11 +85,11 @@ def narrowed(units: T, size: Callable[[T], int], part: Callable[[T, int, int], T
             narrowed(part(units, start, end), size, part, attempt, refused)
 
 
-# ---------------------------------------------------------------- values that a sink cannot hold
+# ---------------------------------------------------------------- values that a sink cannot store
 
 
 def unfit(rows: pa.RecordBatch | pa.Table, tests: Mapping[str, Test]) -> dict[int, str]:
-    """The rows with a value that a test finds, also one inside an array, a map or a struct: the reason of each."""
+    """The reasons for rows with a value that matches a test, also inside an array, a map or a struct."""
     found: dict[int, str] = {}
     for name in rows.schema.names:
         column = rows.column(name)
@@ -103,7 +103,7 @@ def unfit(rows: pa.RecordBatch | pa.Table, tests: Mapping[str, Test]) -> dict[in
 
 
 def _rows_with(array: pa.Array, test: Test) -> Flags | None:
-    """Which rows hold such a value at any depth; None if none does."""
+    """Which rows contain such a value at any depth; None if none does."""
     kind = array.type
     if pa.types.is_struct(kind):
         parts = [_rows_with(part, test) for part in array.flatten()]
@@ -123,7 +123,7 @@ def _rows_with(array: pa.Array, test: Test) -> Flags | None:
 
 
 def _below(array: Any, values: pa.Array, test: Test) -> Flags | None:
-    """The rows of a list or map whose values include such a one. `values` are those of the whole buffer."""
+    """The rows of a list or map that contain such a value. `values` are those of the whole buffer."""
     inside = _rows_with(values, test)
     if inside is None:
         return None
@@ -141,7 +141,7 @@ def has_nul(array: pa.Array) -> pa.Array | None:
 
 
 def is_time_without_text(array: pa.Array) -> pa.Array | None:
-    """Times before the year 1 or after 9999: ISO 8601, and most that reads it, has no text for them."""
+    """Times before the year 1 or after 9999, which ISO 8601 cannot represent."""
     if pa.types.is_timestamp(array.type):
         numbers, first, last = (
             array.cast(pa.timestamp("us", array.type.tz)).view(pa.int64()),
@@ -158,4 +158,4 @@ def is_time_without_text(array: pa.Array) -> pa.Array | None:
 AS_TEXT: Mapping[str, Test] = {
     "a time outside the years 1 to 9999, which cannot be written as text": is_time_without_text
 }
-"""Of sinks that write times as texts."""
+"""For sinks that write times as text."""

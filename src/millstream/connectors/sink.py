@@ -1,114 +1,144 @@
-"""A sink writes each batch of a step once: completely or not at all, whatever dies in between.
+"""A sink writes each batch of a step exactly once: completely or not at all, even if processes are killed.
 
-What makes a batch visible and the note that it was written are one change, or the note is looked up where the rows are.
+Making a batch visible and recording it are one atomic change, or the record is stored with the rows. A two-phase sink
+receives large results where they are computed: each task prepares its rows invisibly, and the driver commits what all
+tasks have prepared.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from millstream.connectors.file_ledger import FileLedger
-from millstream.connectors.refusals import Refusal, Refuse, stop
-from millstream.errors import InvalidInput
-from millstream.log import Broker, EmbeddedLog, connect
-from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of
-from millstream.plan import endpoints as places
-from millstream.records import Schema
+from millstream.connectors.refusals import Refuse, refusals_of, stop
+from millstream.errors import SinkFailed
 
-__all__ = ["Refusal", "Refuse", "Sink", "open_sink"]
+DRIVER_SHARD = 0
+"""The shard of the rows that the driver prepares; those of tasks start at 1."""
 
 
-class Sink(Protocol):
+class Sink(ABC):
+    """Writes the batches of one step in the driver."""
+
+    @abstractmethod
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
-        """Writes a batch, once: a batch that was written before is not written again.
+        """Writes a batch exactly once: a batch that was written before is skipped.
 
-        Numbers of batches grow. `weights` has a weight for each row, or is None where rows are never taken back.
-        Rows that it will never take are left out: `refuse` is called with them, before the rest is final, and not if
-        the batch was written before. Raises SinkUnavailable if the same batch should be tried again later, and any
-        other error if that is no use.
+        Batch numbers increase. `weights` has a weight per row, or is None if rows are never retracted. Rows that the
+        sink permanently rejects are left out: `refuse` is called with them before the rest is committed, but not if the
+        batch was written before. Raises SinkUnavailable if the batch should be retried later, and any other error if a
+        retry is pointless.
         """
 
-    def close(self) -> None: ...
+    def write_prepared(
+        self,
+        batch: int,
+        rows: pa.Table,
+        weights: pa.Array | None,
+        receipts: Sequence[Any],
+        refuse: Refuse = stop,
+    ) -> None:
+        """Writes a batch that tasks have prepared in part, which they do only for sinks with a preparer."""
+        if receipts:
+            raise SinkFailed(
+                f"{type(self).__name__} has a preparer, and nothing that commits what it prepares",
+                next_step="make it a TwoPhaseSink",
+            )
+        self.write(batch, rows, weights, refuse)
+
+    def preparer(self) -> Preparer | None:
+        """The preparer for tasks, from now on; None if all rows are written in the driver."""
+        return None
+
+    def close(self) -> None:
+        return None
 
 
-def open_sink(
-    place: Any,
-    schema: Schema,
-    *,
-    job: str,
-    step: str,
-    broker: Broker | str | os.PathLike[str],
-    folder: Path,
-    keys: Sequence[str] = (),
-    table: bool = False,
-    partitions: int = 1,
-) -> Sink:
-    """The sink of a place, for rows with exactly the columns of `schema`.
+@dataclass(frozen=True)
+class Prepared:
+    """Stored rows that are not yet visible."""
 
-    Job and step name its ledger, and so does the run: `folder` is the job's own, and a run with another one
-    starts over. It also holds ledgers that have no better place. `keys` are the columns by which records of a topic
-    are keyed; of a `table` with keys a topic is a copy. A topic that does not exist is created with `partitions`. A
-    sink that is down is opened all the same: `write` says so.
-    """
-    if isinstance(place, places.Place):
-        place.check_written(schema)
-    ledger = FileLedger(folder, step)
-    if isinstance(place, str | places.Kafka):
-        named = {"job": job, "step": step, "run": ledger.run, "keys": keys, "table": table, "partitions": partitions}
-        return _topic_sink(place, schema, broker, **named)
-    if isinstance(place, places.Files):
-        from millstream.connectors.files.sink import FilesSink
-
-        return FilesSink(place, schema, step=step, ledger=ledger)
-    if isinstance(place, places.Sqlite):
-        from millstream.connectors.databases.sqlite import SqliteSink
-
-        return SqliteSink(place, schema, job=job, step=step, run=ledger.run)
-    if isinstance(place, places.Postgres):
-        from millstream.connectors.databases.postgres import PostgresSink
-
-        return PostgresSink(place, schema, job=job, step=step, run=ledger.run)
-    if isinstance(place, places.Console):
-        from millstream.connectors.console import ConsoleSink
-
-        return ConsoleSink(place, step=step, ledger=ledger)
-    if isinstance(place, places.Memory):
-        from millstream.connectors.memory import MemorySink
-
-        return MemorySink(place, job=job, step=step, run=ledger.run)
-    if isinstance(place, places.Foreach):
-        from millstream.connectors.foreach import ForeachSink
-
-        return ForeachSink(place, step=step, ledger=ledger)
-    if isinstance(place, places.Discard):
-        from millstream.connectors.discard import DiscardSink
-
-        return DiscardSink()
-    raise InvalidInput(
-        f"rows cannot be written to {place!r}",
-        where=f"step '{step}'",
-        next_step="write to a topic's name, or to kafka, files, sqlite, postgres, console, memory, foreach or discard",
-    )
+    receipt: Any
+    """What `commit` needs to make them visible: plain types, because it is sent from the task to the driver."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """The rows that the sink permanently rejects, with the reasons."""
 
 
-def _topic_sink(place: str | places.Kafka, schema: Schema, broker: Any, **named: Any) -> Sink:
-    """Who is given an address alone opens the broker, and closes it in the end."""
-    address = os.fspath(broker) if isinstance(broker, str | os.PathLike) else None
-    if isinstance(place, str) and (address is None or not address.startswith(SCHEME)):
-        log = broker if address is None else connect(address)
-        if isinstance(log, EmbeddedLog):
-            from millstream.connectors.topic.sink import TopicSink
+class Preparer(ABC):
+    """The half of a sink that runs in tasks. It must be picklable."""
 
-            return TopicSink(log, place, schema, owns_log=address is not None, **named)
-    from millstream.connectors.kafka.sink import KafkaSink
+    @abstractmethod
+    def prepare(self, batch: int, shard: int, rows: pa.Table, weights: pa.Array | None) -> Prepared | None:
+        """Stores rows invisibly and durably. None: not possible here, the rows must be sent to the driver.
 
-    if isinstance(place, str):
-        return KafkaSink(broker if address is None else KafkaAddress.of(address), place, schema, **named)
-    jobs = address if address is not None or isinstance(broker, EmbeddedLog) else broker.address
-    own = address_of(place.servers, place.settings, jobs, topic=place.topic, step=named["step"])
-    return KafkaSink(own, place.topic, schema, **named)
+        A retried task prepares its rows again, and only one of the receipts is committed.
+        """
+
+
+class TwoPhaseSink(Sink):
+    """A two-phase sink: `prepare` in tasks and in the driver, `commit` in the driver."""
+
+    @abstractmethod
+    def is_decided(self, batch: int) -> bool:
+        """Whether the contents of a batch are recorded. From then on, other receipts cannot change it."""
+
+    @abstractmethod
+    def prepare(self, batch: int, shard: int, rows: pa.Table, weights: pa.Array | None) -> Prepared:
+        """Stores the driver's rows invisibly."""
+
+    @abstractmethod
+    def commit(self, batch: int, receipts: Sequence[Any]) -> None:
+        """Makes all rows of a batch visible. Idempotent: called again for a batch, it completes it."""
+
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        self.write_prepared(batch, rows, weights, (), refuse)
+
+    def write_prepared(
+        self,
+        batch: int,
+        rows: pa.Table,
+        weights: pa.Array | None,
+        receipts: Sequence[Any],
+        refuse: Refuse = stop,
+    ) -> None:
+        own = []
+        if not self.is_decided(batch):
+            prepared = self.prepare(batch, DRIVER_SHARD, rows, weights)
+            refuse(refusals_of(prepared.refused))
+            own = [msgspec.msgpack.decode(msgspec.msgpack.encode(prepared.receipt))]  # as those of tasks come
+        self.commit(batch, [*own, *receipts])
+
+
+class RecordedSink(Sink):
+    """Records the batches of a sink in the job's folder as well: its output cannot tell which job wrote to it."""
+
+    def __init__(self, sink: Sink, ledger: FileLedger) -> None:
+        self._sink = sink
+        self._ledger = ledger
+
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        self.write_prepared(batch, rows, weights, (), refuse)
+
+    def write_prepared(
+        self,
+        batch: int,
+        rows: pa.Table,
+        weights: pa.Array | None,
+        receipts: Sequence[Any],
+        refuse: Refuse = stop,
+    ) -> None:
+        self._sink.write_prepared(batch, rows, weights, receipts, refuse)
+        if not self._ledger.has(batch):
+            self._ledger.record(batch)
+
+    def preparer(self) -> Preparer | None:
+        return self._sink.preparer()
+
+    def close(self) -> None:
+        self._sink.close()

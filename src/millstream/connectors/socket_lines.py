@@ -1,16 +1,17 @@
-"""Lines from a socket as a source: what came is spooled into a log of its own, and read from there.
+"""Lines from a socket as a source: received lines are spooled to a log, and read from there.
 
-Only the planner receives, in a thread it starts with its first look at what there is; workers read the spool. So lines
-can be read again as often as needed, but those that a server sends while nobody listens are gone. Of a line that is too
-long no byte is kept, only that it came: a null in the spool, which becomes a dead letter.
+Only the planner receives, in a thread that starts with the first request for offsets; workers read the spool. So lines
+can be replayed, but those that a server sends while the job is down are lost. A line that is too long is spooled as a
+null, which becomes a dead letter.
 """
 
 from __future__ import annotations
 
-import socket
+import socket as sockets
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -18,13 +19,15 @@ from typing import ClassVar
 import pyarrow as pa
 
 from millstream import terminal
+from millstream.connectors import arguments
+from millstream.connectors.connector import Connector, Reading
 from millstream.connectors.dead_letters import Origin, letters
 from millstream.connectors.rate import check_columns
-from millstream.connectors.source import Offsets, Slab, Slice
+from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.connectors.topic.source import TopicSource
 from millstream.errors import AlreadyExists, ClosedError, MillstreamError
 from millstream.log import EmbeddedLog, Producer
-from millstream.plan.endpoints import Socket
+from millstream.private_files import make_folders
 from millstream.records import Failure, Schema
 
 COLUMNS = Schema.of("value string, at timestamp")
@@ -34,16 +37,42 @@ CONNECT_SECONDS = 10.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 RECEIVE_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
-TOO_LONG = f"a line has more than {LINE_BYTES_MAX >> 20} MiB, and was not kept"
+PORT_MAX = 65535
+TOO_LONG = f"a line is longer than {LINE_BYTES_MAX >> 20} MiB and was dropped"
 logger = terminal.logger(__name__)
 
 
-class SocketSource:
-    decodes: ClassVar[bool] = False
+@dataclass(frozen=True)
+class Socket(Connector):
+    host: str
+    port: int
+    can_read: ClassVar[bool] = True
+    can_peek: ClassVar[bool] = False
+    can_replay: ClassVar[bool] = False
 
-    def __init__(self, place: Socket, schema: Schema, *, folder: Path) -> None:
-        check_columns(str(place), COLUMNS, schema)
-        self.place = place
+    @property
+    def name(self) -> str:
+        return f"socket {self.port}"
+
+    def open_source(self, reading: Reading) -> Source:
+        make_folders(reading.folder)
+        return SocketSource(self, reading.schema, folder=reading.folder)
+
+    def __str__(self) -> str:
+        return f"socket({self.host}:{self.port})"
+
+
+def socket(host: str, port: int) -> Socket:
+    """A source of text lines from a server: for experiments, since lost lines cannot be replayed."""
+    if arguments.whole_number(port, "port", "for example socket('localhost', 9999)") > PORT_MAX:
+        raise arguments.refused(f"a port must be at most {PORT_MAX}, not {port}", None)
+    return Socket(arguments.text(host, "a host must be a string", "socket('localhost', 9999)"), port)
+
+
+class SocketSource(Source):
+    def __init__(self, endpoint: Socket, schema: Schema, *, folder: Path) -> None:
+        check_columns(str(endpoint), COLUMNS, schema)
+        self.endpoint = endpoint
         self.schema = schema
         self._log = EmbeddedLog(folder / "spool")
         with suppress(AlreadyExists):
@@ -63,7 +92,7 @@ class SocketSource:
         return self._spool.latest()
 
     def at(self, moment: datetime) -> Offsets:
-        """The first lines that came at or after a time."""
+        """The first lines received at or after a time."""
         return self._spool.at(moment)
 
     def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
@@ -78,13 +107,13 @@ class SocketSource:
             yield self._checked(slab)
 
     def _checked(self, slab: Slab) -> Slab:
-        """With the columns asked for, and without the lines that were too long."""
+        """With the requested columns, and without lines that were too long."""
         rows, offsets, dead = slab.rows, slab.offsets, slab.dead
         too_long = rows.column("value").is_null().to_numpy()
         if too_long.any():
             at = offsets[too_long]
             failures = [Failure(index, TOO_LONG) for index in range(len(at))]
-            dead = letters([None] * len(at), at, failures, Origin(str(self.place), 0))
+            dead = letters([None] * len(at), at, failures, Origin(str(self.endpoint), 0))
             rows, offsets = rows.filter(pa.array(~too_long)), offsets[~too_long]
         columns = [
             rows.column(field.name) if field.name in COLUMNS else pa.nulls(rows.num_rows, field.type)
@@ -98,7 +127,7 @@ class SocketSource:
 
     def _receive(self) -> None:
         if self._receiver is None:
-            self._receiver = Receiver(self.place, self._log.producer(acks=1))
+            self._receiver = Receiver(self.endpoint, self._log.producer(acks=1))
 
     def close(self) -> None:
         if self._receiver is not None:
@@ -108,13 +137,13 @@ class SocketSource:
 
 
 class Receiver:
-    """A thread that connects, again and again, and stores each line with the time it came."""
+    """A thread that keeps reconnecting, and stores each line with the time of its arrival."""
 
-    def __init__(self, place: Socket, producer: Producer) -> None:
-        self._place = place
+    def __init__(self, endpoint: Socket, producer: Producer) -> None:
+        self._endpoint = endpoint
         self._producer = producer
         self._stop = threading.Event()
-        self._connection: socket.socket | None = None
+        self._connection: sockets.socket | None = None
         self._thread = threading.Thread(target=self._run, name="millstream-socket", daemon=True)
         self._thread.start()
 
@@ -122,7 +151,9 @@ class Receiver:
         pause = RETRY_SECONDS
         while not self._stop.is_set():
             try:
-                with socket.create_connection((self._place.host, self._place.port), CONNECT_SECONDS) as connection:
+                with sockets.create_connection(
+                    (self._endpoint.host, self._endpoint.port), CONNECT_SECONDS
+                ) as connection:
                     connection.settimeout(None)
                     self._connection = connection
                     pause = RETRY_SECONDS
@@ -131,18 +162,18 @@ class Receiver:
                 return
             except (OSError, MillstreamError) as error:
                 if not self._stop.is_set():
-                    logger.warning("%s: %s; trying again in %.1f s", self._place, error, pause)
+                    logger.warning("%s: %s; retrying in %.1f s", self._endpoint, error, pause)
             finally:
                 self._connection = None
             self._stop.wait(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: sockets.socket) -> None:
         rest, is_cut = b"", False
         while received := connection.recv(RECEIVE_BYTES):
             *lines, rest = (rest + received).split(b"\n")
             if lines and is_cut:
-                lines, is_cut = lines[1:], False  # the end of the line that is in the spool as too long
+                lines, is_cut = lines[1:], False  # the rest of a line that was spooled as too long
             checked: list[bytes | None] = [line if len(line) <= LINE_BYTES_MAX else None for line in lines]
             if len(rest) > LINE_BYTES_MAX:
                 rest = b""
@@ -157,7 +188,7 @@ class Receiver:
         if not lines:
             return
         if None in lines:
-            logger.warning("%s: %s", self._place, TOO_LONG)
+            logger.warning("%s: %s", self._endpoint, TOO_LONG)
         texts = [None if line is None else line.removesuffix(b"\r").decode(errors="replace") for line in lines]
         now = pa.scalar(datetime.now(UTC), COLUMNS.field("at").type)
         batch = pa.RecordBatch.from_arrays(
@@ -171,6 +202,6 @@ class Receiver:
         connection = self._connection
         if connection is not None:
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for bytes
+                connection.shutdown(sockets.SHUT_RDWR)  # wakes the receiving thread
         self._thread.join()
         self._producer.close()

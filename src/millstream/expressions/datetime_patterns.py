@@ -1,4 +1,4 @@
-"""Patterns of dates and times: Spark's letters, those that mean exactly the same in DuckDB; any other is refused."""
+"""Date and time patterns: the letters of Spark that mean exactly the same in DuckDB; others are rejected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from millstream.expressions.lowered import Refusal
 
-# Spark's letters → DuckDB's code, and the text such a part has, or None where it can be written but not read.
+# Spark's letters → DuckDB's code, and a regular expression of the text, or None if it can be formatted but not parsed.
 LETTERS: dict[str, tuple[str, str | None]] = {
     "yyyy": ("%Y", "[0-9]{4}"),
     "yy": ("%y", None),
@@ -36,7 +36,7 @@ _TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 
 
 def for_duckdb(pattern: str, *, reading: bool = False) -> tuple[str, str]:
-    """DuckDB's pattern, and the regular expression of the text it reads."""
+    """DuckDB's pattern, and a regular expression for the text it parses."""
     made, expected = "", ""
     for token in _TOKEN.finditer(pattern):
         found = token.group(0)
@@ -46,7 +46,7 @@ def for_duckdb(pattern: str, *, reading: bool = False) -> tuple[str, str]:
                 choices = [letters for letters, (_, form) in LETTERS.items() if form or not reading]
                 raise Refusal(
                     f"'{found}' in the pattern '{pattern}' is not supported in a flow",
-                    f"letters that have: {', '.join(choices)}; text stands in '…'",
+                    f"supported letters: {', '.join(choices)}; quote text with '…'",
                 )
             made += code
             expected += form or ""

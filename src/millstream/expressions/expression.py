@@ -1,30 +1,30 @@
-"""An expression is Spark SQL text; without a JVM it runs through DuckDB, and gives what Spark gives, or is refused.
+"""An expression is Spark SQL text; without a JVM it runs in DuckDB with the same result as Spark, or is rejected.
 
-It is checked when it is written: that it can be read (by sqlglot, which knows Spark's grammar), that its columns exist,
-that every operator and function in it has an equal in DuckDB, and of what type it is. Spark is Spark 4 in ANSI mode,
-its default, with the session's time zone UTC. What was decided, where the two engines differ:
+It is checked when the flow is built: that it parses (with sqlglot, which knows Spark's grammar), that its columns
+exist, that every operator and function in it has an equivalent in DuckDB, and its type. Spark is Spark 4 in ANSI mode,
+its default, with the session's time zone UTC. Decisions where the two engines differ:
 
 | in Spark | here |
 |---|---|
-| `/` of whole numbers is a double; `div` and `%` cut towards zero; by zero is an error | the same |
-| an overflow of whole numbers is an error | the same |
-| a whole number in the text is an int, or a bigint if it is long; 1.5 is a decimal, 1e3 a double | the same |
-| decimals: `+ - * %` have Spark's precision and scale | the same up to 38 digits; `/` is refused: cast to double |
-| float beside a whole number or a decimal becomes double | the same |
-| comparing text with a number or a boolean reads the text | refused: cast; beside dates literals are read |
-| cast of text that cannot be read is an error; `try_cast` gives null | the same; dates only as ISO 8601, UTC |
-| cast of a fraction to a whole number cuts | the same |
-| cast of float and double to text prints 1.0E10 | refused |
-| `AND`, `OR`, `CASE`, `IF`, `coalesce` look at the right side only if they must | the same |
+| `/` of integers is a double; `div` and `%` truncate towards zero; by zero is an error | the same |
+| an integer overflow is an error | the same |
+| an integer literal is an int, or a bigint if it is long; 1.5 is a decimal, 1e3 a double | the same |
+| decimals: `+ - * %` have Spark's precision and scale | the same up to 38 digits; `/` is rejected: cast to double |
+| float with an integer or a decimal becomes double | the same |
+| comparing text with a number or a boolean parses the text | rejected: cast; literals next to dates are parsed |
+| cast of text that cannot be parsed is an error; `try_cast` returns null | the same; dates only as ISO 8601, UTC |
+| cast of a fraction to an integer truncates | the same |
+| cast of float and double to text prints 1.0E10 | rejected |
+| `AND`, `OR`, `CASE`, `IF`, `coalesce` evaluate the right side only if needed | the same |
 | `LIKE` escapes with a backslash | the same |
-| regular expressions are Java's | patterns stand in the text; what RE2 lacks is refused |
-| `array[i]` from 0, an error outside; `map[key]` null if missing; `size(null)` null | the same |
+| regular expressions are Java's | patterns must be literals; what RE2 lacks is rejected |
+| `array[i]` from 0, an error out of bounds; `map[key]` null if missing; `size(null)` null | the same |
 | `<=>`, `IN`, `BETWEEN`, `CASE`, nulls and NaN in comparisons | the same |
-| dates and times in UTC; dayofweek 1 is Sunday; patterns have Java's letters | the same; letters: `patterns_of_time` |
-| functions | those of `functions.FUNCTIONS`; all others are refused by name |
+| dates and times in UTC; dayofweek 1 is Sunday; patterns have Java's letters | the same; letters: `datetime_patterns` |
+| functions | those of `functions.FUNCTIONS`; all others are rejected by name |
 | columns of type timestamp_ntz and interval | passed on, but not computed with |
-| aggregates, window functions, generators, subqueries, functions of functions | refused |
-| rand, uuid, current_timestamp … | refused: results must be repeatable |
+| aggregates, window functions, generators, subqueries, higher-order functions | rejected |
+| rand, uuid, current_timestamp … | rejected: results must be repeatable |
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from millstream.expressions.spark_types import INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
 from millstream.user_lines import users_line
 
-if TYPE_CHECKING:  # both take a while to load, and a worker may need neither
+if TYPE_CHECKING:  # both are slow to import, and a worker may need neither
     import duckdb
     import sqlglot
 
@@ -63,7 +63,7 @@ def connection() -> duckdb.DuckDBPyConnection:
 
 @dataclass(frozen=True)
 class Expression:
-    """A checked expression: the user's Spark SQL, the same for DuckDB, and the type of its result."""
+    """A checked expression: the user's Spark SQL, its translation to DuckDB, and the type of its result."""
 
     spark: str
     duckdb: str
@@ -75,7 +75,7 @@ class Expression:
 
     @property
     def column(self) -> str | None:
-        """The column, if the expression only names one."""
+        """The column, if the expression is just a column name."""
         only = next(iter(self.columns)) if len(self.columns) == 1 else None
         return only if only is not None and self.duckdb == f'"{only}"' else None
 
@@ -84,7 +84,9 @@ def expression(text: str, schema: Schema, *, boolean: bool = False) -> Expressio
     """Checks an expression against the columns it can use."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidExpression(
-            f"an expression is Spark SQL text, not {text!r}", where=users_line(), next_step="for example 'score > 0'"
+            f"an expression must be Spark SQL text, not {text!r}",
+            where=users_line(),
+            next_step="for example 'score > 0'",
         )
     from millstream.expressions.spark_sql import lower
 
@@ -106,13 +108,13 @@ def expression(text: str, schema: Schema, *, boolean: bool = False) -> Expressio
         )
     if lowered.type == INTERVAL:
         raise InvalidExpression(
-            f"'{text}' is an interval, which no column can hold",
+            f"'{text}' is an interval, which a column cannot have",
             where=users_line(),
             next_step="add it to a timestamp, or use the difference of unix_micros(…)",
         )
     if boolean and not pa.types.is_boolean(lowered.type):
         raise InvalidExpression(
-            f"'{text}' is {type_name(lowered.type)}, and a condition is true or false",
+            f"'{text}' is {type_name(lowered.type)}, but a condition must be true or false",
             where=users_line(),
             next_step="compare it with something, for example with > 0 or is not null",
         )
@@ -140,7 +142,7 @@ def _parsed(text: str) -> sqlglot.Expr:
 
 
 def _try(lowered: str, text: str, schema: Schema) -> None:
-    """DuckDB has the last word: a row of nulls shows whether a pattern or a constant cannot be."""
+    """DuckDB decides: evaluating a row of nulls shows whether a pattern or constant is invalid."""
     import duckdb
 
     nulls = pa.table({field.name: pa.nulls(1, field.type) for field in schema.arrow})
@@ -155,10 +157,10 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
 
 
 def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:
-    """Computes DuckDB expressions over rows, one row out for each row in, in their order.
+    """Computes DuckDB expressions over rows, one output row per input row, in order.
 
-    A column that is only passed on is not touched. DuckDB as installed knows no time zones, so it is given instants as
-    plain times in UTC, and gives them back so.
+    A column that is only passed on is not touched. DuckDB is installed without time zones, so instants are passed as
+    naive times in UTC, and returned so.
     """
     import duckdb
 
@@ -168,7 +170,7 @@ def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:
     except duckdb.Error as error:
         raise ExpressionFailed(
             f"an expression failed on a row: {str(error).splitlines()[0]}",
-            next_step="Spark would fail on it too: leave such rows out with where(…) before, or use try_cast(…)",
+            next_step="it would also fail on Spark: filter such rows out with where(…) first, or use try_cast(…)",
         ) from None
     columns = {}
     for name, text in expressions.items():

@@ -1,4 +1,4 @@
-"""An entry of the table of functions: what it takes, and how it becomes DuckDB text."""
+"""An entry in the table of functions: its arguments, and its translation to DuckDB."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Function:
-    """`takes` are the kinds of its arguments; the last `optional` of them may be left out, the last one may repeat."""
+    """`takes` are the kinds of its arguments; the last `optional` of them may be omitted, the last one may repeat."""
 
     takes: tuple[str, ...]
     lower: Lower
@@ -42,7 +42,7 @@ class Function:
 
     @property
     def arguments(self) -> str:
-        """For a message and for the manual."""
+        """For messages and documentation."""
         needed = len(self.takes) - self.optional
         said = [WORDS[kind] if at < needed else f"[{WORDS[kind]}]" for at, kind in enumerate(self.takes)]
         return ", ".join(said) + (", …" if self.repeats else "")
@@ -50,14 +50,14 @@ class Function:
 
 def literal_of(part: Lowered, name: str, what: str) -> str:
     if not part.is_literal or not isinstance(part.literal, str):
-        raise Refusal(f"the {what} of {name} is a text that stands in the expression", "write it as '…'")
+        raise Refusal(f"the {what} of {name} must be a string literal", "write it as '…'")
     return part.literal
 
 
 def made(
     kind: pa.DataType, template: str, *takes: str, optional: int = 0, fails: bool = False, note: str = ""
 ) -> Function:
-    """DuckDB text with {0}, {1} … for the arguments, and a result of one type."""
+    """A function with a DuckDB template, with {0}, {1} … for the arguments, and a fixed result type."""
 
     def lower(parts: Sequence[Lowered]) -> Lowered:
         body = template.format(*(part.sql for part in parts))
@@ -67,7 +67,7 @@ def made(
 
 
 def same(template: str, *takes: str, fails: bool = False, note: str = "") -> Function:
-    """A result of the type of the first argument."""
+    """A function whose result has the type of the first argument."""
 
     def lower(parts: Sequence[Lowered]) -> Lowered:
         body = template.format(*(part.sql for part in parts))

@@ -1,8 +1,8 @@
-"""The functions of Spark SQL that also run without Spark: what each takes, its type, and how DuckDB computes it.
+"""The functions of Spark SQL that also run without Spark: their arguments, result types, and translation to DuckDB.
 
-A function that is not in `FUNCTIONS` is refused by its name, so nothing is computed differently in silence; for those
-in `refused` the reason is known. `FUNCTIONS[name].note` says what a reader of Spark's manual would not expect;
-floating-point functions may differ in the last digit.
+A function that is not in `FUNCTIONS` is rejected by name, so that nothing is silently computed differently; for those
+in `refused` the reason is known. `FUNCTIONS[name].note` documents differences from Spark's manual; floating-point
+functions may differ in the last digit.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def call(name: str, given: Sequence[Lowered]) -> Lowered:
     function = FUNCTIONS[name]
     needed = len(function.takes) - function.optional
     if len(given) < needed or (len(given) > len(function.takes) and not function.repeats):
-        raise Refusal(f"{name} takes {function.arguments or 'nothing'}, and here it has {len(given)} arguments")
+        raise Refusal(f"{name} takes {function.arguments or 'nothing'}, but got {len(given)} arguments")
     kinds = list(function.takes) + [function.takes[-1]] * (len(given) - len(function.takes)) if function.takes else []
     made = function.lower([_argument(name, kind, part) for kind, part in zip(kinds, given, strict=False)])
     return Lowered(made.sql, made.type, made.fails or any(part.fails for part in given))
 
 
 def _argument(name: str, kind: str, part: Lowered) -> Lowered:
-    """An argument as the function wants it; text is read as a date or a timestamp where one is wanted, as on Spark."""
+    """An argument as the function needs it; like in Spark, text is parsed if a date or timestamp is expected."""
     wanted = {
         "string": (STRING, ("string",)),
         "double": (DOUBLE, ("number",)),
@@ -71,10 +71,10 @@ def _argument(name: str, kind: str, part: Lowered) -> Lowered:
     is_whole = pa.types.is_integer(part.type)
     if (kind == "whole" and is_whole) or (kind != "whole" and part.family == kind):
         return part
-    raise Refusal(f"{name} takes {WORDS[kind]}, and got {type_name(part.type)}", "bring it there with cast(… as …)")
+    raise Refusal(f"{name} takes {WORDS[kind]}, but got {type_name(part.type)}", "convert it with cast(… as …)")
 
 
-# ---------------------------------------------------------------- choosing
+# ---------------------------------------------------------------- conditional
 
 
 def _coalesce(parts: Sequence[Lowered]) -> Lowered:
@@ -124,10 +124,10 @@ def _rounded_to_whole(name: str) -> Lower:
 
 
 def _round(parts: Sequence[Lowered]) -> Lowered:
-    """Half away from zero, of the number as it is printed: 2.675 is 2.68."""
+    """Rounds half away from zero, based on the printed number: 2.675 is 2.68."""
     kind, places = parts[0].type, parts[1].literal if len(parts) == 2 else 0
     if not isinstance(places, int) or not 0 <= places <= 15:
-        raise Refusal("round takes a number of places from 0 to 15 that stands in the expression")
+        raise Refusal("the number of places of round must be a literal from 0 to 15")
     if pa.types.is_integer(kind):
         return parts[0]
     if pa.types.is_decimal(kind):
@@ -182,7 +182,7 @@ def _date_part(parts: Sequence[Lowered]) -> Lowered:
 
 
 FUNCTIONS: dict[str, Function] = {
-    # choosing
+    # conditional
     "coalesce": Function(("any",), _coalesce, repeats=True),
     "ifnull": Function(("any", "any"), _coalesce),
     "nvl": Function(("any", "any"), _coalesce),
@@ -200,7 +200,7 @@ FUNCTIONS: dict[str, Function] = {
     "char_length": made(INT, "length({0})", "string"),
     "character_length": made(INT, "length({0})", "string"),
     "len": made(INT, "length({0})", "string"),
-    "upper": made(STRING, "upper({0})", "string", note="ß and a few other letters stay one letter"),
+    "upper": made(STRING, "upper({0})", "string", note="ß and a few other letters stay single letters"),
     "ucase": made(STRING, "upper({0})", "string"),
     "lower": made(STRING, "lower({0})", "string"),
     "lcase": made(STRING, "lower({0})", "string"),
@@ -227,10 +227,8 @@ FUNCTIONS: dict[str, Function] = {
     "endswith": made(BOOLEAN, "ends_with({0}, {1})", "string", "string"),
     "contains": made(BOOLEAN, "contains({0}, {1})", "string", "string"),
     "split": Function(("string", "string"), texts.split, note="by a regular expression; empty parts at the end stay"),
-    "regexp_extract": Function(("string", "string", "whole"), texts.regexp_extract, 1, note="group 1 unless told"),
-    "regexp_extract_all": Function(
-        ("string", "string", "whole"), texts.regexp_extract_all, 1, note="group 1 unless told"
-    ),
+    "regexp_extract": Function(("string", "string", "whole"), texts.regexp_extract, 1, note="default: group 1"),
+    "regexp_extract_all": Function(("string", "string", "whole"), texts.regexp_extract_all, 1, note="default: group 1"),
     "regexp_replace": Function(("string", "string", "string"), texts.regexp_replace, note="all matches; groups are $1"),
     "regexp_like": Function(("string", "string"), texts.regexp_like),
     "regexp": Function(("string", "string"), texts.regexp_like),
@@ -285,8 +283,8 @@ FUNCTIONS: dict[str, Function] = {
     "from_unixtime": Function(("whole", "string"), times.from_unixtime, 1, note="a string"),
     "unix_timestamp": Function(("any", "string"), times.unix_timestamp, 2, note="whole seconds, rounded down"),
     "to_unix_timestamp": Function(("any", "string"), times.unix_timestamp, 1),
-    "to_timestamp": Function(("any", "string"), times.to_timestamp, 1, note="an error if it cannot be read"),
-    "to_date": Function(("any", "string"), times.to_date, 1, note="an error if it cannot be read"),
+    "to_timestamp": Function(("any", "string"), times.to_timestamp, 1, note="an error if it cannot be parsed"),
+    "to_date": Function(("any", "string"), times.to_date, 1, note="an error if it cannot be parsed"),
     "unix_seconds": times.units_since_1970(MICROS_PER_SECOND),
     "unix_millis": times.units_since_1970(1000),
     "unix_micros": times.units_since_1970(1),

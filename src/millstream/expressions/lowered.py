@@ -1,7 +1,7 @@
-"""A part of an expression, as DuckDB writes it, of the type Spark gives it; and how one type becomes another.
+"""A part of an expression in DuckDB's SQL, with the type it has in Spark; and conversions between types.
 
-Spark 4 runs in ANSI mode: what has no answer (text that is no number, a division by zero, an overflow) is an error.
-So it is here; nothing becomes null in silence. `try_cast` gives null instead.
+Spark 4 runs in ANSI mode: what has no result (text that is not a number, a division by zero, an overflow) is an error.
+The same holds here; nothing silently becomes null. `try_cast` returns null instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MICROS_PER_SECOND = 1_000_000
 
 
 class Refusal(Exception):
-    """What cannot be lowered, and what to write instead."""
+    """Something that cannot be lowered, and what to write instead."""
 
     def __init__(self, what: str, next_step: str | None = None) -> None:
         super().__init__(what)
@@ -40,7 +40,7 @@ class Lowered:
     sql: str
     type: pa.DataType
     fails: bool = False
-    """Whether it can raise an error on some row; what guards it must then be asked first."""
+    """Whether it can raise an error on some row; its guards must then be evaluated first."""
     literal: Any = NOT_LITERAL
 
     @property
@@ -72,7 +72,7 @@ def failing(condition: str, message: str, otherwise: str) -> str:
 
 
 def divided(one: Lowered, other: Lowered, made: str) -> str:
-    """An error where something is divided by zero; nothing divided by zero is null."""
+    """An error for a division by zero; null divided by zero is null."""
     return failing(f"{other.sql} = 0 AND {one.sql} IS NOT NULL", "division by zero", made)
 
 
@@ -82,7 +82,7 @@ def floor_div(sql: str, by: int) -> str:
 
 
 def together(parts: list[Lowered], what: str) -> tuple[list[Lowered], pa.DataType]:
-    """The parts brought to their common type; a text literal beside dates or timestamps is read as one."""
+    """Converts the parts to their common type; a text literal next to dates or timestamps is parsed as one."""
     kinds = [part.type for part in parts]
     moments = [kind for kind in kinds if family(kind) in ("date", "timestamp")]
     if moments:
@@ -93,12 +93,14 @@ def together(parts: list[Lowered], what: str) -> tuple[list[Lowered], pa.DataTyp
         wide = common_type(kinds)
     except NoCommonType:
         said = " and ".join(dict.fromkeys(type_name(kind) for kind in kinds))
-        raise Refusal(f"{what} is between {said}", "bring them to one type, for example with cast(… as …)") from None
+        raise Refusal(
+            f"{what} has operands of types {said}", "convert them to one type, for example with cast(… as …)"
+        ) from None
     return [widened(part, wide) for part in parts], wide
 
 
 def widened(part: Lowered, kind: pa.DataType) -> Lowered:
-    """A cast that loses nothing."""
+    """A lossless cast."""
     if part.type == kind or pa.types.is_null(kind):
         return part
     return Lowered(f"CAST({part.sql} AS {duckdb_name(kind)})", kind, part.fails, part.literal)
@@ -114,7 +116,7 @@ MOMENT_TEXT = r"\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[
 
 
 def cast(part: Lowered, kind: pa.DataType, *, safe: bool = False) -> Lowered:
-    """A cast as the user writes it; `safe` gives null where it cannot be done."""
+    """A cast as the user wrote it; `safe` returns null if it fails."""
     if part.type == kind:
         return part
     if part.family == "null":
@@ -143,8 +145,8 @@ def _directly(part: Lowered, kind: pa.DataType, safe: bool) -> str:
 
 
 def _number_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
-    """Spark cuts the fraction off; DuckDB would round."""
-    if pa.types.is_floating(part.type) and pa.types.is_decimal(kind):  # of the number as it is printed: 1.005 is 1.01
+    """Spark truncates the fraction; DuckDB would round."""
+    if pa.types.is_floating(part.type) and pa.types.is_decimal(kind):  # based on the printed number: 1.005 is 1.01
         return _plain(f"CAST(CAST({part.sql} AS DOUBLE) AS VARCHAR)", kind, safe)
     cuts = pa.types.is_integer(kind) and not pa.types.is_integer(part.type)
     return _plain(f"trunc({part.sql})" if cuts else part.sql, kind, safe)
@@ -154,13 +156,13 @@ def _number_to_text(part: Lowered, kind: pa.DataType, safe: bool) -> str:
     if pa.types.is_floating(part.type):
         raise Refusal(
             f"a {type_name(part.type)} as text looks different on Spark (1.0E10)",
-            "cast it to a decimal first, or make the text in a map(…)",
+            "cast it to a decimal first, or format it in a map(…)",
         )
     return _plain(part.sql, kind, safe)
 
 
 def _text_to(pattern: str, what: str) -> Any:
-    """Only text of one form, which both read alike; another is an error that says so."""
+    """Only text of one form, which both parse alike; anything else is an error."""
 
     def lower(part: Lowered, kind: pa.DataType, safe: bool) -> str:
         fits = f"regexp_full_match({part.sql}, {text(pattern)})"

@@ -1,4 +1,4 @@
-"""How DuckDB computes what Spark does with arrays, maps and structs."""
+"""Spark's functions of arrays, maps and structs, in DuckDB."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from millstream.expressions.spark_types import quoted
 
 
 def item(part: Lowered, index: Lowered) -> Lowered:
-    """part[index]: arrays from 0 on, and an error outside; maps by key, null if it is missing."""
+    """part[index]: arrays from 0, with an error out of bounds; maps by key, null if it is missing."""
     if part.family == "map":
         return _of_map(part, index)
     if part.family == "array" and pa.types.is_integer(index.type):
@@ -45,7 +45,7 @@ def element_at(parts: Sequence[Lowered]) -> Lowered:
     if parts[0].family == "map":
         return _of_map(*parts)
     if parts[0].family != "array" or not pa.types.is_integer(parts[1].type):
-        raise Refusal("element_at takes an array and a place, or a map and a key")
+        raise Refusal("element_at takes an array and a position, or a map and a key")
     whole, at = parts[0].sql, parts[1].sql
     made = failing(
         f"{whole} IS NOT NULL AND ({at} = 0 OR abs({at}) > len({whole}))",
@@ -62,7 +62,7 @@ def get(parts: Sequence[Lowered]) -> Lowered:
 
 def size(parts: Sequence[Lowered]) -> Lowered:
     if parts[0].family not in ("array", "map"):
-        raise Refusal(f"size takes an array or a map, and got {type_name(parts[0].type)}")
+        raise Refusal(f"size takes an array or a map, but got {type_name(parts[0].type)}")
     name = "len" if parts[0].family == "array" else "cardinality"
     return Lowered(f"CAST({name}({parts[0].sql}) AS INTEGER)", INT)
 
@@ -96,7 +96,7 @@ def of_items(template: str) -> Function:
 
 def array_join(parts: Sequence[Lowered]) -> Lowered:
     if parts[0].type.value_type != STRING:
-        raise Refusal(f"array_join takes an array of strings, and got {type_name(parts[0].type)}")
+        raise Refusal(f"array_join takes an array of strings, but got {type_name(parts[0].type)}")
     return Lowered(f"array_to_string({parts[0].sql}, {parts[1].sql})", STRING)
 
 
@@ -110,7 +110,7 @@ def map_parts(name: str) -> Function:
 
 def struct_of(fields: Sequence[tuple[str, Lowered]]) -> Lowered:
     if not fields or any(pa.types.is_null(part.type) for _, part in fields):
-        raise Refusal("a struct has fields, and each has a type", "give nulls a type with cast(null as …)")
+        raise Refusal("a struct needs fields with types", "give nulls a type with cast(null as …)")
     said = ", ".join(f"{quoted(name)} := {part.sql}" for name, part in fields)
     kind = pa.struct([pa.field(name, part.type) for name, part in fields])
     return Lowered(f"struct_pack({said})", kind, any(part.fails for _, part in fields))
@@ -118,6 +118,6 @@ def struct_of(fields: Sequence[tuple[str, Lowered]]) -> Lowered:
 
 def named_struct(parts: Sequence[Lowered]) -> Lowered:
     if len(parts) % 2:
-        raise Refusal("named_struct takes names and values by turns")
+        raise Refusal("named_struct takes alternating names and values")
     names = [literal_of(part, "named_struct", "name") for part in parts[::2]]
     return struct_of(list(zip(names, parts[1::2], strict=True)))

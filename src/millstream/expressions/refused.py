@@ -1,4 +1,4 @@
-"""Functions of Spark SQL that are refused by name, and why."""
+"""Functions of Spark SQL that are rejected by name, and why."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ DIFFERENT: dict[str, str] = {
         "rand random randn randstr uniform shuffle uuid now curdate current_date current_time current_timestamp "
         "localtimestamp current_user user session_user current_catalog current_database current_schema "
         "current_timezone monotonically_increasing_id spark_partition_id input_file_name version",
-        "results must be repeatable, and this one differs each time it is asked",
+        "results must be repeatable, and this one differs with each call",
     ),
     **_all(
         "hash xxhash64 format_number format_string printf initcap soundex levenshtein reverse base64 unbase64 hex "
         "unhex bin conv get_json_object from_json to_json json_tuple months_between next_day array_distinct "
         "array_union array_intersect array_except array_sort bround rint substring_index to_char to_number",
-        "its answer would differ between the runners",
+        "its result would differ between the runners",
     ),
     **_all("from_utc_timestamp to_utc_timestamp convert_timezone", "time zones are not supported in a flow"),
     **_all(
         "transform filter exists forall aggregate reduce zip_with map_filter transform_keys transform_values",
-        "functions of functions are not supported in a flow",
+        "higher-order functions are not supported in a flow",
     ),
 }
-"""Refused by name, and why."""
+"""Rejected by name, and why."""
 
 ABOUT_MORE_ROWS: dict[str, str] = {
     **_all(
@@ -34,7 +34,7 @@ ABOUT_MORE_ROWS: dict[str, str] = {
         "stddev stddev_samp stddev_pop variance var_samp var_pop median mode percentile percentile_approx "
         "approx_percentile approx_count_distinct count_if bool_and bool_or every some any max_by min_by corr covar_pop "
         "covar_samp kurtosis skewness listagg string_agg grouping product",
-        "use .agg(…) for aggregates; here an expression is about one row",
+        "use .agg(…) for aggregates; an expression here is evaluated for one row",
     ),
     **_all(
         "row_number rank dense_rank percent_rank ntile lag lead nth_value cume_dist",
@@ -43,7 +43,7 @@ ABOUT_MORE_ROWS: dict[str, str] = {
     **_all("window session_window window_time", "use .window(ms.fixed(…)) or .window(ms.sessions(…))"),
     **_all(
         "explode explode_outer posexplode posexplode_outer inline inline_outer stack",
-        "one row becomes several with flat_map(…)",
+        "use flat_map(…) to turn one row into several",
     ),
 }
-"""Functions that take or make more than one row, and what to use instead."""
+"""Functions that take or return more than one row, and what to use instead."""

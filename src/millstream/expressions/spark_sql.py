@@ -1,6 +1,6 @@
-"""From Spark's syntax tree to DuckDB's text: one `visit_` per kind of node; a node without one is refused.
+"""Translates Spark's syntax tree to DuckDB's SQL: one `visit_` per kind of node; a node without one is rejected.
 
-sqlglot reads the text. Its own output for DuckDB is not used: where the engines differ it is often valid and different.
+sqlglot only parses. Its own translation to DuckDB is not used: where the engines differ it is often valid but wrong.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NOT_COMPUTED = ("timestamp_ntz", "interval")
 
 
 class SparkGrammar(Spark):
-    """Spark's grammar, with functions left as they were called: their meaning is in `functions.FUNCTIONS`."""
+    """Spark's grammar, without sqlglot's interpretation of functions: their meaning is in `functions.FUNCTIONS`."""
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {}
@@ -63,7 +63,7 @@ class SparkGrammar(Spark):
 
 
 def lower(tree: Expr, schema: Schema) -> tuple[Lowered, frozenset[str]]:
-    """An expression over the columns of a schema, and which of them it uses; raises Refusal."""
+    """Lowers an expression over the columns of a schema; also returns the columns it uses. Raises Refusal."""
     visitor = _Lowering(schema)
     lowered = visitor.visit(tree, alone=True)
     return lowered, frozenset(visitor.used)
@@ -79,7 +79,7 @@ class _Lowering:
         if isinstance(node, MORE_ROWS):
             raise Refusal(
                 f"{_said(node)} looks at more than one row",
-                "use .agg(…) for aggregates; here an expression is about one row",
+                "use .agg(…) for aggregates; an expression here is evaluated for one row",
             )
         for kind in type(node).__mro__:
             visit = getattr(self, f"visit_{kind.__name__}", None)
@@ -95,7 +95,7 @@ class _Lowering:
                         "read it as another type, or compute in a map(…)",
                     )
                 return made
-        raise Refusal(f"{_said(node)} is not supported in a flow", "write it otherwise, or as a map(…)")
+        raise Refusal(f"{_said(node)} is not supported in a flow", "rewrite it, or use a map(…)")
 
     def parts(self, *nodes: Expr) -> list[Lowered]:
         return [self.visit(node) for node in nodes]
@@ -107,7 +107,9 @@ class _Lowering:
         known = self.columns.get(root.lower())
         if known is None:
             if root.lower() in DIFFERENT and not fields:
-                raise Refusal(f"{root} is refused: {DIFFERENT[root.lower()]}", "let the rows bring it as a column")
+                raise Refusal(
+                    f"{root} is not supported: {DIFFERENT[root.lower()]}", "provide it as a column of the rows"
+                )
             raise Refusal(f"there is no column '{root}'", what_exists(root, self.schema.names))
         self.used.add(known)
         found = Lowered(quoted(known), self.schema.field(known).type)
@@ -117,7 +119,7 @@ class _Lowering:
 
     def visit_Dot(self, node: exp.Dot) -> Lowered:  # noqa: N802
         if not isinstance(node.expression, exp.Identifier):
-            raise Refusal(f"{_said(node)} is not supported in a flow", "write it as a map(…)")
+            raise Refusal(f"{_said(node)} is not supported in a flow", "use a map(…)")
         return _field(self.visit(node.this), node.expression.name)
 
     def visit_Paren(self, node: exp.Paren) -> Lowered:  # noqa: N802
@@ -138,7 +140,7 @@ class _Lowering:
         (part,) = self.parts(node.this)
         _only("number", part, "-")
         kind = duckdb_name(part.type)
-        if pa.types.is_integer(part.type):  # DuckDB widens the negative of a whole number; Spark fails where it must
+        if pa.types.is_integer(part.type):  # DuckDB widens a negated integer; Spark overflows
             return Lowered(f"(CAST(0 AS {kind}) - {part.sql})", part.type, fails=True)
         return Lowered(f"CAST(-({part.sql}) AS {kind})", part.type, part.fails)
 
@@ -148,7 +150,7 @@ class _Lowering:
         whole = re.fullmatch(r"-?[0-9]+" + (r"(\.[0-9]{1,6})?" if unit == "second" else ""), amount)
         if unit not in INTERVAL_UNITS or whole is None:
             raise Refusal(
-                f"the interval {_said(node)} cannot be read",
+                f"the interval {_said(node)} cannot be parsed",
                 f"write it as interval '1' hour or interval 1 day 2 hours; units: {', '.join(INTERVAL_UNITS)}",
             )
         return Lowered(f"INTERVAL {text(f'{amount} {unit}s')}", INTERVAL)
@@ -160,7 +162,7 @@ class _Lowering:
             return self._comparison(node, COMPARISONS[type(node)])
         if type(node) in SIGNS:
             return self._arithmetic(node, SIGNS[type(node)])
-        raise Refusal(f"{_said(node)} is not supported in a flow", "write it otherwise, or as a map(…)")
+        raise Refusal(f"{_said(node)} is not supported in a flow", "rewrite it, or use a map(…)")
 
     def _arithmetic(self, node: exp.Binary, sign: str) -> Lowered:
         one, other = self.parts(node.left, node.right)
@@ -184,7 +186,7 @@ class _Lowering:
         decimals = [part for part in (one, other) if pa.types.is_decimal(part.type)]
         if decimals and not any(pa.types.is_floating(part.type) for part in (one, other)):
             raise Refusal(
-                "the digits of a divided decimal would differ between the runners", "write cast(… as double) / …"
+                "the digits of a decimal division would differ between the runners", "write cast(… as double) / …"
             )
         left, right = widened(one, DOUBLE), widened(other, DOUBLE)
         return Lowered(divided(left, right, f"({left.sql} / {right.sql})"), DOUBLE, fails=True)
@@ -193,7 +195,7 @@ class _Lowering:
         one, other = self.parts(node.left, node.right)
         for part in (one, other):
             if not pa.types.is_integer(part.type):
-                raise Refusal(f"div is for whole numbers, and {type_name(part.type)} is none", "cast it, or use /")
+                raise Refusal(f"div is for whole numbers, not {type_name(part.type)}", "cast it, or use /")
         left, right = widened(one, LONG), widened(other, LONG)
         return Lowered(divided(left, right, f"({left.sql} // {right.sql})"), LONG, fails=True)
 
@@ -250,7 +252,7 @@ class _Lowering:
     def _joined(self, node: exp.Binary, word: str, decided: str) -> Lowered:
         one, other = (_condition(part) for part in self.parts(node.left, node.right))
         both = f"({one.sql} {word} {other.sql})"
-        if other.fails:  # DuckDB asks both sides; Spark asks the right one only where the left has not decided
+        if other.fails:  # DuckDB evaluates both sides; Spark the right one only if the left has not decided
             both = f"(CASE WHEN {one.sql} IS {decided} THEN {decided} ELSE {both} END)"
         return Lowered(both, BOOLEAN, one.fails or other.fails)
 
@@ -276,14 +278,14 @@ class _Lowering:
     def visit_Escape(self, node: exp.Escape) -> Lowered:  # noqa: N802
         sign = node.expression.name
         if not isinstance(node.this, exp.Like | exp.ILike) or len(sign) != 1:
-            raise Refusal(f"{_said(node)} cannot be read", "like '…' escape '!'")
+            raise Refusal(f"{_said(node)} cannot be parsed", "like '…' escape '!'")
         return self._like(node.this, "ILIKE" if isinstance(node.this, exp.ILike) else "LIKE", sign)
 
     def _like(self, node: exp.Binary, word: str, escape: str) -> Lowered:
         one, other = self.parts(node.left, node.right)
         for part in (one, other):
             _only("string", part, word)
-        negated = "NOT " if node.args.get("negate") else ""  # the parser says it here, not with a node around
+        negated = "NOT " if node.args.get("negate") else ""  # a flag of the parser, not an enclosing node
         return Lowered(f"({one.sql} {negated}{word} {other.sql} ESCAPE {text(escape)})", BOOLEAN, fails=True)
 
     def visit_RegexpLike(self, node: exp.RegexpLike) -> Lowered:  # noqa: N802
@@ -319,7 +321,7 @@ class _Lowering:
 
     def visit_Bracket(self, node: exp.Bracket) -> Lowered:  # noqa: N802
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
-            raise Refusal(f"{_said(node)} has no equal in Spark", "one place or one key stands in [ ]")
+            raise Refusal(f"{_said(node)} does not exist in Spark", "put one position or one key in [ ]")
         part, index = self.parts(node.this, node.expressions[0])
         made = item(part, index)
         return Lowered(made.sql, made.type, made.fails or part.fails or index.fails)
@@ -343,24 +345,27 @@ class _Lowering:
             raise Refusal(f"{_said(node)} looks at more than one row", ABOUT_MORE_ROWS[name])
         if name in DIFFERENT:
             raise Refusal(
-                f"the function {name} is refused: {DIFFERENT[name]}", "let the rows bring it, or use a map(…)"
+                f"the function {name} is not supported: {DIFFERENT[name]}", "provide it as a column, or use a map(…)"
             )
         if name == "struct":
             return self._struct(node.expressions)
         if name not in FUNCTIONS:
             near = what_exists(name, FUNCTIONS).split("? ")
             hint = f"{near[0]}? or " if len(near) == 2 else ""
-            raise Refusal(f"the function {name} is not supported in a flow", f"{hint}write it as a map(…)")
+            raise Refusal(f"the function {name} is not supported in a flow", f"{hint}use a map(…)")
         given = node.expressions
         if name == "position" and len(given) == 1 and isinstance(given[0], exp.In) and given[0].args.get("field"):
             given = [given[0].this, given[0].args["field"]]
         return call(name, self.parts(*given))
 
     def visit_Concat(self, node: exp.Concat) -> Lowered:  # noqa: N802
-        raise Refusal("two texts stand side by side", r"a quote in a text is written as \'; to join texts use ||")
+        raise Refusal(
+            "two string literals are next to each other",
+            r"write a quote in a string as \'; to concatenate strings use ||",
+        )
 
     def visit_Transform(self, node: Expr) -> Lowered:  # noqa: N802
-        raise Refusal(f"the function transform is refused: {DIFFERENT['transform']}", "use a map(…)")
+        raise Refusal(f"the function transform is not supported: {DIFFERENT['transform']}", "use a map(…)")
 
     def _struct(self, nodes: list[Expr]) -> Lowered:
         fields = []
@@ -370,7 +375,7 @@ class _Lowering:
         return struct_of(fields)
 
     def visit_Alias(self, node: exp.Alias) -> Lowered:  # noqa: N802
-        raise Refusal(f"'{_said(node)}' names its result", "a name stands before the expression: name='…'")
+        raise Refusal(f"'{_said(node)}' names its result", "give the name before the expression: name='…'")
 
 
 def _said(node: Expr) -> str:
@@ -379,7 +384,7 @@ def _said(node: Expr) -> str:
 
 
 def _number(digits: str) -> Lowered:
-    """A number as Spark reads it: an int, else a bigint; with a point a decimal; with an exponent a double."""
+    """A number literal as Spark parses it: int, else bigint; decimal with a point; double with an exponent."""
     if re.fullmatch(r"-?[0-9]+", digits):
         value = int(digits)
         for kind, bits in ((INT, 31), (LONG, 63)):
@@ -397,14 +402,14 @@ def _number(digits: str) -> Lowered:
 
 
 def _narrow(part: Lowered, other: Lowered) -> pa.DataType:
-    """Beside a decimal a whole number that stands in the text needs only its own digits."""
+    """Next to a decimal, an integer literal only needs its own digits."""
     if pa.types.is_decimal(other.type) and pa.types.is_integer(part.type) and isinstance(part.literal, int):
         return pa.decimal128(len(str(abs(part.literal))), 0)
     return part.type
 
 
 def _moved(one: Lowered, other: Lowered, sign: str) -> Lowered:
-    """A timestamp plus or minus an interval; intervals together."""
+    """A timestamp plus or minus an interval; sums of intervals."""
     fails = one.fails or other.fails
     if sign in "+-" and one.type == INTERVAL == other.type:
         return Lowered(f"({one.sql} {sign} {other.sql})", INTERVAL, fails)
@@ -427,14 +432,16 @@ def _moved(one: Lowered, other: Lowered, sign: str) -> Lowered:
 
 def _only(wanted: str, part: Lowered, what: str) -> None:
     if part.family != wanted:
-        raise Refusal(f"{what} takes a {wanted}, and got {type_name(part.type)}", "bring it there with cast(… as …)")
+        raise Refusal(f"{what} takes a {wanted}, but got {type_name(part.type)}", "convert it with cast(… as …)")
 
 
 def _condition(part: Lowered) -> Lowered:
     if part.family == "null":
         return Lowered("CAST(NULL AS BOOLEAN)", BOOLEAN)
     if part.family != "boolean":
-        raise Refusal(f"a condition is true or false, and this is {type_name(part.type)}", "compare it with something")
+        raise Refusal(
+            f"a condition must be true or false, but this is {type_name(part.type)}", "compare it with something"
+        )
     return part
 
 
@@ -458,7 +465,8 @@ def _type(node: exp.DataType) -> pa.DataType:
         precision, scale = (*given, *(10, 0)[len(given) :])
         if not (1 <= precision <= 38 and 0 <= scale <= precision):
             raise Refusal(
-                f"there is no decimal({precision}, {scale})", "1 to 38 digits, and no more places than digits"
+                f"there is no decimal({precision}, {scale})",
+                "use 1 to 38 digits, and no more decimal places than digits",
             )
         return pa.decimal128(precision, scale)
     if node.this not in TYPES:

@@ -1,4 +1,4 @@
-"""Which type Spark 4 gives to what two types make together, and how DuckDB writes that type."""
+"""The result types of Spark 4 when two types are combined, and their names in DuckDB."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 INSTANT = pa.timestamp("us", tz="UTC")
 INTERVAL = pa.month_day_nano_interval()
-"""Of an interval literal, which exists only inside an expression."""
+"""The type of an interval literal, which exists only inside an expression."""
 NUMBER_ORDER = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()]
 WHOLE_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 DIGITS_MAX = 38
@@ -28,11 +28,11 @@ DUCKDB_NAMES = {
 
 
 class NoCommonType(Exception):
-    """Two types that Spark would not bring together, or only by reading text."""
+    """Two types that Spark would not combine, or only by parsing text."""
 
 
 def family(kind: pa.DataType) -> str:
-    """The word a message uses for a type."""
+    """The word for a type in messages."""
     is_ = pa.types
     if is_.is_integer(kind) or is_.is_floating(kind) or is_.is_decimal(kind):
         return "number"
@@ -70,7 +70,7 @@ def quoted(name: str) -> str:
 
 
 def common_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    """The least common type, by the rules of Spark's ANSI mode; no text is read as another type."""
+    """The least common type by the rules of Spark's ANSI mode; text is not converted."""
     known = [kind for kind in kinds if not pa.types.is_null(kind)]
     if not known:
         return pa.null()
@@ -99,19 +99,19 @@ def _pair(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def as_decimal(kind: pa.DataType) -> pa.DataType:
-    """The decimal that holds every value of a whole-number type."""
+    """The decimal with every value of an integer type."""
     return kind if pa.types.is_decimal(kind) else pa.decimal128(WHOLE_DIGITS[kind], 0)
 
 
 def decimal(precision: int, scale: int) -> pa.DataType:
-    """Spark cuts decimal places where a result needs more digits than there are; here that has no equal."""
+    """Spark drops decimal places if a result needs more digits than there are; that is not supported here."""
     if precision > DIGITS_MAX:
         raise NoCommonType
     return pa.decimal128(precision, scale)
 
 
 def arithmetic_type(sign: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Of `+`, `-`, `*` and `%` between numbers."""
+    """The result type of `+`, `-`, `*` and `%` between numbers."""
     wide = common_type([one, other])
     if not pa.types.is_decimal(wide):
         return wide

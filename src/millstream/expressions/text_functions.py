@@ -1,4 +1,4 @@
-"""How DuckDB computes what Spark does with text; patterns must stand in the expression, for their rules differ."""
+"""Spark's functions of text, in DuckDB; patterns must be literals, because their rules differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from millstream.expressions.lowered import (
 )
 
 PLAIN_TEXT = re.compile(r"[\w/,;:=&@ ~#%<>'\"!-]+")
-"""Characters that mean themselves in a pattern."""
+"""Characters without a special meaning in a pattern."""
 
 
 def concat(parts: Sequence[Lowered]) -> Lowered:
@@ -35,7 +35,7 @@ def concat_ws(parts: Sequence[Lowered]) -> Lowered:
 
 
 def substring(parts: Sequence[Lowered]) -> Lowered:
-    """From 1 on; 0 is 1, and a negative place counts from the end."""
+    """From 1; 0 is 1, and a negative position counts from the end."""
     whole, at = parts[0].sql, f"CAST({parts[1].sql} AS BIGINT)"
     start = f"(CASE WHEN {at} > 0 THEN {at} - 1 WHEN {at} < 0 THEN length({whole}) + {at} ELSE 0 END)"
     if len(parts) == 2:
@@ -56,7 +56,7 @@ def padded(name: str) -> Lower:
 
 
 def trimmed(name: str) -> Lower:
-    """Spark's trim takes spaces away and no other white space."""
+    """Spark's trim removes spaces and no other white space."""
     return lambda parts: Lowered(f"{name}({parts[0].sql}, ' ')", STRING)
 
 
@@ -64,7 +64,7 @@ def _regex(part: Lowered, name: str) -> str:
     pattern = literal_of(part, name, "pattern")
     if re.search(r"\(\?(?:[=!>]|<[=!])|\\[1-9]|[*+?}]\+|\\[hHRvVXZGkQE]|\[[^\]]*(?:&&|\[[^:])", pattern):
         raise Refusal(
-            f"the pattern '{pattern}' has what Java's regular expressions know and DuckDB's do not",
+            f"the pattern '{pattern}' uses features of Java's regular expressions that DuckDB does not have",
             "write it without look-around, back-references, possessive quantifiers and class intersections",
         )
     return text(pattern)
@@ -75,7 +75,7 @@ def _group(parts: Sequence[Lowered], at: int) -> str:
         return "1"
     number = parts[at].literal
     if not isinstance(number, int) or not 0 <= number <= 9:
-        raise Refusal("a group is a number from 0 to 9 that stands in the expression")
+        raise Refusal("a group must be a literal number from 0 to 9")
     return str(number)
 
 
@@ -93,7 +93,7 @@ def regexp_replace(parts: Sequence[Lowered]) -> Lowered:
     """All matches; groups are $1 in Spark and \\1 in DuckDB."""
     pattern, by = _regex(parts[1], "regexp_replace"), literal_of(parts[2], "regexp_replace", "replacement")
     if re.search(r"\\|\$\{|\$\d\d|\$(?!\d)", by):
-        raise Refusal(f"the replacement '{by}' has more than text and groups such as $1", "write the rest otherwise")
+        raise Refusal(f"the replacement '{by}' has more than text and groups such as $1", "remove the rest")
     by = re.sub(r"\$(\d)", r"\\\1", by)
     return Lowered(f"regexp_replace({parts[0].sql}, {pattern}, {text(by)}, 'g')", STRING)
 
@@ -105,7 +105,7 @@ def regexp_like(parts: Sequence[Lowered]) -> Lowered:
 def split(parts: Sequence[Lowered]) -> Lowered:
     pattern = _regex(parts[1], "split")
     if pattern == "''":
-        raise Refusal("split by nothing", "give the pattern between the parts")
+        raise Refusal("split by an empty pattern", "give the pattern between the parts")
     plain = PLAIN_TEXT.fullmatch(str(parts[1].literal))  # which takes a third of the time
     return Lowered(f"{'string_split' if plain else 'string_split_regex'}({parts[0].sql}, {pattern})", pa.list_(STRING))
 

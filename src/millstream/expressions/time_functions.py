@@ -1,4 +1,4 @@
-"""How DuckDB computes what Spark does with dates and instants; an instant is a plain time in UTC there."""
+"""Spark's functions of dates and instants, in DuckDB; an instant is a naive time in UTC there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _unit(part: Lowered, name: str, units: Sequence[str]) -> str:
     given = literal_of(part, name, "unit")
     unit = UNITS.get(given.lower(), "")
     if unit.rstrip("s") not in {known.rstrip("s") for known in units}:
-        raise Refusal(f"{name} knows no unit '{given}'", f"units: {', '.join(unit.rstrip('s') for unit in units)}")
+        raise Refusal(f"{name} has no unit '{given}'", f"units: {', '.join(unit.rstrip('s') for unit in units)}")
     return unit
 
 
@@ -73,7 +73,7 @@ def to_timestamp(parts: Sequence[Lowered]) -> Lowered:
     if len(parts) == 1:
         return cast(parts[0], INSTANT)
     if parts[0].family != "string":
-        raise Refusal(f"to_timestamp with a pattern reads a string, not {type_name(parts[0].type)}")
+        raise Refusal(f"to_timestamp with a pattern takes a string, not {type_name(parts[0].type)}")
     pattern = literal_of(parts[1], "to_timestamp", "pattern")
     made, form = for_duckdb(pattern, reading=True)
     given = parts[0].sql
@@ -92,7 +92,7 @@ def to_date(parts: Sequence[Lowered]) -> Lowered:
 
 def unix_timestamp(parts: Sequence[Lowered]) -> Lowered:
     if not parts:
-        raise Refusal("unix_timestamp() is the time now, and results must be repeatable", "give it a column")
+        raise Refusal("unix_timestamp() is the current time, but results must be repeatable", "give it a column")
     if parts[0].family == "string" and len(parts) == 1:
         raise Refusal("unix_timestamp of a string needs a pattern", "write unix_timestamp(…, 'yyyy-MM-dd HH:mm:ss')")
     moment = to_timestamp(parts) if len(parts) == 2 else cast(parts[0], INSTANT)

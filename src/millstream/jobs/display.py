@@ -1,4 +1,4 @@
-"""What a running job shows on the terminal: what is starting, then then how far it has come."""
+"""The progress of a job on the terminal: its start-up phases, then its batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidInput
-from millstream.jobs.progress import instant
+from millstream.jobs.job_progress import instant
 from millstream.terminal import escaped
 from millstream.user_lines import users_line, what_exists
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from millstream.jobs.job import Job
 
-LOOK_S = 0.25
+REFRESH_S = 0.25
 LINE_S = 10.0
 
 
@@ -28,33 +28,33 @@ class Display:
     """Shows nothing."""
 
     def phase(self, text: str) -> None:
-        """What is being done before the first batch."""
+        """Shows what the job is doing before its first batch."""
 
-    def look(self, job: Job) -> None:
+    def update(self, job: Job) -> None:
         """Called often while a job runs."""
 
     def close(self) -> None: ...
 
 
 class Terminal(Display):
-    """One line that is kept up to date."""
+    """One status line, updated in place."""
 
     def __init__(self, name: str) -> None:
         from rich.console import Console
 
         self._name = name
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._status: Status = Console(stderr=True).status(_text(f"{name}: starting"))
         self._status.start()
-        self._seen = 0.0
+        self._updated_at = 0.0
 
     def phase(self, text: str) -> None:
-        self._status.update(_text(f"{self._name}: {text} ({time.monotonic() - self._begun:.0f} s)"))
+        self._status.update(_text(f"{self._name}: {text} ({time.monotonic() - self._started_at:.0f} s)"))
 
-    def look(self, job: Job) -> None:
-        if time.monotonic() - self._seen < LOOK_S:
+    def update(self, job: Job) -> None:
+        if time.monotonic() - self._updated_at < REFRESH_S:
             return
-        self._seen = time.monotonic()
+        self._updated_at = time.monotonic()
         if job.progress.batch < 0:
             self.phase("starting the first batch")
         else:
@@ -65,14 +65,14 @@ class Terminal(Display):
 
 
 def _text(content: str) -> Text:
-    """Neither the terminal nor rich's markup finds anything to obey in it."""
+    """Content that neither the terminal nor rich interprets."""
     from rich.text import Text
 
     return Text(escaped(content))
 
 
 class Lines(Display):
-    """For a log: what is being done, then a line every ten seconds."""
+    """For a log: start-up phases, then a line every ten seconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,7 +81,7 @@ class Lines(Display):
     def phase(self, text: str) -> None:
         self._print(f"{self._name}: {text}")
 
-    def look(self, job: Job) -> None:
+    def update(self, job: Job) -> None:
         if time.monotonic() - self._shown_at >= LINE_S:
             self._shown_at = time.monotonic()
             self._show(job)
@@ -94,7 +94,7 @@ class Lines(Display):
 
 
 class JsonLines(Lines):
-    """The same for programs: each line is a document."""
+    """The same for programs: each line is a JSON document."""
 
     def phase(self, text: str) -> None:
         self._print(json.dumps({"job": self._name, "phase": text}))
@@ -104,7 +104,7 @@ class JsonLines(Lines):
 
 
 def in_one_line(job: Job) -> str:
-    """How far a job has come."""
+    """The progress of a job."""
     progress = job.progress
     if progress.batch < 0:
         return f"{job.name}: starting the first batch"
@@ -116,7 +116,7 @@ def in_one_line(job: Job) -> str:
         parts.append(f"watermark {instant(progress.watermark)}")
     parts += [f"late {progress.rows_late:,}"] if progress.rows_late else []
     parts += [f"dead {progress.rows_dead:,}"] if progress.rows_dead else []
-    parts += [f"waits for {progress.waits_for}"] if progress.waits_for else []
+    parts += [f"waiting for {progress.waits_for}"] if progress.waits_for else []
     parts += [job.promise] if job.promise else []
     return " · ".join(parts)
 
@@ -126,7 +126,7 @@ PROGRESS = ("auto", "terminal", "lines", "json", "none")
 
 @contextmanager
 def watched(name: str, progress: str) -> Iterator[Display]:
-    """Shows progress on stderr: by default as a live line on a terminal, else as lines."""
+    """Shows progress on stderr: by default as a status line on a terminal, otherwise as lines."""
     if progress not in PROGRESS:
         raise InvalidInput(
             f"progress={progress!r} is unknown",

@@ -1,4 +1,4 @@
-"""What a flow's own methods do: run, start, replay, and show how it lies on Spark."""
+"""The methods of a flow that use Spark: run, start, replay, and explain its physical plan."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from pyspark.sql import DataFrame
 
 from millstream.connectors.weights import weighted, with_weights
 from millstream.errors import InvalidInput
+from millstream.jobs.broker_address import address_of
 from millstream.jobs.display import Display, watched
-from millstream.jobs.job import Job, address_of, run_job, start_job
+from millstream.jobs.job import Job
+from millstream.jobs.running import run_job, start_job
 from millstream.log import connect
 from millstream.operators.accumulators import WEIGHT
 from millstream.plan.explain import Format, shown
-from millstream.plan.flow import Flow, Stream
+from millstream.plan.flow import Flow
 from millstream.plan.nodes import Write
 from millstream.plan.run_settings import CAUGHT_UP, TICK_S, RunSettings, Settings
 from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.stream import Stream
 from millstream.spark.query.compiler import compiled
 from millstream.spark.query.data_source import FEED
-from millstream.spark.query.job_feed import LiveFeed
+from millstream.spark.query.job_feed import JobFeed
 from millstream.spark.query.packing import from_bytes
 from millstream.spark.query.physical_drawing import stages_of
-from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
 from millstream.spark.session.start import session
@@ -53,7 +56,7 @@ def start(flow: Flow, **given: Any) -> Job:
 def dataframe(
     stream: Stream, *, broker: str | PathLike[str] | None = None, key_groups: int = 8, **unknown: Any
 ) -> DataFrame:
-    """Rows of a stream as a streaming DataFrame. What its sources keep lies in a folder that ends with the process.
+    """Rows of a stream as a streaming DataFrame. Its sources keep their state in a folder that is removed at exit.
 
     Where rows may be retracted it has a column `weight`, without which a retraction would look like a new row.
     """
@@ -64,17 +67,17 @@ def dataframe(
             next_step=what_exists(name, ["broker", "key_groups"], kind="settings"),
         )
     spark = session()
-    layout = Layout((stream.node,), key_groups)
+    physical_plan = PhysicalPlan((stream.node,), key_groups)
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     folder = tempfile.mkdtemp(prefix="millstream-dataframe-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    shipment = Shipment(uuid.uuid4().hex, layout, partitions, f"{folder}/runs")
+    shipment = Shipment(uuid.uuid4().hex, physical_plan, partitions, f"{folder}/runs")
     with connect(None if broker is None else fspath(broker)) as log:
         address = address_of(log)
-    ship_modules(spark, modules(layout.order))
-    needs = needs_of(layout, address, Path(folder))
-    check_workers(spark, replace(needs, written=()))  # state is beside the workers, and in the query's own checkpoint
-    feed = LiveFeed(
+    ship_modules(spark, modules(physical_plan.order))
+    needs = needs_of(physical_plan, address, Path(folder))
+    check_workers(spark, replace(needs, written=()))  # its state is on the workers and in the query's own checkpoint
+    feed = JobFeed(
         shipment,
         folder=folder,
         broker=address,
@@ -95,39 +98,39 @@ def dataframe(
                     rows = with_weights(rows, frame[WEIGHT].to_arrow())
                 yield from rows.cast(schema.arrow).to_batches()
 
-    packed = compiled(spark, shipment, feed).where(f"step = {len(layout.chain)}")
+    packed = compiled(spark, shipment, feed).where(f"step = {len(physical_plan.chain)}")
     return packed.mapInArrow(unpack, str(schema))
 
 
 def explained(flow: Flow, format: Format = "text") -> str:
-    """How a flow lies on Spark: what is done where rows are read, the steps that keep state, and Spark's own plan."""
-    layout = Layout(flow.check(), 1)
+    """The physical plan of a flow: steps that run where rows are read, steps that keep state, and Spark's own plan."""
+    physical_plan = PhysicalPlan(flow.check(), 1)
     if format != "text":
-        return shown(f"{flow.name}, on Spark", stages_of(layout), format)
+        return shown(f"{flow.name}, on Spark", stages_of(physical_plan), format)
     lines = ["on Spark"]
-    for source in layout.sources:
-        where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "where it is read"
-        steps = [step.name for step in layout.region(source).steps if not isinstance(step, Write)]
+    for source in physical_plan.sources:
+        where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "in the task that reads"
+        steps = [step.name for step in physical_plan.region(source).steps if not isinstance(step, Write)]
         lines.append(f"    {source.name}: {where}: {', '.join(steps) or 'nothing'}")
-    for number, stage in enumerate(layout.stages, 1):
+    for number, stage in enumerate(physical_plan.stages, 1):
         lines.append(f"    shuffle {number} by key group, then in one stage:")
-        for step in (layout.chain[place] for place in stage):
-            fused = [each.name for each in layout.region(step).steps if not isinstance(each, Write)]
+        for step in (physical_plan.chain[place] for place in stage):
+            fused = [each.name for each in physical_plan.region(step).steps if not isinstance(each, Write)]
             lines.append(f"        {step.name}, then {', '.join(fused) or 'nothing'}")
-    lines.append(f"    outputs, all from one reading: {', '.join(output.name for output in layout.outputs)}")
+    lines.append(f"    outputs, all from one read: {', '.join(output.name for output in physical_plan.outputs)}")
     spark = session()
-    shipment = Shipment("explained", layout, 1, "explained")
-    feed = LiveFeed(shipment, "", None, 1, None, TICK_S, {})
+    shipment = Shipment("explained", physical_plan, 1, "explained")
+    feed = JobFeed(shipment, "", None, 1, None, TICK_S, {})
     frame = compiled(spark, shipment, feed)
     plan = re.sub(rf"{FEED}=[-:A-Za-z0-9+/=]+", f"{FEED}=…", frame._jdf.queryExecution().toString())
-    written, _, _ = plan.partition("== Optimized Logical Plan ==")  # Spark makes the rest for each batch
+    written, _, _ = plan.partition("== Optimized Logical Plan ==")  # Spark plans the rest for each batch
     return "\n".join(lines) + "\n\n" + written.rstrip() + "\n"
 
 
 def replay(flow: Flow, *, into: str | None = None, follow: bool = False, **given: Any) -> Job:
     if into is None:
         raise InvalidInput(
-            "a replay writes next to the existing results, and nothing says where",
+            "a replay writes next to the existing results, and no topic was given",
             where=users_line(),
             next_step="name a topic: flow.replay(into='totals.v2')",
         )

@@ -1,8 +1,8 @@
-"""Which steps of a flow continue with state that its job kept, and which are new.
+"""Matches the steps of a flow with the state of its job: which steps continue, and which are new.
 
-Steps are known by name. A default name changes with what lies before the step, such as a `where`; such a step continues
-with the state of the one step that is gone and does the same. A new step starts empty, so it is refused where it would
-not know rows that are retracted later, and where Spark cannot add it to the checkpoint.
+Steps are identified by name. A default name changes with the steps before it, such as a `where`; such a step continues
+with the state of the only missing step that does the same. A new step starts empty, so it is refused where rows that it
+never saw may be retracted, and where Spark cannot add it to the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,128 +20,132 @@ from millstream.operators.stateful import stateful
 from millstream.plan.naming import is_default, without_digest
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.table_nodes import SideJoin
-from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.terminal import escaped
 
-Description = dict[str, str]
-DOES, STAGE, PLACE, SINCE, FROM, WAY = "does", "stage", "place", "since", "from", "way"
-NOT_STATE = (PLACE, SINCE, FROM, WAY)
-"""What is noted of a step though its state does not depend on it."""
+StepDescription = dict[str, str]
+DOES, STAGE, SLOT, SINCE, FROM, PATH = "does", "stage", "place", "since", "from", "way"
+NOT_STATE = (SLOT, SINCE, FROM, PATH)
+"""Recorded for a step, though its state does not depend on them."""
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a job has come that has state."""
+class CheckpointProgress:
+    """The progress of a job that has state."""
 
-    begun: int
-    """Its newest batch, complete or not."""
+    started: int
+    """The newest batch that has started, complete or not."""
     complete: int
     sources: tuple[str, ...]
-    """Those it has begun to read."""
+    """The sources it has started to read."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The steps of a flow as its job keeps them from now on, and what is new beside those that continue."""
+    """The steps of a flow as its job records them from now on, and which steps and sources are new."""
 
-    steps: dict[str, Description]
+    steps: dict[str, StepDescription]
     new_steps: tuple[str, ...] = ()
     new_sources: tuple[str, ...] = ()
 
 
-def places_of(steps: Mapping[str, Description]) -> dict[str, int]:
-    """By the name of a step, the number under which its stage keeps its state."""
-    return {name: int(each[PLACE]) for name, each in steps.items()}
+def slots_of(steps: Mapping[str, StepDescription]) -> dict[str, int]:
+    """By step, the slot in which its stage keeps its state."""
+    return {name: int(each[SLOT]) for name, each in steps.items()}
 
 
-def first_fit(layout: Layout) -> Fit:
-    """That of a job without state."""
-    places = layout.first_places()
-    found = described(layout, {})
-    return Fit({name: each | {PLACE: str(places[name]), SINCE: "0"} for name, each in found.items()})
+def first_fit(physical_plan: PhysicalPlan) -> Fit:
+    """The fit of a job without state."""
+    slots = physical_plan.first_slots()
+    found = described(physical_plan, {})
+    return Fit({name: each | {SLOT: str(slots[name]), SINCE: "0"} for name, each in found.items()})
 
 
-def fitted(job: str, where: str, layout: Layout, kept: Mapping[str, Description], progress: Progress) -> Fit:
-    """That of a job with state; refuses a flow that does not fit it."""
-    # What was added in a run that got no further has no state.
-    kept = {name: each for name, each in _numbered(kept).items() if int(each[SINCE]) <= progress.begun}
-    before = _Counterparts(layout, kept).found
-    steps = described(layout, before)
+def fitted(
+    job: str, where: str, physical_plan: PhysicalPlan, kept: Mapping[str, StepDescription], progress: CheckpointProgress
+) -> Fit:
+    """The fit of a job with state; refuses a flow that does not match it."""
+    # Steps added in a run that started no batch have no state.
+    kept = {name: each for name, each in _with_default_slots(kept).items() if int(each[SINCE]) <= progress.started}
+    before = _Counterparts(physical_plan, kept).found
+    steps = described(physical_plan, before)
     gone = [name for name in kept if name not in before.values()]
     if gone or any(_of_state(kept[old]) != _of_state(steps[new]) for new, old in before.items()):
         raise JobChanged(
-            f"the flow '{job}' has changed, and the state it kept does not fit:\n{differences(kept, steps, before)}",
+            f"the flow '{job}' has changed, and its state no longer fits:\n{differences(kept, steps, before)}",
             where=where,
-            next_step=f"undo the change, {ways_on(layout, job, where)}",
+            next_step=f"undo the change, {alternatives(physical_plan, job, where)}",
         )
-    added = [node for node in layout.chain if node.name not in before]
-    _check_added(job, where, layout, kept, added, {*before, *progress.sources})
-    new_sources = [node.name for node in layout.fed_sources if node.name not in progress.sources]
+    added = [node for node in physical_plan.chain if node.name not in before]
+    _check_added(job, where, physical_plan, kept, added, {*before, *progress.sources})
+    new_sources = [node.name for node in physical_plan.fed_sources if node.name not in progress.sources]
     return Fit(
-        _placed(described(layout, {}), kept, before, progress.complete + 1),
+        _with_slots(described(physical_plan, {}), kept, before, progress.complete + 1),
         tuple(node.name for node in added),
         tuple(new_sources),
     )
 
 
-def _placed(
-    steps: dict[str, Description], kept: Mapping[str, Description], before: Mapping[str, str], batch: int
-) -> dict[str, Description]:
-    """Steps that continue stay where their state is; the others come behind them."""
+def _with_slots(
+    steps: dict[str, StepDescription], kept: Mapping[str, StepDescription], before: Mapping[str, str], batch: int
+) -> dict[str, StepDescription]:
+    """Steps that continue stay in their slots; new steps get the next free ones."""
     taken: dict[str, set[int]] = {}
     for each in kept.values():
-        taken.setdefault(each[STAGE], set()).add(int(each[PLACE]))
+        taken.setdefault(each[STAGE], set()).add(int(each[SLOT]))
     for name, each in steps.items():
         if name in before:
-            each |= {part: kept[before[name]][part] for part in (PLACE, SINCE)}
+            each |= {part: kept[before[name]][part] for part in (SLOT, SINCE)}
         else:
             used = taken.setdefault(each[STAGE], set())
-            place = max(used, default=-1) + 1
-            used.add(place)
-            each |= {PLACE: str(place), SINCE: str(batch)}
+            slot = max(used, default=-1) + 1
+            used.add(slot)
+            each |= {SLOT: str(slot), SINCE: str(batch)}
     return steps
 
 
-def _numbered(kept: Mapping[str, Description]) -> dict[str, Description]:
-    """A job of a version that did not note places had its steps in order, from the beginning."""
-    found: dict[str, Description] = {}
+def _with_default_slots(kept: Mapping[str, StepDescription]) -> dict[str, StepDescription]:
+    """Versions that did not record slots numbered the steps of a stage in order."""
+    found: dict[str, StepDescription] = {}
     for name, each in kept.items():
-        place = sum(other[STAGE] == each[STAGE] for other in found.values())
-        found[name] = {PLACE: str(place), SINCE: "0"} | each
+        slot = sum(other[STAGE] == each[STAGE] for other in found.values())
+        found[name] = {SLOT: str(slot), SINCE: "0"} | each
     return found
 
 
 # ---------------------------------------------------------------- what a step is
 
 
-def described(layout: Layout, before: Mapping[str, str]) -> dict[str, Description]:
-    """By name, what each step with state does, its tables, and what it is fed by; `before` has names of the past."""
+def described(physical_plan: PhysicalPlan, before: Mapping[str, str]) -> dict[str, StepDescription]:
+    """By step with state: what it does, its tables, and its inputs. `before` maps names to earlier ones."""
     found = {}
-    for node in layout.chain:
-        step = stateful(node, whole_rows=layout.takes_late(node))
+    for node in physical_plan.chain:
+        step = stateful(node, whole_rows=physical_plan.takes_late(node))
         assert step is not None
         tables = {
             f"table {name}": ", ".join(f"{column} {kind}" for column, kind in table.schema.items())
             for name, table in step.tables().items()
         }
-        stage = next(number for number, stage in enumerate(layout.stages, 1) if layout.chain.index(node) in stage)
+        stage = next(
+            number for number, stage in enumerate(physical_plan.stages, 1) if physical_plan.chain.index(node) in stage
+        )
         found[node.name] = {
             DOES: node.label,
             **tables,
             **_fed_by(node, before),
             STAGE: str(stage),
-            FROM: _origins(layout, node, before),
-            WAY: _names_on_way(node),
+            FROM: _origins(physical_plan, node, before),
+            PATH: _element_wise_names(node),
         }
     return found
 
 
-def _origins(layout: Layout, node: Node, before: Mapping[str, str]) -> str:
-    return ", ".join(before.get(origin.name, origin.name) for origin in layout.origins_of(node))
+def _origins(physical_plan: PhysicalPlan, node: Node, before: Mapping[str, str]) -> str:
+    return ", ".join(before.get(origin.name, origin.name) for origin in physical_plan.origins_of(node))
 
 
-def _names_on_way(node: Node) -> str:
-    """The element-wise steps that lead to a step with state, without what changes with their definitions."""
+def _element_wise_names(node: Node) -> str:
+    """The element-wise steps before a step with state, without the digests of their definitions."""
     names = []
     while node.inputs and not node.inputs[0].keeps_state:
         node = node.inputs[0]
@@ -149,36 +153,38 @@ def _names_on_way(node: Node) -> str:
     return ", ".join(reversed(names))
 
 
-def _fed_by(node: Node, before: Mapping[str, str]) -> Description:
-    """What a step is fed with, as far as its state depends on it.
+def _fed_by(node: Node, before: Mapping[str, str]) -> StepDescription:
+    """The inputs of a step, as far as its state depends on them.
 
-    A row that was put there must be taken back in the same form: so what lies before a step over rows that change may
-    not change. And two inputs may not change places.
+    A row must be retracted in the form it was added in, so the steps before a step over changing rows may not change.
+    Nor may two inputs be swapped.
     """
     found = {}
     for number, given in enumerate(node.inputs, 1):
         if given.is_changing:
-            found[f"input {number}"] = ", then ".join(_way(given, set(), before))
+            found[f"input {number}"] = ", then ".join(_lineage(given, set(), before))
         elif len(node.inputs) > 1:
-            found[f"input {number}"] = _way(given, set(), before)[0]
+            found[f"input {number}"] = _lineage(given, set(), before)[0]
     return found
 
 
-def _way(node: Node, known: set[Node], before: Mapping[str, str]) -> list[str]:
-    """The step that keeps state or the source before a node, by name, and what is done to its rows since.
+def _lineage(node: Node, known: set[Node], before: Mapping[str, str]) -> list[str]:
+    """The source or step with state before a node, by name, and what is done to its rows since.
 
-    A union that was described before is only named: else each that is fed by another twice would double the text.
+    A union is described once and then only named: otherwise every union that reads another twice would double the text.
     """
     if not node.inputs or node.keeps_state or node in known:
         return [before.get(node.name, node.name)]
     if len(node.inputs) > 1:
         known.add(node)
-        return [f"{node.label} of ({'; '.join(', then '.join(_way(given, known, before)) for given in node.inputs)})"]
+        return [
+            f"{node.label} of ({'; '.join(', then '.join(_lineage(given, known, before)) for given in node.inputs)})"
+        ]
     label = node.label
     if isinstance(node, SideJoin):
         content = "".join(str(pl.Series(column).hash(7).sum()) for column in node.rows.columns)
         label += f" ({hashlib.sha256(content.encode()).hexdigest()[:12]})"
-    return [*_way(node.inputs[0], known, before), label]
+    return [*_lineage(node.inputs[0], known, before), label]
 
 
 # ---------------------------------------------------------------- then and now
@@ -187,31 +193,31 @@ def _way(node: Node, known: set[Node], before: Mapping[str, str]) -> list[str]:
 class _Counterparts:
     """Finds the kept step that each step of a flow continues."""
 
-    def __init__(self, layout: Layout, kept: Mapping[str, Description]) -> None:
-        self._layout = layout
+    def __init__(self, physical_plan: PhysicalPlan, kept: Mapping[str, StepDescription]) -> None:
+        self._physical_plan = physical_plan
         self._kept = kept
         self.found: dict[str, str] = {}
-        names = {node.name for node in layout.chain}
+        names = {node.name for node in physical_plan.chain}
         self._gone = [name for name in kept if name not in names]
-        self._unknown = [node for node in layout.chain if node.name not in kept]
-        for node in layout.chain:
+        self._unknown = [node for node in physical_plan.chain if node.name not in kept]
+        for node in physical_plan.chain:
             continued = node.name if node.name in kept else self._renamed(node)
             if continued is not None:
                 self.found[node.name] = continued
 
     def _renamed(self, node: Node) -> str | None:
-        """The only step that is gone and does the same, if this is the only new one that does."""
+        """The only missing step that does the same, if this is the only new one that does."""
         likely = [name for name in self._gone if self._could_be(node, name)]
         rivals = [other for other in self._unknown if any(self._could_be(other, name) for name in likely)]
         if len(likely) > 1 or len(rivals) > 1:
-            way = _names_on_way(node)
-            likely = [name for name in likely if self._kept[name].get(WAY) == way]
-            rivals = [other for other in rivals if _names_on_way(other) == way]
+            way = _element_wise_names(node)
+            likely = [name for name in likely if self._kept[name].get(PATH) == way]
+            rivals = [other for other in rivals if _element_wise_names(other) == way]
         return likely[0] if len(likely) == 1 and len(rivals) == 1 else None
 
     def _could_be(self, node: Node, name: str) -> bool:
-        """A user who gives a step with a chosen name another one means another step."""
-        fed_by = _origins(self._layout, node, self.found)
+        """A step whose user-given name was changed to another is a different step."""
+        fed_by = _origins(self._physical_plan, node, self.found)
         return (
             (is_default(node.name) or is_default(name))
             and node.label == self._kept[name][DOES]
@@ -219,12 +225,14 @@ class _Counterparts:
         )
 
 
-def _of_state(step: Description) -> Description:
+def _of_state(step: StepDescription) -> StepDescription:
     return {part: text for part, text in step.items() if part not in NOT_STATE}
 
 
-def differences(kept: Mapping[str, Description], steps: Mapping[str, Description], before: Mapping[str, str]) -> str:
-    """How the steps of a flow differ from those its state was kept for, line by line."""
+def differences(
+    kept: Mapping[str, StepDescription], steps: Mapping[str, StepDescription], before: Mapping[str, str]
+) -> str:
+    """A diff between the steps that the state belongs to and those of the flow."""
     lines = [f"  - {name}: {each[DOES]}" for name, each in kept.items() if name not in before.values()]
     for name, each in steps.items():
         if name not in before:
@@ -240,30 +248,32 @@ def differences(kept: Mapping[str, Description], steps: Mapping[str, Description
 def _check_added(
     job: str,
     where: str,
-    layout: Layout,
-    kept: Mapping[str, Description],
+    physical_plan: PhysicalPlan,
+    kept: Mapping[str, StepDescription],
     added: Sequence[Node],
     old: Collection[str],
 ) -> None:
     stages = max((int(each[STAGE]) for each in kept.values()), default=0)
     for node in added:
-        stage = next(number for number, stage in enumerate(layout.stages, 1) if layout.chain.index(node) in stage)
+        stage = next(
+            number for number, stage in enumerate(physical_plan.stages, 1) if physical_plan.chain.index(node) in stage
+        )
         if stage > stages:
             raise JobChanged(
                 f"the new step '{node.name}' of the flow '{job}' needs {_shuffles(stage)}, and the job was started "
                 f"with {_shuffles(stages) if stages else 'none'}: Spark cannot add one to its checkpoint",
-                where=node.place or where,
-                next_step="put the step into a flow of its own that reads what this one writes, "
-                + ways_on(layout, job, where),
+                where=node.user_line or where,
+                next_step="move the step to a separate flow that reads the output of this one, "
+                + alternatives(physical_plan, job, where),
             )
         for given in node.inputs:
             table = next((each for each in _changing_origins(given) if each.name in old), None)
             if table is not None:
                 raise JobChanged(
-                    f"the new step '{node.name}' of the flow '{job}' would start empty behind '{table.name}', whose "
-                    "rows are retracted: it would not know those that came before",
-                    where=node.place or where,
-                    next_step=f"leave the step out, {ways_on(layout, job, where)}",
+                    f"the new step '{node.name}' of the flow '{job}' would start empty after '{table.name}', whose "
+                    "rows are retracted: it never saw the earlier ones",
+                    where=node.user_line or where,
+                    next_step=f"leave the step out, {alternatives(physical_plan, job, where)}",
                 )
 
 
@@ -272,7 +282,7 @@ def _shuffles(count: int) -> str:
 
 
 def _changing_origins(node: Node) -> list[Node]:
-    """The sources and steps with state that the retractions of a node come from."""
+    """The sources and steps with state that a node's retractions come from."""
     found: dict[Node, None] = {}
     waiting = [node]
     seen = set()
@@ -288,34 +298,34 @@ def _changing_origins(node: Node) -> list[Node]:
     return list(found)
 
 
-def ways_on(layout: Layout, job: str, folder: str) -> str:
-    """How the results of a flow can be built without what its job kept in a folder."""
+def alternatives(physical_plan: PhysicalPlan, job: str, folder: str) -> str:
+    """Ways to build the results of a flow without the state in its job's folder."""
     is_chosen = Path(folder).name != job
-    outputs = [output for output in layout.outputs if isinstance(output, Write)]
+    outputs = [output for output in physical_plan.outputs if isinstance(output, Write)]
     try:
         renamed(outputs, f"{job}.replayed")
         how = f"flow.replay(into=…{', folder=…' if is_chosen else ''})"
     except InvalidInput:
-        how = "give the flow another name and its outputs other places, and run it"
+        how = "give the flow and its outputs other names, and run it"
         how += " with another folder=" if is_chosen else ""
     over = f"remove {folder}" if is_chosen else f"millstream jobs forget {job}"
-    return f"or build the results beside the old ones: {how}; or start over: {over}"
+    return f"or build the results next to the old ones: {how}; or start over: {over}"
 
 
-def notice_of(job: str, folder: str, layout: Layout, fit: Fit, known_outputs: Collection[str]) -> str:
-    """What the owner of a job must know of what was added to it; empty if nothing was."""
-    old = {node.name for node in (*layout.sources, *layout.chain)} - {*fit.new_steps, *fit.new_sources}
+def notice_of(job: str, folder: str, physical_plan: PhysicalPlan, fit: Fit, known_outputs: Collection[str]) -> str:
+    """What the owner of a job must know about additions to it; empty if there are none."""
+    old = {node.name for node in (*physical_plan.sources, *physical_plan.chain)} - {*fit.new_steps, *fit.new_sources}
     outputs = [
         output.name
-        for output in layout.outputs
-        if output.name not in known_outputs and any(origin.name in old for origin in layout.origins_of(output))
+        for output in physical_plan.outputs
+        if output.name not in known_outputs and any(origin.name in old for origin in physical_plan.origins_of(output))
     ]
     parts = [
-        ("new steps start empty, with the rows that come from now on", fit.new_steps),
+        ("new steps start empty, with the rows that arrive from now on", fit.new_steps),
         ("new sources are read from where they are configured to start", fit.new_sources),
-        ("new outputs get what is sent from now on", outputs),
+        ("new outputs receive the rows sent from now on", outputs),
     ]
-    said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+    summary = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
     if not fit.new_steps and not outputs:
-        return said
-    return f"{said}. For the rows before, {ways_on(layout, job, folder).removeprefix('or ')}"
+        return summary
+    return f"{summary}. For earlier rows, {alternatives(physical_plan, job, folder).removeprefix('or ')}"

@@ -1,7 +1,7 @@
-"""What leaves a query: each batch is collected once, and its rows go to every output they are for.
+"""The outputs of a query: each batch is collected once and written to its sinks.
 
-A sink writes a batch once, so a batch that comes again after a crash changes nothing. A sink that is down holds the job
-back: the batch waits, no other is begun, and nothing is lost.
+A sink writes a batch once, so a batch that is repeated after a crash changes nothing. While a sink is down the batch
+waits, no other is started, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -18,29 +18,37 @@ import polars as pl
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from millstream.connectors.files.drafts import Draft
-from millstream.connectors.files.sink import FilesSink
-from millstream.connectors.sink import Refusal, Sink
+from millstream.connectors.opening import connector_errors
+from millstream.connectors.refusals import Refusal
+from millstream.connectors.sink import Sink
 from millstream.errors import MillstreamError, SinkUnavailable
-from millstream.jobs.claims import Claims
-from millstream.jobs.folder import SINKS
+from millstream.jobs.job_folder import SINKS
+from millstream.jobs.job_progress import Progress
 from millstream.jobs.notices import Notices
-from millstream.jobs.progress import Progress
-from millstream.jobs.refused_rows import TOPIC, RefusedRows, letters_of
+from millstream.jobs.output_claims import OutputClaims
+from millstream.jobs.refused_rows import TOPIC, RefusedRows, dead_letters_of
 from millstream.operators.elementwise import OFFSET, frame_of, net
 from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bad_rows import record_failed
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Node, Write
-from millstream.spark.failures import of_users_code
 from millstream.spark.query.job_feed import REACHED, STOP
-from millstream.spark.query.packing import DRIVER, as_written, control_from_bytes, from_bytes
-from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.packing import DRIVER, as_written, from_bytes
+from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.spark.query.task_messages import (
+    DiscardReport,
+    PreparedReport,
+    Report,
+    SourceReport,
+    StepReport,
+    report_from_bytes,
+)
+from millstream.spark.query_failures import users_failure
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 UNPACKING = min(4, os.cpu_count() or 1)
-"""Threads that unpack frames, which the interpreter does not hold up."""
+"""Threads that unpack frames, which happens outside the interpreter lock."""
 
 
 class PackedRow(NamedTuple):
@@ -50,33 +58,33 @@ class PackedRow(NamedTuple):
 
 
 def collected(batch: DataFrame) -> list[PackedRow]:
-    """The rows of a batch, as Arrow: Spark would pickle each by itself."""
+    """The rows of a batch, by Arrow: Spark would pickle each separately."""
     table = batch.select("step", "task", "blob").toArrow()
     return list(map(PackedRow, *(column.to_pylist() for column in table.columns)))
 
 
 class Stopped(MillstreamError):
-    """The job was stopped while a sink was down; the batch comes again at the next start."""
+    """The job was stopped while a sink was down; the next run repeats the batch."""
 
 
 class Outputs:
     def __init__(
         self,
-        layout: Layout,
+        physical_plan: PhysicalPlan,
         sinks: Mapping[Write, Sink],
-        claims: Claims,
+        claims: OutputClaims,
         folder: Path,
         progress: Progress,
-        on_noted: Callable[[], None],
+        on_progress: Callable[[], None],
         notices: Notices,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
     ) -> None:
-        self._layout = layout
+        self._physical_plan = physical_plan
         self._sinks = sinks
         self._claims = claims
         self._folder = folder
         self._progress = progress
-        self._on_noted = on_noted
+        self._on_noted = on_progress
         self._notices = notices
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
@@ -85,39 +93,40 @@ class Outputs:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         try:
-            self._take(batch, number)
+            self._write_batch(batch, number)
         except BaseException as error:
             self.failure = error
             raise
 
-    def _take(self, batch: DataFrame, number: int) -> None:
+    def _write_batch(self, batch: DataFrame, number: int) -> None:
         rows = collected(batch)
-        reports = [control_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
-        self._note(reports, number)
-        first = len(self._layout.chain)
+        reports = [report_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
+        self._record_progress(reports, number)
         tables = {}
         refused: dict[Node, list[pl.DataFrame]] = {}
-        for place, output in enumerate(self._layout.outputs):
+        for step, output in enumerate(self._physical_plan.outputs, len(self._physical_plan.chain)):
             assert isinstance(output, Write)
-            mine = sorted(
-                (row.task, number_, row.blob) for number_, row in enumerate(rows) if row.step == first + place
-            )
-            frames = list(self._unpacking.map(self._unpacked, mine))
+            packed = sorted((row.task, position, row.blob) for position, row in enumerate(rows) if row.step == step)
+            frames = list(self._unpacking.map(self._unpacked, packed))
             frame = pl.concat([frame_of([], output), *frames, *refused.get(output, [])], how="diagonal")
             if output.net:
                 frame = net(frame, output.schema.names)
             table, weights = as_written(frame, output)
-            drafts = [report["drafts"] for report in reports if report.get("drafted") == output.name]
-            letters = self._write(output, number, frame, table, weights, drafts)
-            if len(letters):
-                self._progress.rows_dead += len(letters)
-                region = self._layout.refused(output)
-                made = region.run({SENT: frame.clear(), DEAD: letters}, self._progress.now)
-                for other in self._layout.outputs:
+            receipts = [
+                report.receipt
+                for report in reports
+                if isinstance(report, PreparedReport) and report.output == output.name
+            ]
+            dead_letters = self._write(output, number, frame, table, weights, receipts)
+            if len(dead_letters):
+                self._progress.rows_dead += len(dead_letters)
+                region = self._physical_plan.refused(output)
+                made = region.run({SENT: frame.clear(), DEAD: dead_letters}, self._progress.now)
+                for other in self._physical_plan.outputs:
                     if other in made and other is not output:
                         refused.setdefault(other, []).append(made[other])
             tables[output.name] = table
-            count = len(table) - len(letters)
+            count = len(table) - len(dead_letters)
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + count
         if self._on_batch is not None:
             try:
@@ -125,15 +134,15 @@ class Outputs:
             except MillstreamError:
                 raise
             except Exception as error:
-                raise of_users_code(error, "on_batch") from error
+                raise users_failure(error, "on_batch") from error
 
     def _unpacked(self, packed: tuple[int, int, bytes]) -> pl.DataFrame:
-        """Rows of an output; those that say where in a source they stood also with its name."""
+        """Rows of an output, with the name of their source if they carry their offset."""
         task, _, blob = packed
         frame = from_bytes(blob)
         if OFFSET not in frame.columns:
             return frame
-        source = self._layout.fed_sources[task >> 16].source
+        source = self._physical_plan.fed_sources[task >> 16].source
         return frame.with_columns(pl.lit(str(source)).alias(TOPIC))
 
     def _write(
@@ -143,83 +152,84 @@ class Outputs:
         frame: pl.DataFrame,
         table: pa.Table,
         weights: pa.Array | None,
-        drafts: Sequence[Sequence[Draft]],
+        receipts: Sequence[Any],
     ) -> pl.DataFrame:
         """Writes a batch, and returns the dead letters of the rows that the sink refused."""
         sink = self._sinks[output]
         kept = RefusedRows(self._folder / SINKS / output.name, output.name)
-        is_taken = any(isinstance(node, Dead) and node.inputs[0] is output for node in self._layout.order)
+        has_dead_letters = any(
+            isinstance(node, Dead) and node.inputs[0] is output for node in self._physical_plan.order
+        )
 
         def refuse(refusals: Sequence[Refusal]) -> None:
-            letters = letters_of(output, frame, table, refusals, self._progress.now)
-            if len(letters) and not is_taken:
-                raise record_failed(output, letters.row(0, named=True))
-            kept.keep(number, letters)
+            dead_letters = dead_letters_of(output, frame, table, refusals, self._progress.now)
+            if len(dead_letters) and not has_dead_letters:
+                raise record_failed(output, dead_letters.row(0, named=True))
+            kept.keep(number, dead_letters)
 
         def write() -> None:
-            if isinstance(sink, FilesSink):
-                sink.write_with_drafts(number, table, weights, drafts, refuse)
-            else:
-                sink.write(number, table, weights, refuse)
+            with connector_errors(output.sink, output.name):
+                sink.write_prepared(number, table, weights, receipts, refuse)
 
         self._retrying(output, write)
         return self._retrying(output, lambda: kept.of(number))
 
-    def _retrying(self, output: Write, attempt: Callable[[], Answer]) -> Answer:
-        """Tries until a sink is there, unless the job is to end."""
+    def _retrying(self, output: Write, attempt: Callable[[], Result]) -> Result:
+        """Retries until the sink is available, unless the job is asked to stop."""
         pause = PAUSE_S_MIN
         while True:
             try:
-                self._claims.settle_late(output.name)
-                answer = attempt()
+                self._claims.claim_late(output.name)
+                result = attempt()
                 self._progress.waits_for = None
-                return answer
+                return result
             except SinkUnavailable as error:
                 self._progress.waits_for = f"{output.name}: {error.what}"
                 if (self._folder / STOP).exists():
                     raise Stopped(
                         f"stopped while the sink of '{output.name}' was down: {error.what}",
                         where=error.where,
-                        next_step="run the job again: the batch is written then",
+                        next_step="run the job again: it writes the batch first",
                     ) from error
                 time.sleep(pause)
                 pause = min(PAUSE_S_MAX, pause * 2)
 
-    def _note(self, reports: Sequence[dict[str, Any]], number: int) -> None:
+    def _record_progress(self, reports: Sequence[Report], number: int) -> None:
         progress, ended = self._progress, time.monotonic()
         progress.batch = number
         progress.batch_seconds, self._ended_at = ended - self._ended_at, ended
-        progress.batch_rows = sum(report["rows"] for report in reports if "source" in report)
+        progress.batch_rows = sum(report.rows for report in reports if isinstance(report, SourceReport))
         progress.rows_read += progress.batch_rows
         watermarks: dict[str, int] = {}
         held: dict[str, int] = {}
         for report in reports:
-            if "discarded" in report:
-                for output, count in report["discarded"].items():
-                    progress.written[output] = progress.written.get(output, 0) + count
-                continue
-            if "drafted" in report:
-                progress.written[report["drafted"]] = progress.written.get(report["drafted"], 0) + report["rows"]
-                continue
-            progress.now = max(progress.now, report["now"])
-            if "source" in report:
-                progress.rows_dead += report["dead"]
-                progress.offsets.setdefault(report["source"], {}).update(report["ends"])
-                continue
-            step = report["step"]
-            watermarks[step] = min(watermarks.get(step, report["watermark"]), report["watermark"])
-            held[step] = held.get(step, 0) + report["rows"]
-            progress.rows_late += report["late"]
+            match report:
+                case DiscardReport():
+                    for output, count in report.rows.items():
+                        progress.written[output] = progress.written.get(output, 0) + count
+                case PreparedReport():
+                    progress.written[report.output] = progress.written.get(report.output, 0) + report.rows
+                case SourceReport():
+                    progress.now = max(progress.now, report.now)
+                    progress.rows_dead += report.dead
+                    progress.offsets.setdefault(report.source, {}).update(report.ends)
+                case StepReport(step=step):
+                    progress.now = max(progress.now, report.now)
+                    watermarks[step] = min(watermarks.get(step, report.watermark), report.watermark)
+                    held[step] = held.get(step, 0) + report.rows
+                    progress.rows_late += report.late
         progress.watermarks |= watermarks
         progress.rows_held |= held
-        self._notices.hear(reports, progress.watermarks)
+        self._notices.observe(reports, progress.watermarks)
         self._on_noted()
-        known = [progress.watermarks.get(step.name, END) for step in self._layout.chain]  # unheard of: anything may be
+        known = [
+            progress.watermarks.get(step.name, END) for step in self._physical_plan.chain
+        ]  # not reported yet: may be anything
         self._publish_watermark(max(known, default=BEGINNING))
 
     def _publish_watermark(self, watermark: int) -> None:
-        """For the planner: how far watermarks have come at most, so that rows which may be late travel whole."""
-        if not self._layout.chain:
+        """Tells the planner the highest watermark, so that rows which may be late are sent unfolded."""
+        if not self._physical_plan.chain:
             return
         path = self._folder / REACHED
         draft = path.with_suffix(".tmp")

@@ -1,7 +1,7 @@
-"""A note in a job's folder that its results are to be rebuilt from its sources: the next run starts over.
+"""A request in a job's folder to rebuild its results from its sources: the next run starts over.
 
-Only a run has the flow, and with it the passwords of the outputs. So `millstream jobs rebuild` writes the note, and the
-run that finds it empties the outputs (`start_over.py`); starting over removes the note with all else that the job kept.
+Only a run has the flow, and with it the passwords of the outputs. So `millstream jobs rebuild` writes the request, and
+the next run empties the outputs (`start_over.py`). Starting over removes the request with everything else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from millstream.errors import DamagedState
-from millstream.jobs.folder import JobFolder
+from millstream.jobs.job_folder import JobFolder
 from millstream.log.disk import read_document, write_document
 
 REBUILD = "rebuild.json"
@@ -18,11 +18,11 @@ REBUILD = "rebuild.json"
 @dataclass(frozen=True)
 class Rebuild:
     allows_loss: bool = False
-    """Whether results may lack what came from records that the sources no longer have."""
+    """Whether results may omit records that the sources no longer have."""
 
 
 def request_rebuild(folder: JobFolder, wanted: Rebuild) -> None:
-    """Hold the folder meanwhile."""
+    """The caller holds the folder's lock."""
     write_document(folder.path / REBUILD, asdict(wanted))
 
 
@@ -34,7 +34,7 @@ def requested_rebuild(folder: JobFolder) -> Rebuild | None:
         return Rebuild(allows_loss=bool(read_document(path)["allows_loss"]))
     except (ValueError, LookupError, TypeError) as error:
         raise DamagedState(
-            f"how the results are to be rebuilt cannot be read: {error}",
+            f"the request to rebuild the results cannot be read: {error}",
             where=str(path),
-            next_step=f"ask for it again: {folder.command('rebuild')}",
+            next_step=f"request it again: {folder.command('rebuild')}",
         ) from error

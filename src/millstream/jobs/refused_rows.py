@@ -1,7 +1,6 @@
-"""Dead letters of the rows that a sink refused: durable in the job's folder before the rest of their batch is final.
+"""Dead letters of the rows that a sink refused, durable in the job's folder before the rest of their batch commits.
 
-So the next run after a crash finds what the sink left out of a batch that it has, even if the sink would decide
-otherwise by now, and hands just that on.
+So after a crash the next run sends the same dead letters, even if the sink would now decide differently.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ BATCH = "__batch"
 
 
 class RefusedRows:
-    """Of one output, those of its newest batch."""
+    """The dead letters of one output, of its newest batch."""
 
     def __init__(self, folder: Path, step: str) -> None:
         self._path = folder / FILE
         self._step = step
 
-    def keep(self, batch: int, letters: pl.DataFrame) -> None:
-        """Notes them, in the place of those before."""
+    def keep(self, batch: int, dead_letters: pl.DataFrame) -> None:
+        """Replaces the dead letters of the previous batch."""
         with unavailable_if_refused("the dead letters", self._step):
-            if len(letters):
-                kept = letters.with_columns(pl.lit(batch, pl.Int64).alias(BATCH))
+            if len(dead_letters):
+                kept = dead_letters.with_columns(pl.lit(batch, pl.Int64).alias(BATCH))
                 replace_durably(self._path, to_stream(kept, compressed=True))
             else:
                 self._path.unlink(missing_ok=True)
@@ -57,23 +56,23 @@ class RefusedRows:
                 pl.exceptions.PolarsError,
             ) as error:  # it is read only if the output has the batch already
                 raise DamagedState(
-                    f"which rows the output '{self._step}' refused in batch {batch} cannot be read: {error}",
+                    f"the rows that the output '{self._step}' refused in batch {batch} cannot be read: {error}",
                     where=str(self._path),
                 ) from error
         return found.filter(pl.col(BATCH) == batch).drop(BATCH)
 
 
-def letters_of(
+def dead_letters_of(
     output: Write, frame: pl.DataFrame, table: pa.Table, refusals: Sequence[Refusal], now: int
 ) -> pl.DataFrame:
-    """Dead letters of some rows of a batch; `frame` has what is hidden in `table`."""
+    """Dead letters of the refused rows of a batch; `frame` has the internal columns that `table` lacks."""
     if not refusals:
         return frame_of([], None)
-    places = [refusal.row for refusal in refusals]
-    hidden = frame.select(pl.col("^__(offset|partition|topic|weight)$"))[places].to_dicts()
-    letters = []
-    for refusal, row, carried in zip(refusals, _shown(table.take(places)), hidden, strict=True):
-        letters.append(
+    rows = [refusal.row for refusal in refusals]
+    hidden = frame.select(pl.col("^__(offset|partition|topic|weight)$"))[rows].to_dicts()
+    dead_letters = []
+    for refusal, row, carried in zip(refusals, _shown(table.take(rows)), hidden, strict=True):
+        dead_letters.append(
             {
                 **dead_letter_values(row, f"{output.name}: {refusal.reason}", now),
                 "topic": carried.get(TOPIC),
@@ -83,11 +82,11 @@ def letters_of(
                 WEIGHT: carried.get(WEIGHT, 1),
             }
         )
-    return frame_of(letters, None)
+    return frame_of(dead_letters, None)
 
 
 def _shown(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as Python has them; a value that Python has none for as Arrow shows it."""
+    """Rows as Python values; a value that Python cannot represent, as Arrow prints it."""
     try:
         return batch_to_rows(one_batch(table))
     except (OverflowError, ValueError):

@@ -1,4 +1,4 @@
-"""How many partitions a topic gets that a job creates: as many as its input, so that its readers can share the work."""
+"""The number of partitions of a topic that a job creates: that of its input, so that its readers can share the work."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from millstream.plan.walking import in_order
 
 
 def partitions_of(output: Write, read: Mapping[str, int]) -> int:
-    """The user's number, or else that of the largest topic that feeds the output.
+    """The number that the user gave, otherwise that of the largest topic that feeds the output.
 
-    `read` has the number of partitions of each topic, by the name of the step that reads it.
+    `read` has the number of partitions by the step that reads the topic.
     """
     if output.partitions is not None:
         return output.partitions

@@ -1,7 +1,10 @@
-"""Whether somebody asks the job to stop, by Ctrl-C or SIGTERM.
+"""Whether a job was asked to stop, by Ctrl-C or SIGTERM.
 
-While the job runs both are only noted: to break off a call to the JVM confuses it, and Spark's own handler would break
-off the running batch. Before it runs there is nothing to save, and SIGTERM ends the process at once.
+While the job runs, both are only recorded: an exception in the middle of a call to the JVM would break the connection.
+Before the job runs there is nothing to save, and SIGTERM ends the process at once.
+
+A handler runs between any two instructions of the main thread, which may hold a lock. So handlers set plain
+attributes and put into a `SimpleQueue`, whose `put` is reentrant; `Event.set` and starting a thread are not.
 """
 
 from __future__ import annotations
@@ -11,85 +14,103 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 TERMINATED = 128 + signal.SIGTERM
 TIDY_S_MAX = 3.0
-"""How long clean-up may take after SIGTERM before the process ends all the same."""
+"""How long clean-up may take after SIGTERM before the process is killed."""
+POLL_S = 0.02
+Result = TypeVar("Result")
 
 
 class StopRequest:
-    def __init__(self, *, deaf: bool = False) -> None:
-        self._deaf = deaf or threading.current_thread() is not threading.main_thread()
-        self.event = threading.Event()
+    def __init__(self, *, handles_signals: bool = True) -> None:
+        self._handles_signals = handles_signals and threading.current_thread() is threading.main_thread()
+        self.is_made = False
         self.is_urgent = False
-        """Whether it was asked for twice: then the running batch is not waited for."""
+        """Whether it was made twice: then the current batch is abandoned."""
         self.interrupted = False
         self.terminated = False
-        self.job_runs = False
-        self._before: dict[int, Any] = {}
-        self._terminating = threading.Event()
-        self._is_over = False
+        self._job_runs = False
+        self._terminating = False
+        self._ends: SimpleQueue[bool] = SimpleQueue()
+        """Tells the watchdog whether the process must end."""
+        self._handlers_before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        if not self._deaf:
-            # Started now: a handler that starts a thread hangs if it interrupts the start of another one.
-            threading.Thread(target=self._end_in_time, name="millstream-sigterm", daemon=True).start()
-        for number in () if self._deaf else (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._hear)
+        if self._handles_signals:
+            threading.Thread(target=self._watch, name="millstream-sigterm", daemon=True).start()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers_before[number] = signal.signal(number, self._handle)
         return self
 
-    def _end_in_time(self) -> None:
-        """After SIGTERM, ends the process if it does not end by itself, as when it waits for a JVM without answer."""
-        self._terminating.wait()
-        if not self._is_over:
+    def __exit__(self, *_: object) -> None:
+        if not self._handles_signals:
+            return
+        for number, handler in self._handlers_before.items():
+            with suppress(TypeError):  # a handler that was not installed from Python
+                signal.signal(number, handler)
+        if not self._terminating:
+            self._ends.put(False)
+
+    def _watch(self) -> None:
+        """After SIGTERM, kills a process that does not exit, as when its JVM does not answer."""
+        if self._ends.get():
             time.sleep(TIDY_S_MAX)
             os._exit(TERMINATED)
 
-    def _hear(self, number: int, _: Any) -> None:
-        if number == signal.SIGTERM and not self.job_runs:
-            self._terminating.set()
+    def _handle(self, number: int, _: Any) -> None:
+        if self._terminating:
+            return
+        if number == signal.SIGTERM and not self._job_runs:
+            self._terminating = True
+            self._ends.put(True)
             sys.exit(TERMINATED)
-        self.is_urgent = self.event.is_set()
+        self.is_urgent = self.is_made
         self.interrupted = self.interrupted or number == signal.SIGINT
         self.terminated = self.terminated or number == signal.SIGTERM
-        self.event.set()
+        self.is_made = True
 
-    @contextmanager
-    def signals_deferred(self) -> Iterator[None]:
-        """A session brings a handler of its own for Ctrl-C: it would call the JVM in the middle of a call. Inside this
-        it stays away, and a Ctrl-C that came meanwhile takes effect at the end."""
-        plain = signal.signal
-
-        def chosen(number: int, handler: Any) -> Any:
-            return signal.getsignal(number) if callable(handler) else plain(number, handler)
-
-        if not self._deaf:
-            signal.signal = chosen  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            signal.signal = plain
-        self.check()
+    def job_runs(self) -> None:
+        """From now on SIGTERM also waits for the current batch."""
+        self._job_runs = True
 
     def check(self) -> None:
-        """Ends what does not run yet."""
-        if self.event.is_set():
+        """Raises KeyboardInterrupt if the job was asked to stop before it runs."""
+        if self.is_made:
             raise KeyboardInterrupt
 
-    def __exit__(self, *_: object) -> None:
-        if not self._terminating.is_set():
-            self._is_over = True
-            self._terminating.set()
-        for number, handler in self._before.items():
-            with suppress(TypeError):
-                signal.signal(number, handler)
+    def interruptible(self, work: Callable[[], Result]) -> Result:
+        """Runs slow work that no signal may interrupt, such as calls to the JVM, and returns at once if asked to stop.
+
+        The work runs in a thread: only the main thread handles signals, and it just waits here. After a stop the work
+        continues while the process lives. PySpark takes over Ctrl-C when a session starts in the main thread, but not
+        in others.
+        """
+        if not self._handles_signals:
+            return work()
+        done: Future[Result] = Future()
+        threading.Thread(target=_complete, args=(done, work), name="millstream-starting", daemon=True).start()
+        while not done.done():
+            self.check()
+            time.sleep(POLL_S)
+        self.check()
+        return done.result()
+
+
+def _complete(done: Future[Result], work: Callable[[], Result]) -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:
+        done.set_exception(error)
 
 
 def end_after(seconds: float, exit_code: int) -> None:
-    """Ends the process then if it has not ended by itself. Not for signal handlers, which must not start threads."""
+    """Kills the process after a while unless it exits first. Not for signal handlers: it starts a thread."""
     timer = threading.Timer(seconds, os._exit, (exit_code,))
     timer.daemon = True
     timer.start()

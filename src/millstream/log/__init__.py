@@ -47,29 +47,29 @@ __all__ = [
 def connect(address: str | os.PathLike[str] | None = None, *, shared_group: str | None = None) -> Broker:
     """Opens a broker by its address: a folder, file://folder, or kafka://host:9092.
 
-    Default: MILLSTREAM_BROKER, else `.millstream` here. A log in a folder is for this user alone, unless it is shared
-    with the members of a group of the operating system.
+    Default: MILLSTREAM_BROKER, else `.millstream` here. A log in a folder is private to this user unless it is shared
+    with an operating system group.
     """
     given = _given(address)
     if given.startswith("kafka://"):
         if shared_group is not None:
             raise InvalidInput(
-                "a Kafka is not shared with a group of this machine",
+                "Kafka cannot be shared with an operating system group",
                 where=given.partition("?")[0],
-                next_step="leave shared_group out: Kafka's own ACLs say who may use a topic",
+                next_step="leave shared_group out: access to a topic is controlled by Kafka's ACLs",
             )
-        from millstream.log.kafka.log import KafkaLog  # nothing of Kafka is loaded otherwise
+        from millstream.log.kafka.log import KafkaLog  # imported lazily: the embedded log needs no Kafka client
 
         return KafkaLog(given)
     return EmbeddedLog(_folder(given), shared_group=shared_group)
 
 
 def open_embedded(address: str | os.PathLike[str] | None = None) -> EmbeddedLog:
-    """Opens an address of which the log must be in a folder; refuses a Kafka."""
+    """Opens a log that must be in a folder; rejects Kafka."""
     given = _given(address)
     if given.startswith("kafka://"):
         raise InvalidInput(
-            "this works on a log in a folder, and not yet on Kafka",
+            "this works on a log in a folder, not yet on Kafka",
             where=given.partition("?")[0],
             next_step="name a folder, here or with MILLSTREAM_BROKER",
         )

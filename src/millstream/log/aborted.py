@@ -1,4 +1,4 @@
-"""The aborted transactions of a partition: their records lie in its segments and are passed over by committed readers.
+"""The aborted transactions of a partition: their records stay in its segments, and committed readers skip them.
 
 An entry is written before the mark that counts it, so a reader that sees the count finds the entry.
 """
@@ -21,7 +21,7 @@ ENTRY = struct.Struct("<qiqI")
 
 
 class AbortedTransactions:
-    """Entries of producer id, epoch, and the offset before which the transaction's records lie."""
+    """Entries of producer id, epoch, and the offset before which all records of the transaction lie."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -58,11 +58,11 @@ class AbortedTransactions:
         return entries
 
     def intact_count(self) -> int:
-        """How many entries there are from the first on that match their checksums."""
+        """How many entries match their checksums, counted from the first."""
         return sum(1 for _ in self._intact())
 
     def _intact(self) -> Iterator[tuple[int, int, int]]:
-        """The entries up to the first that does not match its checksum; no more is read than what was checked."""
+        """The entries up to the first that does not match its checksum."""
         try:
             fd = open_private(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -80,5 +80,5 @@ class AbortedTransactions:
         return DamagedLog(
             "the list of aborted transactions is damaged",
             where=f"{self.path}, byte {position}",
-            next_step="restore the file from a copy; without it committed and aborted records cannot be told apart",
+            next_step="restore the file from a copy; without it committed and aborted records cannot be distinguished",
         )

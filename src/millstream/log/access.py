@@ -1,6 +1,6 @@
-"""Who may use a log: its owner alone, or a group, which the log's own description names.
+"""Who may use a log: its owner alone, or a group named in the log's description.
 
-The outermost folder decides for everybody: nobody gets past it to the files below.
+The outermost folder controls access to everything below it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = terminal.logger(__name__)
 
 
 def access_for(group: str | None) -> Access:
-    """The access that a user asks for with the name or number of a group."""
+    """The access for a group, given by name or number."""
     if group is None:
         return PRIVATE
     try:
@@ -34,7 +34,7 @@ def access_for(group: str | None) -> Access:
 
 
 def make_root(path: Path, access: Access) -> None:
-    """The folder of a log, if it is not there; those above it are nobody's but the user's, and left to the umask."""
+    """Creates the folder of a log if it does not exist; its parents are left to the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=PRIVATE.folder_mode)
@@ -50,15 +50,15 @@ def make_root(path: Path, access: Access) -> None:
 
 
 def claim(path: Path, access: Access) -> None:
-    """An empty folder that was there becomes a log's; a public one, such as /tmp, stays what it is."""
+    """Takes over an existing, empty folder for a log; a public one, such as /tmp, keeps its permissions."""
     found = path.stat()
     if found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX and not is_granted(path, access):
         _grant(path, access)
-        grant_below(path, access)  # what another try has left
+        grant_below(path, access)  # left over from an earlier attempt
 
 
 def share(path: Path, access: Access) -> None:
-    """Opens an existing log to a group: only its owner can, and asks for it by name."""
+    """Opens an existing log to a group; only its owner can."""
     if path.stat().st_uid != os.geteuid():
         raise NoAccess(
             "only the owner of a log can share it with a group",
@@ -76,7 +76,7 @@ def _grant(path: Path, access: Access) -> None:
         if access.group_id is None:
             raise
         raise NoAccess(
-            f"this user may not give the folder to group {access.group_id}",
+            f"this user may not assign the folder to group {access.group_id}",
             where=str(path),
             next_step="name a group of which you are a member (`id`)",
         ) from error
@@ -87,13 +87,13 @@ def is_granted(path: Path, access: Access) -> bool:
 
 
 def check(path: Path, group: str | None) -> None:
-    """Closes a private log that others may read, and warns of one that others may change."""
+    """Closes a private log that others may read, and warns about one that others may change."""
     found = path.stat()
     mode = stat.S_IMODE(found.st_mode)
     if group is not None:
         if Access.of(path) == PRIVATE:
             logger.warning(
-                "the log %s is shared with group '%s', but its folder has mode %o: its owner restores the rights by "
+                "the log %s is shared with group '%s', but its folder has mode %o: its owner can restore access by "
                 "opening it with --shared-group %s",
                 path,
                 group,
@@ -102,10 +102,10 @@ def check(path: Path, group: str | None) -> None:
             )
     elif found.st_uid != os.geteuid() or not mode & OTHERS_MAY_ENTER:
         return
-    elif mode & OTHERS_MAY_WRITE:  # perhaps on purpose: nobody is locked out without being asked
+    elif mode & OTHERS_MAY_WRITE:  # perhaps on purpose: do not lock anyone out without being asked
         logger.warning(
-            "other users can change the log %s (mode %o): share it properly with --shared-group GROUP, or close it "
-            "with: chmod 700 %s",
+            "other users can change the log %s (mode %o): share it with --shared-group GROUP, or close it with: chmod "
+            "700 %s",
             path,
             mode,
             path,
@@ -113,8 +113,7 @@ def check(path: Path, group: str | None) -> None:
     else:
         grant(path, PRIVATE)
         logger.warning(
-            "other users could read the log %s (mode %o), and now cannot any more: share it with --shared-group GROUP "
-            "if they should",
+            "other users could read the log %s (mode %o); it is now private: to share it, use --shared-group GROUP",
             path,
             mode,
         )

@@ -15,7 +15,7 @@ from millstream.log.subscription import Subscription
 
 
 class Assignment:
-    """What the broker's ports call when partitions come and go; see `Assignee`."""
+    """Called by the broker's ports when partitions are assigned or revoked; see `Assignee`."""
 
     def __init__(self, log: Consumable, names: Sequence[str], settings: ConsumerSettings, *, pinned: bool) -> None:
         self._log = log
@@ -32,13 +32,13 @@ class Assignment:
         self._checked_at = time.monotonic()
 
     def enter(self) -> None:
-        """Joins the group and begins the first partitions."""
+        """Joins the group and opens the first partitions."""
         self._identities = {topic: self.fetching.identity(topic) for topic in self.topics}
         places = list(self._all_partitions())
         check_exists(self.fetching, places, self._settings.start)
         if self.agreeing is not None:
             if self._settings.start == "latest":
-                # Noted at once, so that everything from now on is read, whichever member reads it.
+                # Committed at once, so that every record from now on is read, whichever member reads it.
                 own = [place for place in places if self._subscription.switch_to(place.topic) is None]
                 self._begun = self.agreeing.begin_group(own)
             self.agreeing.join(self.topics)
@@ -49,7 +49,7 @@ class Assignment:
         return sorted(self.fetching.readers)
 
     def resolve(self, name: str) -> str:
-        """The topic that is read for a name."""
+        """The topic that a name refers to."""
         return self._subscription.resolve(name)
 
     def own(self, topic: str, partition: int) -> TopicPartition:
@@ -64,8 +64,8 @@ class Assignment:
     # ------------------------------------------------------------ following changes
 
     def refresh(self) -> None:
-        """Called at every poll; cheap when nothing has happened."""
-        # Records that a transaction is about to include are finished first: otherwise neither version would have them.
+        """Called at every poll; cheap if nothing has changed."""
+        # Records that belong to an open transaction are finished first: otherwise neither version would have them.
         is_busy = self._settings.delivery == "exactly_once" and bool(self._offering.handed)
         if not is_busy and self._is_switched():
             self._follow_switch()
@@ -74,7 +74,7 @@ class Assignment:
             self._check_topics()
         is_due = self.must_assign or not self._assigned_at
         if self.agreeing is not None:
-            self.must_assign = True  # should an exception come between the group's answer and acting on it
+            self.must_assign = True  # in case an exception comes between the group's answer and acting on it
             owned = self.agreeing.refresh(self.release, is_due=is_due)
             if owned is not None:
                 self._assign(owned)
@@ -86,11 +86,11 @@ class Assignment:
         self._assigned_at = time.monotonic()
 
     def _is_switched(self) -> bool:
-        """Whether the names stand for other topics, or did already when an exception kept this consumer from them."""
+        """Whether the names refer to other topics; still true after an exception in the middle of following."""
         return self._subscription.has_changed() or self.topics != self._subscription.topics
 
     def _follow_switch(self) -> None:
-        """Readers of a name were switched: releases the old topics, with the work on them committed."""
+        """Follows a switch: releases the old topics after committing the work on them."""
         subscription = self._subscription
         identities = {topic: self._log.topic(topic).identity for topic in subscription.next_topics}
         if self.agreeing is None:
@@ -106,7 +106,7 @@ class Assignment:
         self._checked_at = 0.0
 
     def _check_topics(self) -> None:
-        """Raises when no topic is left: deleted, though another of the same name may have been created since."""
+        """Raises if every topic was deleted, even if another of the same name has been created since."""
         left = 0
         for topic, identity in self._identities.items():
             try:
@@ -128,7 +128,7 @@ class Assignment:
                     )
                 yield TopicPartition(topic, number)
 
-    # ------------------------------------------------------------ partitions come and go
+    # ------------------------------------------------------------ assigned and revoked
 
     def _assign(self, places: set[TopicPartition]) -> None:
         readers = self.fetching.readers
@@ -161,10 +161,10 @@ class Assignment:
         self.fetching.forget(gone)
         self._offering.forget(gone)
 
-    # ------------------------------------------------------------ where to begin
+    # ------------------------------------------------------------ start positions
 
     def first_offset(self, place: TopicPartition) -> int:
-        """Where to start in a partition without a committed offset; one that was added later is read whole."""
+        """Where to start without a committed offset; a partition that was added later is read from its beginning."""
         if (offset := self._subscription.start(place)) is not None:
             start = self.fetching.offset(place, "earliest")
             return max(start, min(offset, self.fetching.offset(place, "latest")))

@@ -1,4 +1,4 @@
-"""What a consumer hands out: records, singly or as the columns of a batch."""
+"""What a consumer returns: single records, or batches of columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Batch:
         return frame
 
     def records(self) -> list[Record]:
-        headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may come more than once
+        headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may occur more than once
         rows = batch_to_rows(self.columns.drop_columns(["headers"]), values_or_raw)
         return [
             Record(self.topic, self.partition, offset, row["timestamp"], row["key"], row["value"], tuple(pairs or ()))

@@ -1,4 +1,4 @@
-"""What a broker offers its users, whichever it is: the embedded log in a folder, or Apache Kafka."""
+"""The interface of every broker: the embedded log in a folder, or Apache Kafka."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Broker(Protocol):
 
     def queue(self, name: str) -> Queue: ...
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ closing
 
     def close(self) -> None: ...
 

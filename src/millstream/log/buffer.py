@@ -1,6 +1,6 @@
-"""The bounded buffer between `send` and the broker: records wait here in chunks; a policy decides what a full one does.
+"""The bounded buffer between `send` and the broker: holds records in chunks; a policy applies when it is full.
 
-Chunks leave in the order they were begun, so that records of one partition are stored in the order they were sent.
+Chunks leave in the order they were started, so that records of one partition are stored in the order they were sent.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 POLICIES = ("wait", "drop_oldest", "drop_newest", "refuse")
 PATIENCE_SECONDS = 5.0
-RECORD_BYTES = 96  # what a small record costs in memory besides its own bytes
+RECORD_BYTES = 96  # memory overhead of a small record
 
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Records of one topic that are stored together: rows that came singly, or one whole batch."""
+    """Records of one topic that are stored together: rows sent one by one, or one whole batch."""
 
     topic: str
     begun_at: float
@@ -63,13 +63,13 @@ class Chunk:
         return len(self.rows) if self.batch is None else self.batch.num_rows
 
     def unstored(self) -> int:
-        """How many records are still to be stored."""
+        """How many records are not stored yet."""
         if self.work is None:
             return len(self) - self.dropped
         return sum(len(self) if work.rows is None else len(work.rows) for work in self.work)
 
     def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Partition and offset of every record; -1 for one that is not stored."""
+        """Partition and offset of every record; -1 if it is not stored."""
         if self.places_known is not None:
             return self.places_known
         partitions = np.full(len(self), -1, np.int64)
@@ -85,17 +85,17 @@ class Chunk:
 
 @dataclass(slots=True)
 class PartitionWork:
-    """What of a chunk is still to be stored in one partition; kept, so that a retry stores the very same frames."""
+    """The part of a chunk not yet stored in one partition; kept, so that a retry stores exactly the same frames."""
 
     partition: int
-    rows: npt.NDArray[np.int64] | None  # which of the chunk; None: all of them
+    rows: npt.NDArray[np.int64] | None  # rows of the chunk; None: all of them
     drafts: list[Draft]
     tried_since: int | None = None
     spans: list[tuple[int, int]] = field(default_factory=list)  # first offset and number of rows of each frame stored
 
 
 class Receipt:
-    """The answer to a `send`: where the record was stored, once it was."""
+    """The result of a `send`: where the record is stored, once it is."""
 
     __slots__ = ("_buffer", "_chunk", "_index")
 
@@ -109,9 +109,9 @@ class Receipt:
         return self._chunk.settled or self._index < self._chunk.dropped
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Until the record is stored as `acks` asks for (under 0 at once); raises what stood in the way.
+        """Waits until the record is stored as `acks` requires (with 0 it returns at once); raises if it cannot be.
 
-        A disk that refuses for long is such a thing too; the record is still held then, and can be waited for again.
+        It also raises if the disk keeps failing; the record is still buffered then and can be waited for again.
         """
         if not self._buffer.answers_at_once:
             self._buffer.wait_for_record(lambda: self.done, timeout)
@@ -141,7 +141,7 @@ class Receipt:
 
 
 class BatchReceipt(Receipt):
-    """The answer to a `send_batch`: partition and offset of every row."""
+    """The result of a `send_batch`: partition and offset of every row."""
 
     __slots__ = ()
 
@@ -189,7 +189,7 @@ class Buffer:
         self._trouble: MillstreamError | None = None
         self._trouble_since = 0.0
 
-    # ------------------------------------------------------------ the sending side
+    # ------------------------------------------------------------ sending
 
     def add(self, topic: str, row: tuple[Any, ...], size_bytes: int) -> Receipt:
         with self.lock:
@@ -230,15 +230,15 @@ class Buffer:
         return chunk
 
     def _is_full(self, size_bytes: int) -> bool:
-        """What is larger than the whole buffer goes through alone."""
+        """A record larger than the whole buffer is accepted when the buffer is empty."""
         return self.held_bytes > 0 and self.held_bytes + size_bytes > self.bytes_max
 
     def _check_open(self) -> None:
-        if self._closed:  # by another thread, after the producer last looked
+        if self._closed:  # by another thread, after the producer last checked
             raise ClosedError("the producer was closed", next_step="make a new one with log.producer(…)")
 
     def _make_room(self, topic: str, size_bytes: int) -> bool:
-        """Applies the policy; False means that the new record is the one to go."""
+        """Applies the policy; False means that the new record is dropped."""
         if self.when_full == "drop_newest":
             return False
         if self.when_full == "drop_oldest":
@@ -258,19 +258,19 @@ class Buffer:
             if self._trouble:
                 raise self._trouble
         raise BufferFull(
-            f"{self.held_bytes} bytes wait to be stored, and there is room for {self.bytes_max}",
+            f"{self.held_bytes} bytes are buffered, and the limit is {self.bytes_max}",
             where=f"topic '{topic}'",
             next_step="send more slowly, raise buffer_bytes, or choose another policy with when_full",
         )
 
     def _drop_oldest(self, size_bytes: int) -> bool:
-        self.changed.notify_all()  # a record that somebody waits for may be gone
+        self.changed.notify_all()  # the dropped record may have a waiter
         for chunk in [chunk for chunk in self._chunks if not chunk.taken]:
             while self._is_full(size_bytes) and chunk.dropped < len(chunk):
                 count = len(chunk) if chunk.batch is not None else 1
                 share = chunk.size_bytes // (len(chunk) - chunk.dropped) * count
                 if chunk.batch is None:
-                    chunk.rows[chunk.dropped] = ()  # its memory is free again
+                    chunk.rows[chunk.dropped] = ()  # frees its memory
                 chunk.dropped += count
                 chunk.size_bytes -= share
                 self.held_bytes -= share
@@ -282,17 +282,17 @@ class Buffer:
         return False
 
     def _remove(self, chunk: Chunk) -> None:
-        """A chunk of which nothing is left."""
+        """Removes a chunk that has no records left."""
         self.held_bytes -= chunk.size_bytes
         chunk.length, chunk.size_bytes, chunk.rows, chunk.batch = len(chunk), 0, [], None
         self._chunks.remove(chunk)
         if self._open.get(chunk.topic) is chunk:
             del self._open[chunk.topic]
 
-    # ------------------------------------------------------------ the storing side
+    # ------------------------------------------------------------ storing
 
     def take(self, closing: Callable[[], bool]) -> Chunk | None:
-        """The next chunk that is full, has waited long enough or is waited for; None when closing and empty."""
+        """The next chunk that is full, has lingered long enough or has a waiter; None when closing and empty."""
         with self.lock:
             while True:
                 if not self._chunks:
@@ -321,11 +321,11 @@ class Buffer:
             self.changed.notify_all()
 
     def discard(self) -> None:
-        """Forgets everything that is not being stored right now."""
+        """Drops everything that is not being stored right now."""
         with self.lock:
             for chunk in [chunk for chunk in self._chunks if not chunk.taken]:
                 chunk.error = TransactionAborted(
-                    "the transaction was given up before the record was stored", where=f"topic '{chunk.topic}'"
+                    "the transaction was aborted before the record was stored", where=f"topic '{chunk.topic}'"
                 )
                 chunk.settled = True
                 self.held_bytes -= chunk.size_bytes
@@ -336,7 +336,7 @@ class Buffer:
     # ------------------------------------------------------------ both
 
     def wait_for(self, holds: Callable[[], bool], timeout: float | None = None) -> None:
-        """Until a condition holds; meanwhile nothing lingers."""
+        """Waits until a condition holds; meanwhile, chunks are stored without lingering."""
         with self.lock:
             self._urgent += 1
             self.ready.notify_all()
@@ -347,7 +347,7 @@ class Buffer:
                 self._urgent -= 1
 
     def wait_for_record(self, done: Callable[[], bool], timeout: float | None) -> None:
-        """Until a record is done; raises what has kept it from being stored for a while."""
+        """Waits until a record is done; raises the error that has blocked it for a while."""
 
         def is_stuck() -> bool:
             return self._trouble is not None and time.monotonic() - self._trouble_since > PATIENCE_SECONDS
@@ -357,7 +357,7 @@ class Buffer:
             raise self._trouble
 
     def wait_until_stored(self, timeout: float | None) -> None:
-        """Until everything added so far has left; raises what keeps it from being stored."""
+        """Waits until everything added so far is stored; raises the error that blocks it."""
         with self.lock:
             last = self._chunks[-1] if self._chunks else None
             self._trouble = None
@@ -368,7 +368,7 @@ class Buffer:
             raise self._trouble
 
     def report(self, trouble: MillstreamError) -> None:
-        """Lets those who wait know what keeps records from being stored."""
+        """Passes an error that blocks storing on to the waiting threads."""
         with self.lock:
             if self._trouble is None:
                 self._trouble_since = time.monotonic()
@@ -376,7 +376,7 @@ class Buffer:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Takes nothing more; what is there can still leave."""
+        """Accepts no more records; buffered ones can still be stored."""
         with self.lock:
             self._closed = True
             self.ready.notify_all()
@@ -388,7 +388,7 @@ class Buffer:
 
     @property
     def waiting(self) -> int:
-        """How many records have not been stored yet."""
+        """How many records are not stored yet."""
         return sum(chunk.unstored() for chunk in list(self._chunks))
 
 
@@ -396,7 +396,7 @@ def microseconds(moment: datetime | None) -> int:
     if moment is None:
         return time.time_ns() // 1000
     if not isinstance(moment, datetime):
-        raise InvalidRecord(f"a timestamp is a datetime, not {type(moment).__name__}")
+        raise InvalidRecord(f"a timestamp must be a datetime, not {type(moment).__name__}")
     if moment.tzinfo is None:
         raise InvalidRecord(
             f"the timestamp {moment.isoformat()} has no time zone",

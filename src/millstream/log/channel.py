@@ -1,4 +1,4 @@
-"""A channel is what a producer knows of one topic: it refuses values that do not fit, and lays out those that do."""
+"""A channel is a producer's view of one topic: it rejects values that do not fit, and lays out those that do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millstream.log.ports import BrokerTopic
 from millstream.records import align, can_evolve, codec, rows_to_batch, same_kind
 
 Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
-CELL_BYTES = 32  # what a value of a typed record costs in memory, roughly
+CELL_BYTES = 32  # approximate memory of a value in a typed record
 
 
 def checked_headers(headers: Headers) -> list[tuple[str, bytes]]:
@@ -26,7 +26,7 @@ def checked_headers(headers: Headers) -> list[tuple[str, bytes]]:
     for pair in pairs:
         fits = isinstance(pair, tuple | list) and len(pair) == 2
         if not fits or not isinstance(pair[0], str) or not isinstance(pair[1], bytes | str):
-            raise InvalidRecord(f"a header is a pair of text and bytes, not {pair!r}")
+            raise InvalidRecord(f"a header must be a pair of text and bytes, not {pair!r}")
         _encoded(pair[0], "the name of a header")
     return [(name, _encoded(value, f"header '{name}'") if isinstance(value, str) else value) for name, value in pairs]
 
@@ -35,7 +35,7 @@ def checked_key(key: Any, topic: str) -> bytes:
     if isinstance(key, str):
         return _encoded(key, f"a key for topic '{topic}'")
     if not isinstance(key, bytes | bytearray | memoryview):
-        raise InvalidRecord(f"a key is bytes or text, not {type(key).__name__}", where=f"topic '{topic}'")
+        raise InvalidRecord(f"a key must be bytes or text, not {type(key).__name__}", where=f"topic '{topic}'")
     return bytes(key)
 
 
@@ -47,7 +47,7 @@ def _encoded(text: str, what: str) -> bytes:
 
 
 def _held_bytes(value: Any) -> int:
-    """About how much memory the value of a column takes."""
+    """About how much memory a value takes."""
     if isinstance(value, str | bytes | bytearray):
         return CELL_BYTES + len(value)
     if isinstance(value, Mapping):
@@ -59,7 +59,7 @@ def _held_bytes(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """Records as they are stored, which rows of their chunk they are (None: all), and the partitions asked for."""
+    """Records as they are stored, their rows in the chunk (None: all), and the requested partitions."""
 
     batch: pa.RecordBatch
     rows: npt.NDArray[np.int64] | None
@@ -68,7 +68,7 @@ class LaidOut:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Records as they are stored, which rows of their chunk they are (None: all), and the partition of all or each."""
+    """Records as they are stored, their rows in the chunk (None: all), and one partition, or one per record."""
 
     topic: BrokerTopic
     batch: pa.RecordBatch
@@ -80,14 +80,14 @@ class Channel:
     def __init__(self, topic: BrokerTopic) -> None:
         self.topic = topic
         self.keyed = topic.settings.compaction
-        self.takes_bytes = not self.keyed  # as they are; a schema's codec reads them when they are stored
+        self.takes_bytes = not self.keyed  # stored unchanged; with a schema, the codec decodes them
         self._codec = codec(topic.settings.codec or "json", topic.settings.schema) if topic.settings.schema else None
         self._names = frozenset(topic.settings.schema.names) if topic.settings.schema else frozenset()
 
-    # ------------------------------------------------------------ one record, where it is sent
+    # ------------------------------------------------------------ one record, when it is sent
 
     def checked(self, value: Any, key: bytes | None, partition: int | None) -> tuple[Any, int]:
-        """The value as it waits in the buffer, and about how many bytes the record takes there."""
+        """The value as it is buffered, and about how many bytes the record takes in the buffer."""
         if partition is not None:
             self.check_partition(partition)
         key_bytes = RECORD_BYTES if key is None else RECORD_BYTES + len(key)
@@ -106,11 +106,11 @@ class Channel:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value), len(bytes(value))
         if self.topic.settings.schema is not None:
-            row = dict(self._checked_row(value))  # the user may go on with the same dict
+            row = dict(self._checked_row(value))  # a copy: the caller may change its dict
             return row, sum(map(_held_bytes, row.values()))
         if not isinstance(value, str):
             raise self._refuse(
-                f"a value of this topic is bytes or text, not {type(value).__name__}",
+                f"a value of this topic must be bytes or text, not {type(value).__name__}",
                 "send bytes, or give the topic a schema to send dicts",
             )
         encoded = _encoded(value, "the value")
@@ -118,7 +118,7 @@ class Channel:
 
     def _checked_row(self, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
-            raise self._refuse(f"a value of this topic is a dict, not {type(value).__name__}", self._columns())
+            raise self._refuse(f"a value of this topic must be a dict, not {type(value).__name__}", self._columns())
         if not value.keys() <= self._names:
             unknown = ", ".join(sorted(map(str, value.keys() - self._names)))
             raise self._refuse(f"the topic has no column {unknown}", self._columns())
@@ -136,7 +136,7 @@ class Channel:
     # ------------------------------------------------------------ a chunk, when it is stored
 
     def lay_out(self, chunk: Chunk) -> LaidOut:
-        """What of a chunk is stored; the reasons for what is not are left in the chunk."""
+        """Lays out the records of a chunk that can be stored; the reasons for the others are noted in the chunk."""
         if chunk.batch is not None:
             dropped = chunk.dropped >= chunk.batch.num_rows
             records = self._empty() if dropped else self._as_described(chunk.batch)
@@ -159,7 +159,7 @@ class Channel:
         return LaidOut(batch, rows, asked)
 
     def _as_described(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch laid out when the topic may still have been another."""
+        """Checks a batch again if the topic may have changed since it was sent."""
         old, new = batch.schema.field("value").type, self.topic.stored_schema.field("value").type
         if old.equals(new):
             return batch
@@ -170,7 +170,7 @@ class Channel:
         return align(batch, self.topic.stored_schema)
 
     def _value_array(self, values: tuple[Any, ...]) -> tuple[pa.Array, dict[int, str]]:
-        """The values as stored, and the reason for each that cannot be."""
+        """The values as stored, and a reason for each that cannot be."""
         schema = self.topic.settings.schema
         if schema is None:
             return pa.array(values, pa.binary()), {}
@@ -186,7 +186,7 @@ class Channel:
             refused |= {as_bytes[failure.index]: failure.reason for failure in result.failures}
             pieces.append((result.rows, [as_bytes[index] for index in result.indices]))
         joined = pa.concat_arrays([_struct(batch, struct) for batch, _ in pieces])
-        # Where in the joined array each value lies; a tombstone, and what was refused, lies nowhere and is null.
+        # The position of each value in the joined array; null for tombstones and rejected values.
         source: list[int | None] = [None] * len(values)
         for position, index in enumerate(index for _, indices in pieces for index in indices):
             source[index] = position
@@ -195,19 +195,21 @@ class Channel:
     def _empty(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=self.topic.stored_schema)
 
-    # ------------------------------------------------------------ a batch of the user's
+    # ------------------------------------------------------------ a user's batch
 
     def stored(self, records: pa.RecordBatch | pa.Table, key: str | None, timestamp: str | None) -> pa.RecordBatch:
-        """A user's batch with its columns where they belong."""
+        """A user's batch as the columns of records."""
         if not isinstance(records, pa.Table | pa.RecordBatch):
-            raise self._refuse(f"a batch is Arrow or polars, not {type(records).__name__}", "use send for one record")
+            raise self._refuse(
+                f"a batch must be Arrow or polars, not {type(records).__name__}", "use send for one record"
+            )
         if len(set(records.schema.names)) < len(records.schema.names):
-            raise self._refuse("the batch has two columns of one name", f"its columns: {records.schema.names}")
+            raise self._refuse("the batch has two columns of the same name", f"its columns: {records.schema.names}")
         batches = records.combine_chunks().to_batches() if isinstance(records, pa.Table) else [records]
         if not batches:
             batches = [pa.RecordBatch.from_pylist([], schema=records.schema)]
         if len(batches) > 1:
-            raise self._refuse("a column of the batch has more than 2 GiB", "send the batch in pieces")
+            raise self._refuse("a column of the batch has more than 2 GiB", "split the batch")
         given = batches[0]
         for column in (key, timestamp):
             if column is not None and column not in given.schema.names:
@@ -254,12 +256,14 @@ class Channel:
         for field in schema.arrow:
             column = self._typed(batch, field)
             if not field.nullable and column.null_count:
-                raise self._refuse(f"column '{field.name}' is NOT NULL and {column.null_count} rows lack it", None)
+                raise self._refuse(
+                    f"column '{field.name}' is NOT NULL and {column.null_count} rows have no value", None
+                )
             columns.append(column)
         return _struct(pa.RecordBatch.from_arrays(columns, schema=schema.arrow), struct)
 
     def _typed(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        """A column as its schema has it: encodings and sizes may differ, what kind of value it is may not."""
+        """Casts a column to the type of the schema: encoding and size may differ, but not the kind of value."""
         if field.name not in batch.schema.names:
             return pa.nulls(batch.num_rows, field.type)
         given = batch.column(field.name)
@@ -287,7 +291,7 @@ class Channel:
             raise self._refuse(f"column '{name}' has no time zone", "convert it to timestamps in UTC")
         try:
             if kind == pa.binary() and not (_is_bytes(column.type)):
-                column = pc.cast(column, pa.string())  # a key is hashed by its text
+                column = pc.cast(column, pa.string())  # keys are hashed as text
             return pc.cast(column, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise self._refuse(

@@ -1,4 +1,4 @@
-"""Which records the user of a consumer is done with, and how much of that its group knows."""
+"""Which records have been processed, and which of their offsets the group has committed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ class Committing:
         self._agreeing = agreeing
         self.done: dict[TopicPartition, int] = {}
         self.stored: dict[TopicPartition, int] = {}
-        self.revoked: set[TopicPartition] = set()  # records of these are part of a transaction that cannot commit them
+        self.revoked: set[TopicPartition] = (
+            set()
+        )  # their records are part of a transaction that can no longer commit them
 
     def count_done(self) -> bool:
-        """The user asks for more, so it is done with what it has. Returns whether partitions were lost."""
+        """A poll marks everything returned before as done. Returns whether partitions were lost."""
         offering = self._offering
         if self._delivery != "exactly_once":
             self.count_handed()
         if self._delivery != "at_least_once" or self._agreeing is None:
             return False
         for place in self._readers.keys() - self.done.keys():
-            if offering.position(place) > offering.next[place]:  # nothing was there but offsets without records
+            if offering.position(place) > offering.next[place]:  # only offsets without records were skipped
                 self.done[place] = offering.next[place]
         return self.commit_owned()
 
@@ -42,18 +44,18 @@ class Committing:
         self._offering.handed.clear()
 
     def commit(self) -> None:
-        """Raises PartitionsRevoked, and commits nothing, if a partition has gone to another member."""
-        news = self._news()
+        """Raises PartitionsRevoked, and commits nothing, if a partition now belongs to another member."""
+        news = self._uncommitted()
         if news and self._agreeing is not None:
             self._agreeing.commit(news)
             self.stored |= news
 
     def commit_owned(self) -> bool:
-        """Commits what is done of the partitions that are still this member's; others redo the work on the rest.
+        """Commits the partitions that this member still owns; the new owners of the others redo that work.
 
         Returns whether partitions were lost.
         """
-        news = self._news()
+        news = self._uncommitted()
         if not news or self._agreeing is None:
             return False
         outcome = self._agreeing.commit_owned(news)
@@ -64,8 +66,8 @@ class Committing:
             self.done.pop(place, None)
         return bool(outcome.lost)
 
-    def commit_before_handing_out(self, batches: Iterable[Batch]) -> None:
-        """If that fails nothing is handed out, and the same batches come next time."""
+    def commit_before_returning(self, batches: Iterable[Batch]) -> None:
+        """If the commit fails, nothing is returned, and the next poll returns the same batches."""
         done = dict(self.done)
         self.done |= {place_of(batch): batch.next_offset for batch in batches}
         try:
@@ -75,7 +77,7 @@ class Committing:
             raise
 
     def release(self) -> bool:
-        """Partitions are about to go to another member. Returns whether some were lost already."""
+        """Commits before partitions are revoked. Returns whether some were lost already."""
         self._offering.note_given()
         if self._delivery != "at_least_once":
             return False
@@ -90,30 +92,31 @@ class Committing:
             self.stored.pop(place, None)
 
     def commit_with(self, transaction: object) -> None:
-        """Makes what was handed out part of a producer's transaction."""
+        """Adds the offsets of what was polled to a producer's transaction."""
         assert self._agreeing is not None
         if self.revoked:
             raise PartitionsRevoked(
-                f"records of {', '.join(map(str, sorted(self.revoked)))} were handed out, which then went to another",
+                f"records of {', '.join(map(str, sorted(self.revoked)))} were read before the partitions moved to "
+                "another member",
                 where=f"group '{self._group}'",
-                next_step="poll again: what this transaction read will be read again",
+                next_step="poll again: the records of this transaction are read again",
             )
-        self._agreeing.commit_with(transaction, self._passed(self.done | self._offering.handed))
+        self._agreeing.commit_with(transaction, self._past_gaps(self.done | self._offering.handed))
 
     def committed_elsewhere(self) -> None:
-        """The transaction of `commit_with` has been committed."""
+        """Called after the transaction of `commit_with` was committed."""
         self._offering.note_given()
         self.count_handed()
         self.stored |= self.done
 
-    def _news(self) -> dict[TopicPartition, int]:
-        """What is done and not committed yet."""
-        return {p: offset for p, offset in self._passed(self.done).items() if self.stored.get(p) != offset}
+    def _uncommitted(self) -> dict[TopicPartition, int]:
+        """Offsets that are done and not committed yet."""
+        return {p: offset for p, offset in self._past_gaps(self.done).items() if self.stored.get(p) != offset}
 
-    def _passed(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Offsets, moved past those without records up to the consumer's position.
+    def _past_gaps(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Moves offsets past those without records, up to the consumer's position.
 
-        Markers of transactions, aborted records and what compaction removed have offsets, but nobody lags behind them.
+        Transaction markers, aborted records and compacted records have offsets, but must not count as lag.
         """
         offering = self._offering
         offering.note_given()

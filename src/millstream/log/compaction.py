@@ -1,7 +1,7 @@
 """Compaction rewrites closed segments with only the newest record of each key; every record keeps its offset.
 
-Oldest segments first: a tombstone is dropped only after everything it deletes. A rewritten file takes the place of the
-old ones by one rename, and readers in the middle of an old one keep it mapped.
+Oldest segments first: a tombstone is dropped only after everything it deletes. A rewritten file replaces the old ones
+with one rename, and readers in the middle of an old one keep it mapped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def compact(
     dirty_share_min: float = DIRTY_SHARE_MIN,
     forced: bool = False,
 ) -> bool:
-    """Compacts what is closed and decided, if enough of it is new or it is asked for; whether anything was written."""
+    """Compacts closed segments below all open transactions if enough is new, or if forced; whether it wrote any."""
     closed = _closed(partition)
     dirty_bytes = sum(name.path.stat().st_size for name, _ in closed if name.end is None)
     total_bytes = sum(name.path.stat().st_size for name, _ in closed)
@@ -50,7 +50,7 @@ def compact(
     if not closed or not (enough or forced):
         return False
     partition.refresh()  # after the mark, so that the schema is not older than the records
-    partition.sync()  # so that recovery never has to begin inside a file that is replaced here
+    partition.sync()  # so that recovery never starts inside a file that is replaced here
     survivors, records = _newest_offsets(partition, [name for name, _ in closed])
     for group in _groups(closed, survivors, records, partition.segment_bytes):
         _rewrite(partition, group, survivors, tombstones_before_us)
@@ -58,7 +58,7 @@ def compact(
 
 
 def _closed(partition: Partition) -> list[tuple[SegmentName, int]]:
-    """The segments that will not change any more, each with the offset it ends before."""
+    """The segments that no longer change, each with its end offset."""
     mark = partition.marks.read()
     names = segment_names(partition.folder)[0]
     limit = min(mark.end.segment, mark.stable.segment)
@@ -83,7 +83,7 @@ def _records(partition: Partition, name: SegmentName) -> Iterator[tuple[npt.NDAr
 def _newest_offsets(
     partition: Partition, names: Sequence[SegmentName]
 ) -> tuple[npt.NDArray[np.int64], dict[SegmentName, int]]:
-    """The offset of the newest record of every key, in order, and of every record without a key.
+    """The offsets of the newest record of every key and of every record without a key, in order.
 
     And how many records each segment has now.
     """
@@ -108,7 +108,7 @@ def _groups(
     records: dict[SegmentName, int],
     bytes_max: int,
 ) -> Iterator[list[tuple[SegmentName, int]]]:
-    """Neighbours of which what is left will fit into one segment together, as far as can be told beforehand."""
+    """Adjacent segments whose surviving records are estimated to fit into one."""
     group: list[tuple[SegmentName, int]] = []
     size = 0
     for name, end in closed:
@@ -140,7 +140,7 @@ def _rewrite(
                     file.writelines(_frame(piece))
             file.flush()
             os.fsync(file.fileno())
-        # The index of the former file of that name must not be taken for the new one's.
+        # The index of the old file of this name must not be used for the new one.
         name.index_path.unlink(missing_ok=True)
         draft_path.rename(name.path)
         sync_folder(partition.folder)
@@ -159,7 +159,7 @@ def _kept(
     survivors: npt.NDArray[np.int64],
     tombstones_before_us: int,
 ) -> Iterator[pa.RecordBatch]:
-    """What is left of some segments, in batches about the size of a frame."""
+    """The surviving records of some segments, in batches of about the size of a frame."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for name in names:
@@ -167,7 +167,7 @@ def _kept(
             keep = np.isin(offsets, survivors, assume_unique=True)
             times = batch.column("timestamp").cast(pa.int64())
             expired = pc.and_(pc.is_null(batch.column("value")), pc.less(times, tombstones_before_us))
-            keep &= ~expired.fill_null(False).to_numpy(zero_copy_only=False)  # without a time it is never too old
+            keep &= ~expired.fill_null(False).to_numpy(zero_copy_only=False)  # without a timestamp it never expires
             if not keep.any():
                 continue
             rows = pa.array(np.flatnonzero(keep))

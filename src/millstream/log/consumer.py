@@ -1,8 +1,7 @@
-"""A consumer hands records out in order of offset per partition, and knows which of them its user is done with.
+"""A consumer returns records in offset order per partition, and tracks which of them have been processed.
 
-What was handed out counts as done when the user asks for more: only then, and before a partition is released, is it
-committed under `at_least_once`. Under `at_most_once` it is committed before it is handed out, under `exactly_once`
-with the transaction of a producer.
+A poll marks everything returned before as done. `at_least_once` commits it only then, and before a partition is
+revoked. `at_most_once` commits before records are returned, `exactly_once` with a producer's transaction.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Consumer:
 
     @property
     def topics(self) -> list[str]:
-        """The topics that this consumer reads now."""
+        """The topics that this consumer currently reads."""
         return self._assignment.topics
 
     @property
@@ -92,16 +91,16 @@ class Consumer:
 
     @property
     def lost(self) -> list[Lost]:
-        """Offsets that were deleted before this consumer read them, and that it skipped."""
+        """Offsets that were deleted before this consumer read them, and were skipped."""
         return self._offering.lost
 
     # ------------------------------------------------------------ reading
 
     def poll(self, timeout: float = 0.0, max_records: int = 500) -> list[Record]:
-        """Up to `max_records` records, waiting up to `timeout` seconds. Those handed out before count as done.
+        """Up to `max_records` records, waiting up to `timeout` seconds. Those returned before count as done.
 
-        If it raises, whatever and wherever, none of the records counts as handed out: the next poll gives them. A value
-        that Python cannot hold, such as a timestamp after the year 9999, is given as Arrow has it: microseconds.
+        If it raises, none of its records count as returned: the next poll returns them. A value that Python cannot
+        represent, such as a timestamp after the year 9999, is returned as Arrow has it, in microseconds.
         """
         offer = self._prepare(timeout, max_records)
         records = [record for batch in offer.batches or () for record in batch.records()]
@@ -118,7 +117,7 @@ class Consumer:
         return batches
 
     def _prepare(self, timeout: float, max_records: int | None, max_bytes: int = READ_BYTES) -> Offer:
-        """Gathers what is to be handed out next; nothing of it counts as handed out yet."""
+        """Fetches what to return next; none of it counts as returned yet."""
         self._check_open()
         self._settle_offer()
         self._count_done()
@@ -127,12 +126,12 @@ class Consumer:
         self._wait(timeout, max_bytes)
         batches = self._offering.take(max_records)
         if self.delivery == "at_most_once":
-            self._committing.commit_before_handing_out(batches)
+            self._committing.commit_before_returning(batches)
         offer.batches = batches
         return offer
 
     def _wait(self, timeout: float, max_bytes: int) -> None:
-        """Until records wait to be handed out, or the time is over."""
+        """Waits until records are available or the timeout is over."""
         begun, patience = time.monotonic(), timeout
         ends: Mapping[TopicPartition, int] | None = None
         try:
@@ -158,15 +157,15 @@ class Consumer:
         return any(end > readers[place].offset for place, end in ends.items() if place in readers)
 
     def __iter__(self) -> Iterator[Record]:
-        """Every record as it comes, for ever. A record is done when the next one is asked for."""
+        """Every record as it arrives, without end. A record is done when the next one is requested."""
         self._check_open()
         while not self._closed:
             yield from self._one_by_one(timeout=1.0)
 
     def until_caught_up(self) -> Iterator[Record]:
-        """Every record up to where the partitions end now; then it stops."""
+        """Every record up to the current end of the partitions; then it stops."""
         self._check_open()
-        self._look_back()
+        self._recover_position()
         self._refresh()
         ends, readers = self._fetching.ends(), self._fetching.readers
         while any(self.position(*place) < end for place, end in ends.items() if place in readers):
@@ -177,43 +176,43 @@ class Consumer:
         self._refresh()
 
     def _one_by_one(self, timeout: float) -> Iterator[Record]:
-        """The records of one batch; those not asked for are kept for the next time."""
+        """The records of one batch; those not requested are kept for the next call."""
         offer = self._prepare(timeout, ONE_BY_ONE)
         for batch in offer.batches or ():
             place = place_of(batch)
             for record in batch.records():
                 offer.given += 1
                 yield record
-                if self._offering.offer is not offer:  # a seek, a poll, a rewind or a revocation came in between
+                if self._offering.offer is not offer:  # a seek, poll, rewind or revocation happened in between
                     return
                 self._committing.done[place] = record.offset + 1
 
     def lag(self) -> int:
         """How many records this consumer is behind the end of its partitions.
 
-        Far behind it counts offsets, of which those of transactions' markers and of compacted records hold no record.
+        Far behind, it counts offsets, including those of transaction markers and compacted records.
         """
         self._check_open()
-        self._look_back()
+        self._recover_position()
         return self._fetching.lag() + sum(map(len, self._offering.ahead()))
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """The partitions this consumer reads."""
+        """The partitions assigned to this consumer."""
         return self._assignment.places
 
     @property
     def member(self) -> str | None:
-        """The name under which the group knows this consumer."""
+        """This consumer's name in its group."""
         return None if self._agreeing is None else self._agreeing.member
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset of the record handed out next."""
-        self._look_back()
+        """The offset of the next record."""
+        self._recover_position()
         return self._offering.position(self._assignment.own(self._assignment.resolve(topic), partition))
 
     def seek(self, start: Start, *, topic: str | None = None, partition: int | None = None) -> None:
-        """Goes to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
+        """Moves to 'earliest', 'latest', an offset or a time, in all partitions or in one; backwards to replay."""
         check_start(start)
         self._settle_offer()
         topic = None if topic is None else self._assignment.resolve(topic)
@@ -227,20 +226,20 @@ class Consumer:
         for place in places:
             self._go(place, self._assignment.offset_of(place, start))
 
-    # ------------------------------------------------------------ what the user has
+    # ------------------------------------------------------------ after an exception
 
-    def _look_back(self) -> None:
-        """Where an exception came while records were being read ahead, reads on from what the user has."""
+    def _recover_position(self) -> None:
+        """After an exception during a prefetch, continues from the last records that were returned."""
         offering = self._offering
         offering.note_given()
-        if offering.is_unsettled and not offering.turns.is_anothers:
+        if offering.is_unsettled and not offering.turns.is_held_elsewhere:
             offering.waiting.clear()
             self._assignment.must_assign = True
             self._fetching.start_over()
             offering.offer, offering.is_fetching = None, False
 
     def _settle_offer(self) -> None:
-        self._look_back()
+        self._recover_position()
         self._offering.end_offer()
         if self.must_rewind:
             self.rewind()
@@ -263,14 +262,14 @@ class Consumer:
     # ------------------------------------------------------------ committing
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Commits everything handed out so far as done, or, with `offsets`, what lies before these."""
+        """Commits everything returned so far, or, with `offsets`, everything before them."""
         if self._agreeing is None:
             raise InvalidInput("only a consumer in a group can commit", next_step="log.consumer(…, group='…')")
         self._check_open()
-        self._look_back()
+        self._recover_position()
         if self.must_rewind:
             self.rewind()
-        if self.delivery == "at_most_once":  # it was committed before it was handed out
+        if self.delivery == "at_most_once":  # committed before it was returned
             return
         if offsets is not None:
             self._committing.done |= self._checked(offsets)
@@ -281,43 +280,43 @@ class Consumer:
         self._offering.handed.clear()
 
     def _checked(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Refuses to count as done what was never handed out."""
+        """Rejects offsets of records that were never returned."""
         for place, offset in offsets.items():
             handed = self._offering.next[self._assignment.own(*place)]
             if offset > handed:
                 raise InvalidInput(
-                    f"offset {offset} cannot be committed: records were handed out up to {handed - 1}",
+                    f"offset {offset} cannot be committed: the last record read has offset {handed - 1}",
                     where=str(place),
-                    next_step="commit what was handed out, or go further with seek(…)",
+                    next_step="commit the offsets of records that were read, or move ahead with seek(…)",
                 )
         return {TopicPartition(*place): offset for place, offset in offsets.items()}
 
     def commit_with(self, transaction: object) -> None:
-        """Makes the offsets of what was handed out part of a producer's transaction."""
+        """Adds the offsets of the records returned so far to a producer's transaction."""
         if self.delivery != "exactly_once" or self._agreeing is None:
             raise InvalidInput(
                 "a transaction takes the offsets of a consumer with delivery='exactly_once'",
                 next_step="log.consumer(…, group='…', delivery='exactly_once')",
             )
-        self._look_back()
+        self._recover_position()
         if self.must_rewind and not self._committing.revoked:
             raise TransactionAborted(
-                "what was handed out belongs to a transaction that was given up",
+                "the records read last belong to a transaction that was aborted",
                 where=f"group '{self.group}'",
-                next_step="poll again: it will be handed out again",
+                next_step="poll again: they are read again",
             )
         self._committing.commit_with(transaction)
 
     def committed_elsewhere(self) -> None:
-        """Called when the transaction with `commit_with` has been committed."""
+        """Called after the transaction of `commit_with` was committed."""
         self._committing.committed_elsewhere()
 
     def rewind(self) -> None:
-        """Goes back to what was committed last: what was handed out since will be handed out again.
+        """Moves back to the committed offsets: everything returned since is returned again.
 
-        If that cannot be looked up now, the next poll tries again, and nothing is committed before.
+        If they cannot be looked up now, the next poll tries again, and nothing is committed before.
         """
-        self.must_rewind = not self._closed  # until all partitions were
+        self.must_rewind = not self._closed  # until all partitions are rewound
         self._committing.revoked.clear()
         if self._closed:
             return
@@ -329,10 +328,10 @@ class Consumer:
             self._go(place, self._assignment.first_offset(place) if offset is None else offset)
         self.must_rewind = False
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ closing
 
     def close(self) -> None:
-        """Commits what is done and leaves the group. The records handed out last are not done unless committed."""
+        """Commits what is done and leaves the group. The records returned last are not done unless committed."""
         if self._closed:
             return
         self._closed = True

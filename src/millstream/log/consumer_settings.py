@@ -1,4 +1,4 @@
-"""The settings of a consumer, checked when it is made; the same on every broker."""
+"""The settings of a consumer, validated when it is created; the same on every broker."""
 
 from __future__ import annotations
 
@@ -41,12 +41,10 @@ class ConsumerSettings:
         check_choice("isolation", isolation, ISOLATIONS)
         check_choice("on_lost", on_lost, LOST_CHOICES)
         if group is None and delivery != "at_least_once":
-            raise InvalidInput(
-                f"delivery '{delivery}' is about committed offsets", next_step="give the consumer a group"
-            )
+            raise InvalidInput(f"delivery '{delivery}' needs committed offsets", next_step="give the consumer a group")
         if group is not None and partitions is not None:
             raise InvalidInput(
-                "a group shares the partitions out itself", next_step="leave out either group or partitions"
+                "a group assigns the partitions itself", next_step="leave out either group or partitions"
             )
         check_start(start)
         interval = checked_interval(max_poll_interval, poll_seconds_min)

@@ -1,7 +1,7 @@
-"""What participants agree on lives in one SQLite file: each change is one transaction, so it happened or it did not.
+"""The state that participants share is one SQLite file, in which every change is a transaction.
 
-Groups, their members and offsets, named producers and their transactions, queues and their deliveries. That a
-transaction's verdict and the offsets that go with it are one commit here is what makes exactly-once exact.
+It has groups, their members and offsets, named producers and their transactions, queues and their deliveries. A
+transaction's outcome and its offsets are one commit here: that makes exactly-once exact.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ CHECKS: dict[str, Callable[[object], bool]] = {
 }
 
 
-def planted(db: sqlite3.Connection) -> str | None:
-    """What is missing or does not belong in the file; nobody uses tables that only a newer version knows."""
+def unexpected_schema(db: sqlite3.Connection) -> str | None:
+    """What is missing from the file or does not belong there; tables of a newer version are ignored."""
     expected = _expected()
     found = {}
     for kind, name, table, sql in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"):
@@ -145,7 +145,7 @@ def planted(db: sqlite3.Connection) -> str | None:
         if kind not in ("table", "index"):
             return f"it has a {kind} '{name}'"
         if sql is not None and (name in expected or kind == "index") and expected.get(name) != known:
-            return f"its {kind} '{name}' is not the one that Millstream makes"
+            return f"its {kind} '{name}' is not the one that Millstream creates"
         found[name] = known
     missing = expected.keys() - found.keys() - {"sink_batches", "sink_outputs"}
     return f"it lacks {', '.join(sorted(missing))}" if missing else None
@@ -160,7 +160,7 @@ def _expected() -> dict[str, tuple[str, str, str]]:
 
 
 class Coordinator:
-    """One connection of this process; threads take turns."""
+    """One connection per process, shared by its threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -173,22 +173,22 @@ class Coordinator:
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             self._db.row_factory = self._row
             self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
-            self._db.execute("PRAGMA trusted_schema = OFF")  # what the file itself defines may not call functions
+            self._db.execute("PRAGMA trusted_schema = OFF")  # what the file itself defines must not call functions
             self._db.execute("PRAGMA cell_size_check = ON")
-            self._log_ahead()
+            self._enable_write_ahead_log()
             self._db.execute("PRAGMA synchronous = NORMAL")
         self._create()
 
     def _refuse_links(self) -> None:
-        """SQLite would follow them. It creates its other files with the rights of the first one."""
+        """SQLite would follow links. It creates its other files with the permissions of the first one."""
         with storage_errors(self.path):
             os.close(open_alike(self.path, os.O_RDWR | os.O_CREAT))
             for ending in ("-wal", "-shm", "-journal"):
                 with suppress(FileNotFoundError):
                     os.close(open_private(f"{self.path}{ending}", os.O_RDONLY))
 
-    def _log_ahead(self) -> None:
-        """Two that change a new file's journal at once would wait for each other: SQLite then fails one at once."""
+    def _enable_write_ahead_log(self) -> None:
+        """Two processes changing the journal mode of a new file would deadlock: SQLite fails one of them at once."""
         patience = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -209,15 +209,15 @@ class Coordinator:
                 db.execute(f"PRAGMA user_version = {FORMAT}")
             elif version != FORMAT:
                 raise UnsupportedFormat(
-                    f"the coordinator has format {version}; this version of Millstream knows {FORMAT}",
+                    f"the coordinator has format {version}; this version of Millstream supports {FORMAT}",
                     where=str(self.path),
                     next_step="open the log with the Millstream that wrote it",
                 )
-            if fault := planted(db):
+            if fault := unexpected_schema(db):
                 raise self._damaged(fault)
 
     def _row(self, cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
-        """SQLite keeps any value in any column, and what comes from one becomes an offset or the name of a file."""
+        """SQLite stores any value in any column, and these values become offsets and file names."""
         if cursor.description is not self._description:
             self._checks = tuple(CHECKS.get(column[0], _is_anything) for column in cursor.description)
             self._description = cursor.description
@@ -229,13 +229,13 @@ class Coordinator:
         return sqlite3.Row(cursor, values)
 
     def document(self, text: str, kind: type[Document]) -> Document:
-        """What a column of JSON holds."""
+        """The content of a JSON column."""
         try:
             content = parsed(text)
         except ValueError as error:
             raise self._damaged(f"{text[:100]!r} cannot be read: {error}") from error
         if not isinstance(content, kind):
-            raise self._damaged(f"{text[:100]!r} is not what it should be")
+            raise self._damaged(f"{text[:100]!r} is not of type {kind.__name__}")
         return content
 
     def _damaged(self, what: str) -> DamagedLog:
@@ -245,18 +245,18 @@ class Coordinator:
 
     @contextmanager
     def change(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction; `durable` also survives the death of the machine."""
+        """One transaction; `durable` also survives a crash of the machine."""
         self._check_process()
         with self._turn, self._translated():
             try:
-                if self._db.in_transaction:  # an exception kept the last change from being taken back
+                if self._db.in_transaction:  # an exception kept the last change from being rolled back
                     self._db.execute("ROLLBACK")
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # SQLite has rolled back by itself when its disk is full
+                if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                     self._db.execute("ROLLBACK")
                 raise
 
@@ -268,7 +268,7 @@ class Coordinator:
             yield self._db
 
     def version(self) -> int:
-        """Differs whenever another process has changed something."""
+        """Changes whenever another process has changed something."""
         with self.look() as db:
             return int(db.execute("PRAGMA data_version").fetchone()[0])
 
@@ -278,7 +278,7 @@ class Coordinator:
                 self._db.close()
 
     def _check_process(self) -> None:
-        """SQLite's connections and this one's lock do not survive a fork: what a child wrote could be lost."""
+        """SQLite's connections and this lock do not survive a fork: writes of a child could be lost."""
         if os.getpid() != self._process:
             raise ClosedError(
                 "the log was opened by the process that this one was forked from",
@@ -292,7 +292,7 @@ class Coordinator:
             yield
         except sqlite3.Error as error:
             raise self._error(error) from error
-        except UnicodeDecodeError as error:  # of what SQLite says about a damaged page
+        except UnicodeDecodeError as error:  # in SQLite's message about a damaged page
             raise self._damaged("it holds text that is not UTF-8") from error
 
     def _error(self, error: sqlite3.Error) -> MillstreamError:
@@ -301,20 +301,22 @@ class Coordinator:
         name = getattr(error, "sqlite_errorname", "") or ""
         where = str(self.path)
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
-            return DiskFull("there is no room left to coordinate", where=where, next_step="make room; then try again")
+            return DiskFull(
+                "no space left for the coordinator's file", where=where, next_step="free some space, then try again"
+            )
         if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
             if _is_mounted_read_only(self.path.parent):
                 return mounted_read_only(where)
             return NoAccess(
-                "this user may not write the log",
+                "this user may not write to the log",
                 where=where,
-                next_step="give the user rights to the folder of the log",
+                next_step="give the user access to the folder of the log",
             )
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_TOOBIG")) or name == "SQLITE_ERROR":
             return self._damaged(str(error))
         if not name and "decode" in str(error):  # text that is not UTF-8
             return self._damaged(str(error)[:200])
-        return StorageError(f"the coordinator says: {error}", where=where, next_step="try again")
+        return StorageError(f"the coordinator failed: {error}", where=where, next_step="try again")
 
 
 def _is_mounted_read_only(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The descriptions of a log and of its topics, as they are on disk: read whole, and refused if they make no sense."""
+"""The descriptions of a log and of its topics on disk: validated when they are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log_description(folder: Path) -> dict[str, Any]:
     version = document.get("format")
     if version != FORMAT or isinstance(version, bool):
         raise UnsupportedFormat(
-            f"the log has format {version}; this version of Millstream knows {FORMAT}",
+            f"the log has format {version}; this version of Millstream supports {FORMAT}",
             where=str(path),
             next_step="open it with the Millstream that wrote it",
         )
@@ -39,22 +39,22 @@ def log_description(folder: Path) -> dict[str, Any]:
     for name in FOLDERS:
         if not is_plain_folder(folder / name):
             raise DamagedLog(
-                "a folder of the log is missing, or a link lies in its place",
+                "a folder of the log is missing, or replaced by a link",
                 where=str(folder / name),
-                next_step="restore it from a copy; only a log as a whole may be linked to",
+                next_step="restore it from a copy; only the whole log may be behind a link",
             )
     return document
 
 
 def topic_description(folder: Path) -> TopicDescription:
-    """Its own name is not looked at: the folder's is the topic's."""
+    """The topic's name is that of the folder; a name inside the description is ignored."""
     path = folder / TOPIC
     document = _document(path, "id", "name")
     identity = document.pop("id")
     document.pop("name")
     moved_to = document.pop(MOVED_TO, None)
     if not isinstance(identity, str) or not isinstance(moved_to, str | None):
-        raise damaged(path, "its identity is no text")
+        raise damaged(path, "its identity is not text")
     try:
         return TopicDescription(identity, TopicSettings.of(**document), moved_to)
     except (MillstreamError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
@@ -69,7 +69,7 @@ def _document(path: Path, *names: str) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(path, str(error)) from error
     if not isinstance(document, dict) or any(name not in document for name in names):
-        raise damaged(path, "it lacks what a description has")
+        raise damaged(path, "it lacks required entries")
     return document
 
 

@@ -1,4 +1,4 @@
-"""The effects the log has on a disk: every write, sync and lock goes through here and fails as a StorageError.
+"""All of the log's disk access: every write, sync and lock goes through here and fails as a StorageError.
 
 `Disk` is passed in, so that a test can make a write fail half way, as a real disk does.
 """
@@ -30,7 +30,7 @@ DOCUMENT_BYTES_MAX = 64 << 20
 
 @contextmanager
 def storage_errors(place: Path) -> Iterator[None]:
-    """Turns what the operating system says about `place` into an error of ours."""
+    """Turns operating system errors about `place` into our own."""
     try:
         yield
     except OSError as error:
@@ -40,7 +40,7 @@ def storage_errors(place: Path) -> Iterator[None]:
 def storage_error(error: OSError, place: Path) -> StorageError:
     where = str(error.filename or place)
     if error.errno in NO_ROOM:
-        return DiskFull("there is no room left on the disk", where=where, next_step="make room there, then try again")
+        return DiskFull("no space left on the disk", where=where, next_step="free some space, then try again")
     if error.errno == errno.EROFS:
         return mounted_read_only(where)
     if error.errno in NO_FILES:
@@ -53,14 +53,14 @@ def storage_error(error: OSError, place: Path) -> StorageError:
         return NoAccess(
             "this user may not read or write the log",
             where=where,
-            next_step="give the user rights to the folder, or choose another with --log or MILLSTREAM_BROKER",
+            next_step="give the user access to the folder, or choose another with --log or MILLSTREAM_BROKER",
         )
     if error.errno in (errno.ELOOP, errno.EMSGSIZE) or isinstance(error, NotAPlainFile):
         what = "a symbolic link" if error.errno == errno.ELOOP else error.strerror
         return DamagedLog(
-            f"this is no file of the log: {what}",
+            f"this is not a file of the log: {what}",
             where=where,
-            next_step="remove it, and restore the file from a copy; only a log as a whole may be linked to",
+            next_step="remove it, and restore the file from a copy; only the whole log may be behind a link",
         )
     if error.errno == errno.EISDIR:
         return NotALog(
@@ -70,9 +70,7 @@ def storage_error(error: OSError, place: Path) -> StorageError:
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return NotALog("there is a file where a folder should be", where=where, next_step="choose another folder")
-    return StorageError(
-        f"the disk says: {error.strerror}", where=where, next_step="see that the folder is there and sound"
-    )
+    return StorageError(f"disk error: {error.strerror}", where=where, next_step="check the folder and its file system")
 
 
 def mounted_read_only(where: str) -> NoAccess:
@@ -84,10 +82,10 @@ def mounted_read_only(where: str) -> NoAccess:
 
 
 class Disk:
-    """What the log asks of a disk."""
+    """The disk operations that the log needs."""
 
     def write(self, fd: int, buffers: Sequence[Buffer], position: int) -> None:
-        """All of it or an OSError; a short write is carried on with until the disk refuses."""
+        """Writes everything or raises an OSError; a short write is continued until the disk fails."""
         written = os.pwritev(fd, buffers, position)
         total = sum(memoryview(buffer).nbytes for buffer in buffers)
         while written < total:
@@ -108,7 +106,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_document(path: Path, content: dict[str, Any]) -> None:
-    """Replaces a JSON file at once and durably: a reader sees the old or the new one, never a part."""
+    """Replaces a JSON file atomically and durably: a reader sees the old or the new one, never a part."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with storage_errors(path):
         try:
@@ -123,7 +121,7 @@ def write_document(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_document(path: Path) -> Any:
-    """The content as it is, which may be anything; a ValueError if it is not JSON."""
+    """The JSON content of a file, not validated; a ValueError if it is not JSON."""
     with storage_errors(path):
         content = read_bounded(path, DOCUMENT_BYTES_MAX)
     return parsed(content)
@@ -137,7 +135,7 @@ def parsed(document: str | bytes) -> Any:
 
 
 def is_gone(path: Path, fd: int) -> bool:
-    """Whether an open file is no longer the one of that name: it was deleted, moved away or replaced."""
+    """Whether an open file is no longer the one of that name: it was deleted, moved or replaced."""
     try:
         now = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -146,7 +144,7 @@ def is_gone(path: Path, fd: int) -> bool:
 
 
 class FileLock:
-    """Held by one thread of one process at a time; the kernel lets go of it when the process dies."""
+    """Held by one thread of one process at a time; the kernel releases it when the process dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -166,7 +164,7 @@ class FileLock:
             if depth == 0:
                 fcntl.flock(self.fd, fcntl.LOCK_EX)
             self._depth = depth + 1
-        except BaseException:  # an interrupt can also come when the lock is held already
+        except BaseException:  # an interrupt can also come after the lock was acquired
             self._depth = depth
             if depth == 0:
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -182,7 +180,7 @@ class FileLock:
 
     @contextmanager
     def attempt(self) -> Iterator[bool]:
-        """Whether the lock was free; held until the block ends if it was."""
+        """Whether the lock was free; if so, it is held until the block ends."""
         if not self._thread.acquire(blocking=False):
             yield False
             return
@@ -207,7 +205,7 @@ class FileLock:
 
     @property
     def gone(self) -> bool:
-        """Whether the file was deleted since it was opened, with the folder it guards."""
+        """Whether the lock's file was deleted since it was opened, with the folder it guards."""
         return is_gone(self.path, self.fd)
 
     def __del__(self) -> None:
@@ -219,10 +217,10 @@ _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _separate_from_parent() -> None:
-    """A forked process shares its parent's open files, and would hold its locks together with it."""
+    """A forked process shares its parent's open files, and with them its locks."""
     for lock in list(_locks):
         shared = lock.fd
-        with suppress(StorageError):  # what it guarded is deleted: there is nothing to hold
+        with suppress(StorageError):  # what it guarded was deleted: there is nothing to lock
             lock._open()
             os.close(shared)
 
@@ -231,7 +229,7 @@ os.register_at_fork(after_in_child=_separate_from_parent)
 
 
 def boot_id() -> bytes:
-    """Names this run of the machine: what is only in its memory survives a dead process, not a new boot id."""
+    """Identifies this boot of the machine: unsynced data survives a process crash, but not a new boot id."""
     try:
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     except (OSError, ValueError):

@@ -3,9 +3,9 @@
     length u32, crc32c u32, base offset i64, span u32, rows u32, newest timestamp i64 (µs),
     producer id i64, epoch i32, sequence i32, flags u16, 14 bytes of zero
 
-`span` is how many offsets the frame stands for: `rows` as written, more once compaction has thinned it out, none for
-the marker that ends a transaction. The checksum of the body is worked out first, so that only the header's is left to
-do while a partition is locked.
+`span` is the number of offsets the frame covers: `rows` as written, more once compaction has thinned it out, none for
+the marker that ends a transaction. The body's checksum is computed first, so that only the header's is computed while
+the partition is locked.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 HEADER = struct.Struct("<IIqIIqqiiH14x")
 HEADER_BYTES = 64
 ALIGNMENT = 64
-FRAME_BYTES_TARGET = 1 << 20  # a frame that fits the processor's cache is checked and read in one go
+FRAME_BYTES_TARGET = 1 << 20  # a frame that fits into the CPU cache is checked and read in one pass
 
 TRANSACTIONAL = 1
 COMMITS = 2
 ABORTS = 4
-SPARSE = 8  # the batch has a column of its own for the offsets
-WITHOUT = {"key": 16, "headers": 32}  # a column that is null throughout is left out
+SPARSE = 8  # the batch has its own column of offsets
+WITHOUT = {"key": 16, "headers": 32}  # a column of nulls is omitted
 LEFT_OUT = sum(WITHOUT.values())
 
 NO_PRODUCER = -1
@@ -66,7 +66,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A frame before it has an offset."""
+    """A frame before its offset is assigned."""
 
     schema: pa.Schema | None
     body: Buffer
@@ -85,7 +85,7 @@ class Draft:
         return HEADER_BYTES + memoryview(self.body).nbytes + len(self.padding)
 
     def at(self, base_offset: int) -> list[Buffer]:
-        """The bytes of the frame, as buffers to be written one after the other."""
+        """The bytes of the frame, as buffers to write in order."""
         fields = [self.size_bytes - HEADER_BYTES, 0, base_offset, self.span, self.rows, self.max_timestamp,
                   self.producer_id, self.epoch, self.sequence, self.flags]  # fmt: skip
         fields[1] = _seal(HEADER.pack(*fields), self.body_crc)
@@ -128,12 +128,12 @@ def marker(producer_id: int, epoch: int, *, commit: bool) -> Draft:
 
 
 def skip() -> Draft:
-    """A frame without records that uses up one offset."""
+    """A frame without records that takes up one offset."""
     return Draft(None, b"", b"", 0, 1, 0, NO_TIMESTAMP)
 
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch cut into pieces that fill one frame each."""
+    """Splits a batch into pieces of one frame each."""
     rows_per_frame = max(1, batch.num_rows * FRAME_BYTES_TARGET // max(1, batch.nbytes))
     if batch.num_rows <= rows_per_frame + rows_per_frame // 4:
         yield batch
@@ -143,7 +143,7 @@ def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def header_at(file: Buffer, position: int, limit: int) -> Header | None:
-    """The header at `position`, if a whole frame can lie between there and `limit`; not yet checked."""
+    """The header at `position`, if a whole frame fits between there and `limit`; not yet verified."""
     if position + HEADER_BYTES > limit:
         return None
     header = Header._make(HEADER.unpack_from(file, position))
@@ -153,9 +153,9 @@ def header_at(file: Buffer, position: int, limit: int) -> Header | None:
 
 
 def _is_plausible(header: Header) -> bool:
-    """Whether the numbers fit together; anyone who can write the file can also make its checksum match.
+    """Whether the numbers are consistent; anyone who can write the file can also forge its checksum.
 
-    Every record has a timestamp in the body, so there cannot be more of them than it has room for.
+    Every record has a timestamp in the body, so there cannot be more records than fit there.
     """
     if header.base_offset < 0 or header.next_offset > OFFSET_MAX or header.rows * TIMESTAMP_BYTES > header.length:
         return False

@@ -1,8 +1,8 @@
-"""In a consumer group each partition has at most one owner at any time, and in the end exactly one.
+"""In a consumer group each partition has at most one owner at any time, and eventually exactly one.
 
-A change (a member joins, leaves, dies or stops polling, a topic gets partitions) moves targets, not owners: the old
-owner lets go of a partition when it next polls, its work committed, and only then does the new one take it. Of a dead
-member everything is free at once.
+A rebalance (a member joins, leaves, dies or stops polling, or a topic gets partitions) moves targets, not owners: the
+old owner commits and releases a partition at its next poll, and only then does the new one take it. The partitions of a
+dead member are free at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GroupPartition:
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
     name: str
-    generation: int | None  # Kafka does not tell
+    generation: int | None  # not available from Kafka
     members: tuple[str, ...]
     partitions: tuple[GroupPartition, ...]
 
@@ -55,7 +55,7 @@ class GroupInfo:
 def fair_shares(
     members: Mapping[str, Iterable[str]], partitions: Iterable[TopicPartition], held: Mapping[TopicPartition, str]
 ) -> dict[TopicPartition, str | None]:
-    """Who should own what: shares differ by one at most where topics allow it, and as little as possible moves."""
+    """The balanced assignment: shares differ by at most one where topics allow it, and few partitions move."""
     topics = {member: set(names) for member, names in sorted(members.items())}
     shares: dict[str, list[TopicPartition]] = {member: [] for member in topics}
     loose = []
@@ -72,7 +72,7 @@ def fair_shares(
             shares[min(eligible, key=lambda member: len(shares[member]))].append(partition)
         else:
             unowned.append(partition)
-    while move := _unfair(topics, shares):
+    while move := _unbalanced(topics, shares):
         partition, giver, taker = move
         shares[giver].remove(partition)
         shares[taker].append(partition)
@@ -80,10 +80,10 @@ def fair_shares(
     return fair | dict.fromkeys(unowned)
 
 
-def _unfair(
+def _unbalanced(
     topics: Mapping[str, set[str]], shares: Mapping[str, list[TopicPartition]]
 ) -> tuple[TopicPartition, str, str] | None:
-    """A partition whose move makes the shares fairer."""
+    """A partition whose move makes the assignment more balanced."""
     for giver in sorted(shares, key=lambda member: -len(shares[member])):
         for taker in sorted(shares, key=lambda member: len(shares[member])):
             if len(shares[giver]) - len(shares[taker]) < 2:
@@ -95,7 +95,7 @@ def _unfair(
 
 
 class Membership:
-    """One consumer's part in a group."""
+    """One consumer's membership in a group."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Membership:
         self._rebalance(db)
 
     def subscribe(self, topics: Sequence[str], release: Callable[[set[TopicPartition]], None]) -> None:
-        """Reads other topics from now on; what is left behind goes, its work committed, to members that want it."""
+        """Subscribes to other topics; partitions of the old ones are committed and released."""
         gone = {partition for partition in self.owned if partition.topic not in topics}
         release(gone)
         self._topics = list(topics)
@@ -144,9 +144,9 @@ class Membership:
         self._seen_version, self._checked_at = -1, 0.0
 
     def refresh(self, release: Callable[[set[TopicPartition]], None]) -> bool:
-        """Called at every poll: lets go of what must go (after `release` has finished with it), takes what is free.
+        """Called at every poll: releases partitions (after `release` has committed them) and takes those that are free.
 
-        Returns whether anything changed. Cheap when nothing has happened.
+        Returns whether anything changed. Cheap if nothing has.
         """
         now = time.time()
         due = time.monotonic() - self._checked_at >= CHECK_SECONDS
@@ -159,7 +159,7 @@ class Membership:
         self._seen_version = self._coordinator.version()
         before = set(self.owned)
         lost, going = self._view()
-        if lost:  # taken away because this member did not poll for too long; nothing can be committed for them
+        if lost:  # revoked because this member did not poll for too long; they cannot be committed any more
             self.owned -= lost
             release(lost)
         if going:
@@ -169,7 +169,7 @@ class Membership:
         return bool(lost or going) or self.owned != before
 
     def _check_others(self, now: float) -> None:
-        """Removes the dead and the silent, and gives new partitions a place."""
+        """Removes dead and silent members, and assigns new partitions."""
         with self._coordinator.look() as db:
             members = db.execute("SELECT * FROM members WHERE group_name = ?", (self.group,)).fetchall()
             known = {TopicPartition(*row) for row in self._rows(db, "topic, partition")}
@@ -222,7 +222,7 @@ class Membership:
         db.execute("UPDATE groups SET generation = generation + 1 WHERE name = ?", (self.group,))
 
     def _view(self) -> tuple[set[TopicPartition], set[TopicPartition]]:
-        """What was taken away from this member, and what it holds but should not."""
+        """The partitions that this member lost, and those it has but should release."""
         with self._coordinator.look() as db:
             rows = self._rows(db, "topic, partition, owner, target")
         mine = {
@@ -254,12 +254,12 @@ class Membership:
         self.owned |= {TopicPartition(row["topic"], row["partition"]) for row in rows if row["owner"] == self.id}
 
     def commit(self, db: sqlite3.Connection, offsets: Mapping[TopicPartition, int]) -> None:
-        """Stores how far this member has come, inside a transaction of the coordinator, if it still owns them all."""
+        """Commits this member's offsets in a transaction of the coordinator, if it still owns all the partitions."""
         if lost := self.commit_owned(db, offsets):
             raise revoked(lost, self.group, self.id)
 
     def commit_owned(self, db: sqlite3.Connection, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-        """Stores how far this member has come in what it still owns; returns what it does not own any more."""
+        """Commits the offsets of partitions that this member still owns; returns the others."""
         owned = {TopicPartition(r["topic"], r["partition"]) for r in self._rows(db, "*") if r["owner"] == self.id}
         store_offsets(db, self.group, {place: offset for place, offset in offsets.items() if place in owned})
         return offsets.keys() - owned
@@ -269,21 +269,21 @@ class Membership:
             with self._coordinator.change() as db:
                 db.execute("DELETE FROM members WHERE group_name = ? AND member = ?", (self.group, self.id))
                 self._rebalance(db)
-        finally:  # a member that cannot report that it leaves is found dead
+        finally:  # if it cannot report that it leaves, it is found dead
             self.owned.clear()
             self._participant.close()
 
 
 def revoked(lost: Iterable[TopicPartition], group: str, member: str | None) -> PartitionsRevoked:
     return PartitionsRevoked(
-        f"partitions {', '.join(map(str, sorted(lost)))} belong to another member by now",
+        f"partitions {', '.join(map(str, sorted(lost)))} now belong to another member",
         where=f"group '{group}', member {member}",
         next_step="poll again; if processing takes long, raise max_poll_interval",
     )
 
 
 def begin_group(coordinator: Coordinator, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Stores where a group begins, in those topics that it has not read before."""
+    """Commits a group's start offsets in topics that it has not read before."""
     with coordinator.change() as db:
         known = {topic for (topic,) in db.execute("SELECT topic FROM offsets WHERE group_name = ?", (group,))}
         store_offsets(db, group, {place: offset for place, offset in offsets.items() if place.topic not in known})
@@ -342,7 +342,7 @@ def describe_group(
 
 
 def change_idle_group(coordinator: Coordinator, participants: Path, group: str) -> None:
-    """Refuses when members are at work: what they read next would not be what was asked for."""
+    """Refuses if the group has active members: they would not read from where they were reset to."""
     if group not in group_names(coordinator):
         raise UnknownGroup(
             f"there is no group '{group}'",
@@ -350,5 +350,5 @@ def change_idle_group(coordinator: Coordinator, participants: Path, group: str) 
         )
     if members := living_members(coordinator, participants, group):
         raise InvalidInput(
-            f"group '{group}' has {len(members)} members at work", next_step="stop its consumers first, then try again"
+            f"group '{group}' has {len(members)} active members", next_step="stop its consumers first, then try again"
         )

@@ -1,8 +1,8 @@
-"""An index entry says: the frame at `position` begins at `offset`, and no record up to its end is newer than a time.
+"""An index entry maps `offset` to the `position` of its frame, with the newest timestamp up to the frame's end.
 
-Sparse: an entry for a frame only when some kilobytes have passed since the last one. Every entry has its own checksum,
-looked at when a search touches it; an index that is short, torn or wrong is never trusted and never needed: it can be
-made again from its segment.
+Sparse: a frame has an entry only if some kilobytes have passed since the last one. Every entry has its own checksum,
+verified when a search reads it; an index that is short, torn or wrong is never trusted and never needed: it can be
+rebuilt from its segment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DamagedIndex(Exception):
 
 
 def bytes_max(limit: int) -> int:
-    """Entries of larger files are not looked at: two of them are never closer together than the interval."""
+    """The largest plausible size: two entries are never closer together than the interval."""
     return (limit // INTERVAL_BYTES + 2) * ENTRY.size
 
 
@@ -41,7 +41,7 @@ def pack(entry: Entry) -> bytes:
 
 
 class Index:
-    """A search over the entries of one segment, as they were when it was loaded."""
+    """A search over the entries of one segment, as of when it was loaded."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -49,7 +49,7 @@ class Index:
 
     @classmethod
     def load(cls, path: Path, limit: int) -> Index:
-        """As far as it can be about what lies below position `limit`; none if another thing lies in its place."""
+        """The entries that can lie below position `limit`; none if the path is not a regular file."""
         try:
             fd = open_private(path, os.O_RDONLY)
         except OSError:
@@ -69,12 +69,12 @@ class Index:
         return Entry(offset, position, timestamp)
 
     def at_or_before(self, offset: int, limit: int) -> Entry | None:
-        """The last entry below position `limit` whose frame begins at or before `offset`."""
+        """The last entry below position `limit` whose frame starts at or before `offset`."""
         number = self._first(lambda entry: entry.offset > offset or entry.position >= limit)
         return self.entry(number - 1) if number else None
 
     def before_time(self, timestamp: int, limit: int) -> Entry | None:
-        """The last entry below `limit` up to which every record is older than `timestamp`."""
+        """The last entry below `limit` before which every record is older than `timestamp`."""
         number = self._first(lambda entry: entry.max_timestamp >= timestamp or entry.position >= limit)
         return self.entry(number - 1) if number else None
 

@@ -1,4 +1,4 @@
-"""How a record lies in a segment: key, value, timestamp, headers; the value is bytes, or a struct of typed columns."""
+"""The columns of a segment: key, value, timestamp, headers; the value is bytes, or a struct of typed columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stored_schema(schema: Schema | None) -> pa.Schema:
 
 
 def completed(stored: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with the columns of the schema, those it lacks as nulls."""
+    """A batch with all columns of the schema; missing ones are nulls."""
     if stored.num_columns == len(schema):
         return stored
     columns = [
@@ -30,7 +30,7 @@ def completed(stored: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def no_values(kind: pa.DataType, rows: int) -> pa.Array:
-    """A column of nulls; made once per size, for every frame without keys or headers needs one."""
+    """A column of nulls, cached by size: every frame without keys or headers needs one."""
     return _nulls(kind, 1 << max(rows - 1, 1023).bit_length()).slice(0, rows)
 
 
@@ -38,7 +38,7 @@ def no_values(kind: pa.DataType, rows: int) -> pa.Array:
 def _nulls(kind: pa.DataType, rows: int) -> pa.Array:
     if not pa.types.is_map(kind):
         return pa.nulls(rows, kind)
-    # Arrow's own nulls of a map have as many empty entries, and would be stored with them.
+    # Arrow's own null maps have empty entries, which would be stored.
     offsets = pa.array(np.zeros(rows + 1, np.int32))
     nothing = [pa.array([], kind.key_type), pa.array([], kind.item_type)]
     return pa.MapArray.from_arrays(offsets, *nothing, mask=pa.array(np.ones(rows, np.bool_)))

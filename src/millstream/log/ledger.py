@@ -1,7 +1,7 @@
-"""A ledger knows the newest batch that a step of a job has written, and learns it in the commit that makes it seen.
+"""A ledger records the newest batch that a step of a job has written, in the same commit that makes the batch visible.
 
-Handed to `producer.transaction(…)`, an entry becomes part of the verdict: the records and the entry stand or fall
-together, whatever dies in between.
+Passed to `producer.transaction(…)`, an entry becomes part of the commit: the records and the entry are stored together
+or not at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millstream.log.transactions import Included
 
 
 class Ledger:
-    """Of one step of one run of a job, in the coordinator's file. Each run counts its batches from 0."""
+    """The ledger of one step of one run of a job, in the coordinator's file. Each run counts its batches from 0."""
 
     def __init__(self, coordinator: Coordinator, job: str, step: str, run: str = "") -> None:
         self._coordinator = coordinator
@@ -41,7 +41,7 @@ class Ledger:
         return newest is not None and batch <= newest
 
     def record(self, batch: int) -> None:
-        """Records a batch that had nothing to write. Losing the entry with the machine does no harm."""
+        """Records a batch without output. It does no harm if a crash of the machine loses the entry."""
         with self._coordinator.change() as db:
             self._write(db, batch)
 
@@ -65,7 +65,7 @@ class Ledger:
 
 
 def send_keyed(producer: Producer, topic: str, rows: pa.RecordBatch, keys: pa.Array) -> BatchReceipt:
-    """Sends rows to a topic with a schema, with keys that are no column of theirs, one for each row."""
+    """Sends rows to a topic with a schema, with one key per row that is not one of their columns."""
     channel = producer._open_channel(topic)
     stored = channel.topic.stored_schema
     columns = [

@@ -1,6 +1,6 @@
-"""Who is alive: a participant holds a lock on a file of its own, and the kernel lets go of it when its process dies.
+"""Liveness: a participant holds a lock on its own file, which the kernel releases when the process dies.
 
-So a death is seen at once and without heartbeats, however it came about.
+So a death is noticed at once and without heartbeats, whatever its cause.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from millstream.log.disk import storage_errors
 from millstream.private_files import create_alike, open_private
 
 IDENTITY = re.compile(r"[0-9A-Za-z-]{1,64}")
-"""What a participant is called: one plain part of a path."""
+"""The name of a participant: a single path component."""
 _held: set[int] = set()
 
 
-def _let_go_in_child() -> None:
-    """A forked child must not keep its parent alive in the eyes of others."""
+def _release_in_child() -> None:
+    """A forked child must not make its parent look alive."""
     for fd in _held:
         with suppress(OSError):
             os.close(fd)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 class Participant:
-    """A group member, a queue's consumer or a named producer, alive from here until closed or killed."""
+    """A group member, queue consumer or named producer; alive until it is closed or killed."""
 
     def __init__(self, folder: Path) -> None:
         self.id = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
@@ -43,7 +43,7 @@ class Participant:
             self._fd = create_alike(self._path)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         _held.add(self._fd)
-        # One that is forgotten without being closed must not look alive until its process ends.
+        # One that is garbage collected without being closed must not look alive until its process ends.
         self.close = weakref.finalize(self, _let_go, self._fd, self._path, os.getpid())
 
 
@@ -55,8 +55,8 @@ def _let_go(fd: int, path: Path, process: int) -> None:
 
 
 def is_alive(folder: Path, participant: str) -> bool:
-    """Whether a participant still holds its lock. The file of a dead one is cleared away."""
-    if not IDENTITY.fullmatch(participant):  # it would be taken for the name of a file
+    """Whether a participant still holds its lock. The file of a dead one is deleted."""
+    if not IDENTITY.fullmatch(participant):  # it would be used as a file name
         return False
     path = folder / participant
     try:

@@ -1,11 +1,11 @@
-"""The mark beside a partition says what has been acknowledged: readers read up to it, recovery cuts only above it.
+"""The mark of a partition records what has been acknowledged: readers stop at it, and recovery only truncates above it.
 
-It has two slots written in turn, each with a checksum and a sequence number, so that one of them is always whole. It
-knows three places: the end (written, safe from the death of a process), the synced end (safe from the death of the
-machine) and where each open transaction begins. Only in the same boot of the machine can the end be relied on.
+It has two slots written in turn, each with a checksum and a sequence number, so that one of them is always intact. It
+has three positions: the end (written, survives a crash of the process), the synced end (survives a crash of the
+machine) and where each open transaction starts. The end is only reliable within the same boot of the machine.
 
-It also knows the start: what lies before it retention deleted, and what is missing behind it is a loss. Marks written
-by earlier versions know none; they gain one with the next write.
+It also has the start: records before it were deleted by retention; records missing after it are lost. Marks of earlier
+versions have no start; the next write adds it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SLOT_BYTES = 4096
 FIXED = struct.Struct("<8sIIQ16sqqqqqqqI")
 OPEN = struct.Struct("<qiqqq")
 MAGIC = b"MSMARK01"
-START = struct.Struct("<q")  # behind the open transactions
+START = struct.Struct("<q")  # after the open transactions
 HAS_START = 1
 OPEN_TRANSACTIONS_MAX = (SLOT_BYTES - FIXED.size - START.size) // OPEN.size
 BOOT = boot_id()
 
 
-class Place(NamedTuple):
-    """A point between two frames: the next offset, and where in which segment it lies."""
+class FrameBoundary(NamedTuple):
+    """A point between two frames: the next offset, its segment, and the position there."""
 
     offset: int
     segment: int
@@ -44,30 +44,30 @@ class Place(NamedTuple):
 class OpenTransaction(NamedTuple):
     producer_id: int
     epoch: int
-    first: Place
+    first: FrameBoundary
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    end: Place
-    synced: Place
+    end: FrameBoundary
+    synced: FrameBoundary
     open: tuple[OpenTransaction, ...] = ()
     aborted_count: int = 0
     boot: bytes = BOOT
     sequence: int = 0
-    start: int | None = None  # unknown in a mark of an earlier version
+    start: int | None = None  # unknown in marks of earlier versions
 
     @property
-    def stable(self) -> Place:
-        """Everything before it is decided: no transaction that began there is still open."""
+    def stable(self) -> FrameBoundary:
+        """The last stable offset: no transaction that started before it is still open."""
         return min((transaction.first for transaction in self.open), default=self.end)
 
-    def with_open(self, producer_id: int, epoch: int, first: Place) -> Mark:
+    def with_open(self, producer_id: int, epoch: int, first: FrameBoundary) -> Mark:
         if any(known.producer_id == producer_id and known.epoch == epoch for known in self.open):
             return self
         if len(self.open) >= OPEN_TRANSACTIONS_MAX:
             raise TransactionAborted(
-                f"{len(self.open)} transactions are open in this partition, the most it can hold",
+                f"{len(self.open)} transactions are open in this partition, the maximum",
                 next_step="commit or abort some of them first",
             )
         return replace(self, open=(*self.open, OpenTransaction(producer_id, epoch, first)))
@@ -78,7 +78,7 @@ class Mark:
 
 
 class MarkFile:
-    """Reads are free of locks and system calls; only the holder of the partition's lock writes."""
+    """Reads need no locks or system calls; only the holder of the partition's lock writes."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -95,31 +95,31 @@ class MarkFile:
             draft = path.with_name(path.name + ".new")
             with os.fdopen(create_alike(draft), "wb") as file:
                 slots = [bytes(SLOT_BYTES), bytes(SLOT_BYTES)]
-                slots[mark.sequence % 2] = _pack(mark).ljust(SLOT_BYTES, b"\0")  # the next write goes into the other
+                slots[mark.sequence % 2] = _pack(mark).ljust(SLOT_BYTES, b"\0")  # the next write uses the other slot
                 file.writelines(slots)
                 file.flush()
                 disk.sync(file.fileno())
             draft.replace(path)
 
     def read(self) -> Mark:
-        for _ in range(100):  # both slots can look torn only while a writer is at work between the two looks
+        for _ in range(100):  # both slots can only look torn if a writer is active between the two reads
             found = [mark for mark in map(self._slot, (0, 1)) if mark is not None]
             if found:
                 return max(found, key=lambda mark: mark.sequence)
         raise DamagedLog(
             "the mark of what was acknowledged cannot be read",
             where=str(self.path),
-            next_step="restore the partition, or run 'millstream topics repair' to keep what still checks out",
+            next_step="restore the partition, or run 'millstream topics repair' to keep what is intact",
         )
 
     @property
     def gone(self) -> bool:
-        """Whether this is no longer the mark of the partition: it was deleted, and perhaps created again."""
+        """Whether this is no longer the partition's mark: the partition was deleted, and perhaps recreated."""
         return is_gone(self.path, self._fd)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file has room for both slots, whatever lies in them."""
+        """Whether the file is large enough for both slots, whatever they contain."""
         return self._map is not None
 
     def write(self, mark: Mark, *, sync: bool) -> Mark:
@@ -162,6 +162,8 @@ def _unpack(slot: bytes) -> Mark | None:
     if min(numbers) < 0:
         return None
     entries = (OPEN.unpack_from(slot, FIXED.size + i * OPEN.size) for i in range(open_count))
-    transactions = tuple(OpenTransaction(pid, epoch, Place(*first)) for pid, epoch, *first in entries)
+    transactions = tuple(OpenTransaction(pid, epoch, FrameBoundary(*first)) for pid, epoch, *first in entries)
     start = START.unpack_from(slot, opens_end)[0] if flags & HAS_START else None
-    return Mark(Place(*numbers[:3]), Place(*numbers[3:6]), transactions, numbers[6], boot, sequence, start)
+    return Mark(
+        FrameBoundary(*numbers[:3]), FrameBoundary(*numbers[3:6]), transactions, numbers[6], boot, sequence, start
+    )

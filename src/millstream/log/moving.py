@@ -1,8 +1,8 @@
 """Moves a topic from the embedded log to Kafka: its records, in order and partition by partition, and its groups.
 
-The records of a partition get the offsets 0, 1, 2, … there; where each went is written down. Writers are not held
-up until the very end: then nobody writes for the moment it takes to copy the rest, and afterwards writers are told
-where the topic has gone. A move that was cut short before that starts over. What was moved stays here, to be read.
+The records of a partition get the offsets 0, 1, 2, … there; the mapping is stored. Writers are only blocked at the very
+end, while the rest is copied; afterwards they get an error that names the new address. A move that is interrupted
+before that starts over. The records remain here, read-only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError
 from millstream.log.disk import FileLock, read_document, write_document
 from millstream.log.groups import committed_offsets
-from millstream.log.kafka.failures import said_plainly, translated
+from millstream.log.kafka.failures import translated, translated_errors
 from millstream.log.kafka.groups import committed_offsets as offsets_there
 from millstream.log.kafka.groups import store_offsets
 from millstream.log.partition import UPKEEP_LOCK
@@ -36,7 +36,7 @@ NOTE = "moved.json"
 QUEUE_KBYTES = 256 << 10
 SEGMENT_BYTES_MIN = 1 << 20
 RECORD_BYTES_MAX = 1_000_000_000
-FIRST_MS = 1  # Kafka's client takes 0 for now
+FIRST_MS = 1  # Kafka's client takes 0 for the current time
 CLOSE_SECONDS = 30
 LOOK_SECONDS = 0.5
 OnProgress = Callable[[str, int], None]
@@ -44,7 +44,7 @@ OnProgress = Callable[[str, int], None]
 
 @dataclass
 class OffsetMap:
-    """Where the records of a partition went: runs of offsets that follow one another, as first offset and rank."""
+    """Maps the offsets of a partition to those in Kafka: runs of consecutive offsets, as first offset and rank."""
 
     starts: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -55,7 +55,7 @@ class OffsetMap:
         first, last = int(offsets[0]), int(offsets[-1])
         if last - first + 1 == len(offsets):
             self._add_run(first, len(offsets))
-        else:  # thinned out by compaction
+        else:  # after compaction
             for offset in offsets:
                 self._add_run(int(offset), 1)
 
@@ -67,7 +67,7 @@ class OffsetMap:
         self.next = first + length
 
     def moved(self, offset: int) -> int:
-        """The offset there of the first record at or after this one."""
+        """The new offset of the first record at or after this one."""
         run = bisect.bisect_right(self.starts, offset) - 1
         if run < 0:
             return 0
@@ -80,7 +80,7 @@ class Moved:
     topic: str
     records: int
     before_1970: int
-    """How many records had a time that Kafka does not keep; theirs is the beginning of 1970 now."""
+    """How many records had a time that Kafka does not store; they now have the start of 1970."""
     identity_before: str
     identity: str
     partitions: Mapping[int, OffsetMap]
@@ -88,19 +88,19 @@ class Moved:
 
 
 def check_movable(log: EmbeddedLog, name: str) -> None:
-    """Refuses what would be left behind, before anything is copied."""
+    """Rejects a topic that cannot be moved completely, before anything is copied."""
     topic = log.topic(name)
     used = [info.name for info in log.queues() if name in (info.topic, info.settings.dead_letters)]
     if used:
         raise InvalidInput(
             f"topic '{name}' is used by queue {', '.join(used)}, whose messages cannot be moved",
-            next_step="let the queue run empty, delete it, and make it again on Kafka",
+            next_step="drain the queue, delete it, and create it again on Kafka",
         )
     if (read := log.resolve(name)) != name or log.switches.served_by(name):
         raise InvalidInput(
             f"topic '{name}' is part of a switch: readers of a name are sent to another topic",
             where=f"'{name}' is read as '{read}'" if read != name else None,
-            next_step="take the switch back first: millstream switch --back",
+            next_step="revert the switch first: millstream switch --back",
         )
     for group in _groups(log, name):
         log.check_idle(group)
@@ -113,10 +113,10 @@ def check_movable(log: EmbeddedLog, name: str) -> None:
 
 
 def move_topic(log: EmbeddedLog, target: KafkaLog, name: str, on_progress: OnProgress = lambda *_: None) -> Moved:
-    """Copies what is missing there, closes the topic here, and takes the groups along. Can be called again."""
+    """Copies what is missing there, closes the topic here, and moves the groups. Can be called again."""
     topic = log.topic(name)
     with ExitStack() as held:
-        for number in range(topic.settings.partitions):  # nobody else moves it or cleans it meanwhile
+        for number in range(topic.settings.partitions):  # nobody else moves or cleans it meanwhile
             held.enter_context(FileLock(topic.folder / str(number) / UPKEEP_LOCK))
         topic = log.topic(name)
         check_movable(log, name)
@@ -126,11 +126,11 @@ def move_topic(log: EmbeddedLog, target: KafkaLog, name: str, on_progress: OnPro
             with closing(_Copy(target, topic, on_progress)) as copy:
                 copy.all_partitions()
                 with log.moving(name, target.address):
-                    check_movable(log, name)  # nobody can begin a transaction any more
+                    check_movable(log, name)  # new transactions can no longer start
                     copy.all_partitions()
                     write_document(note, copy.noted())
         elif topic.moved_to != target.address:
-            raise AlreadyExists(f"topic '{name}' was moved before, to {topic.moved_to}", next_step="read it there")
+            raise AlreadyExists(f"topic '{name}' was already moved, to {topic.moved_to}", next_step="read it there")
         document = read_document(note)
         maps = {int(number): OffsetMap(**part) for number, part in document["partitions"].items()}
         groups = _move_groups(log, target, name, maps)
@@ -139,22 +139,22 @@ def move_topic(log: EmbeddedLog, target: KafkaLog, name: str, on_progress: OnPro
 
 
 def _prepare(target: KafkaLog, topic: Topic) -> None:
-    """Makes the topic there, marked as one that is being moved; one that was there before is not touched."""
+    """Creates the topic there, marked as being moved; an existing one is not touched."""
     mark = {"from": topic.identity}
     if topic.name in target.topics():
         if target.descriptions.of(MOVE).get(topic.name) != mark:
             raise AlreadyExists(
-                f"there is a topic '{topic.name}' already",
+                f"topic '{topic.name}' already exists",
                 where=target.address,
                 next_step="delete it there, or move to another Kafka",
             )
-        target.delete_topic(topic.name)  # half of it, and nobody knows which half
+        target.delete_topic(topic.name)  # an incomplete copy
     target.descriptions.write(MOVE, topic.name, mark)
     target.create_topic(topic.name, **_settings(topic))
 
 
 def _settings(topic: Topic) -> dict[str, Any]:
-    """As far as Kafka goes along: values are JSON there, and files are not smaller than a megabyte."""
+    """The settings, as far as Kafka supports them: values are JSON, and segments at least a megabyte."""
     settings = topic.settings
     segment_bytes = max(settings.segment_bytes, SEGMENT_BYTES_MIN)
     kept = None if settings.retention_bytes is None else max(settings.retention_bytes, segment_bytes)
@@ -162,7 +162,7 @@ def _settings(topic: Topic) -> dict[str, Any]:
 
 
 class _Copy:
-    """Goes through the partitions of a topic as often as it is asked to, and sends what has come since."""
+    """Sends what is new in the partitions of a topic, as often as it is called."""
 
     def __init__(self, target: KafkaLog, topic: Topic, on_progress: OnProgress) -> None:
         self._topic = topic
@@ -178,7 +178,7 @@ class _Copy:
         self._producer = target.clients.producer(
             defaults={"linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.kbytes": QUEUE_KBYTES},
             enable_idempotence=True,
-            message_max_bytes=RECORD_BYTES_MAX,  # the broker's own limit is the one that counts
+            message_max_bytes=RECORD_BYTES_MAX,  # the broker's own limit decides
         )
 
     def all_partitions(self) -> None:
@@ -186,7 +186,7 @@ class _Copy:
             self._partition(partition)
 
     def noted(self) -> dict[str, Any]:
-        """Where everything went, to be kept."""
+        """The offset maps, to be stored."""
         partitions = {str(number): asdict(each) for number, each in self._maps.items()}
         return {"identity": self._identity, "before_1970": self._before_1970, "partitions": partitions}
 
@@ -202,7 +202,7 @@ class _Copy:
         self._flush()
 
     def close(self) -> None:
-        """What is on its way arrives before anybody else can begin."""
+        """Waits for what is in flight, so that it arrives before anybody else writes."""
         if self._failure is not None or self._producer.flush(CLOSE_SECONDS):
             self._producer.purge()
             self._producer.flush(CLOSE_SECONDS)
@@ -234,11 +234,11 @@ class _Copy:
         while True:
             self._check()
             try:
-                with said_plainly(self._where):
+                with translated_errors(self._where):
                     self._producer.produce(*record, **parts)
                     self._producer.poll(0)
                 return
-            except BufferError:  # it takes no more until some have arrived
+            except BufferError:  # the client's queue is full until some have arrived
                 self._producer.poll(0.1)
 
     def _delivered(self, error: Any, _: Any) -> None:
@@ -246,7 +246,7 @@ class _Copy:
             self._failure = error
 
     def _flush(self) -> None:
-        with said_plainly(self._where):
+        with translated_errors(self._where):
             while self._producer.flush(LOOK_SECONDS):
                 self._check()
         self._check()
@@ -272,7 +272,7 @@ def _groups(log: EmbeddedLog, topic: str) -> list[str]:
 
 
 def _move_groups(log: EmbeddedLog, target: KafkaLog, topic: str, maps: Mapping[int, OffsetMap]) -> tuple[str, ...]:
-    """How far each group has come, said of the records there; one that has begun there is left alone."""
+    """Commits the position of each group at the new offsets; a group that has already started there is left alone."""
     found = _groups(log, topic)
     for group in found:
         if any(place.topic == topic for place in offsets_there(target.clients, group)):

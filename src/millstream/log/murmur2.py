@@ -1,4 +1,4 @@
-"""Kafka's hash of a key: the same key goes to the same partition here and there."""
+"""Kafka's key hash, so that a key goes to the same partition here and in Kafka."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MASK = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The signed 32-bit hash, as Kafka's Java client gives it."""
+    """The signed 32-bit hash, equal to that of Kafka's Java client."""
     hashed = int(murmur2_all(pa.array([key], pa.binary()))[0])
     return hashed - (1 << 32) if hashed >> 31 else hashed
 
 
 def murmur2_all(keys: pa.Array) -> npt.NDArray[np.uint32]:
-    """The hashes of a whole array of keys without nulls, unsigned; keys of one length are done together."""
+    """The unsigned hashes of an array of keys without nulls; keys of equal length are hashed together."""
     offsets, content = _buffers(keys)
     lengths = np.diff(offsets)
     hashes = np.empty(len(keys), np.uint32)

@@ -1,8 +1,8 @@
-"""An offer is what a consumer is about to give its user, and how much of it the user really got.
+"""An offer is what a consumer is about to return, and how much of it was actually returned.
 
-An exception can come between any two lines: out of building the records, or out of a signal handler. So nothing counts
-as given because it was prepared. `given` alone decides, and it is set in the last step before the records leave: on
-`return` and on `yield`, between which and the assignment Python runs no signal handler.
+An exception can come at any line: from decoding records, or from a signal handler. So prepared records do not count as
+returned. Only `given` does, and it is set in the last step before the records leave: on `return` and on `yield`,
+between which and the assignment Python runs no signal handler.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ logger = terminal.logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """`batches` is None while they are being gathered: where that ends in an exception, reading starts over."""
+    """`batches` is None while they are being fetched: after an exception then, reading starts over."""
 
     batches: list[Batch] | None = None
-    given: int = 0  # records the user has, counted over the batches in order
+    given: int = 0  # records that were returned, counted over the batches in order
     thread: int = field(default_factory=get_ident)
 
     def __len__(self) -> int:
         return sum(map(len, self.batches or ()))
 
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """The offset after the last record of each partition that the user has."""
+        """The offset after the last returned record of each partition."""
         found, left = {}, self.given
         for batch in self.batches or ():
             if (count := min(left, len(batch))) > 0:
@@ -43,7 +43,7 @@ class Offer:
 
     @property
     def rest(self) -> list[Batch]:
-        """What the user did not get, in order."""
+        """What was not returned, in order."""
         kept, passed = [], self.given
         for batch in self.batches or ():
             if passed < len(batch):
@@ -57,42 +57,42 @@ def place_of(batch: Batch) -> TopicPartition:
 
 
 class Turns:
-    """Which thread waits on a consumer: one at a time. A turn left behind by an exception is its own thread's again."""
+    """Only one thread at a time may wait on a consumer. A turn left by an exception can be retaken by its thread."""
 
     def __init__(self) -> None:
         self._waiter: dict[str, int] = {}
 
     def take(self) -> None:
-        """In one step, so that two threads never both have it."""
+        """Atomic, so that two threads never both have it."""
         if self._waiter.setdefault("thread", get_ident()) != get_ident():
             raise InvalidInput(
                 "another thread is waiting on this consumer", next_step="give each thread its own consumer"
             )
 
     def end(self) -> None:
-        if not self.is_anothers:
+        if not self.is_held_elsewhere:
             self._waiter.pop("thread", None)
 
     @property
-    def is_anothers(self) -> bool:
+    def is_held_elsewhere(self) -> bool:
         return self._waiter.get("thread", get_ident()) != get_ident()
 
 
 class Offering:
-    """What the user of a consumer has, and what was read ahead of that."""
+    """What a consumer has returned, and what it has prefetched."""
 
     def __init__(self, readers: Mapping[TopicPartition, Reading]) -> None:
-        self._readers = readers  # those of the port that fetches
-        self.waiting: deque[Batch] = deque()  # read ahead, in order
+        self._readers = readers  # of the fetching port
+        self.waiting: deque[Batch] = deque()  # prefetched, in order
         self.handed: dict[TopicPartition, int] = {}
-        self.next: dict[TopicPartition, int] = {}  # where each partition continues: after what the user has
+        self.next: dict[TopicPartition, int] = {}  # the next offset of each partition, after what was returned
         self.offer: Offer | None = None
-        self.is_fetching = False  # what the client of a broker returned may be nowhere else yet
+        self.is_fetching = False  # what the broker's client returned may not be stored anywhere yet
         self.turns = Turns()
         self.lost: list[Lost] = []
 
     def note_given(self) -> None:
-        """Notes what the user has of the last offer; calling it again does no harm."""
+        """Records what was returned of the last offer; idempotent."""
         if self.offer is not None and self.offer.given:
             given = {place: offset for place, offset in self.offer.next_offsets().items() if place in self._readers}
             for place in [place for place, offset in given.items() if self.next.get(place, 0) < offset]:
@@ -100,11 +100,11 @@ class Offering:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether records are being read ahead, or were when an exception came: the readers' positions mean nothing."""
+        """Whether a prefetch is running or was cut off by an exception: the readers' positions are unreliable."""
         return self.is_fetching or (self.offer is not None and self.offer.batches is None)
 
     def end_offer(self) -> None:
-        """Ends the last offer: what the user did not get of it is first in line again."""
+        """Ends the last offer: what was not returned is first in line again."""
         offer = self.offer
         if offer is not None and offer.batches is not None:
             rest = [batch for batch in offer.rest if place_of(batch) in self._readers]
@@ -114,7 +114,7 @@ class Offering:
             self.offer = None
 
     def ahead(self) -> list[Batch]:
-        """What was read and not handed out, in order."""
+        """What was prefetched and not returned, in order."""
         return [*(self.offer.rest if self.offer else ()), *self.waiting]
 
     def position(self, place: TopicPartition) -> int:
@@ -122,7 +122,7 @@ class Offering:
         return min(waiting, default=self._readers[place].offset)
 
     def take(self, max_records: int | None) -> list[Batch]:
-        """What waits, up to so many records; of one partition only if records are limited."""
+        """Prefetched batches, up to so many records; of one partition only if records are limited."""
         batches: list[Batch] = []
         room = max_records
         while self.waiting and (room is None or (room > 0 and not batches)):
@@ -134,7 +134,7 @@ class Offering:
         return batches
 
     def forget(self, places: Iterable[TopicPartition]) -> None:
-        """Nothing of these partitions is handed out any more."""
+        """Drops everything prefetched of these partitions."""
         gone = set(places)
         for offsets in (self.handed, self.next):
             for place in gone:
@@ -148,7 +148,7 @@ class Offering:
         self.waiting = deque(batch for batch in self.waiting if place_of(batch) not in gone)
 
     def skip_lost(self, place: TopicPartition, target: int) -> None:
-        """Continues behind offsets that were deleted before they were read."""
+        """Skips offsets that were deleted before they were read."""
         offset = self._readers[place].offset
         self.lost.append(Lost(place.topic, place.partition, offset, target))
         logger.warning("%s: offsets %d to %d were deleted before they were read", place, offset, target - 1)

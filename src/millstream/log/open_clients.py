@@ -1,4 +1,4 @@
-"""What a log has made and closes with itself: producers, consumers and queues."""
+"""The producers, consumers and queues that a log has opened and closes with itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Parts:
         return part
 
     def close(self) -> MillstreamError | None:
-        """Closes all of them; what the first says that cannot be closed properly."""
+        """Closes all of them; returns the first error."""
         failures = []
         for part in list(self._made):
             try:

@@ -1,9 +1,9 @@
 """A partition is a folder of segments and a mark; one appender at a time holds its lock, readers hold none.
 
-    append:  lock, look at the mark, write the frames behind it, (sync,) move the mark, unlock
+    append:  lock, read the mark, write the frames after it, (sync,) move the mark, unlock
 
-So whatever lies above the mark was never acknowledged. The next appender finds it there and keeps the frames that are
-whole, cutting the rest: that is all there is to recovery.
+So whatever lies above the mark was never acknowledged. The next appender keeps the intact frames there and truncates
+the rest: that is all of recovery.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from millstream.log import segment as segments
 from millstream.log.aborted import AbortedTransactions
 from millstream.log.disk import Disk, FileLock, is_gone, storage_errors, sync_folder
 from millstream.log.frame import ABORTS, COMMITS, TRANSACTIONAL, Draft, Header, marker, skip
-from millstream.log.mark import BOOT, Mark, MarkFile, Place
+from millstream.log.mark import BOOT, FrameBoundary, Mark, MarkFile
 from millstream.log.segment import IndexWriter, Segment, SegmentName, delete, segment_names
 from millstream.private_files import create_alike, is_plain_folder, make_folder, open_private
 from millstream.records import can_evolve
 
 MARK = "mark"
 LOCK = "lock"
-UPKEEP_LOCK = "upkeep"  # taken before the other, by a process that deletes or replaces files that are not written to
-REPAIR = "restore the file from a copy, or run 'millstream topics repair' to keep what still checks out"
+UPKEEP_LOCK = "upkeep"  # taken before the other lock, to delete or replace files that are not written to
+REPAIR = "restore the file from a copy, or run 'millstream topics repair' to keep what is intact"
 
 
 def create(folder: Path, schema: pa.Schema, disk: Disk) -> None:
@@ -38,14 +38,14 @@ def create(folder: Path, schema: pa.Schema, disk: Disk) -> None:
         for lock in (UPKEEP_LOCK, LOCK):
             os.close(create_alike(folder / lock))
         first = SegmentName(0, None, folder)
-        start = Place(0, 0, segments.create(first, schema, disk))
+        start = FrameBoundary(0, 0, segments.create(first, schema, disk))
         _sync_file(first.path, disk)
         MarkFile.create(folder / MARK, Mark(end=start, synced=start, start=0), disk)
         sync_folder(folder)
 
 
 class Partition:
-    """The appending side of one partition in this process, and the mark that readers go by."""
+    """The appending side of one partition in this process, and the mark that readers use."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Partition:
         disk: Disk,
         *,
         renew: Callable[[], None] = lambda: None,
-        on_cut: Callable[[int], None] = lambda _: None,
+        on_truncate: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`renew` brings the schema up to date, and raises if the topic is another.
+        """`renew` updates the schema, and raises if the topic was replaced.
 
-        `on_cut` is told where the partition ends after the machine died, before anybody can write there: what lay
-        behind it may have been read.
+        `on_truncate` is called with the partition's end after a crash of the machine, before anybody can write there:
+        records after it may have been read.
         """
         self.topic = topic
         self.number = number
@@ -70,18 +70,18 @@ class Partition:
         self.schema = schema
         self.segment_bytes = segment_bytes
         self._renew = renew
-        self.moved_to: str | None = None  # the broker that has the topic since
-        self._on_cut = on_cut
+        self.moved_to: str | None = None  # the broker that has the topic now
+        self._on_truncate = on_truncate
         self._disk = disk
         if folder.is_symlink():
-            raise DamagedLog("a link lies in place of a partition's folder", where=str(folder), next_step=REPAIR)
+            raise DamagedLog("a partition's folder was replaced by a link", where=str(folder), next_step=REPAIR)
         if not folder.is_dir():
             raise self._deleted()
         if not (folder / MARK).exists():
             raise DamagedLog(
                 "the mark of what was acknowledged is missing",
                 where=str(folder / MARK),
-                next_step="restore it, or run 'millstream topics repair' to keep what still checks out",
+                next_step="restore it, or run 'millstream topics repair' to keep what is intact",
             )
         self.marks = MarkFile(folder / MARK, disk)
         self.aborted = AbortedTransactions(folder / "aborted", disk)
@@ -92,10 +92,10 @@ class Partition:
     def __repr__(self) -> str:
         return f"{self.topic}/{self.number}"
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ contents
 
     def start_offset(self) -> int:
-        """Where the partition begins: what is missing behind it is lost, not deleted on purpose."""
+        """The first offset: records missing after it are lost, not deleted by retention."""
         start = self.marks.read().start
         return _first_offset(self.folder) if start is None else start
 
@@ -114,18 +114,18 @@ class Partition:
             raise self._deleted()
 
     def refresh(self) -> None:
-        """Notices a change of the topic's settings, and raises if it was deleted."""
+        """Picks up changed settings of the topic, and raises if it was deleted."""
         self.check_alive()
         self._renew()
 
     def _deleted(self) -> UnknownTopic | DamagedLog:
-        self._renew()  # raises if the topic is another by now
+        self._renew()  # raises if the topic was replaced
         if (self.folder.parent / "topic.json").exists() and not self.folder.exists():
             return DamagedLog(
                 f"the folder of partition {self.number} is missing",
                 where=str(self.folder),
-                next_step=f"restore it from a copy, or run 'millstream topics repair {self.topic}': "
-                "the partition then goes on without its records",
+                next_step=f"restore it from a copy, or run 'millstream topics repair {self.topic}': the partition "
+                "then continues without its records",
             )
         return UnknownTopic(
             f"topic '{self.topic}' was deleted", where=str(self.folder), next_step="create it again, or stop using it"
@@ -149,10 +149,10 @@ class Partition:
         permit: Callable[[], None] | None = None,
         tried_since: int | None = None,
     ) -> list[int]:
-        """Stores frames behind what is there, all or none; returns the base offset of each.
+        """Appends frames, all or none; returns the base offset of each.
 
-        `permit` is asked under the lock and raises if the producer may not write any more. `tried_since` is given when
-        the same frames may have been stored before, at that offset or later: those found are not stored again.
+        `permit` is called under the lock and raises if the producer may no longer write. `tried_since` is given if the
+        same frames may have been stored before, at that offset or later: those found are not stored again.
         """
         with self._writing() as mark:
             if permit:
@@ -160,7 +160,7 @@ class Partition:
             self._renew()
             if self.moved_to is not None:
                 raise TopicMoved(
-                    f"topic '{self.topic}' was moved, and nothing more is written here",
+                    f"topic '{self.topic}' was moved and can no longer be written to here",
                     where=str(self.folder.parent),
                     next_step=f"write to it where it is now: MILLSTREAM_BROKER={self.moved_to}",
                 )
@@ -178,7 +178,7 @@ class Partition:
             return offsets
 
     def _check_schema(self, draft: Draft) -> None:
-        """Under the lock, under which a topic also gains a schema: records of another kind never lie side by side."""
+        """Called under the same lock as changes of the schema: records of different kinds are never mixed."""
         if draft.schema is None or draft.schema.equals(self.schema):
             return
         old, new = draft.schema.field("value").type, self.schema.field("value").type
@@ -189,7 +189,7 @@ class Partition:
         else:
             reasons = can_evolve(pa.schema(old), pa.schema(new))
             if reasons and not can_evolve(pa.schema(new), pa.schema(old)):
-                return  # laid out with a newer schema than this process knows
+                return  # laid out with a newer schema than this process has seen
         if reasons:
             raise InvalidRecord(
                 f"the topic has changed since the records were sent: {'; '.join(reasons)}",
@@ -198,14 +198,14 @@ class Partition:
             )
 
     def end_transaction(self, producer_id: int, epoch: int, *, commit: bool) -> None:
-        """Writes the marker that decides a transaction here; again and again without harm."""
+        """Writes the marker that ends a transaction here; idempotent."""
         with self._writing() as mark:
             if any((known.producer_id, known.epoch) == (producer_id, epoch) for known in mark.open):
                 mark = self._write(mark, marker(producer_id, epoch, commit=commit))
-            self._publish(mark, sync=True)  # also when it was ended: by one that died before it could say so durably
+            self._publish(mark, sync=True)  # even if it was ended: perhaps by a process that died before it was durable
 
     def sync(self) -> None:
-        """Makes everything acknowledged so far safe from the death of the machine."""
+        """Makes everything acknowledged so far survive a crash of the machine."""
         with self._writing() as mark:
             self._publish(mark, sync=True)
 
@@ -217,13 +217,13 @@ class Partition:
                 self._publish(self._rolled(mark, active.schema), sync=False)
 
     def begin_at(self, offset: int) -> None:
-        """Notes durably that what lies before an offset is about to be deleted."""
+        """Durably moves the start, because records before it are about to be deleted."""
         with self._writing() as mark:
             self._publish(replace(mark, start=max(mark.start or 0, offset)), sync=True)
 
     @contextmanager
     def _writing(self) -> Iterator[Mark]:
-        """The lock, and the mark behind which to write. What a failed block wrote is taken back."""
+        """Holds the lock, and rolls back what a failed block wrote."""
         with storage_errors(self.folder), self.lock:
             self.check_alive()
             mark = self._recovered(self.marks.read())
@@ -232,11 +232,11 @@ class Partition:
             try:
                 yield mark
             except BaseException:
-                self._take_back(mark)
+                self._roll_back(mark)
                 raise
 
-    def _take_back(self, mark: Mark) -> None:
-        """Best effort: recovery does the same, but for whole frames, when this fails or never runs."""
+    def _roll_back(self, mark: Mark) -> None:
+        """Best effort: recovery does the same, except for whole frames, if this fails or never runs."""
         self._close_active()
         if self.marks.read().sequence != mark.sequence:
             return  # the mark was moved before the failure: what it covers must stay
@@ -251,7 +251,7 @@ class Partition:
         active = self._active
         if active is not None and active.name.base == mark.end.segment and active.sequence == mark.sequence:
             return active
-        # Another process has written meanwhile; a repair may even have put another file in the place of this one.
+        # Another process has written meanwhile; a repair may even have replaced this file.
         if active is not None and active.name.base == mark.end.segment and not is_gone(active.name.path, active.fd):
             active.catch_up(mark)
             return active
@@ -270,13 +270,13 @@ class Partition:
         if full or (draft.schema is not None and not active.schema.equals(draft.schema)):
             mark = self._rolled(mark, draft.schema or active.schema)
             active = self._segment(mark)
-        # First whether it may be there at all: a frame that is refused must not be found by recovery.
-        after = self._accounted(mark, draft.flags, draft.producer_id, draft.epoch, draft.span, draft.size_bytes)
+        # First check whether it may be stored at all: recovery must not find a rejected frame.
+        after = self._with_frame(mark, draft.flags, draft.producer_id, draft.epoch, draft.span, draft.size_bytes)
         self._disk.write(active.fd, draft.at(mark.end.offset), mark.end.position)
         active.index.note(mark.end.offset, mark.end.position, draft.max_timestamp)
         return after
 
-    def _accounted(self, mark: Mark, flags: int, producer_id: int, epoch: int, span: int, size_bytes: int) -> Mark:
+    def _with_frame(self, mark: Mark, flags: int, producer_id: int, epoch: int, span: int, size_bytes: int) -> Mark:
         """The mark after one more frame."""
         if flags & ABORTS:
             count = self.aborted.add(mark.aborted_count, producer_id, epoch, mark.end.offset)
@@ -285,18 +285,20 @@ class Partition:
             mark = mark.without_open(producer_id, epoch)
         elif flags & TRANSACTIONAL:
             mark = mark.with_open(producer_id, epoch, mark.end)
-        return replace(mark, end=Place(mark.end.offset + span, mark.end.segment, mark.end.position + size_bytes))
+        return replace(
+            mark, end=FrameBoundary(mark.end.offset + span, mark.end.segment, mark.end.position + size_bytes)
+        )
 
     def _rolled(self, mark: Mark, schema: pa.Schema) -> Mark:
         if (
             mark.end.offset == mark.end.segment
-        ):  # an empty segment gives up one offset, so that the next has its own name
+        ):  # an empty segment gives up one offset, so that the next one has another name
             gap = skip()
             self._disk.write(self._segment(mark).fd, gap.at(mark.end.offset), mark.end.position)
-            mark = self._accounted(mark, gap.flags, gap.producer_id, gap.epoch, gap.span, gap.size_bytes)
+            mark = self._with_frame(mark, gap.flags, gap.producer_id, gap.epoch, gap.span, gap.size_bytes)
         name = SegmentName(mark.end.offset, None, self.folder)
         position = segments.create(name, schema, self._disk)
-        return replace(mark, end=Place(mark.end.offset, name.base, position))
+        return replace(mark, end=FrameBoundary(mark.end.offset, name.base, position))
 
     def _publish(self, mark: Mark, *, sync: bool) -> None:
         if sync:
@@ -320,7 +322,7 @@ class Partition:
         return found
 
     def producer_ids(self) -> set[int]:
-        """Of the producers whose records are here; NO_PRODUCER of those without a name, and of compacted records."""
+        """The producers of the records here; NO_PRODUCER for unnamed ones and for compacted records."""
         mark = self.marks.read()
         headers = self._headers_since(self.start_offset(), mark)
         return {header.producer_id for header in headers if header.rows and not header.is_control}
@@ -340,7 +342,7 @@ class Partition:
     # ------------------------------------------------------------ recovery
 
     def _check_boot(self) -> None:
-        """After the machine died, nobody reads or writes before the partition was looked over once."""
+        """After a crash of the machine, the partition is recovered before anybody reads or writes."""
         if self.marks.read().boot == BOOT:
             return
         with storage_errors(self.folder), self.lock:
@@ -348,8 +350,8 @@ class Partition:
             mark = self.marks.read()
             if mark.boot != BOOT:
                 recovered = self._recovered_from(mark, mark.synced)
-                # Always: a mark that was not synced may be older than what was handed out by it.
-                self._on_cut(recovered.end.offset)
+                # Always: an unsynced mark may be older than what readers saw.
+                self._on_truncate(recovered.end.offset)
                 self._publish(recovered, sync=True)
 
     def _recovered(self, mark: Mark) -> Mark:
@@ -365,9 +367,9 @@ class Partition:
         self._close_active()
         return self._recovered_from(mark, mark.end)
 
-    def _recovered_from(self, mark: Mark, safe: Place) -> Mark:
-        """Walks on from a place known to be safe, keeps every whole frame, and cuts what comes after the last."""
-        # Transactions that began behind that place are found again, as far as anything of them is left.
+    def _recovered_from(self, mark: Mark, safe: FrameBoundary) -> Mark:
+        """Scans from a safe point, keeps every intact frame, and truncates after the last."""
+        # Transactions that started after that point are found again from their frames.
         mark = replace(mark, end=safe, open=tuple(known for known in mark.open if known.first < safe))
         for name in segment_names(self.folder)[0]:
             if name.base < safe.segment:
@@ -379,16 +381,16 @@ class Partition:
         return mark
 
     def _kept(self, mark: Mark, name: SegmentName) -> Mark:
-        """The mark after the whole frames of one segment above it; the rest of the file is cut."""
+        """The mark after the intact frames of one segment above it; the rest of the file is truncated."""
         try:
             segment = Segment(name)
         except (DamagedLog, ValueError):
             if name.base == mark.end.segment:
                 raise
-            delete(name)  # a segment whose creation was cut short
+            delete(name)  # a segment whose creation was interrupted
             return mark
         if name.base != mark.end.segment:
-            mark = replace(mark, end=Place(mark.end.offset, name.base, segment.first_position))
+            mark = replace(mark, end=FrameBoundary(mark.end.offset, name.base, segment.first_position))
         size = segment.size_bytes()
         if size < mark.end.position:
             raise DamagedLog(
@@ -399,19 +401,21 @@ class Partition:
         for _, header in segment.intact_frames(mark.end.position, size):
             if header.base_offset != mark.end.offset:
                 break
-            mark = self._accounted(mark, header.flags, header.producer_id, header.epoch, header.span, header.size_bytes)
+            mark = self._with_frame(
+                mark, header.flags, header.producer_id, header.epoch, header.span, header.size_bytes
+            )
         if size > mark.end.position:
             _cut(name.path, mark.end.position)
         return mark
 
     def __del__(self) -> None:
-        """Files are closed when nobody holds the partition any more: never while a thread may still write to it."""
+        """Files are closed when the partition has no users left: never while a thread may still write to it."""
         if getattr(self, "_active", None):
             self._close_active()
 
 
 class _ActiveSegment:
-    """The segment that is written to, opened for it, and in step with one version of the mark."""
+    """The segment that is written to, opened for writing, and consistent with one version of the mark."""
 
     def __init__(self, name: SegmentName, mark: Mark) -> None:
         self.name = name
@@ -439,7 +443,7 @@ class _ActiveSegment:
 
 
 def _first_offset(folder: Path) -> int:
-    """Where the segments begin: all that is known of a partition whose mark an earlier version wrote."""
+    """The first offset of the segments: the start of a partition whose mark an earlier version wrote."""
     return next((name.base for name in segment_names(folder)[0]), 0)
 
 
@@ -460,7 +464,7 @@ def _cut(path: Path, size_bytes: int) -> None:
 
 
 def size_bytes(path: Path) -> int:
-    """Nothing if the file was deleted since its name was looked up."""
+    """0 if the file was deleted since it was listed."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

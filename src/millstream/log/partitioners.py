@@ -1,4 +1,4 @@
-"""A partitioner says which partition each record of a batch goes to; it is asked once per batch, not per record."""
+"""A partitioner chooses the partition of each record in a batch; it is called once per batch, not per record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Partitioner(Protocol):
 
 
 class KeyHash:
-    """By the key's hash, as in Kafka; records without a key go to one partition per batch, another each time."""
+    """By the key's hash, as in Kafka; records without a key go to one partition per batch, in turn."""
 
     def __call__(self, keys: pa.Array, partitions: int) -> npt.NDArray[np.int64]:
         chosen = np.full(len(keys), random.randrange(partitions), np.int64)
@@ -35,7 +35,7 @@ class KeyHash:
 
 
 class RoundRobin:
-    """One record to each partition in turn, whatever its key."""
+    """One record to each partition in turn, ignoring keys."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -47,7 +47,7 @@ class RoundRobin:
 
 
 class Sticky:
-    """A whole batch to one partition, the next batch to another, whatever the keys."""
+    """A whole batch to one partition, the next batch to another, ignoring keys."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -58,8 +58,8 @@ class Sticky:
         return np.full(len(keys), self._last, np.int64)
 
 
-class Own:
-    """The user's own function of key and number of partitions."""
+class UserPartitioner:
+    """The user's function of key and number of partitions."""
 
     def __init__(self, choose: OwnPartitioner) -> None:
         self._choose = choose
@@ -68,7 +68,7 @@ class Own:
         chosen = [self._choose(key, partitions) for key in keys.to_pylist()]
         for choice in chosen:
             if not isinstance(choice, int | np.integer) or isinstance(choice, bool):
-                raise UnknownPartition(f"the partitioner chose {choice!r}, and a partition is a whole number")
+                raise UnknownPartition(f"the partitioner returned {choice!r}; a partition is a whole number")
         return np.array(chosen, np.int64)
 
 
@@ -77,7 +77,7 @@ NAMED: dict[str, Callable[[], Partitioner]] = {"key": KeyHash, "round_robin": Ro
 
 def partitioner(choice: str | OwnPartitioner) -> Partitioner:
     if callable(choice):
-        return Own(choice)
+        return UserPartitioner(choice)
     if choice not in NAMED:
         raise InvalidSetting(
             f"there is no partitioner '{choice}'",

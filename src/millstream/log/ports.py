@@ -3,10 +3,10 @@
 Consumers, producers and queues are each written once over these; `embedded/` and `kafka/` implement them.
 
     describe   Describing   topics, their partitions, switches, committed offsets
-    fetch      Fetching     reads a consumer's partitions ahead of its user
-    agree      Agreeing     shares partitions out within a group and keeps its offsets
+    fetch      Fetching     prefetches a consumer's partitions
+    agree      Agreeing     assigns partitions within a group and stores its offsets
     store      Storing      stores a producer's chunks, and makes those of a transaction visible together
-    deliver    Delivering   hands the messages of a queue to one of its consumers
+    deliver    Delivering   delivers the messages of a queue to one of its consumers
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from millstream.log.switches import Switch
 
 Acks = Literal[0, 1, "all"]
-Bound = Literal["earliest", "latest", "stable"]  # stable: before it no transaction is open
+Bound = Literal["earliest", "latest", "stable"]  # stable: no transaction that started before it is open
 
 # ---------------------------------------------------------------- describe
 
@@ -51,7 +51,7 @@ class BrokerPartition(Protocol):
 
 
 class BrokerTopic(Protocol):
-    """A topic as it is described now."""
+    """A topic's current description."""
 
     name: str
     identity: str
@@ -64,13 +64,13 @@ class BrokerTopic(Protocol):
 
 
 class BrokerSwitches(Protocol):
-    """Which topic each name stands for."""
+    """The topic that each name refers to."""
 
     def now(self) -> Mapping[str, Switch]:
         """By name; the same object as long as nothing has changed. It may be a second old."""
 
     def fresh(self) -> Mapping[str, Switch]:
-        """Like `now`, never outdated."""
+        """Like `now`, but never outdated."""
 
     def served_by(self, topic: str) -> tuple[str, ...]: ...
 
@@ -94,37 +94,37 @@ class Reading(Protocol):
 
     @property
     def offset(self) -> int:
-        """Everything before it has been read, though not necessarily handed out."""
+        """Everything before it has been read, though not necessarily returned."""
 
 
 class Fetching(Protocol):
-    """Reads the partitions of one consumer ahead of its user."""
+    """Prefetches the partitions of one consumer."""
 
     check_seconds: float
     """How often to check whether topics were deleted or have gained partitions."""
     grace_seconds: float
-    """How long a poll that has run out of time still waits for records known to be on the broker."""
+    """How long a poll that has timed out still waits for records known to be on the broker."""
     slice_seconds: float
     """How long one step of reading up to the end may wait for the broker."""
 
     @property
     def offering(self) -> Offering:
-        """Where fetched records wait for the user."""
+        """Where prefetched records wait."""
 
     @property
     def readers(self) -> Mapping[TopicPartition, Reading]: ...
 
     def identity(self, topic: str) -> str:
-        """The identity of a topic, looked up at the broker."""
+        """The identity of a topic, looked up on the broker."""
 
     def offset(self, place: TopicPartition, at: Bound | datetime) -> int:
         """The offset at a bound of a partition, or of its first record at or after a time."""
 
     def open(self, places: Sequence[TopicPartition]) -> None:
-        """Called before the committed offsets of partitions are read: opening one after a power cut may lower them."""
+        """Called before the committed offsets are read: opening a partition after a power failure may lower them."""
 
     def begin(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Reads these partitions too, from these offsets on."""
+        """Starts reading these partitions, from these offsets."""
 
     def seek(self, place: TopicPartition, offset: int) -> None: ...
 
@@ -132,28 +132,28 @@ class Fetching(Protocol):
         """Stops reading partitions."""
 
     def reassigned(self) -> None:
-        """Called when the partitions to read have changed."""
+        """Called when the assignment has changed."""
 
     def start_over(self) -> None:
-        """After an exception: reads on from what the user has, in every partition."""
+        """After an exception: continues in every partition after what was returned."""
 
     def fetch(self, seconds: float, max_bytes: int) -> None:
-        """Puts records into the offering, waiting up to so long for the first; it may return earlier without any."""
+        """Prefetches records, waiting up to so long for the first; it may return earlier without any."""
 
     def serve(self) -> None:
-        """Called instead of `fetch` while records are waiting."""
+        """Called instead of `fetch` while prefetched records are left."""
 
     def ends(self) -> Mapping[TopicPartition, int]:
-        """Where the partitions end now."""
+        """The current ends of the partitions."""
 
     def ends_if_known(self) -> Mapping[TopicPartition, int]:
-        """Like `ends`, and empty where records that exist have been read, or where asking takes long."""
+        """Like `ends`, but empty if the existing records have been read, or if the lookup is slow."""
 
     def lag(self) -> int:
         """How many records are left to fetch."""
 
     def corresponding(self, positions: Mapping[TopicPartition, int], topic: str) -> dict[int, int]:
-        """The offsets in a topic, by partition, at the time that positions in other topics have reached."""
+        """The offsets in a topic, by partition, that correspond in time to positions in other topics."""
 
     def stop_waiting(self) -> None:
         """Makes a thread that waits in `fetch` return soon."""
@@ -165,24 +165,24 @@ class Fetching(Protocol):
 
 
 class Assignee(Protocol):
-    """A consumer as seen by its group and by the client that reads for it."""
+    """A consumer, as seen by its group and by the client that reads for it."""
 
     def starts(
         self, places: Iterable[TopicPartition], committed: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Where to start reading partitions, given what is committed of them."""
+        """Where to start reading partitions, given their committed offsets."""
 
     def begin(self, starts: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int]) -> None:
         """Starts reading partitions."""
 
     def release(self, places: set[TopicPartition]) -> None:
-        """Finishes the work on partitions before they go to another member: commits it, and stops reading."""
+        """Commits and stops reading partitions before they are revoked."""
 
     def forget(self, places: Iterable[TopicPartition]) -> None:
-        """Stops reading partitions that have gone already: nothing can be committed for them."""
+        """Stops reading partitions that are already lost: they cannot be committed any more."""
 
     def check_topics_soon(self) -> None:
-        """Some topic seems to be gone."""
+        """Called when a topic seems to be gone."""
 
 
 Release = Callable[[set[TopicPartition]], None]  # see Assignee
@@ -190,7 +190,7 @@ Release = Callable[[set[TopicPartition]], None]  # see Assignee
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The outcome of a commit: what was stored, and which partitions are certain to be another member's."""
+    """The outcome of a commit: what was stored, and which partitions are known to belong to another member."""
 
     stored: Mapping[TopicPartition, int]
     lost: frozenset[TopicPartition] = frozenset()
@@ -201,10 +201,10 @@ class Agreeing(Protocol):
 
     @property
     def member(self) -> str | None:
-        """The name under which the group knows this consumer."""
+        """This consumer's name in the group."""
 
     def begin_group(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Makes a new group start at the end of partitions; returns the starts the group may not remember."""
+        """Starts a new group at the end of partitions; returns start offsets that the group may not store."""
 
     def join(self, topics: Sequence[str]) -> None: ...
 
@@ -212,21 +212,21 @@ class Agreeing(Protocol):
         """Changes the topics; the partitions of others are released first."""
 
     def refresh(self, release: Release, *, is_due: bool) -> set[TopicPartition] | None:
-        """Called at every poll: follows changes of the group.
+        """Called at every poll: follows rebalances.
 
-        Returns the partitions to read if that has changed or `is_due`; None also where the member begins them itself.
+        Returns the partitions to read if they have changed or `is_due`; None also if the member starts them itself.
         """
 
     def committed(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Stores all of the offsets; raises PartitionsRevoked if a partition belongs to another member."""
+        """Commits all of the offsets; raises PartitionsRevoked if a partition belongs to another member."""
 
     def commit_owned(self, offsets: Mapping[TopicPartition, int]) -> Commit:
-        """Stores the offsets as far as the partitions still belong to this member."""
+        """Commits the offsets of partitions that still belong to this member."""
 
     def commit_with(self, transaction: object, offsets: Mapping[TopicPartition, int]) -> None:
-        """Makes the offsets part of a producer's transaction."""
+        """Adds the offsets to a producer's transaction."""
 
     def leave(self) -> None: ...
 
@@ -241,17 +241,17 @@ class Consumable(Describing, Protocol):
     """What a transaction of its producers passes to `Progress.commit_with`."""
 
     def open_consumer(self, settings: ConsumerSettings, assignee: Assignee) -> tuple[Fetching, Agreeing | None]:
-        """The ports of one consumer; without a group there is nobody to agree with."""
+        """The ports of one consumer; without a group there is no `Agreeing`."""
 
 
 # ---------------------------------------------------------------- store
 
 
 class Progress(Protocol):
-    """Something read that a transaction counts as done: a consumer's offsets, or a queue's messages."""
+    """Progress that a transaction commits: a consumer's offsets, or a queue's messages."""
 
     must_rewind: bool
-    """Whether what the last transaction included must not be counted as done by the next."""
+    """Whether the progress of the last transaction must not be committed by the next."""
 
     @property
     def transaction_type(self) -> type: ...
@@ -264,7 +264,7 @@ class Progress(Protocol):
 
 
 class Sender(Protocol):
-    """A producer as the port that stores for it sees it."""
+    """A producer, as seen by the port that stores for it."""
 
     @property
     def in_transaction(self) -> bool: ...
@@ -273,30 +273,30 @@ class Sender(Protocol):
     def is_closing(self) -> bool: ...
 
     @property
-    def is_giving_up(self) -> bool:
-        """Whether what is buffered is being discarded, with its transaction."""
+    def is_discarding(self) -> bool:
+        """Whether the buffer is being discarded, with its transaction."""
 
     def refuse(self, chunk: Chunk, row: int, reason: str) -> None:
-        """Notes that one record of a chunk cannot be stored."""
+        """Records that one record of a chunk cannot be stored."""
 
     def warn(self, chunk: Chunk, trouble: MillstreamError) -> None:
-        """Logs why a chunk is not stored yet; now and then, not with every attempt."""
+        """Logs why a chunk is not stored yet; rate limited."""
 
     def report(self, trouble: MillstreamError) -> None:
-        """Lets those who wait for records know what keeps them from being stored."""
+        """Passes an error that blocks storing on to the waiting threads."""
 
 
 class Storing(Protocol):
-    """Stores the chunks of one producer, one after the other."""
+    """Stores the chunks of one producer in order."""
 
     def store(self, chunk: Chunk, placed: Placed) -> None:
-        """Stores what is not yet stored of a chunk; raises StorageError if another attempt may succeed."""
+        """Stores the rest of a chunk; raises StorageError if a retry may succeed."""
 
     def begin(self) -> None:
         """Begins a transaction."""
 
     def commit(self, include: Callable[[object], None]) -> None:
-        """Commits the transaction; `include` makes the changes that stand or fall with it."""
+        """Commits the transaction; `include` makes the changes that are committed with it."""
 
     def abort(self) -> None: ...
 
@@ -313,7 +313,7 @@ class Producible(Protocol):
     def resolve(self, name: str) -> str: ...
 
     def open_producer(self, name: str | None, acks: Acks, sender: Sender) -> Storing:
-        """The port of one producer; without a name it has no transactions."""
+        """The port of one producer; only a named one has transactions."""
 
 
 # ---------------------------------------------------------------- deliver
@@ -328,14 +328,14 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """Messages taken for one call; they are the user's only once that call has returned them."""
+    """Messages claimed for one call; they belong to the user once that call has returned them."""
 
     deliveries: list[Delivery]
     is_taken: bool = False
 
 
 class Delivering(Protocol):
-    """Hands the messages of a queue to one of its consumers."""
+    """Delivers the messages of a queue to one of its consumers."""
 
     @property
     def patience_seconds(self) -> float: ...
@@ -343,7 +343,7 @@ class Delivering(Protocol):
     def claim(self, count: int, seconds: float) -> Claim:
         """Up to so many messages, waiting for the first; it may return earlier without any.
 
-        What an earlier call had claimed, and its user never got, is delivered again.
+        Messages that an earlier call claimed but did not return are delivered again.
         """
 
     def acknowledge(self, messages: Sequence[Message]) -> None: ...
@@ -358,7 +358,7 @@ class Delivering(Protocol):
 
 
 class Queueing(Protocol):
-    """A broker that has queues."""
+    """A broker with queues."""
 
     def topics(self) -> list[str]: ...
 

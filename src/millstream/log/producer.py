@@ -1,7 +1,7 @@
-"""A producer stores records in the order they were sent, each once however often storing had to be tried.
+"""A producer stores records in the order they were sent, and each exactly once, however many retries it takes.
 
-`send` only puts a record into the buffer; one thread takes chunks out, asks the partitioner, and stores them. A chunk
-that the broker cannot take now stays at the head and is tried again, so nothing overtakes it.
+`send` only puts a record into the buffer; one thread takes chunks out, calls the partitioner, and stores them. A chunk
+that the broker cannot accept now stays at the head and is retried, so nothing overtakes it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Producer:
         name: str | None = None,
     ) -> None:
         if acks not in (0, 1, "all") or isinstance(acks, bool):
-            raise InvalidSetting(f"acks is 0, 1 or 'all', not {acks!r}")
+            raise InvalidSetting(f"acks must be 0, 1 or 'all', not {acks!r}")
         self._log = log
         self.acks = acks
         self._partitioner = partitioner(partition_by)
@@ -96,12 +96,12 @@ class Producer:
         timestamp: datetime | None = None,
         headers: Headers | None = None,
     ) -> Receipt:
-        """Puts one record into the buffer. A value of None is a tombstone: it deletes its key in a compacted topic."""
+        """Buffers one record. A value of None is a tombstone: it deletes its key in a compacted topic."""
         channel = self._channels.get(topic)
         if channel is None or self._sending.is_closing or self._must_abort:
             channel = self._open_channel(topic)
         key_bytes = key if key is None or type(key) is bytes else checked_key(key, topic)
-        if type(value) is bytes and channel.takes_bytes and partition is None:  # the usual, and the fastest
+        if type(value) is bytes and channel.takes_bytes and partition is None:  # the common case, and the fastest
             size = len(value) + len(key_bytes or b"") + RECORD_BYTES
             row = (key_bytes, value, microseconds(timestamp), checked_headers(headers) if headers else None, None)
             return self._buffer.add(topic, row, size)
@@ -125,10 +125,10 @@ class Producer:
         timestamp: str | None = None,
         partition: int | None = None,
     ) -> BatchReceipt:
-        """Sends a whole Arrow or polars batch. `key` and `timestamp` name the columns that hold them.
+        """Sends a whole Arrow or polars batch. `key` and `timestamp` name their columns.
 
-        For a topic with a schema the columns are the schema's; for one without, `value` and, if there, `key`,
-        `timestamp` and `headers`.
+        For a topic with a schema the columns are the schema's; otherwise `value` and optionally `key`, `timestamp` and
+        `headers`.
         """
         channel = self._open_channel(topic)
         if partition is not None:
@@ -137,7 +137,7 @@ class Producer:
         stored = channel.stored(table, key, timestamp)
         try:
             check_texts(stored)
-        except Malformed as fault:  # readers would take it for damage
+        except Malformed as fault:  # readers would report it as damage
             raise InvalidRecord(
                 f"a text in the batch is not UTF-8: {fault}",
                 where=f"topic '{topic}'",
@@ -146,7 +146,7 @@ class Producer:
         return self._buffer.add_batch(topic, stored, partition)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when everything sent so far is stored; raises what stands in the way, the records still held."""
+        """Returns when everything sent so far is stored; raises if it cannot be, and keeps the records."""
         if self._must_abort:
             self._abort()
         self._buffer.wait_until_stored(timeout)
@@ -154,19 +154,19 @@ class Producer:
 
     @property
     def waiting(self) -> int:
-        """Records in the buffer, not stored yet."""
+        """Buffered records, not stored yet."""
         return self._buffer.waiting
 
     @property
     def dropped(self) -> int:
-        """Records given up by the policy of a full buffer."""
+        """Records dropped because the buffer was full."""
         return self._buffer.dropped
 
     # ------------------------------------------------------------ transactions
 
     @contextmanager
     def transaction(self, consuming: Progress | None = None) -> Iterator[Producer]:
-        """Everything sent inside is seen by committed readers together or never.
+        """Committed readers see everything sent inside, or nothing.
 
         With `consuming` (a consumer, or `queue.acknowledging(messages)`) its progress is part of the transaction: after
         an abort the same records are read again.
@@ -175,13 +175,13 @@ class Producer:
             raise InvalidInput("only a producer with a name can have transactions", next_step="log.producer(name='…')")
         if consuming is not None and consuming.transaction_type is not self._log.transaction_type:
             raise InvalidInput(
-                "a transaction includes the progress of a consumer or a queue of the same broker, and nothing else",
+                "a transaction can only include the progress of a consumer or queue of the same broker",
                 next_step="with producer.transaction(consumer), both made by the same log",
             )
         if self._must_abort:
             self._abort()
         if self._sending.in_transaction:
-            raise InvalidInput(f"producer '{self._name}' is in a transaction already", next_step="end that one first")
+            raise InvalidInput(f"producer '{self._name}' is already in a transaction", next_step="end that one first")
         self.flush()
         self._storing.begin()
         self._sending.in_transaction = True
@@ -193,7 +193,7 @@ class Producer:
                 consuming.committed_elsewhere()
             self._end_transaction()
         except BaseException:
-            # Noted before all else: another exception may come while this one is dealt with.
+            # Set first: another exception may come while this one is handled.
             self._must_abort = True
             if consuming is not None:
                 consuming.must_rewind = True
@@ -205,8 +205,8 @@ class Producer:
             raise
 
     def _abort(self) -> None:
-        """Also what an exception kept the last transaction from doing: until then nothing else is sent or stored."""
-        self._give_up_waiting()
+        """Also completes an earlier abort that an exception interrupted: until then nothing else is sent or stored."""
+        self._discard_buffer()
         self._storing.abort()
         self._end_transaction()
         self._must_abort = False
@@ -215,26 +215,26 @@ class Producer:
         self._sending.in_transaction = False
         self._sending.forget_failures()
 
-    def _give_up_waiting(self) -> None:
-        """Discards what is buffered, and returns when none of it is being stored any more."""
-        self._sending.is_giving_up = True
+    def _discard_buffer(self) -> None:
+        """Discards the buffer, and returns when none of it is being stored any more."""
+        self._sending.is_discarding = True
         try:
             self._buffer.discard()
             self._buffer.wait_for(lambda: self._buffer.is_empty)
         finally:
-            self._sending.is_giving_up = False
+            self._sending.is_discarding = False
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ closing
 
     def close(self) -> None:
-        """Stores what waits, then ends. If that fails, the error tells how many records are lost."""
+        """Stores what is buffered, then closes. If that fails, the error says how many records are lost."""
         if self._sending.is_closing:
             return
         try:
             self.flush()
         except StorageError as error:
             lost = self.waiting
-            if not lost:  # it was about records that are settled already
+            if not lost:  # it was about records that are done already
                 raise
             raise type(error)(
                 f"{lost} records could not be stored and are lost: {error.what}",
@@ -264,13 +264,13 @@ class Producer:
         return self._channel(topic)
 
     def _channel(self, topic: str) -> Channel:
-        """For a topic as it is described now."""
+        """The channel of a topic, as currently described."""
         found = self._log.topic(topic)
         channel = self._channels.get(topic)
         if channel is None or channel.topic is not found:  # new here, or changed since
             if channel is None and (read := self._log.resolve(topic)) != topic:
                 logger.warning(
-                    "readers of '%s' were switched to '%s': what is written here they do not see", topic, read
+                    "readers of '%s' were switched to '%s': they do not see what is written here", topic, read
                 )
             channel = self._channels[topic] = Channel(found)
         return channel
@@ -282,7 +282,7 @@ class Producer:
             except StorageError as error:
                 may_pass = not isinstance(error, DamagedLog | UnsupportedFormat | NotALog)
                 sending = self._sending
-                if may_pass and not (sending.is_closing or sending.is_giving_up):  # keep the chunk and try again
+                if may_pass and not (sending.is_closing or sending.is_discarding):  # keep the chunk and retry
                     error = _passing(error)
                     sending.warn(chunk, error)
                     sending.report(error)
@@ -291,7 +291,7 @@ class Producer:
                 chunk.error = error
             except MillstreamError as error:
                 chunk.error = error
-            except Exception as error:  # of the user's partitioner, or a fault of ours
+            except Exception as error:  # from the user's partitioner, or a bug
                 what = f"storing failed with {type(error).__name__}: {error}"
                 chunk.error = MillstreamError(what, where=f"topic '{chunk.topic}'")
             if chunk.error:
@@ -304,7 +304,7 @@ class Producer:
         self._storing.store(chunk, chunk.placed)
 
     def _place(self, chunk: Chunk) -> Placed:
-        """Lays out the records of a chunk and chooses their partitions; kept, so that a retry stores the very same."""
+        """Lays out the records of a chunk and assigns partitions; kept, so that a retry stores exactly the same."""
         channel = self._channel(chunk.topic)
         laid = channel.lay_out(chunk)
         for reason in chunk.refused.values():
@@ -327,7 +327,7 @@ class Producer:
         least, most = int(chosen.min()), int(chosen.max())
         if least < 0 or most >= partitions:
             raise UnknownPartition(
-                f"partition {least if least < 0 else most} was chosen, and there are {partitions}",
+                f"partition {least if least < 0 else most} was chosen, but the topic has {partitions}",
                 where=f"topic '{topic}'",
             )
         return least if least == most else chosen
@@ -336,26 +336,26 @@ class Producer:
 def _passing(error: StorageError) -> StorageError:
     if not isinstance(error, DiskFull):
         return error
-    step = "make room; the producer keeps the records and goes on by itself"
+    step = "free some space; the producer keeps the records and retries"
     return DiskFull(error.what, where=error.where, next_step=step)
 
 
 _open_producers: set[Producer] = set()
 
 
-def _leave_to_parent() -> None:
-    """A forked child has no thread that would store anything: the producers remain its parent's."""
+def _drop_in_child() -> None:
+    """A forked child has no storing thread: the producers stay with its parent."""
     for producer in _open_producers:
         producer._sending.is_closing = True
     _open_producers.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_drop_in_child)
 
 
 @atexit.register
-def _close_forgotten() -> None:
-    """A script that ends without closing its producers still has its records stored."""
+def _close_at_exit() -> None:
+    """Stores the records of producers that a script did not close."""
     for producer in list(_open_producers):
         try:
             producer.close()

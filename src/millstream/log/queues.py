@@ -1,7 +1,7 @@
-"""A queue shares the records of a topic out as single messages: one consumer handles each, and acknowledges it.
+"""A queue delivers the records of a topic as single messages: one consumer processes each, and acknowledges it.
 
-A message that is not acknowledged in time is delivered again, up to a number of tries; then it becomes a dead letter.
-Order is not kept. Several queues on one topic each get all of it.
+A message that is not acknowledged in time is redelivered, up to a number of tries; then it becomes a dead letter. Order
+is not preserved. Several queues on one topic each get all of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millstream.log.groups import TopicPartition
 from millstream.log.ports import Claim, Progress, Queueing
 from millstream.records import DEAD_LETTER_SCHEMA, duration, format_duration
 
-NAME_LENGTH_MAX = 200  # other names are made of it
+NAME_LENGTH_MAX = 200  # other names are derived from it
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class QueueSettings:
             given["timeout"] = duration(given["timeout"], what="timeout")
         settings = cls(**given)
         if settings.timeout <= timedelta(0):
-            raise InvalidSetting("timeout must be longer than nothing")
+            raise InvalidSetting("timeout must be longer than 0")
         for name in ("max_tries", "max_in_flight"):
             value = getattr(settings, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidSetting(f"{name} is a whole number from 1 on, not {value!r}")
+                raise InvalidSetting(f"{name} must be a whole number of at least 1, not {value!r}")
         if settings.start not in ("earliest", "latest"):
-            raise InvalidSetting(f"start is 'earliest' or 'latest', not {settings.start!r}")
+            raise InvalidSetting(f"start must be 'earliest' or 'latest', not {settings.start!r}")
         return settings
 
     def to_document(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """What is not known is None: Kafka does not count the messages of a queue."""
+    """Unknown values are None: Kafka does not count the messages of a queue."""
 
     name: str
     topic: str
@@ -83,7 +83,7 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One delivery of a record. It is delivered again unless it is acknowledged before its time is over."""
+    """One delivery of a record. It is redelivered unless it is acknowledged before its timeout."""
 
     record: Record
     tries: int
@@ -102,11 +102,11 @@ class Message:
         self._queue.acknowledge([self])
 
     def refuse(self, reason: str = "refused", *, delay: str | timedelta = "0 seconds", dead: bool = False) -> None:
-        """The work is not done: deliver it again, after a delay if one is given, or make it a dead letter at once."""
+        """The work failed: redeliver the message, after a delay if one is given, or make it a dead letter at once."""
         self._queue.refuse(self, reason, duration(delay, what="delay"), dead)
 
     def extend(self, timeout: str | timedelta) -> None:
-        """The work takes longer: wait so much longer from now before delivering it again."""
+        """The work takes longer: extends the timeout, counted from now."""
         self._queue.extend(self, duration(timeout, what="timeout"))
 
 
@@ -120,7 +120,7 @@ class Queue:
 
     @property
     def patience_seconds(self) -> float:
-        """A wait of this length in vain means that there is nothing to receive."""
+        """If nothing arrives within this time, there is nothing to receive."""
         return self._delivering.patience_seconds
 
     def receive(self, timeout: float = 0.0) -> Message | None:
@@ -130,8 +130,8 @@ class Queue:
     def receive_many(self, count: int, timeout: float = 0.0) -> list[Message]:
         """Up to `count` messages, waiting up to `timeout` seconds for the first.
 
-        If it raises, whatever and wherever, the messages it had claimed are delivered by a later call. On the embedded
-        log that is the next one, and the attempt does not count as one of their tries.
+        If it raises, the messages it had claimed are delivered by a later call. On the embedded log that is the next
+        one, and the attempt does not count as one of their tries.
         """
         claim = self._claimed(count, timeout)
         messages = [Message(delivery.record, delivery.tries, self) for delivery in claim.deliveries]
@@ -149,7 +149,7 @@ class Queue:
                 return claim
 
     def __iter__(self) -> Iterator[Message]:
-        """Every message as it comes, for ever."""
+        """Every message as it arrives, without end."""
         while not self._closed:
             yield from self.receive_many(1, timeout=1.0)
 
@@ -167,7 +167,7 @@ class Queue:
         self._delivering.extend(message, timeout)
 
     def close(self) -> None:
-        """Messages that were not acknowledged are delivered to others at once."""
+        """Messages that were not acknowledged can be delivered to others at once."""
         if not self._closed:
             self._closed = True
             self._delivering.close()
@@ -179,13 +179,13 @@ class Queue:
         self.close()
 
 
-# ---------------------------------------------------------------- what queues of every broker share
+# ---------------------------------------------------------------- shared by queues of every broker
 
 
 def prepared(log: Queueing, name: str, known: Iterable[str], settings: QueueSettings) -> QueueSettings:
-    """The settings of a queue that can be created, its topic of dead letters being there."""
+    """The validated settings of a new queue; creates its topic of dead letters if it does not exist."""
     if len(name) > NAME_LENGTH_MAX:
-        raise InvalidName(f"the name of a queue has at most {NAME_LENGTH_MAX} characters, not {len(name)}")
+        raise InvalidName(f"the name of a queue can have at most {NAME_LENGTH_MAX} characters, not {len(name)}")
     if name in known:
         raise already_exists(name)
     dead_letters = f"{name}.dead" if settings.dead_letters is None else settings.dead_letters
@@ -193,7 +193,7 @@ def prepared(log: Queueing, name: str, known: Iterable[str], settings: QueueSett
         log.create_topic(dead_letters, schema=DEAD_LETTER_SCHEMA)
     elif log.describe_topic(dead_letters).settings.schema != DEAD_LETTER_SCHEMA:
         raise InvalidSetting(
-            f"topic '{dead_letters}' cannot take dead letters: it has another schema",
+            f"topic '{dead_letters}' cannot be used for dead letters: its schema differs",
             next_step=f"name another topic, or one with the schema '{DEAD_LETTER_SCHEMA.ddl}'",
         )
     return replace(settings, dead_letters=dead_letters)
@@ -202,13 +202,13 @@ def prepared(log: Queueing, name: str, known: Iterable[str], settings: QueueSett
 def dead_letter(
     place: TopicPartition, offset: int, value: bytes | None, tries: int, reason: str | None
 ) -> dict[str, Any]:
-    """A message that had all its tries, as a record of the dead letters; `value` as it is in the topic."""
+    """The dead letter of a message that has used all its tries; `value` as in the topic."""
     return {
         "value": value,
         "topic": place.topic,
         "partition": place.partition,
         "offset": offset,
-        "reason": f"{tries} tries; the last: {reason or 'not acknowledged in time'}",
+        "reason": f"{tries} tries; the last one: {reason or 'not acknowledged in time'}",
         "at": datetime.now(UTC),
     }
 
@@ -218,7 +218,7 @@ def closed_error() -> ClosedError:
 
 
 def already_exists(name: str) -> AlreadyExists:
-    return AlreadyExists(f"there is a queue '{name}' already", next_step="choose another name, or delete that one")
+    return AlreadyExists(f"queue '{name}' already exists", next_step="choose another name, or delete that one")
 
 
 def unknown(name: str, known: Iterable[str]) -> UnknownQueue:
@@ -233,7 +233,7 @@ def in_use(topic: str, queues: Sequence[str]) -> InvalidInput:
 def expired(queue: str, record: Record, *, can_extend: bool) -> DeliveryExpired:
     longer = "raise it, or call message.extend(…)" if can_extend else "or raise that"
     return DeliveryExpired(
-        "the message was answered before, or went to another consumer after its timeout",
+        "the message was settled before, or delivered to another consumer after its timeout",
         where=f"queue '{queue}', {record.topic}/{record.partition}, offset {record.offset}",
-        next_step=f"make the work shorter than the queue's timeout, {longer}",
+        next_step=f"finish within the queue's timeout, {longer}",
     )

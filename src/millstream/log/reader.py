@@ -1,8 +1,7 @@
-"""A reader walks one partition from an offset on, without locks, and never sees a record twice or out of order.
+"""A reader scans one partition from an offset on, without locks, and never sees a record twice or out of order.
 
-It reads up to the mark: to its end, or, if it wants committed records only, to the first open transaction. What
-retention or compaction does to the files meanwhile does not disturb it: a mapped segment stays whole until it is let
-go of, and the next one is found by offset.
+It reads up to the mark: to its end, or, for committed records only, to the first open transaction. Retention and
+compaction do not disturb it: a mapped segment stays intact until it is released, and the next one is found by offset.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ import pyarrow.compute as pc
 from millstream.errors import DamagedLog, OffsetLost
 from millstream.log.frame import NO_TIMESTAMP, SPARSE, TRANSACTIONAL, Header
 from millstream.log.layout import completed
-from millstream.log.mark import Mark, Place
+from millstream.log.mark import FrameBoundary, Mark
 from millstream.log.partition import Partition
 from millstream.log.segment import OFFSET_COLUMN, Segment, segment_names
 from millstream.log.validity import Malformed, check_texts
 from millstream.records import align
 
 COUNTED_MAX = 10_000  # offsets
-READ_BYTES = 1 << 20  # about a frame: what was just checked is still in the processor's cache when it is used
+READ_BYTES = 1 << 20  # about one frame: verified data is still in the CPU cache when it is used
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Records of one frame. Their offsets follow one another, unless compaction has thinned them out."""
+    """Records of one frame. Their offsets are consecutive, except after compaction."""
 
     stored: pa.RecordBatch
     schema: pa.Schema
@@ -39,7 +38,7 @@ class Fetch:
     thinned_offsets: npt.NDArray[np.int64] | None
     size_bytes: int
     refused: Mapping[int, str] = field(default_factory=dict)
-    """Records, by their place here, that somebody must not take for whole, and why."""
+    """Records, by position in this fetch, that must not be used as they are, and why."""
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
@@ -49,18 +48,18 @@ class Fetch:
 
     @property
     def records(self) -> pa.RecordBatch:
-        """Key, value, timestamp and headers; keys and headers that nobody gave are made up here, as nulls."""
-        return completed(self.with_sound_texts().stored, self.schema)
+        """Key, value, timestamp and headers; missing keys and headers as nulls."""
+        return completed(self.with_checked_texts().stored, self.schema)
 
-    def with_sound_texts(self) -> Fetch:
-        """Itself. For callers that take the records out of Arrow."""
+    def with_checked_texts(self) -> Fetch:
+        """Itself, after checking its texts; for callers that take the records out of Arrow."""
         try:
             check_texts(self.stored)
         except Malformed as error:
             raise DamagedLog(
                 f"records are damaged: {error}",
                 where=f"the frame with offset {self.first_offset}",
-                next_step="restore the partition from a copy, or read on behind it",
+                next_step="restore the partition from a copy, or skip it",
             ) from error
         return self
 
@@ -75,7 +74,7 @@ class PartitionReader:
         self._is_aligned: bool | None = None
         self._position = 0
 
-    def limit(self, mark: Mark) -> Place:
+    def limit(self, mark: Mark) -> FrameBoundary:
         return mark.stable if self.committed else mark.end
 
     def end_offset(self) -> int:
@@ -89,9 +88,9 @@ class PartitionReader:
         self._segment = None
 
     def read(self, max_bytes: int = READ_BYTES) -> list[Fetch]:
-        """What there is from the current offset on, a frame at least and not much more than `max_bytes`.
+        """Records from the current offset on: at least a frame and not much more than `max_bytes`.
 
-        What lies before a damaged place is given first; the next read raises.
+        Records before a damaged frame are returned first; the next read raises.
         """
         fetched = []
         try:
@@ -106,17 +105,17 @@ class PartitionReader:
         return fetched
 
     def stream(self) -> Iterator[Fetch]:
-        """Frame by frame up to where the partition ends now; the reader stands behind each one it gave."""
+        """Frame by frame up to the current end of the partition; the position is after the last one yielded."""
         try:
             yield from self._stream()
         except DamagedLog as error:
-            self._segment = None  # the next try opens the file again: it may have been repaired
+            self._segment = None  # the next try reopens the file: it may have been repaired
             raise DamagedLog(
                 error.what,
                 where=f"topic '{self.partition.topic}', partition {self.partition.number}, offset {self.offset}; "
                 f"{error.where}",
-                next_step="restore the file from a copy, or run "
-                f"'millstream topics repair {self.partition.topic}' to keep what still checks out",
+                next_step=f"restore the file from a copy, or run 'millstream topics repair {self.partition.topic}' to "
+                "keep what is intact",
             ) from error
 
     def _stream(self) -> Iterator[Fetch]:
@@ -125,7 +124,7 @@ class PartitionReader:
         limit = self.limit(mark)
         if self.offset > mark.end.offset:
             raise self._lost(mark)
-        self._schema, self._is_aligned = self.partition.schema, None  # another reader may change it on the way
+        self._schema, self._is_aligned = self.partition.schema, None  # another reader may change it meanwhile
         finished: Segment | None = None
         while self.offset < limit.offset:
             segment = self._segment or self._locate(mark)
@@ -170,7 +169,7 @@ class PartitionReader:
         return Fetch(records, self._schema, first, thinned, header.length)
 
     def _locate(self, mark: Mark) -> Segment:
-        """Opens the segment with the current offset, at the frame with it or shortly before."""
+        """Opens the segment with the current offset, at its frame or shortly before."""
         while True:
             name = max(
                 (name for name in segment_names(self.partition.folder)[0] if name.base <= self.offset), default=None
@@ -181,14 +180,14 @@ class PartitionReader:
             try:
                 self._segment = Segment(name)
                 self._is_aligned = None
-            except FileNotFoundError:  # replaced or deleted between the two looks
+            except FileNotFoundError:  # replaced or deleted between listing and opening
                 continue
-            self.partition.check_alive()  # so the file is not one of a topic created again
+            self.partition.check_alive()  # so the file is not one of a recreated topic
             self._position = self._segment.position_of(self.offset, _end_of(self._segment, mark))
             return self._segment
 
     def _missing(self) -> OffsetLost | DamagedLog:
-        """Why no segment has the current offset: only what lies before the start was deleted on purpose."""
+        """Why no segment has the current offset: only records before the start were deleted on purpose."""
         mark = self.partition.marks.read()
         names = segment_names(self.partition.folder)[0]
         known = mark.start if mark.start is not None else None if names else 0
@@ -203,14 +202,14 @@ class PartitionReader:
     def _lost(self, mark: Mark) -> OffsetLost:
         start = self.partition.start_offset()
         return OffsetLost(
-            f"offset {self.offset} is not there any more: the partition now holds {start} to {mark.end.offset}",
+            f"offset {self.offset} no longer exists: the partition now has {start} to {mark.end.offset}",
             where=f"topic '{self.partition.topic}', partition {self.partition.number}",
-            next_step="read on with on_lost='earliest'; if this must not happen, lengthen the topic's retention",
+            next_step="continue with on_lost='earliest'; to prevent this, raise the topic's retention",
         )
 
 
 def _is_active(segment: Segment, mark: Mark) -> bool:
-    """Whether the mark ends in this file; since then it may have been closed, and even compacted into another."""
+    """Whether the mark ends in this file; it may have been closed, and even compacted, since."""
     return segment.name.base == mark.end.segment and segment.name.end is None
 
 
@@ -223,7 +222,7 @@ def offset_at_time(partition: Partition, timestamp: int) -> int:
     mark = partition.marks.read()
     for name in segment_names(partition.folder)[0]:
         if name.base > mark.end.segment:
-            break  # begun since, or by a process that died: nothing in it is acknowledged
+            break  # started since, or by a process that died: nothing in it is acknowledged
         try:
             segment = Segment(name)
         except FileNotFoundError:
@@ -248,14 +247,14 @@ def newest_timestamp(partition: Partition) -> int | None:
     newest = NO_TIMESTAMP
     for name in segment_names(partition.folder)[0]:
         if name.base <= mark.end.segment:
-            with suppress(FileNotFoundError):  # replaced or deleted between the two looks
+            with suppress(FileNotFoundError):  # replaced or deleted between listing and opening
                 segment = Segment(name)
                 newest = max(newest, segment.max_timestamp(_end_of(segment, mark)))
     return None if newest == NO_TIMESTAMP else newest
 
 
 def records_between(partition: Partition, start: int, end: int, *, committed: bool = True) -> int:
-    """How many records lie between two offsets: counted where that is quick, else as many as there are offsets."""
+    """How many records lie between two offsets: counted if that is fast, otherwise the number of offsets."""
     if end - start > COUNTED_MAX:
         return end - start
     count = 0
@@ -264,6 +263,6 @@ def records_between(partition: Partition, start: int, end: int, *, committed: bo
             count += int((fetch.offsets < end).sum())
             if fetch.first_offset >= end:
                 break
-    except (DamagedLog, OffsetLost):  # reported to those who read them
+    except (DamagedLog, OffsetLost):  # reported when they are read
         return max(0, end - start)
     return count

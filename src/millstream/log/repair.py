@@ -1,6 +1,6 @@
-"""Repair keeps every frame of a damaged partition that still checks out, and says which offsets are gone.
+"""Repair keeps every intact frame of a damaged partition, and reports the lost offsets.
 
-It is never done unasked. The damaged files stay beside the repaired ones, with `.damaged` at the end of their names.
+It only runs on request. The damaged files are kept next to the repaired ones, as `.damaged`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millstream.log import segment as segments
 from millstream.log.aborted import AbortedTransactions
 from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder
 from millstream.log.frame import ALIGNMENT, HEADER_BYTES, SPARSE, TRANSACTIONAL, Header, header_at, is_intact
-from millstream.log.mark import Mark, MarkFile, Place
+from millstream.log.mark import FrameBoundary, Mark, MarkFile
 from millstream.log.partition import LOCK, MARK, UPKEEP_LOCK
 from millstream.log.segment import (
     OFFSET_COLUMN,
@@ -36,12 +36,12 @@ from millstream.log.segment import (
 from millstream.log.validity import BatchReader, Malformed
 from millstream.private_files import create_alike, open_private
 
-NOWHERE = Place(0, 0, 0)
+NOWHERE = FrameBoundary(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair found in one partition; `lost` are ranges of offsets, each with the first and without the last."""
+    """What a repair found in one partition; `lost` are ranges of offsets, excluding the last."""
 
     partition: int
     kept_records: int
@@ -66,23 +66,23 @@ def repair(
     number: int,
     schema: pa.Schema,
     disk: Disk,
-    on_cut: Callable[[int], None] = lambda _: None,
+    on_truncate: Callable[[int], None] = lambda _: None,
     known_end: int = 0,
 ) -> Repaired:
-    """`on_cut` is told where the partition ends now, before anybody can write there.
+    """`on_truncate` is called with the partition's new end, before anybody can write there.
 
-    `known_end` is how far readers had come, which counts where neither a mark nor a segment is left.
+    `known_end` is the furthest position of any reader, used if neither a mark nor a segment is left.
     """
     with storage_errors(folder), FileLock(folder / UPKEEP_LOCK), FileLock(folder / LOCK):
         mark = _readable_mark(folder, disk)
         found = _salvage_all(folder, mark, schema)
         if mark is None and not found and known_end:
-            mark = Mark(end=Place(known_end, known_end, 0), synced=NOWHERE, start=0)
+            mark = Mark(end=FrameBoundary(known_end, known_end, 0), synced=NOWHERE, start=0)
         before = _lost_before(mark, found)
         put_aside = [_replace(part) for part in found if not part.whole]
         active = found[-1] if found else None
         if mark is None or active is None or not active.whole or active.name.base != mark.end.segment:
-            _start_over(folder, mark, found, schema, disk, on_cut)
+            _start_over(folder, mark, found, schema, disk, on_truncate)
         elif before:
             _publish(folder / MARK, replace(mark, start=found[0].name.base), disk)
         sync_folder(folder)
@@ -95,7 +95,7 @@ def repair(
 
 
 def _lost_before(mark: Mark | None, found: Sequence[_Salvage]) -> list[tuple[int, int]]:
-    """What is missing before the first segment there is; a mark of an earlier version does not know where it began."""
+    """What is missing before the first segment; a mark of an earlier version does not know the start."""
     if mark is None or (mark.start is None and found):
         return []
     start, end = mark.start or 0, found[0].name.base if found else mark.end.offset
@@ -107,12 +107,12 @@ def _readable_mark(folder: Path, disk: Disk) -> Mark | None:
         return None
     try:
         return MarkFile(folder / MARK, disk).read()
-    except DamagedLog:  # cut short or with a wrong checksum: it is rebuilt from the frames
+    except DamagedLog:  # truncated or with a wrong checksum: rebuilt from the frames
         return None
 
 
 def _salvage_all(folder: Path, mark: Mark | None, schema: pa.Schema) -> list[_Salvage]:
-    # What lies beyond the segment of the mark was never acknowledged, and is for recovery.
+    # Data beyond the segment of the mark was never acknowledged; recovery deals with it.
     names = [name for name in segment_names(folder)[0] if mark is None or name.base <= mark.end.segment]
     found = []
     for number, name in enumerate(names):
@@ -120,14 +120,14 @@ def _salvage_all(folder: Path, mark: Mark | None, schema: pa.Schema) -> list[_Sa
         limit = mark.end.position if active and mark else None
         following = names[number + 1] if number + 1 < len(names) else None
         end = following.base if following else (mark.end.offset if mark else None)
-        # A segment whose own schema is damaged was written with that of the one before it or of the one after.
+        # A segment with a damaged schema was written with that of the segment before or after it.
         schemas = [*_first_schema(reversed(names[:number])), *_first_schema(names[number + 1 :]), schema]
         found.append(_salvage(name, limit, end, schemas))
     return found
 
 
 def _first_schema(names: Iterable[SegmentName]) -> list[pa.Schema]:
-    """The schema of the first of some segments that has a sound header, if there is one."""
+    """The schema of the first of some segments with a valid header, if any."""
     for name in names:
         with suppress(DamagedLog):
             return [Segment(name).schema]
@@ -135,7 +135,7 @@ def _first_schema(names: Iterable[SegmentName]) -> list[pa.Schema]:
 
 
 def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Sequence[pa.Schema]) -> _Salvage:
-    """Goes through a file step by step; behind a damaged frame it looks for the next whole one."""
+    """Scans a file; after a damaged frame it searches for the next intact one."""
     size = name.path.stat().st_size
     limit = size if limit is None else limit
     try:
@@ -159,7 +159,7 @@ def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Seq
             else:
                 skipped, whole = True, False
                 position = _after_hole(file.fileno(), position + ALIGNMENT)
-    # A compacted file reaches as far as its name says; behind any other the next one follows without a gap.
+    # A compacted file ends where its name says; any other is followed by the next one without a gap.
     reached = name.end if whole and name.end is not None else expected
     end = max(expected, name.end or 0) if end is None else end
     if reached < end:
@@ -169,7 +169,7 @@ def _salvage(name: SegmentName, limit: int | None, end: int | None, schemas: Seq
 
 
 def _after_hole(fd: int, position: int) -> int:
-    """Where to look next: nothing was ever written to the holes of a file, however large it seems."""
+    """Skips holes: nothing was ever written there, however large the file seems."""
     try:
         return max(position, os.lseek(fd, position, os.SEEK_DATA) // ALIGNMENT * ALIGNMENT)
     except OSError as error:
@@ -177,7 +177,7 @@ def _after_hole(fd: int, position: int) -> int:
 
 
 def _fitting_schema(name: SegmentName, frames: Sequence[tuple[int, Header]], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The first schema with which the frames of a segment can be read, and written again as they are."""
+    """The first schema with which the frames of a segment can be read and written back unchanged."""
     sparse = any(header.flags & SPARSE for _, header in frames)
     plain = [pa.schema([field for field in schema if field.name != OFFSET_COLUMN]) for schema in schemas]
     wanted = [schema.append(pa.field(OFFSET_COLUMN, pa.int64())) if sparse else schema for schema in plain]
@@ -194,7 +194,7 @@ def _reads_all(name: SegmentName, frames: Sequence[tuple[int, Header]], schema: 
                 records = BatchReader(stored_columns(schema, header.flags)).read(body, header.rows)
                 records.validate(full=True)
                 again = records.serialize()
-                if not body.slice(0, again.size).equals(again):  # of more columns than the schema has
+                if not body.slice(0, again.size).equals(again):  # has more columns than the schema
                     return False
     except (pa.ArrowException, OSError, Malformed):
         return False
@@ -202,7 +202,7 @@ def _reads_all(name: SegmentName, frames: Sequence[tuple[int, Header]], schema: 
 
 
 def _replace(part: _Salvage) -> Path:
-    """Writes the whole frames of a segment into a new file that covers the same offsets; the old one is put aside."""
+    """Writes the intact frames of a segment into a new file that covers the same offsets; the old one is renamed."""
     name = SegmentName(part.name.base, part.end, part.name.folder)
     draft = name.folder / f"{name.stem}.repairing"
     with (
@@ -228,7 +228,7 @@ def _replace(part: _Salvage) -> Path:
 
 
 def _unused_path(path: Path) -> Path:
-    """An earlier repair may have put a file of that name aside."""
+    """An earlier repair may have used the name."""
     others = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
     return next(free for free in itertools.chain([path], others) if not free.exists())
 
@@ -239,27 +239,27 @@ def _start_over(
     found: list[_Salvage],
     schema: pa.Schema,
     disk: Disk,
-    on_cut: Callable[[int], None],
+    on_truncate: Callable[[int], None],
 ) -> None:
-    """A new active segment behind everything, and a new mark."""
+    """Creates a new active segment after everything else, and a new mark."""
     end = max((part.end for part in found), default=mark.end.offset if mark else 0)
     for name in segment_names(folder)[0]:
         if mark is not None and name.base > mark.end.segment:
             delete(name)
     last = found[-1] if found else None
-    if last is not None and last.whole and last.end > last.name.base:  # only the mark was gone
+    if last is not None and last.whole and last.end > last.name.base:  # only the mark was missing
         closed = SegmentName(last.name.base, last.end, folder)
         last.name.path.rename(closed.path)
         last.name.index_path.unlink(missing_ok=True)
-    start = Place(end, end, segments.create(SegmentName(end, None, folder), schema, disk))
+    start = FrameBoundary(end, end, segments.create(SegmentName(end, None, folder), schema, disk))
     made = mark or _mark_from_frames(folder, found, disk)
-    on_cut(end)
+    on_truncate(end)
     first = max(made.start or 0, found[0].name.base if found else end)
     _publish(folder / MARK, replace(made, end=start, synced=start, start=first, sequence=made.sequence + 2), disk)
 
 
 def _publish(path: Path, mark: Mark, disk: Disk) -> None:
-    """In place if that can be: processes that have the partition open continue with the repaired one."""
+    """In place if possible: processes that have the partition open continue with the repaired one."""
     if path.exists() and (marks := MarkFile(path, disk)).is_whole:
         marks.write(mark, sync=True)
     else:
@@ -267,7 +267,7 @@ def _publish(path: Path, mark: Mark, disk: Disk) -> None:
 
 
 def _mark_from_frames(folder: Path, found: list[_Salvage], disk: Disk) -> Mark:
-    """Which transactions are open, worked out from all frames; the list of aborted ones is believed."""
+    """Rebuilds the open transactions from all frames; the list of aborted ones is trusted."""
     count = AbortedTransactions(folder / "aborted", disk).intact_count()
     mark = Mark(end=NOWHERE, synced=NOWHERE, aborted_count=count)
     for part in found:
@@ -275,6 +275,6 @@ def _mark_from_frames(folder: Path, found: list[_Salvage], disk: Disk) -> Mark:
             if header.is_control:
                 mark = mark.without_open(header.producer_id, header.epoch)
             elif header.flags & TRANSACTIONAL:
-                first = Place(header.base_offset, part.name.base, position)
+                first = FrameBoundary(header.base_offset, part.name.base, position)
                 mark = mark.with_open(header.producer_id, header.epoch, first)
     return mark

@@ -1,4 +1,4 @@
-"""Retention deletes whole closed segments from the oldest on; what an open transaction still needs stays."""
+"""Retention deletes whole closed segments, oldest first; what an open transaction still needs stays."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
         old.append(oldest)
         total_bytes -= size
     if old:
-        # Durably, before anything is deleted: a reader must be able to tell this from a loss. All is synced with it,
-        # for recovery begins where all was synced, and must find that place.
+        # Durably, before anything is deleted: a reader must be able to distinguish this from data loss. Everything is
+        # synced with it, because recovery starts where everything was synced, and must find that position.
         partition.begin_at(names[len(old)].base)
     for name in old:
         delete(name)
@@ -36,7 +36,7 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
 
 
 def delete_replaced(partition: Partition) -> None:
-    """Clears away what compaction has replaced, and drafts of one, or of a repair, that was cut short."""
+    """Deletes what compaction has replaced, and unfinished files of a compaction or repair."""
     for name in segment_names(partition.folder)[1]:
         delete(name)
     for draft in [*partition.folder.glob("*.compacting"), *partition.folder.glob("*.repairing")]:
@@ -49,7 +49,7 @@ def _newest_of(name: SegmentName) -> int:
 
 
 def _newest_active(partition: Partition) -> int:
-    """The newest timestamp of the active segment; one without records has nothing that could be old."""
+    """The newest timestamp of the active segment; one without records never expires."""
     mark = partition.marks.read()
     segment = Segment(SegmentName(mark.end.segment, None, partition.folder))
     newest = segment.max_timestamp(mark.end.position)

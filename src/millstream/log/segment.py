@@ -1,7 +1,7 @@
-"""A segment is one file: a header that holds the schema of its records, then frames in order of offset.
+"""A segment is one file: a header with the schema of its records, then frames in offset order.
 
-Its name holds the offset it begins at. One that compaction has written also holds the offset it ends before, and takes
-the place of every segment that begins within it: so replacing many files is one rename.
+Its name has its base offset. The name of a compacted segment also has its end offset, and the segment replaces all
+those that start within it: so replacing many files is one rename.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class IndexTail(NamedTuple):
 
 
 def segment_names(folder: Path) -> tuple[list[SegmentName], list[SegmentName]]:
-    """The segments of a partition in order, and those that a compacted one has taken the place of."""
+    """The segments of a partition in order, and those that a compacted one has replaced."""
     with storage_errors(folder):
         matches = [match for match in map(NAME.fullmatch, os.listdir(folder)) if match]  # noqa: PTH208 - hot path
     found = [SegmentName(int(match[1]), int(match[2]) if match[2] else None, folder) for match in matches]
-    # Of those that begin together the one that reaches furthest is the newest.
+    # Of those with the same base offset, the one that reaches furthest is the newest.
     found.sort(key=lambda name: (name.base, -(name.end or 0)))
     live: list[SegmentName] = []
     replaced: list[SegmentName] = []
@@ -95,7 +95,7 @@ def header_bytes(base: int, schema: pa.Schema) -> bytes:
 
 
 def create(name: SegmentName, schema: pa.Schema, disk: Disk) -> int:
-    """Writes the header of a new segment; returns where its first frame goes."""
+    """Writes the header of a new segment; returns the position of its first frame."""
     content = header_bytes(name.base, schema)
     with storage_errors(name.path):
         fd = create_alike(name.path)
@@ -107,20 +107,20 @@ def create(name: SegmentName, schema: pa.Schema, disk: Disk) -> int:
 
 
 def stored_columns(schema: pa.Schema, flags: int) -> pa.Schema:
-    """The columns that a frame with these flags holds."""
+    """The columns of a frame with these flags."""
     left_out = [column for column, flag in WITHOUT.items() if flags & flag]
     return pa.schema([field for field in schema if field.name not in left_out])
 
 
 class Segment:
-    """A mapped view of a segment file. It grows by being looked at again; nothing in it ever changes."""
+    """A mapped view of a segment file. It is remapped as the file grows; its content never changes."""
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
         try:
             self._fd: int | None = open_private(name.path, os.O_RDONLY)
         except FileNotFoundError:
-            raise  # replaced or deleted meanwhile: the caller looks again
+            raise  # replaced or deleted meanwhile: the caller retries
         except OSError as error:
             raise storage_error(error, name.path) from error
         self._map: mmap.mmap | None = None
@@ -129,7 +129,7 @@ class Segment:
         self._index: Index | None = None
         self._readers: dict[int, BatchReader] = {}
         if name.end is not None:
-            self._close()  # it never grows, and the map has a descriptor of its own
+            self._close()  # it never grows, and the map has its own descriptor
 
     def __del__(self) -> None:
         self._close()
@@ -151,11 +151,11 @@ class Segment:
     def _read_header(self) -> int:
         view = self._mapped(0)
         if len(view) < PREFIX.size or view[:5] != MAGIC:
-            raise self.damaged(0, "the file does not begin like a segment")
+            raise self.damaged(0, "the file does not start like a segment")
         _, version, crc, schema_bytes, base = PREFIX.unpack_from(view)
         if version != FORMAT:
             raise UnsupportedFormat(
-                f"the segment has format {version}; this version of Millstream knows {FORMAT}",
+                f"the segment has format {version}; this version of Millstream supports {FORMAT}",
                 where=self.place,
                 next_step="open the log with the Millstream that wrote it",
             )
@@ -192,7 +192,7 @@ class Segment:
         return memoryview(self._map) if self._map is not None else memoryview(b"")
 
     def frames(self, position: int, limit: int) -> Iterator[tuple[int, Header]]:
-        """The frames from `position` up to `limit`, all of which must be there and match their checksums."""
+        """The frames from `position` up to `limit`; raises if one is missing or does not match its checksum."""
         for at, header in self.intact_frames(position, limit):
             yield at, header
             position = at + header.size_bytes
@@ -208,7 +208,7 @@ class Segment:
             position += header.size_bytes
 
     def stored(self, position: int, header: Header) -> pa.RecordBatch:
-        """The columns a frame holds, without a copy: they stay in the mapped file. The frame is one `frames` gave."""
+        """The columns of a frame, without a copy: they stay in the mapped file. The frame must come from `frames`."""
         flags = header.flags & LEFT_OUT
         if flags not in self._readers:
             self._readers[flags] = BatchReader(stored_columns(self.schema, flags))
@@ -219,7 +219,7 @@ class Segment:
             raise self.damaged(position, str(error)) from error
 
     def batch(self, position: int, header: Header) -> pa.RecordBatch:
-        """The records of a frame, with the columns that were left out."""
+        """The records of a frame, including the columns that were left out."""
         return completed(self.stored(position, header), self.schema)
 
     def offsets(self, header: Header, batch: pa.RecordBatch) -> np.ndarray:
@@ -239,11 +239,11 @@ class Segment:
         return offsets
 
     def position_of(self, offset: int, limit: int) -> int:
-        """Where to begin looking for `offset`: at its frame or a little before."""
+        """Where to start scanning for `offset`: at its frame or a little before."""
         return self._from_index(lambda index: index.at_or_before(offset, limit), limit)
 
     def position_of_time(self, timestamp: int, limit: int) -> int:
-        """Where to begin looking for the first record at or after `timestamp`."""
+        """Where to start scanning for the first record at or after `timestamp`."""
         return self._from_index(lambda index: index.before_time(timestamp, limit), limit)
 
     def _from_index(self, search: Callable[[Index], Entry | None], limit: int) -> int:
@@ -259,7 +259,7 @@ class Segment:
         return self.first_position
 
     def _begins_at(self, entry: Entry, limit: int) -> bool:
-        """Whether there is a frame where the index says: the entry may be left over from records taken back."""
+        """Whether there is a frame where the index says: the entry may be left over from truncated records."""
         view = self._mapped(limit)
         if not self.first_position <= entry.position < len(view):
             return False
@@ -267,7 +267,7 @@ class Segment:
         return found is not None and found.base_offset == entry.offset
 
     def _loaded_index(self, limit: int) -> Index:
-        # What the index lacks at its end is made up for by reading on; only one without any entry is worth remaking.
+        # Entries missing at the end only cost a longer scan; only an index without any is worth rebuilding.
         self._index = Index.load(self.name.index_path, limit)
         return self._index if len(self._index) or limit == self.first_position else self._rebuilt_index(limit)
 
@@ -282,7 +282,7 @@ class Segment:
             return self.tail(self._rebuilt_index(limit), limit).newest
 
     def tail(self, index: Index, limit: int) -> IndexTail:
-        """Where an index stands, made up with the frames it has no entry for."""
+        """The state of an index, completed with the frames it has no entry for."""
         count = index.count_before(limit)
         last = index.entry(count - 1) if count else None
         if last is not None and not self._begins_at(last, limit):
@@ -296,12 +296,12 @@ class Segment:
         return DamagedLog(
             f"acknowledged records are damaged: {what}",
             where=f"{self.place}, byte {position}",
-            next_step="restore the file from a copy, or run 'millstream topics repair' to keep what still checks out",
+            next_step="restore the file from a copy, or run 'millstream topics repair' to keep what is intact",
         )
 
 
 def rebuild_index(segment: Segment, limit: int) -> bytes:
-    """The index of a segment, made from its frames; it ends before a damaged one, which its readers will find."""
+    """Rebuilds the index of a segment from its frames; it ends before a damaged one, which readers will find."""
     entries, indexed_to, newest = [], -INTERVAL_BYTES, NO_TIMESTAMP
     for position, header in segment.intact_frames(segment.first_position, limit):
         newest = max(newest, header.max_timestamp)
@@ -312,7 +312,7 @@ def rebuild_index(segment: Segment, limit: int) -> bytes:
 
 
 class IndexWriter:
-    """Appends entries to the index of the active segment; only the holder of the partition's lock does."""
+    """Appends entries to the index of the active segment, under the partition's lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -320,7 +320,7 @@ class IndexWriter:
             self._fd = open_alike(path, os.O_RDWR | os.O_CREAT)
 
     def resume(self, segment: Segment, limit: int) -> None:
-        """Goes on behind what others have indexed, below position `limit`; rebuilds the index if it is damaged."""
+        """Continues after what is indexed below position `limit`; rebuilds the index if it is damaged."""
         index = Index(os.pread(self._fd, bytes_max(limit), 0))
         try:
             self._count, self._indexed_to, self._newest = segment.tail(index, limit)
@@ -336,9 +336,9 @@ class IndexWriter:
             return
         at = self._count * ENTRY.size
         try:
-            os.ftruncate(self._fd, at)  # another process may have indexed records there and taken them back
+            os.ftruncate(self._fd, at)  # another process may have indexed records there that were truncated since
             whole = os.pwrite(self._fd, pack(Entry(offset, position, self._newest)), at) == ENTRY.size
-        except OSError:  # an index may lack entries; the records it points at are what counts
+        except OSError:  # an index may lack entries; only the records matter
             return
         if whole:
             self._count += 1

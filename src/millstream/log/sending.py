@@ -1,4 +1,4 @@
-"""How a producer's records fare on their way to the broker, shared between its users and the thread that stores."""
+"""The state of a producer's records in flight, shared between its users and the storing thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ logger = terminal.logger(__name__)
 
 
 class Sending:
-    """What the port that stores sees of its producer; see `Sender`."""
+    """A producer, as seen by the storing port; see `Sender`."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
         self.in_transaction = False
         self.is_closing = False
-        self.is_giving_up = False
+        self.is_discarding = False
         self._warned_at = 0.0
         self._first_failure: MillstreamError | None = None
         self._failures = 0
@@ -37,7 +37,7 @@ class Sending:
         self.note_failure(InvalidRecord(reason, where=f"topic '{chunk.topic}'"))
 
     def note_failure(self, error: MillstreamError) -> None:
-        """For the next flush to raise; only the first is kept, however many there are."""
+        """For the next flush to raise; only the first failure is kept."""
         self._first_failure = self._first_failure or error
         self._failures += 1
 

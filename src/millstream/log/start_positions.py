@@ -1,4 +1,4 @@
-"""Where a consumer starts in its partitions, from what its user asked for."""
+"""Where a consumer starts in its partitions, from its user's settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Start = str | int | datetime | Mapping[int, int]
 def check_start(start: Start) -> None:
     if isinstance(start, str) and start not in ("earliest", "latest"):
         raise InvalidSetting(
-            f"start is 'earliest', 'latest', an offset, an aware datetime, or a dict of offsets, not {start!r}"
+            f"start must be 'earliest', 'latest', an offset, an aware datetime, or a dict of offsets, not {start!r}"
         )
     if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
         raise InvalidSetting(f"start cannot be a {type(start).__name__}")
@@ -25,13 +25,13 @@ def check_start(start: Start) -> None:
         microseconds(start)
     for offset in start.values() if isinstance(start, Mapping) else [start] if isinstance(start, int) else []:
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-            raise InvalidSetting(f"an offset is a whole number from 0 on, not {offset!r}")
+            raise InvalidSetting(f"an offset must be a whole number of at least 0, not {offset!r}")
 
 
 def checked_interval(given: str | timedelta, seconds_min: float) -> float:
     interval = duration(given, what="max_poll_interval").total_seconds()
     if interval < seconds_min:
-        raise InvalidSetting(f"max_poll_interval is not shorter than {seconds_min:g} s here, and {given!r} is")
+        raise InvalidSetting(f"max_poll_interval must be at least {seconds_min:g} s here, not {given!r}")
     return interval
 
 
@@ -41,7 +41,7 @@ def check_choice(what: str, choice: str, choices: Sequence[str]) -> None:
 
 
 def check_exists(fetching: Fetching, places: Sequence[TopicPartition], start: Start) -> None:
-    """Refuses offsets that no partition has reached yet."""
+    """Rejects offsets that no partition has reached yet."""
     if not isinstance(start, int | Mapping):
         return
     ends = {place: fetching.offset(place, "latest") for place in places}

@@ -1,4 +1,4 @@
-"""The topics that one consumer's names stand for, and where it starts in those it is switched to."""
+"""The topics that a consumer's names refer to, and where it starts in those it is switched to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Corresponding = Callable[[Mapping[TopicPartition, int], str], dict[int, int]]
 
 
 class Subscription:
-    """Asked at every poll; a pinned consumer stays with the topics of exactly these names."""
+    """Checked at every poll; a pinned consumer stays with the topics of exactly these names."""
 
     def __init__(self, log: Describing, names: Sequence[str], group: str | None, *, pinned: bool) -> None:
         self._log = log
@@ -20,7 +20,7 @@ class Subscription:
         self._group = group
         self._pinned = pinned
         self._seen: Mapping[str, Switch] = {} if pinned else log.switches.fresh()
-        self._switches = self._seen  # those in force; seen are those that the consumer has yet to follow
+        self._switches = self._seen  # those in force; `_seen` are those that the consumer has yet to follow
         self._moved: set[str] = set()
         self._left: dict[TopicPartition, int] = {}
         self._found: dict[str, dict[int, int]] = {}
@@ -34,7 +34,7 @@ class Subscription:
         return self._switches[name].topic if name in self._names and name in self._switches else name
 
     def has_changed(self) -> bool:
-        """Whether the names stand for other topics than those that are read; one look at a file if nothing has."""
+        """Whether the names refer to other topics than those that are read; one stat if nothing has changed."""
         if not self._pinned and (switches := self._log.switches.now()) is not self._seen:
             self._seen = switches
             self.next_topics = self._topics(switches)
@@ -43,7 +43,7 @@ class Subscription:
     def leave(self, positions: Mapping[TopicPartition, int], corresponding: Corresponding) -> None:
         """Remembers the positions of a consumer without a group, which are stored nowhere else.
 
-        They are needed for the way back, and for a switch to the corresponding time.
+        They are needed to switch back, and to switch to the corresponding time.
         """
         self._left |= positions
         for switch in self._own(self._seen):
@@ -56,7 +56,7 @@ class Subscription:
         self.topics, self._switches = self.next_topics, self._seen
 
     def switch_to(self, topic: str) -> Switch | None:
-        """The switch that brought this consumer, or its group while it was away, to a topic it had not asked for."""
+        """The switch that moved this consumer, or its group while it was away, to a topic it had not subscribed to."""
         switch = next((switch for switch in self._own(self._switches) if switch.topic == topic), None)
         if switch is None or topic in self._moved:
             return switch
@@ -64,7 +64,7 @@ class Subscription:
         return switch if read & set(switch.versions) - {topic} else None
 
     def start(self, place: TopicPartition) -> int | None:
-        """Where to start in a partition that was switched to, unless something of it is committed."""
+        """Where to start in a partition that was switched to, unless it has a committed offset."""
         if place in self._left:
             return self._left[place]
         switch = self.switch_to(place.topic)

@@ -1,8 +1,8 @@
-"""Readers of a name read the topic it stands for; a switch changes that for all of them at once, and can be reverted.
+"""Readers of a name read the topic it refers to; a switch changes that for all of them at once, and can be reverted.
 
-Writers never follow: a writer names the topic itself, so a job of the old version goes on writing the old one.
-A name stands for one topic, never for another name, so looking it up twice gives the same as looking it up once.
-Where the switches are kept is the broker's business; that they are read and written as one whole is not.
+Writers never follow a switch: they name the topic itself, so a job of the old version keeps writing the old topic. A
+name refers to a topic, never to another name, so resolving it twice gives the same as resolving it once. Each broker
+stores the switches in its own way, but always as one whole.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ At = str | datetime
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What a name stands for, and where readers start that are switched to it."""
+    """The topic that a name refers to, and where readers start that are switched to it."""
 
     name: str
     topic: str
-    before: tuple[str, ...]  # what it stood for, the latest last: the way back
-    versions: tuple[str, ...]  # everything it ever stood for that still exists
+    before: tuple[str, ...]  # earlier topics, the latest last: for switching back
+    versions: tuple[str, ...]  # all its topics so far that still exist
     switched_at: datetime
     starts: Mapping[str, Mapping[int, int]]  # by group; a partition that is missing is read from its beginning
     corresponding: bool = False
@@ -77,7 +77,7 @@ class Switches(ABC):
 
     @abstractmethod
     def fresh(self) -> Mapping[str, Switch]:
-        """Like `now`, never outdated."""
+        """Like `now`, but never outdated."""
 
     @abstractmethod
     def write(self, switches: Mapping[str, Switch]) -> None:
@@ -93,7 +93,7 @@ class Switches(ABC):
 
 
 class Switching(ABC):
-    """What a broker offers about switches."""
+    """The switch operations of a broker."""
 
     switches: Switches
 
@@ -112,7 +112,7 @@ class Switching(ABC):
 
     @abstractmethod
     def _stable_offsets(self, topic: str) -> dict[int, int]:
-        """Where committed reading of each partition ends."""
+        """The last stable offset of each partition."""
 
     @abstractmethod
     def _offsets_at(self, topic: str, moment: datetime) -> dict[int, int]:
@@ -120,21 +120,21 @@ class Switching(ABC):
 
     @abstractmethod
     def _corresponding(self, positions: Mapping[TopicPartition, int], topic: str) -> dict[int, int]:
-        """The offsets in a topic, by partition, at the time that positions in other topics have reached."""
+        """The offsets in a topic, by partition, that correspond in time to positions in other topics."""
 
     def resolve(self, name: str) -> str:
-        """The topic that readers of this name read now."""
+        """The topic that readers of this name currently read."""
         return self.switches.resolve(name)
 
     def switch(self, name: str, topic: str, *, at: At = "earliest") -> Switch:
-        """From now on readers of `name` read `topic`; those at work follow at their next poll.
+        """From now on readers of `name` read `topic`; active ones follow at their next poll.
 
-        `at` is where they start: 'earliest', 'latest', a time, or 'corresponding', the time they had reached in the
-        old topic. A group that has read the topic before continues where it was.
+        `at` is where they start: 'earliest', 'latest', a time, or 'corresponding', the time they had reached in the old
+        topic. A group that has read the topic before continues where it was.
         """
         checked_name(name, "topic")
         if isinstance(at, str) and at not in ("earliest", "latest", "corresponding"):
-            raise InvalidSetting(f"at is 'earliest', 'latest', 'corresponding' or an aware datetime, not {at!r}")
+            raise InvalidSetting(f"at must be 'earliest', 'latest', 'corresponding' or an aware datetime, not {at!r}")
         with self._lock():
             known = dict(self.switches.now())
             self._check_switch(name, topic, known)
@@ -148,7 +148,7 @@ class Switching(ABC):
             return self._store(old, topic, before, tuple(dict.fromkeys((*versions, topic))), at, known)
 
     def switch_back(self, name: str, *, at: At = "earliest") -> Switch:
-        """Reverts the last switch of a name. Groups continue where they were in the topic from before."""
+        """Reverts the last switch of a name. Groups continue where they were in the previous topic."""
         with self._lock():
             known = dict(self.switches.now())
             old = known.get(name)
@@ -161,15 +161,15 @@ class Switching(ABC):
             return self._store(old, topic, tuple(before), old.versions, at, known)
 
     def unswitch(self, name: str) -> None:
-        """Forgets that a name was ever switched: it stands for the topic of that name alone."""
+        """Removes the switches of a name: it refers to the topic of that name again."""
         with self._lock():
             known = dict(self.switches.now())
             if known.pop(name, None) is None:
-                raise InvalidInput(f"'{name}' is not switched", next_step="see millstream topics list")
+                raise InvalidInput(f"'{name}' is not switched", next_step="list the topics: millstream topics list")
             self.switches.write(known)
 
     def topic_versions(self, name: str) -> list[TopicVersion]:
-        """The topics a name has stood for, oldest first; each can be read under its own name with pinned=True."""
+        """The topics that a name has referred to, oldest first; each can be read by its own name with pinned=True."""
         switch = self.switches.now().get(name) or self._unswitched(name)
         if not switch.versions:
             self.topic(name)  # raises
@@ -186,7 +186,7 @@ class Switching(ABC):
             return False
 
     def _check_switch(self, name: str, topic: str, known: Mapping[str, Switch]) -> None:
-        self.topic(topic)  # raises if there is none
+        self.topic(topic)  # raises if it does not exist
         elsewhere = known.get(topic)
         if elsewhere is not None and topic not in (name, elsewhere.topic):
             raise InvalidInput(
@@ -213,7 +213,7 @@ class Switching(ABC):
         return switch
 
     def _starts(self, old: str, new: str, at: At) -> dict[str, dict[int, int]]:
-        """Fixed when the switch is made: records that come after it are read, whenever a reader follows."""
+        """Fixed when the switch is made: records written after it are read, whenever a reader follows."""
         if at == "latest":
             return {ALL_OTHERS: self._stable_offsets(new)}
         if isinstance(at, datetime):
@@ -225,19 +225,19 @@ class Switching(ABC):
                 starts[group] = self._corresponding(reached, new)
         return starts
 
-    # ------------------------------------------------------------ topics come and go
+    # ------------------------------------------------------------ creating and deleting topics
 
     def _check_name_free(self, name: str) -> None:
-        """A topic under a name whose readers are elsewhere would be written and never read."""
+        """A topic whose name is switched elsewhere would be written but never read."""
         switch = self.switches.now().get(name)
         if switch is not None and switch.topic != name:
             raise AlreadyExists(
                 f"readers of '{name}' read topic '{switch.topic}'",
-                next_step=f"write to '{switch.topic}', or first say: millstream switch {name} --off",
+                next_step=f"write to '{switch.topic}', or first run: millstream switch {name} --off",
             )
 
     def _forget_version(self, topic: str) -> None:
-        """Called under the lock of the log when a topic is to be deleted."""
+        """Called under the lock of the log before a topic is deleted."""
         if served := self.switches.served_by(topic):
             raise InvalidInput(
                 f"readers of '{served[0]}' read topic '{topic}'",

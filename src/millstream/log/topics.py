@@ -1,4 +1,4 @@
-"""A topic is a folder with a description and one folder per partition; what the description cannot mean is refused."""
+"""Topic settings and descriptions, validated on creation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from millstream.errors import InvalidName, InvalidSetting
 from millstream.records import Schema, can_evolve, codec, duration, format_duration, size_bytes
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
-PARTITIONS_MAX = 10_000  # of any topic; the embedded log makes no topic with more than the next
+PARTITIONS_MAX = 10_000  # of any topic; an embedded log allows EMBEDDED_PARTITIONS_MAX
 EMBEDDED_PARTITIONS_MAX = 1000
-FILES_PER_PARTITION = 4  # that a process holds open which writes to it
+FILES_PER_PARTITION = 4  # that a writing process keeps open
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 4096, 2 << 30
 
 
@@ -24,21 +24,21 @@ def is_name(text: str) -> bool:
 
 
 def checked_name(name: object, what: str) -> str:
-    """Names become names of files and folders: nothing in them can lead elsewhere."""
+    """Names become file and folder names: they must not escape the log's folder."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidName(
             f"{name!r} is not a name for a {what}",
-            next_step="use up to 249 letters, digits, '_', '-' and single '.', beginning with a letter, digit or '_'",
+            next_step="use up to 249 letters, digits, '_', '-' and single '.', starting with a letter, digit or '_'",
         )
     return name
 
 
 def check_partition_count(count: int) -> None:
-    """Before anything is made: a topic whose partitions no process could open would be of no use."""
+    """Checked first: a topic whose partitions no process could open would be useless."""
     if count > EMBEDDED_PARTITIONS_MAX:
         raise InvalidSetting(
-            f"a topic of the embedded log has at most {EMBEDDED_PARTITIONS_MAX} partitions, not {count}",
-            next_step="choose fewer: each one holds files open in every process that uses it",
+            f"a topic of the embedded log can have at most {EMBEDDED_PARTITIONS_MAX} partitions, not {count}",
+            next_step="choose fewer: each one keeps files open in every process that uses it",
         )
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and count * FILES_PER_PARTITION > files:
@@ -50,14 +50,14 @@ def check_partition_count(count: int) -> None:
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """How a topic keeps its records. Retention and sizes are per partition, as in Kafka."""
+    """How a topic stores its records. Retention and sizes are per partition, as in Kafka."""
 
     partitions: int = 1
     """The number of partitions."""
     schema: Schema | None = None
     """The columns of its values; default: values are bytes."""
     codec: str | None = None
-    """How bytes that are sent to a topic with a schema are decoded; default: as JSON."""
+    """How bytes that are sent to a topic with a schema are decoded; default: JSON."""
     retention: timedelta | None = None
     """How long records are kept; default: forever."""
     retention_bytes: int | None = None
@@ -67,11 +67,11 @@ class TopicSettings:
     compaction: bool = False
     """Keep only the newest record of each key."""
     tombstone_retention: timedelta = timedelta(days=1)
-    """How long a compacted topic keeps the marker of a deleted key."""
+    """How long a compacted topic keeps tombstones."""
 
     @classmethod
     def of(cls, **given: Any) -> TopicSettings:
-        """From what a user wrote: durations, sizes and schemas as text or as values."""
+        """From user input: durations, sizes and schemas as text or as values."""
         return cls().changed(**given)
 
     def changed(self, **given: Any) -> TopicSettings:
@@ -91,14 +91,14 @@ class TopicSettings:
         if not isinstance(self.partitions, int) or isinstance(self.partitions, bool):
             raise InvalidSetting(f"partitions must be a whole number, not {self.partitions!r}")
         if not 1 <= self.partitions <= PARTITIONS_MAX:
-            raise InvalidSetting(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {self.partitions}")
+            raise InvalidSetting(f"a topic must have 1 to {PARTITIONS_MAX} partitions, not {self.partitions}")
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
             raise InvalidSetting(
-                f"a segment has {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} bytes, not {self.segment_bytes}"
+                f"a segment must have {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} bytes, not {self.segment_bytes}"
             )
         for name in ("retention", "tombstone_retention"):
             if getattr(self, name) is not None and getattr(self, name) <= timedelta(0):
-                raise InvalidSetting(f"{name} must be longer than nothing", next_step="leave it out for the usual")
+                raise InvalidSetting(f"{name} must be longer than 0", next_step="leave it out for the default")
         if self.retention_bytes is not None and self.retention_bytes < self.segment_bytes:
             raise InvalidSetting(
                 f"retention_bytes ({self.retention_bytes}) is less than one segment ({self.segment_bytes})",
@@ -108,23 +108,23 @@ class TopicSettings:
             codec(self.codec, self.schema)
 
     def check_change_from(self, old: TopicSettings, *, empty: bool) -> None:
-        """Refuses a change that records already stored would contradict."""
+        """Rejects a change that does not fit the stored records."""
         if self.partitions < old.partitions:
             raise InvalidSetting(
                 f"a topic cannot lose partitions ({old.partitions} to {self.partitions})",
-                next_step="make a new topic with fewer partitions and copy the records over",
+                next_step="create a new topic with fewer partitions and copy the records over",
             )
         if empty or self.schema == old.schema:
             return
         if self.schema is None or old.schema is None:
             raise InvalidSetting(
                 "a topic with records cannot gain or lose its schema",
-                next_step="make a new topic and copy the records over",
+                next_step="create a new topic and copy the records over",
             )
         if reasons := can_evolve(old.schema, self.schema):
             raise InvalidSetting(
                 "the records stored under the old schema do not fit the new one: " + "; ".join(reasons),
-                next_step="add columns or widen types only, or make a new topic",
+                next_step="only add columns or widen types, or create a new topic",
             )
 
     def to_document(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "schema":
         return Schema.of(value)
     if name == "compaction" and not isinstance(value, bool):
-        raise InvalidSetting(f"compaction is on or off (True or False), not {value!r}")
+        raise InvalidSetting(f"compaction must be True or False, not {value!r}")
     return value
 
 
@@ -160,19 +160,19 @@ class PartitionInfo:
     start_offset: int
     end_offset: int
     stable_offset: int
-    size_bytes: int | None  # as is `segments`, unknown on Kafka: its brokers keep it to themselves
+    size_bytes: int | None  # like `segments`, unknown on Kafka: its brokers do not report it
     segments: int | None
     open_transactions: int
 
     @property
     def records_max(self) -> int:
-        """How many records there are at most: compaction and markers leave gaps."""
+        """The largest possible number of records: compaction and markers leave gaps."""
         return self.end_offset - self.start_offset
 
 
 @dataclass(frozen=True, slots=True)
 class TopicVersion:
-    """One of the topics that a name has stood for, and whether its readers read it now."""
+    """One of the topics that a name has referred to, and whether its readers read it now."""
 
     topic: str
     is_current: bool
@@ -189,7 +189,7 @@ class TopicInfo:
 
     @property
     def size_bytes(self) -> int | None:
-        """None where the broker does not tell."""
+        """None if the broker does not report it."""
         sizes = [partition.size_bytes for partition in self.partitions]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 

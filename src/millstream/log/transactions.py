@@ -1,9 +1,9 @@
-"""A transaction is committed exactly when the coordinator says so; markers in the partitions only spread it.
+"""A transaction is committed when the coordinator records it; markers in the partitions only propagate the outcome.
 
-    open: every partition is noted before the first record goes there
-    commit: records synced, then the verdict and the group's offsets in one durable change; then markers, then idle
+    open: every partition is registered before its first record
+    commit: records synced, then the outcome and the group's offsets in one durable change; then markers, then idle
 
-A transaction of a dead producer is ended by the first process that finds it: committed if that was the verdict, aborted
+A transaction of a dead producer is ended by the first process that finds it: committed if that was the outcome, aborted
 otherwise.
 """
 
@@ -27,7 +27,7 @@ logger = terminal.logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Included:
-    """A change of the coordinator that stands or falls with a producer's transaction; for `producer.transaction(…)`."""
+    """A change of the coordinator that is committed with a producer's transaction; for `producer.transaction(…)`."""
 
     change: Callable[[sqlite3.Connection], None]
     must_rewind: bool = False
@@ -41,14 +41,14 @@ class Included:
         self.change(transaction)
 
     def committed_elsewhere(self) -> None:
-        """Nothing outside the coordinator has to follow."""
+        """Nothing outside the coordinator needs to follow."""
 
     def rewind(self) -> None:
-        """Nothing outside the coordinator has to go back."""
+        """Nothing outside the coordinator needs to rewind."""
 
 
 class NamedProducer:
-    """The identity of a producer that keeps its name over restarts; the newest of a name fences the others."""
+    """The identity of a producer that keeps its name across restarts; the newest of a name fences the others."""
 
     def __init__(self, name: str, coordinator: Coordinator, participants: Path, find: FindPartition) -> None:
         self.name = name
@@ -58,15 +58,15 @@ class NamedProducer:
         with coordinator.change(durable=True) as db:
             db.execute("INSERT OR IGNORE INTO producers (name, epoch, owner, state) VALUES (?, 0, '', 'idle')", (name,))
             row = db.execute("SELECT * FROM producers WHERE name = ?", (name,)).fetchone()
-            # An open transaction of the former owner is aborted; a verdict already given stands.
+            # An open transaction of the previous owner is aborted; a recorded outcome stands.
             state = "aborting" if row["state"] == "open" else row["state"]
             db.execute("UPDATE producers SET owner = ?, state = ? WHERE name = ?", (self._participant.id, state, name))
         self.id = int(row["id"])
         self.epoch = int(row["epoch"])
-        self._next_epoch("idle")  # so that no frame of a former producer is taken for one of this
+        self._next_epoch("idle")  # so that frames of a previous producer are never mistaken for this one's
 
     def check(self) -> None:
-        """Raises unless this is still the newest producer of its name, with its transaction open if it has one."""
+        """Raises unless this is still the newest producer of its name, and its transaction, if any, is open."""
         with self._coordinator.look() as db:
             row = db.execute("SELECT owner, epoch, state FROM producers WHERE id = ?", (self.id,)).fetchone()
         self._refuse_if_fenced(row)
@@ -75,11 +75,11 @@ class NamedProducer:
         if row is None or row["owner"] != self._participant.id or row["epoch"] != self.epoch:
             raise ProducerFenced(
                 f"a newer producer named '{self.name}' has taken over",
-                next_step="close this one; give producers that shall run side by side different names",
+                next_step="close this one; producers that run at the same time need different names",
             )
 
     def begin(self) -> None:
-        """Every transaction has an epoch of its own, durably, so that id and epoch name it for ever."""
+        """Every transaction durably gets its own epoch, so that id and epoch identify it permanently."""
         self._next_epoch("open")
 
     def _next_epoch(self, state: str) -> None:
@@ -87,7 +87,7 @@ class NamedProducer:
         with self._coordinator.change(durable=True) as db:
             row = db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone()
             if row is not None and row["owner"] == self._participant.id:
-                self.epoch = int(row["epoch"])  # nobody else raises it; an exception may have hidden it from here
+                self.epoch = int(row["epoch"])  # nobody else raises it; an exception may have hidden it
             self._refuse_if_fenced(row)
             db.execute("UPDATE producers SET epoch = epoch + 1, state = ? WHERE id = ?", (state, self.id))
         self.epoch += 1
@@ -97,8 +97,8 @@ class NamedProducer:
             self._refuse_if_fenced(db.execute("SELECT * FROM producers WHERE id = ?", (self.id,)).fetchone())
             db.execute("INSERT OR IGNORE INTO transaction_partitions VALUES (?, ?, ?)", (self.id, *partition))
 
-    def commit(self, with_verdict: Callable[[sqlite3.Connection], None]) -> None:
-        """`with_verdict` makes the changes that stand or fall with the transaction."""
+    def commit(self, with_outcome: Callable[[sqlite3.Connection], None]) -> None:
+        """`with_outcome` makes the changes that are committed with the transaction."""
         for topic, number in _partitions(self._coordinator, self.id):
             self._find(topic, number).sync()
         with self._coordinator.change(durable=True) as db:
@@ -106,9 +106,9 @@ class NamedProducer:
             self._refuse_if_fenced(row)
             if row["state"] != "open":
                 raise TransactionAborted(f"the transaction of producer '{self.name}' was ended by another process")
-            with_verdict(db)
+            with_outcome(db)
             db.execute("UPDATE producers SET state = 'committing' WHERE id = ?", (self.id,))
-        self._spread()
+        self._propagate()
 
     def abort(self) -> None:
         with self._coordinator.change() as db:
@@ -116,14 +116,16 @@ class NamedProducer:
                 "UPDATE producers SET state = 'aborting' WHERE id = ? AND owner = ? AND epoch = ? AND state = 'open'",
                 (self.id, self._participant.id, self.epoch),
             )
-        self._spread()
+        self._propagate()
 
-    def _spread(self) -> None:
-        """The verdict stands, whatever becomes of its markers: a partition without one gets it later."""
+    def _propagate(self) -> None:
+        """The outcome stands, whatever happens to its markers: a partition without one gets it later."""
         try:
             finish(self._coordinator, self._find, self.id)
         except StorageError as error:
-            logger.warning("a transaction of producer '%s' is ended later in some partitions: %s", self.name, error)
+            logger.warning(
+                "a transaction of producer '%s' will be completed later in some partitions: %s", self.name, error
+            )
 
     def close(self) -> None:
         self._participant.close()
@@ -138,7 +140,7 @@ def _partitions(coordinator: Coordinator, producer_id: int) -> list[TopicPartiti
 
 
 def finish(coordinator: Coordinator, find: FindPartition, producer_id: int) -> None:
-    """Carries a verdict to every partition; several may do so at once, and a crash on the way does no harm."""
+    """Propagates an outcome to every partition; idempotent, and safe to run concurrently."""
     with coordinator.look() as db:
         row = db.execute("SELECT epoch, state FROM producers WHERE id = ?", (producer_id,)).fetchone()
     if row is None or row["state"] not in ("committing", "aborting"):
@@ -159,12 +161,12 @@ def finish(coordinator: Coordinator, find: FindPartition, producer_id: int) -> N
 
 
 def end_abandoned(coordinator: Coordinator, participants: Path, find: FindPartition, partition: Partition) -> None:
-    """Ends the transactions that hold a partition's committed readers back though nobody is at work on them."""
+    """Ends abandoned transactions that block a partition's committed readers."""
     for known in partition.marks.read().open:
         with coordinator.look() as db:
             row = db.execute("SELECT * FROM producers WHERE id = ?", (known.producer_id,)).fetchone()
         if row is None or row["epoch"] != known.epoch or row["state"] == "idle":
-            # The note that it had reached this partition was lost with the machine, so it never got a verdict.
+            # The registration of this partition was lost in a crash of the machine, so it never got an outcome.
             partition.end_transaction(known.producer_id, known.epoch, commit=False)
         elif row["state"] != "open" or not is_alive(participants, row["owner"]):
             with coordinator.change(durable=True) as db:

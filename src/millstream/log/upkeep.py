@@ -1,6 +1,6 @@
-"""Upkeep deletes old segments and compacts, in the background of whichever process has the log open.
+"""Upkeep deletes old segments and compacts, in the background of every process that has the log open.
 
-A lock per partition lets one process at a time do it; the others go on.
+A lock per partition lets one process at a time do it; the others skip it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Upkeep:
         while not self._stop.wait(INTERVAL_SECONDS):
             try:
                 self._round()
-            except Exception as error:  # whatever it is, the next round may do better
-                logger.warning("upkeep failed and is tried again later: %s", error, exc_info=_unforeseen(error))
+            except Exception as error:  # the next round may succeed
+                logger.warning("upkeep failed and will be retried: %s", error, exc_info=_is_unexpected(error))
 
     def _round(self) -> None:
         for name in self._log.topics():
@@ -56,13 +56,13 @@ class Upkeep:
                 self.clean(self._log.topic(name))
             except NotFound:  # deleted meanwhile
                 continue
-            except Exception as error:  # the other topics are kept up all the same
+            except Exception as error:  # continue with the other topics
                 logger.warning(
-                    "upkeep of topic '%s' failed and is tried again later: %s", name, error, exc_info=_unforeseen(error)
+                    "upkeep of topic '%s' failed and will be retried: %s", name, error, exc_info=_is_unexpected(error)
                 )
 
     def clean(self, topic: Topic, *, forced: bool = False) -> None:
-        """Applies the topic's settings to each partition that no other process is busy with."""
+        """Applies the topic's settings to each partition that no other process is cleaning."""
         for number in range(topic.settings.partitions):
             partition = topic.partition(number)
             with storage_errors(partition.folder), FileLock(partition.folder / UPKEEP_LOCK).attempt() as free:
@@ -70,12 +70,12 @@ class Upkeep:
                     clean_partition(partition, topic.settings, time.time(), forced=forced)
 
 
-def _unforeseen(error: Exception) -> bool:
+def _is_unexpected(error: Exception) -> bool:
     return not isinstance(error, MillstreamError)
 
 
 def clean_partition(partition: Partition, settings: TopicSettings, now: float, *, forced: bool = False) -> None:
-    """Called under the lock of upkeep: so the partition cannot be deleted meanwhile, and must not have been before."""
+    """Called under the upkeep lock: the partition cannot be deleted meanwhile, and must not have been before."""
     partition.check_alive()
     now_us = int(now * 1_000_000)
     delete_replaced(partition)

@@ -1,4 +1,4 @@
-"""Waiting until a file changes, without asking again and again where the system can tell."""
+"""Waits until a file changes, without polling where the system supports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ASK_SECONDS = 0.01
 
 
 class Wakeup:
-    """Watches files; on Linux the kernel says when one is written, elsewhere the caller looks again shortly after."""
+    """Watches files; on Linux the kernel reports writes, elsewhere the caller checks again shortly after."""
 
     def __init__(self) -> None:
         self._inotify: Any = None
@@ -25,7 +25,7 @@ class Wakeup:
             pass
 
     def watch(self, paths: Iterable[Path]) -> None:
-        """Watches these files and no others. What changed before is not told: look once after calling this."""
+        """Watches exactly these files. Earlier changes are not reported: check once after calling this."""
         if self._inotify is None:
             return
         from inotify_simple import flags
@@ -46,7 +46,7 @@ class Wakeup:
                 return
 
     def wait(self, seconds: float) -> None:
-        """Returns when something changed or the time is over; both may be told too early, never too late."""
+        """Returns when something changed or the time is over; it may return too early, but never too late."""
         if self._inotify is None:
             time.sleep(min(ASK_SECONDS, max(0.0, seconds)))
             return

@@ -1,6 +1,6 @@
 """How an aggregate is computed on columns: folded into a few numbers, or from the rows themselves.
 
-Most aggregates fold: a few columns stand for all rows of a window or group. One that cannot fold (collect, top, …), or
+Most aggregates fold: a few columns represent all rows of a window or group. One that cannot fold (collect, top, …), or
 that cannot subtract while rows may be retracted, is computed from the rows, which are then kept as a list.
 `operators/aggregates.py` has a class for each aggregate.
 """
@@ -18,24 +18,23 @@ from millstream.plan.aggregates import Aggregate
 
 TIME, WEIGHT, ORDER = "__time", "__weight", "__order"
 ROW, NUMBER = "__row", "number"
-"""The whole row as it came, and the number of a window that rows open and close."""
+"""The whole original row, and the number of a window that is opened and closed by rows."""
 ELEMENTS = "elements"
 ARRIVED = "__arrived"
-"""How many rows came for a window in a step."""
+"""How many rows arrived for a window in a step."""
 PANE, EMPTY, VALUE = "pane", "empty", "value"
-"""The number of a pane, whether no row came for it, and what was computed for it."""
+"""The number of a pane, whether it has no new rows, and its computed value."""
 
 Described = TypeVar("Described", bound=Aggregate)
 
 
 class Stretches:
-    """Rows that stand one stretch after the other, in a frame that has the number of each row's stretch and the place
-    of its first row."""
+    """Consecutive stretches of rows, with the number of each row's stretch and the position of its first row."""
 
     NUMBER, FIRST = "__stretch", "__first"
 
     def sum(self, value: pl.Expr, *, exact: bool = True) -> pl.Expr:
-        """The sum so far. An exact one is computed by subtraction, which takes a fraction of the time."""
+        """The running sum. An exact one is computed by subtraction, which takes a fraction of the time."""
         if not exact:
             return self.each(value.cum_sum())
         so_far = value.cum_sum()
@@ -46,10 +45,10 @@ class Stretches:
 
 
 class Columns(ABC, Generic[Described]):
-    """One aggregate of a step; `name` is that of its result, and sets its columns apart.
+    """One aggregate of a step; `name` is that of its result, and prefixes its columns.
 
-    `changing` tells whether rows may be retracted. In a table, every retraction is of a row that came; in a pane it may
-    stand alone, and is then the change since the pane before.
+    `changing`: rows may be retracted. In a table, a retracted row always arrived before; in a pane it may not have, and
+    is then the change since the previous pane.
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class Columns(ABC, Generic[Described]):
 
     @property
     def folds(self) -> bool:
-        """Whether a few columns stand for the rows, so that these need not be kept."""
+        """Whether a few columns represent the rows, which then need not be kept."""
         return False
 
     @property
     def can_be_looked_up(self) -> bool:
-        """Whether it counts values that a table can keep an entry for, each found by the value itself."""
+        """Whether it counts values that can have table entries, each found by the value itself."""
         return False
 
 
@@ -79,11 +78,11 @@ class Accumulator(Columns[Described]):
     """Folds, unless rows may be retracted that it cannot subtract."""
 
     parts: tuple[str, ...]
-    """What is kept: one column each, `fold.<name>.<part>`."""
+    """The accumulated columns, `fold.<name>.<part>`."""
     zeros: ClassVar[tuple[str, ...]] = ()
-    """The parts that are 0 where no row came; the others are null."""
+    """The parts that are 0 without rows; the others are null."""
     needs_order: ClassVar[bool] = False
-    """Whether the result depends on the order in which all rows came."""
+    """Whether the result depends on the order in which rows arrived."""
 
     @property
     def folds(self) -> bool:
@@ -100,23 +99,23 @@ class Accumulator(Columns[Described]):
         return [self.column(part) for part in self.parts]
 
     def of_nothing(self) -> dict[str, int | None]:
-        """What is kept of no rows, by column."""
+        """The accumulated columns without any rows."""
         return {self.column(part): 0 if part in self.zeros else None for part in self.parts}
 
     def from_rows(self, rows: pl.DataFrame) -> list[pl.Expr]:
-        """What is kept of these rows, as aggregates over them."""
+        """Accumulates rows, as aggregates over them."""
         return self._named(self._from_rows(rows))
 
     def of_rows(self, rows: pl.DataFrame) -> list[pl.Expr]:
-        """What would be kept of each of these rows, if it were alone."""
+        """The accumulated columns of each single row."""
         return self._named(self._of_rows(rows))
 
     def running(self, over: Stretches, parts: pl.DataFrame) -> list[pl.Expr]:
-        """What is kept of all rows of a stretch so far, from what would be kept of each."""
+        """The accumulated columns of each row and all before it in its stretch."""
         return self._named(self._running(over, parts))
 
     def merged(self, parts: pl.DataFrame) -> list[pl.Expr]:
-        """What is kept of several of these parts together, as aggregates over them."""
+        """Merges accumulated columns, as aggregates over them."""
         return self._named(self._merged(parts))
 
     def _named(self, made: dict[str, pl.Expr]) -> list[pl.Expr]:
@@ -136,10 +135,10 @@ class Accumulator(Columns[Described]):
 
     @abstractmethod
     def result(self) -> pl.Expr:
-        """The result, from what was kept."""
+        """The result, from the accumulated columns."""
 
     def too_large(self, state: pl.DataFrame) -> tuple[dict[str, Any], int | Decimal] | None:
-        """The first row of state whose result its type cannot hold, and that result."""
+        """The first row of state whose result overflows its type, and that result."""
         return None
 
 
@@ -147,17 +146,17 @@ class FromRows(Columns[Described]):
     """Can be computed from the rows themselves."""
 
     thins: ClassVar[bool] = False
-    """Whether some rows can no longer make a difference, if none is retracted: see `thinned`."""
+    """Whether some rows can no longer affect the result, unless rows are retracted: see `thinned`."""
 
     def thinned(self, rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-        """The rows that can still make a difference for their key."""
+        """The rows that can still affect the result of their key."""
         return rows
 
     @abstractmethod
     def of_panes(self, panes: pl.DataFrame, came: pl.DataFrame, left: pl.DataFrame) -> pl.Series:
-        """One value for each pane, in their order: from the rows that came, and those left after retractions.
+        """One value per pane, in order: from the rows that arrived, and those left after retractions.
 
-        Rows have the number of their pane and stand in the order they came.
+        Rows have the number of their pane and are in order of arrival.
         """
 
 
@@ -165,7 +164,7 @@ class OverRows(FromRows[Described]):
     """Can be computed by one expression over the rows of each pane that have a value."""
 
     without_values: ClassVar[Any] = None
-    """The result over rows none of which has a value."""
+    """The result if no row has a value."""
 
     def of_panes(self, panes: pl.DataFrame, came: pl.DataFrame, left: pl.DataFrame) -> pl.Series:
         found = panes.join(self._by_pane(came, left), on=PANE, how="left", maintain_order="left")
@@ -183,12 +182,12 @@ class OverRows(FromRows[Described]):
         return known.group_by(PANE, maintain_order=True).agg(self._computed().alias(VALUE))
 
     def _has_values(self) -> pl.Expr:
-        """Which rows have the values that are needed."""
+        """Which rows have the needed values."""
         return self.value.is_not_null()
 
     @abstractmethod
     def _computed(self) -> pl.Expr:
-        """The result over rows that have them."""
+        """The result over rows with values."""
 
 
 def elements_of(arguments: Sequence[str]) -> pl.Expr:
@@ -199,7 +198,7 @@ def elements_of(arguments: Sequence[str]) -> pl.Expr:
 def from_elements(
     panes: pl.DataFrame, aggregates: Sequence[FromRows[Any]], arguments: Sequence[str]
 ) -> list[pl.Series]:
-    """Aggregates over the rows kept by panes: one value for each pane, in their order."""
+    """Aggregates over the rows kept by panes: one value per pane, in order."""
     number = pl.int_range(pl.len()).alias(PANE)
     came = panes.select(number, ELEMENTS).explode(ELEMENTS).drop_nulls(ELEMENTS)
     came = came.unnest(ELEMENTS).sort(PANE, ORDER)

@@ -1,4 +1,4 @@
-"""The aggregates on columns: for each class of `plan/aggregates.py` the one that computes it."""
+"""The aggregates on columns: one implementation for each class of `plan/aggregates.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from millstream.operators.sums import ExactSum, exact
 from millstream.plan import aggregates as plan
 
 LOOKED_UP = (pl.String, pl.Binary, pl.Boolean, pl.Date)
-"""Types whose values can be looked up, beside whole numbers and timestamps: equal ones look the same."""
+"""Types whose values can be looked up, besides integers and timestamps: equal ones have equal bytes."""
 
 
 def columns_of(
@@ -67,7 +67,7 @@ class Count(Accumulator[plan.Count]):
 
 
 class Total(Accumulator[Described], OverRows[Described]):
-    """A sum and how many values it is of. An exact sum has its carry beside it, and can be subtracted from."""
+    """A sum and the count of its values. An exact sum also has a carry, and supports subtraction."""
 
     parts: tuple[str, ...] = ("sum", "known")
     zeros = ("known",)
@@ -84,12 +84,12 @@ class Total(Accumulator[Described], OverRows[Described]):
             self.parts = ("sum", "carry", "known")
 
     def _keeps_exact(self) -> bool:
-        """Whether the sum is to be exact, if numbers of this type can be added without loss."""
+        """Whether to keep an exact sum, if the type supports it."""
         return True
 
     @property
     def folds(self) -> bool:
-        return not self.changing or self.exact is not None  # a NaN that was added would stay
+        return not self.changing or self.exact is not None  # an added NaN could not be removed
 
     def _from_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
         if self.exact is None:
@@ -98,7 +98,7 @@ class Total(Accumulator[Described], OverRows[Described]):
         return {"sum": total, "carry": carry, "known": self._known()}
 
     def _known(self) -> pl.Expr:
-        """How many values; in a table, one that was retracted counts as if it had never come."""
+        """The count of values; in a table, a retracted one counts as if it had never arrived."""
         if self.changing and self.in_table:
             return pl.when(self.value.is_not_null()).then(pl.col(WEIGHT)).otherwise(0).cast(pl.Int64).sum()
         return self.value.count().cast(pl.Int64)
@@ -137,9 +137,9 @@ class Sum(Total[plan.Sum]):
         return (found.row(0, named=True), self.exact.value(found)) if len(found) else None
 
     def _by_pane(self, came: pl.DataFrame, left: pl.DataFrame) -> pl.DataFrame:
-        """Equal floats that came and were retracted are left out, so that no NaN, infinity or rounding stays behind.
+        """Equal floats that arrived and were retracted are left out, so that no NaN, infinity or rounding remains.
 
-        In a pane, a retraction without its row counts: a pane that has nothing else is the change since the one before.
+        In a pane, a retraction without its row counts: a pane with nothing else is the change since the previous one.
         """
         if self.in_table:
             return super()._by_pane(came, left)
@@ -167,7 +167,7 @@ class Mean(Total[plan.Mean]):
 
 
 class Extreme(Accumulator[Described], OverRows[Described]):
-    """The value at one end of the order."""
+    """The smallest or largest value."""
 
     parts = ("value",)
     of: ClassVar[Callable[[pl.Expr], pl.Expr]]
@@ -203,7 +203,7 @@ class Max(Extreme[plan.Max]):
 
 
 class Stddev(Accumulator[plan.Stddev], OverRows[plan.Stddev]):
-    """Mean and squared differences from it, by Welford's method: no term is negative, so no digits cancel out."""
+    """Mean and squared differences from it, by Welford's method: no term is negative, so digits do not cancel out."""
 
     parts = ("mean", "squares", "known")
     zeros = ("known",)
@@ -240,14 +240,14 @@ class Stddev(Accumulator[plan.Stddev], OverRows[plan.Stddev]):
 
 
 class Edge(Accumulator[Described], OverRows[Described]):
-    """The value of the row at one end of event time; rows of the same time are told apart by the order they came."""
+    """The value of the first or last row in event time; ties are resolved by order of arrival."""
 
     parts = ("value", "time", "order")
     needs_order = True
     end: ClassVar[Callable[[pl.Expr], pl.Expr]]
     so_far: ClassVar[Callable[[pl.Expr], pl.Expr]]
     replaces: ClassVar[Callable[[pl.Expr, pl.Expr], pl.Expr]]
-    """Whether the row that came last takes the place of the one before, by their times."""
+    """Whether the newer row replaces the previous one, by their times."""
 
     def _from_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
         columns = {"value": self.value, "time": pl.col(TIME), "order": pl.col(ORDER)}
@@ -339,7 +339,7 @@ class Top(OverRows[plan.Top]):
 
 
 class Combine(FromRows[plan.Combine]):
-    """Folded row by row, by the user's own functions."""
+    """Folded row by row by the user's functions."""
 
     def of_panes(self, panes: pl.DataFrame, came: pl.DataFrame, left: pl.DataFrame) -> pl.Series:
         functions = self.aggregate

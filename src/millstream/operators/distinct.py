@@ -1,7 +1,7 @@
-"""Of rows alike in some columns, one.
+"""Deduplication: one of the rows with equal values in some columns.
 
-Of a stream it is the first to come; of rows that may be taken back, the smallest of those that are there. Rows of a
-stream may be alike only within some event time: then each is held against the rows that were sent before it came.
+In a stream it is the first to arrive; if rows may be retracted, it is the smallest of those present. Deduplication may
+be limited to a span of event time: then each row is compared with those sent before it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from millstream.operators import lateness
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
-from millstream.operators.keyed_rows import (
-    COUNTED,
-    EMPTY,
-    FORGOTTEN,
-    NEWEST,
-    NUMBER,
-    KeyedRows,
-    at_newest,
-    newest,
-    numbered,
-    remembered,
-    singly,
-    summed,
-)
+from millstream.operators.clock import Clock, Frames
+from millstream.operators.group_times import GroupTimes
+from millstream.operators.keyed_rows import COUNTED, NUMBER, KeyedRows, numbered, singly, summed
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
 from millstream.plan.windows import microseconds
 from millstream.state.tables import Marks
@@ -50,7 +39,7 @@ class DistinctStep(KeyedRows):
         self._tables = self.way.tables()
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
-        """Of rows that come together and are alike for ever, only the first might be sent."""
+        """Of duplicates that arrive together, only the first might be sent."""
         if self.node.within is None and not self.given.is_changing:
             rows = rows.unique(self.node.keys, keep="first", maintain_order=True)
         return super().fed(rows, first, side)
@@ -69,7 +58,7 @@ class DistinctStep(KeyedRows):
 
 
 class _First:
-    """The first row of each key, for ever."""
+    """The first row of each key, forever."""
 
     def __init__(self, rows: KeyedRows) -> None:
         self.rows = rows
@@ -88,9 +77,9 @@ class _First:
 
 
 class _Within:
-    """A row is sent unless one of its key that was sent lies less than `span` away.
+    """A row is sent unless one of its key was sent less than `span` away.
 
-    A row behind the watermark is too late: what it may be like is no longer known.
+    A row behind the watermark is too late: the rows it would be compared with are no longer known.
     """
 
     def __init__(self, rows: KeyedRows, span: int) -> None:
@@ -102,10 +91,9 @@ class _Within:
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         known, rows = numbered(self.rows.keys, held[KEYS], self.rows.arrived(inputs))
-        in_time = (pl.col(TIME) >= clock.watermark_before).fill_null(False)
-        reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
-        late = self.rows.late(rows.filter(~in_time), reason)
-        new = self._first(self._unlike(rows.filter(in_time), known))
+        in_time = lateness.is_in_time(clock)
+        late = self.rows.late(rows.filter(~in_time), lateness.reason())
+        new = self._first(self._not_duplicated(rows.filter(in_time), known))
         kept = pl.concat([held[KEYS], new.select(held[KEYS].columns)])
         kept = kept.filter(pl.col(TIME) + self.span > clock.watermark)
         return {KEYS: kept}, {SENT: self.rows.sent(new), LATE: late}
@@ -113,8 +101,8 @@ class _Within:
     def marks(self) -> dict[str, Marks]:
         return {KEYS: Marks(pl.col(TIME) + self.span, pl.lit(None, pl.Int64))}
 
-    def _unlike(self, rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
-        """The rows that are not like one that was sent before this step."""
+    def _not_duplicated(self, rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
+        """The rows that do not duplicate one sent before this step."""
         if rows.is_empty() or known.is_empty():
             return rows
         nearest = rows.sort(TIME).join_asof(
@@ -128,10 +116,10 @@ class _Within:
         return nearest.filter(far).drop("__sent").sort(ORDER)
 
     def _first(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows that are not like one that was sent before them in this step.
+        """The rows that do not duplicate one sent before them in this step.
 
-        A round sends the first row of each key that is left, and lets go those like it. Where a step has rows of one
-        key over many spans, as when old data is read, the rounds would be many: the rest is then gone through once.
+        A round sends the first remaining row of each key and drops its duplicates. A step with rows of one key over
+        many spans, such as old data, would take many rounds: the rest is then processed in one pass.
         """
         numbers, times = rows[NUMBER].to_numpy(), rows[TIME].to_numpy()
         left: npt.NDArray[Any] = np.arange(len(rows))
@@ -141,16 +129,16 @@ class _Within:
             if not len(left):
                 break
             here = numbers[left]
-            first[here[::-1]] = left[::-1]  # of several places for one number the last to be written stays
+            first[here[::-1]] = left[::-1]  # of several writes to one position the last one wins
             sent = first[here]
             chosen.append(left[sent == left])
             left = left[np.abs(times[left] - times[sent]) >= self.span]
         if len(left):
-            chosen.append(left[self._gone_through(numbers[left].tolist(), times[left].tolist())])
+            chosen.append(left[self._first_in_one_pass(numbers[left].tolist(), times[left].tolist())])
         return rows[np.sort(np.concatenate(chosen))] if chosen else rows
 
-    def _gone_through(self, numbers: list[int], times: list[int]) -> list[int]:
-        """The same row by row. In each stretch as long as the span there is at most one row that was sent."""
+    def _first_in_one_pass(self, numbers: list[int], times: list[int]) -> list[int]:
+        """The same row by row. Any stretch as long as the span has at most one row that was sent."""
         span, sent, chosen = self.span, dict[tuple[int, int], int](), []
         for place, (number, time) in enumerate(zip(numbers, times, strict=True)):
             stretch = time // span
@@ -164,35 +152,33 @@ class _Within:
 
 
 class _Smallest:
-    """Of the rows of each key that are there, the smallest in the order of all columns; nulls stand last.
+    """Of the rows present for each key, the smallest in the order of all columns; nulls last.
 
-    It changes at the newest event time that came for its key.
+    It changes at the newest event time that arrived for its key.
     """
 
     def __init__(self, rows: KeyedRows) -> None:
         self.rows = rows
+        self.times = GroupTimes(rows)
 
     def tables(self) -> Frames:
-        keys = self.rows.keys
-        return {
-            ROWS: self.rows.table([*keys, *self.rows.rest], **{COUNTED: pl.Int64}),
-            GROUPS: self.rows.table(keys, **{NEWEST: pl.Int64, EMPTY: pl.Boolean}),
-        }
+        counted = self.rows.table([*self.rows.keys, *self.rows.rest], **{COUNTED: pl.Int64})
+        return {ROWS: counted, GROUPS: self.times.table}
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         keys, rows, before = self.rows.keys, inputs[INPUTS[0]], held[ROWS]
         new = rows.select(*keys, *self.rows.rest, pl.col(WEIGHT).cast(pl.Int64).alias(COUNTED))
         after = summed(pl.concat([before, new]), [*keys, *self.rows.rest], COUNTED)
-        groups = newest(held[GROUPS], rows, keys)
+        groups = self.times.after(held[GROUPS], rows)
         parts = [
             self._smallest(part).with_columns(pl.lit(weight, pl.Int32).alias(WEIGHT))
             for part, weight in ((before, -1), (after, 1))
         ]
-        changes = at_newest(summed(pl.concat(parts), self.rows.row, WEIGHT), groups, keys)
-        return {ROWS: after, GROUPS: remembered(groups, after, keys, clock)}, {SENT: self.rows.sent(singly(changes))}
+        changes = self.times.dated(summed(pl.concat(parts), self.rows.row, WEIGHT), groups)
+        return {ROWS: after, GROUPS: self.times.kept(groups, after, clock)}, {SENT: self.rows.sent(singly(changes))}
 
     def marks(self) -> dict[str, Marks]:
-        return {ROWS: NO_MARKS, GROUPS: FORGOTTEN}
+        return {ROWS: NO_MARKS, GROUPS: self.times.marks}
 
     def _smallest(self, rows: pl.DataFrame) -> pl.DataFrame:
         there = rows.filter(pl.col(COUNTED) > 0).select(self.rows.row)

@@ -1,7 +1,7 @@
-"""Which values distinct counts have seen: entries that are looked up by group and value, and written when they are new.
+"""The values that distinct counts have seen: entries that are looked up by group and value, and written when new.
 
-A group has the number of its values and not the values, so a batch costs what came in it, however much was seen before.
-An entry stands for its value in several counts, one bit each: often they count the same column under conditions.
+A group stores the number of its values and not the values, so the cost of a batch does not depend on earlier ones. An
+entry is shared by several counts, one bit each: often they count the same column under conditions.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from millstream.operators.windowed import Frames
+from millstream.operators.clock import Frames
 from millstream.state.hashing import key_hashes
 
 VALUE, MASK = "value", "mask"
 GROUP = "__group"
-"""The place of a row's group among those that came."""
+"""The number of a row's group among those that arrived."""
 HASHES = ["group", "check"]
-"""128 bits that stand for the key of a group: keys may be long, and would stand in every entry."""
+"""128 bits that identify the key of a group: keys may be long, and would be repeated in every entry."""
 COUNTS_MAX = 64
-FEW = 0.6  # of the values are left when each is taken once: else they travel as rows
+FEW = 0.6  # if more than this share is left after deduplication, the rows are sent as they are
 SAMPLE_ROWS = 1 << 14
 
 
@@ -48,10 +48,10 @@ class Seen:
         )
         self.nothing = pl.DataFrame(schema={**{key: given[key] for key in keys}, **self._no_pairs.drop(GROUP).schema})
 
-    # ------------------------------------------------------------ what came
+    # ------------------------------------------------------------ arriving values
 
     def values(self, fed: pl.DataFrame) -> pl.DataFrame | None:
-        """The values that came, each once for its group; None if that would spare little, by the first of them."""
+        """The distinct values by group; None if deduplication would save little, judging by the first of them."""
         if len(fed) > SAMPLE_ROWS:
             some = fed.head(SAMPLE_ROWS)
             pairs, before = self._pairs(some, self._groups(some)[1])
@@ -65,7 +65,7 @@ class Seen:
         return pl.DataFrame([*keys, *pairs.drop(GROUP).get_columns()])
 
     def entries(self, fed: pl.DataFrame, values: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
-        """Of rows and of values that came: the groups with the hashes that stand for them, and entries by table."""
+        """From rows and from values: the groups with their hashes, and entries by table."""
         groups, pairs = [], []
         for frame in (fed, values):
             found, places = self._groups(frame)
@@ -76,13 +76,13 @@ class Seen:
         both, tables = pl.concat(pairs, how="diagonal"), {}
         for name, column in zip(self.tables, self._columns, strict=True):
             mine = both.filter(pl.col(column).is_not_null()).select(*HASHES, pl.col(column).alias(VALUE), MASK)
-            if len(values):  # of several tasks
+            if len(values):  # from several tasks
                 mine = mine.group_by(*HASHES, VALUE).agg(pl.col(MASK).bitwise_or())
             tables[name] = mine
         return pl.concat(groups).unique(HASHES), tables
 
     def _groups(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-        """The keys that came, and of each row the place of its own: whole numbers are quicker to tell apart."""
+        """The keys that arrived, and the number of each row's key: integers are faster to compare."""
         if not self._keys:
             return pl.DataFrame({GROUP: [0]}), pl.zeros(len(rows), pl.UInt32, eager=True).alias(GROUP)
         keys = rows.select(self._keys)
@@ -98,7 +98,7 @@ class Seen:
         return groups.with_columns(pl.Series(name, hashes) for name, hashes in zip(HASHES, made, strict=True))
 
     def _pairs(self, fed: pl.DataFrame, places: pl.Series) -> tuple[pl.DataFrame, int]:
-        """Group, value and the counts it is for, each once; and of how many that was made."""
+        """Group, value and the counts that include it, deduplicated; and from how many rows."""
         found, before = [self._no_pairs], 0
         for column, names in self._columns.items():
             parts = []
@@ -115,10 +115,10 @@ class Seen:
             found.append(together.group_by(GROUP, column).agg(pl.col(MASK).bitwise_or()))
         return pl.concat(found, how="diagonal"), before
 
-    # ------------------------------------------------------------ what is new
+    # ------------------------------------------------------------ new values
 
     def new(self, entries: Frames, held: Frames) -> tuple[dict[str, pl.DataFrame], pl.DataFrame]:
-        """The entries to be written, and by the hashes of a group how many values are new of each count."""
+        """The entries to write, and how many values are new for each count, by group hashes."""
         put, fresh = {}, []
         for name, rows in entries.items():
             known = held[name].rename({MASK: "known"})
@@ -134,12 +134,12 @@ class Seen:
         return put, pl.concat(fresh).group_by(HASHES).agg(counts)
 
     def counted(self, groups: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
-        """The same by the keys of groups."""
+        """The same, by group keys."""
         return groups.join(counts, on=HASHES).drop(HASHES)
 
 
 def _families(fed: pl.DataFrame, names: Sequence[str]) -> list[list[str]]:
-    """Counts of which each looks at the values of the first, or at fewer of them."""
+    """Counts grouped so that each counts the values of the first, or fewer of them."""
     found: list[list[str]] = []
     for name in names:
         own = fed[f"{name}.input"]

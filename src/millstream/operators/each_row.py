@@ -1,9 +1,9 @@
-"""A trigger with `each` takes every row as a bundle of its own, before the watermark moves: all rows at once.
+"""A trigger with `each` treats every row as its own bundle; this does so for all rows at once.
 
-Taken by itself or not, a row is in the same windows, and what a trigger says to the rows of a window follows from how
-many they are (`firing`). So the rows are put window by window, each in the order they came; the panes are what they
-add up to so far, at the rows that send one. Sessions that merge on the way are done in rounds: first what comes before,
-then what was made of it.
+A row's windows do not depend on how rows are bundled, and a trigger's decision about the rows of a window only depends
+on how many there are (`each_row_firing`). So rows are grouped by window, in order of arrival; a pane is the running
+result at a row that fires. Sessions that merge on the way are processed in rounds: first the parts, then what was
+merged from them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from millstream.plan.nodes import Mode
 from millstream.plan.windows import microseconds
 
 if TYPE_CHECKING:
-    from millstream.operators.windowed import Clock, WindowedOperator
+    from millstream.operators.clock import Clock
+    from millstream.operators.windowed import WindowedOperator
 
 ROWS, WINDOW = "__rows", "__window"
 LAST = 1 << 60
-"""The part of what is asked after all rows."""
+"""The part of panes that fire after all rows."""
 
 
 @dataclass(slots=True)
 class Taken:
-    """What the rows of a bundle did: the windows after them, the panes, and rows that came too late."""
+    """The effect of a bundle's rows: the windows after them, the panes, and late rows."""
 
     windows: pl.DataFrame
     counters: pl.DataFrame
     panes: list[pl.DataFrame] = field(default_factory=list)
     late: list[pl.DataFrame] = field(default_factory=list)
     is_in_order: bool = True
-    """Whether the panes are by key and as they were sent, if all are of one frame."""
+    """Whether the panes are by key and in order of emission, if all are in one frame."""
 
     def add(self, windows: pl.DataFrame) -> None:
         self.windows = pl.concat([self.windows, windows.select(self.windows.columns)], how="vertical_relaxed")
@@ -55,7 +56,7 @@ class Turns:
         self._keys = operator.keys
 
     def take(self, held: pl.DataFrame, counters: pl.DataFrame, given: pl.DataFrame, clock: Clock) -> Taken:
-        """`clock` stands still; the windows are as they are before the watermark moves."""
+        """`clock` does not move; the windows are those before the watermark moves."""
         rows = given.drop(ROW).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(PART))
         taken = Taken(held, counters)
         if self._operator.by_rows:
@@ -67,7 +68,7 @@ class Turns:
         return taken
 
     def sent(self, taken: Taken, asked: pl.DataFrame) -> pl.DataFrame:
-        """The panes of all rows, and those of windows that were asked after them: by key, then as they were sent."""
+        """The panes of all rows, and those of windows that fire after them: by key, in order of emission."""
         if not taken.panes:
             return asked.sort([*self._keys, "__place", "__row_of_pane"], nulls_last=False, maintain_order=True)
         if len(taken.panes) == 1 and asked.is_empty() and taken.is_in_order:
@@ -80,19 +81,19 @@ class Turns:
         rank[by] = np.repeat(np.arange(len(counts)), counts)
         return panes[in_order(rank, *(panes[name].to_numpy() for name in (PART, "__place", "__row_of_pane")))]
 
-    # ------------------------------------------------------------ windows that have their place
+    # ------------------------------------------------------------ windows with a fixed place in time
 
     def _take_placed(self, taken: Taken, rows: pl.DataFrame, given: pl.DataFrame, clock: Clock) -> None:
         in_windows = placed(rows, self._window)
-        self._ask_others(taken, in_windows, rows, clock)
-        late = in_windows.select(self._operator.expiry(pl.col("end")) <= clock.watermark_before).to_series()
+        self._evaluate_others(taken, in_windows, rows, clock)
+        late = in_windows.select(self._operator.is_expired(clock)).to_series()
         if late.any():
             taken.late.append(self._late(in_windows.filter(late), given, "expired"))
             in_windows = in_windows.filter(~late)
         self._put(taken, in_windows, given, clock)
 
     def _put(self, taken: Taken, rows: pl.DataFrame, given: pl.DataFrame, clock: Clock) -> None:
-        """Rows into their windows. Those of windows that send nothing need not be told apart."""
+        """Puts rows into their windows. Rows of windows that emit nothing need not be kept apart."""
         if rows.is_empty():
             return
         operator = self._operator
@@ -129,7 +130,7 @@ class Turns:
         return (pl.lit(False) if by_rows else pl.col("end").fill_null(END) <= clock.watermark).alias(AT_END)
 
     def _as_held(self, taken: Taken, found: pl.DataFrame) -> tuple[pl.DataFrame, Truths]:
-        """The windows as they are held, or new, and which are held; those are taken out."""
+        """The windows as held, or new, and which are held; those are removed from `taken`."""
         operator, held = self._operator, taken.windows
         is_held = np.zeros(len(found), np.bool_)
         if held.is_empty():
@@ -167,10 +168,10 @@ class Turns:
             taken.is_in_order &= self._operator.node.mode is not Mode.RETRACTING
         taken.add(drained.windows)
 
-    def _ask_others(self, taken: Taken, touching: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> None:
-        """With the first row of a key all its windows are asked, also those that only later rows come for.
+    def _evaluate_others(self, taken: Taken, touching: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> None:
+        """With the first row of a key all its windows are evaluated, even those that only later rows belong to.
 
-        The first row and the windows that it touches, or ends, are asked together.
+        The first row and the windows that it touches, or ends, are evaluated together.
         """
         operator = self._operator
         if not len(self._waiting_for_the_clock(taken, clock)):
@@ -180,7 +181,7 @@ class Turns:
         others = taken.windows.with_row_index("__held").join(
             touched, on=operator.identity, how="anti", nulls_equal=True
         )
-        self._ask_at_once(taken, others["__held"].to_numpy(), firsts, clock)
+        self._evaluate_untouched(taken, others["__held"].to_numpy(), firsts, clock)
 
     def _waiting_for_the_clock(self, taken: Taken, clock: Clock) -> pl.DataFrame:
         moments = self._operator.trigger.due()
@@ -195,8 +196,8 @@ class Turns:
             return rows.select(pl.col(PART).min())
         return rows.group_by(self._keys).agg(pl.col(PART).min())
 
-    def _ask_at_once(self, taken: Taken, others: Numbers, firsts: pl.DataFrame, clock: Clock) -> None:
-        """Asks windows that no first row has touched, as parts of these first rows."""
+    def _evaluate_untouched(self, taken: Taken, others: Numbers, firsts: pl.DataFrame, clock: Clock) -> None:
+        """Evaluates windows that no first row has touched, as parts of these first rows."""
         operator = self._operator
         held = taken.windows[others]
         if self._keys:
@@ -206,25 +207,25 @@ class Turns:
         if asked.is_empty():
             return
         parts = asked.select(*operator.identity, PART)
-        state, panes = operator.ask(asked.drop(PART), clock)
+        state, panes = operator.fire_triggers(asked.drop(PART), clock)
         self._send(taken, panes, parts)
         left = taken.windows.join(parts, on=operator.identity, how="anti", nulls_equal=True, maintain_order="left")
         taken.windows = pl.concat([left, state], how="vertical_relaxed")
 
     def _send(self, taken: Taken, panes: pl.DataFrame, parts: pl.DataFrame) -> None:
-        """Panes of windows that were asked, as parts of rows."""
+        """Adds panes of evaluated windows, as parts of rows."""
         if len(panes):
             taken.panes.append(self._of_parts(panes, parts))
             taken.is_in_order = False
 
     def _of_parts(self, panes: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
-        """Panes with the parts that sent them."""
+        """Panes with the parts that emitted them."""
         by = [*self._keys, "__place"]
         place = pl.col(NUMBER) if self._operator.by_rows else pl.col("start").fill_null(0)
         of_parts = parts.select(*self._keys, place.alias("__place"), PART).unique(by)
         return panes.drop(PART, strict=False).join(of_parts, on=by, how="left", nulls_equal=True, maintain_order="left")
 
-    # ------------------------------------------------------------ windows that rows open and close
+    # ------------------------------------------------------------ windows opened and closed by rows
 
     def _take_by_rows(self, taken: Taken, rows: pl.DataFrame, given: pl.DataFrame, clock: Clock) -> None:
         operator = self._operator
@@ -235,10 +236,10 @@ class Turns:
         numbered, taken.counters, finished = operator.row_windows.numbered(rows, taken.counters)
         finishing = self._finishing(taken, numbered, finished)
         touching = [frame.select(*operator.identity, PART) for frame in (numbered, finishing)]
-        self._ask_others(taken, pl.concat(touching, how="vertical_relaxed"), rows, clock)
+        self._evaluate_others(taken, pl.concat(touching, how="vertical_relaxed"), rows, clock)
         last = numbered.clear()
         if not isinstance(self._window, windows.DeltaWindow) and len(finishing):
-            # The row that completes its window is asked about together with the window's end.
+            # The row that completes its window is evaluated together with the window's end.
             by = [*operator.identity, PART]
             last = numbered.join(finishing, on=by, how="semi", nulls_equal=True, maintain_order="left")
             numbered = numbered.join(finishing, on=by, how="anti", nulls_equal=True, maintain_order="left")
@@ -266,7 +267,7 @@ class Turns:
     def _finish(
         self, taken: Taken, finishing: pl.DataFrame, rows: pl.DataFrame, given: pl.DataFrame, clock: Clock
     ) -> None:
-        """Windows end, each with its last row or after it."""
+        """Ends windows, each with its last row or after it."""
         operator = self._operator
         identity = operator.identity
         done = taken.windows.join(finishing, on=identity, how="semi", nulls_equal=True)
@@ -279,7 +280,7 @@ class Turns:
                 rows = rows.join(shut, on=identity, how="anti", nulls_equal=True)
             rows = rows.with_columns(self._whole(rows, given))
             done = operator.folded(done, operator.news(rows, clock), clock)
-        _, panes = operator.ask(done.with_columns(complete=pl.lit(True)), clock)
+        _, panes = operator.fire_triggers(done.with_columns(complete=pl.lit(True)), clock)
         self._send(taken, panes, finishing)
 
     # ------------------------------------------------------------ sessions
@@ -299,12 +300,12 @@ class Turns:
         )
         rows = rows.with_columns(pl.Series("start", found.starts), pl.Series("end", found.ends))
         if len(self._waiting_for_the_clock(taken, clock)):
-            others = np.setdiff1d(np.arange(len(held)), np.array(found.touched_at_once, np.int64))
-            self._ask_at_once(taken, others, self._firsts(rows), clock)
+            others = np.setdiff1d(np.arange(len(held)), np.array(found.touched_by_first_row, np.int64))
+            self._evaluate_untouched(taken, others, self._firsts(rows), clock)
             places = held.select(self._operator.identity).join(
                 taken.windows, on=self._operator.identity, how="left", nulls_equal=True, maintain_order="left"
             )
-            taken.windows = places.select(held.columns)  # as they stood, for the lives know them by their place
+            taken.windows = places.select(held.columns)  # unchanged: lives refer to them by position
         if len(late := np.flatnonzero(found.of_rows < 0)):
             taken.late.append(self._late(rows[late], given, "expired"))
         self._live(taken, found, rows, given, clock)
@@ -326,7 +327,7 @@ class Turns:
         return found
 
     def _live(self, taken: Taken, found: Lives, rows: pl.DataFrame, given: pl.DataFrame, clock: Clock) -> None:
-        """Round by round: lives that began without others, then those that were made of them."""
+        """Processes lives in rounds: those that began on their own, then those that were merged from them."""
         of_rows = found.of_rows
         places = np.flatnonzero(of_rows >= 0)
         if not len(places):
@@ -355,7 +356,7 @@ class Turns:
             self._live_on(taken, base, rows[here], mine, given, clock)
 
     def _merged(self, taken: Taken, heads: pl.DataFrame, given: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        """The sessions that rows make of others, one each; they are taken out of the windows."""
+        """The sessions that rows merge from others, one each; they are removed from the windows."""
         operator = self._operator
         firsts = heads.drop("start", "end").with_columns(self._whole(heads, given))
         assert operator.sessions is not None
@@ -365,7 +366,7 @@ class Turns:
         spans = heads.select(*identity, PART)
         left = state.join(spans, on=identity, how="anti", nulls_equal=True, maintain_order="left")
         made = spans.select(identity).join(state, on=identity, how="inner", nulls_equal=True, maintain_order="left")
-        made, panes = operator.ask(made.select(state.columns), clock)
+        made, panes = operator.fire_triggers(made.select(state.columns), clock)
         self._send(taken, panes, spans)
         taken.windows = left
         return made
@@ -373,7 +374,7 @@ class Turns:
     def _live_on(
         self, taken: Taken, base: pl.DataFrame, rows: pl.DataFrame, window: Numbers, given: pl.DataFrame, clock: Clock
     ) -> None:
-        """Sessions with the rows that come for them. Those that were closed before take none, but grow with them."""
+        """Adds rows to their sessions. Closed ones accept none, but still grow."""
         counts = np.bincount(window, minlength=len(base))
         closed, alone = base["closed"].to_numpy(), counts == 0
         if alone.any():
@@ -381,7 +382,7 @@ class Turns:
         if (shut := closed & ~alone).any():
             taken.late.append(self._late(rows.filter(closed[window]), given, "closed"))
             last = np.empty(len(base), np.int64)
-            last[window] = np.arange(len(window))  # of several the last stays
+            last[window] = np.arange(len(window))  # of several writes the last one wins
             grown = rows.select("start", "end")[last[shut]]
             taken.add(base.filter(shut).with_columns(grown.get_columns()))
         if (is_open := ~closed & ~alone).any():
@@ -400,7 +401,7 @@ class Turns:
 
 
 def dense_keys(rows: pl.DataFrame, keys: list[str]) -> Numbers:
-    """A number for each key, of rows that stand in order of their keys."""
+    """A number for each key, for rows sorted by key."""
     if not keys or rows.is_empty():
         return np.zeros(len(rows), np.int64)
     changes = rows.select(pl.any_horizontal(pl.col(key).ne_missing(pl.col(key).shift()) for key in keys).alias("new"))
@@ -410,7 +411,7 @@ def dense_keys(rows: pl.DataFrame, keys: list[str]) -> Numbers:
 
 
 def _first_of_each(numbers: Numbers, count: int) -> Numbers:
-    """The first place of each number."""
+    """The first position of each number."""
     found = np.empty(count, np.int64)
     found[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return found

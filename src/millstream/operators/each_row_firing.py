@@ -1,8 +1,8 @@
-"""When the rows of a bundle make their windows send panes, if each is taken by itself: without asking row by row.
+"""Which rows of a bundle fire their windows if each row is its own bundle, without evaluating row by row.
 
-As long as neither the watermark nor the clock moves, a trigger sees nothing of a row but that it came. So how many rows
-its next pane takes follows from its state, and so does the state after that pane. The states that can be reached are
-few: they are followed until they repeat, once for all windows that are in the same one.
+As long as neither the watermark nor the clock moves, a trigger only sees that a row arrived. So its state determines
+how many rows its next pane takes, and the state after that pane. Few states are reachable: they are followed until they
+repeat, once for all windows in the same state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from millstream.operators.trigger_columns import MANY, TriggerColumns
+from millstream.operators.triggers import MANY, TriggerColumns
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 AT_END, NODE, NEEDS, NEXT, FINISHES = "__at_end", "__node", "__needs", "__next", "__finishes"
@@ -22,19 +22,19 @@ AT_END, NODE, NEEDS, NEXT, FINISHES = "__at_end", "__node", "__needs", "__next",
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """Of each window: how many panes it sends, how many rows it takes, whether it is closed then, and its trigger."""
+    """For each window: how many panes it emits, how many rows it takes, whether it is then closed, and its trigger."""
 
     panes: Numbers
     sends: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    """Whether a row sends a pane, of all rows of all windows."""
+    """Whether a row fires, for all rows of all windows."""
     taken: Numbers
     waiting: Numbers
-    """How many of the rows taken came after the last pane."""
+    """How many of the rows taken arrived after the last pane."""
     closed: np.ndarray[tuple[int], np.dtype[np.bool_]]
     trigger: pl.DataFrame
 
     def of(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], counts: Numbers) -> Fired:
-        """Of some of the windows, of which all have so many rows."""
+        """For some of the windows, all of which have so many rows."""
         if chosen.all():
             return self
         return Fired(
@@ -48,16 +48,16 @@ class Fired:
 
 
 class _Path(NamedTuple):
-    """The panes of a window: after how many rows each is sent, and the states before, between and after them."""
+    """The panes of a window: after how many rows each fires, and the states before, between and after them."""
 
     places: Numbers
     states: list[int]
     cycle: int | None
-    """The number of panes after which the states begin to repeat."""
+    """The number of panes after which the states repeat."""
     closes: bool
 
     def sends_always(self, rows: int) -> bool:
-        """Whether every one of so many rows sends a pane."""
+        """Whether every one of so many rows fires."""
         return not self.closes and len(self.places) >= rows and int(self.places[rows - 1]) == rows
 
     def after(self, panes: Numbers) -> Numbers:
@@ -69,7 +69,7 @@ class _Path(NamedTuple):
 
 
 def fired(trigger: TriggerColumns, windows: pl.DataFrame, counts: Numbers, clock: int) -> Fired:
-    """What so many rows do to each of these windows, which have a trigger's columns and `__at_end`."""
+    """The effect of so many rows on each of these windows, which have a trigger's columns and `__at_end`."""
     columns = [*trigger.schema(), AT_END]
     graph = _Graph(trigger, windows.select(columns), int(counts.max(initial=0)), clock)
     offsets = np.cumsum(counts) - counts
@@ -100,7 +100,7 @@ def fired(trigger: TriggerColumns, windows: pl.DataFrame, counts: Numbers, clock
 
 
 class _Graph:
-    """The states that windows can reach by so many rows at most, and the way from each to the next."""
+    """The states that windows can reach with at most so many rows, and the transitions between them."""
 
     def __init__(self, trigger: TriggerColumns, windows: pl.DataFrame, rows: int, clock: int) -> None:
         columns = windows.columns
@@ -167,7 +167,7 @@ class _Graph:
 
     @staticmethod
     def _repeated(places: list[int], states: list[int], first: int, rows: int) -> _Path:
-        """From the state after the first so many panes on, all repeats."""
+        """Everything repeats from the state after this many panes."""
         found = np.array(places, np.int64)
         before, cycle = found[:first], found[first:]
         begins = int(before[-1]) if first else 0
@@ -178,7 +178,7 @@ class _Graph:
 
 
 def _alike(starts: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """The windows that begin in the same state, each kind in order."""
+    """Groups windows by initial state, in order."""
     order = np.argsort(starts, kind="stable")
     edges = np.flatnonzero(np.diff(starts[order])) + 1
     for members in np.split(order, edges):
@@ -187,5 +187,5 @@ def _alike(starts: Numbers) -> Iterator[tuple[int, Numbers]]:
 
 
 def ranges(lengths: Numbers) -> Numbers:
-    """0, 1, 2 … for each length, one after the other."""
+    """0, 1, 2 … for each length, concatenated."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)

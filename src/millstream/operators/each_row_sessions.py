@@ -1,7 +1,7 @@
-"""How sessions grow and merge while rows come one by one: which rows follow one another in the same session.
+"""How sessions grow and merge while rows arrive one by one: which rows follow one another in the same session.
 
-A life of a session goes on while rows come that leave its trigger alone: it may grow, but not merge with another, nor
-come out before the watermark again after it has been behind it. What merges, or comes out, begins a new life.
+A life of a session continues while rows arrive that do not affect its trigger's state: it may grow, but not merge with
+another, nor move ahead of the watermark again after it was behind. Otherwise a new life begins.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from millstream.plan.windows import LAST
 
 @dataclass(slots=True)
 class Lives:
-    """Of each row its life, -1 for one that is too late, and where its session begins and ends with it."""
+    """The life of each row (-1 if it is late), and the bounds of its session after it."""
 
     of_rows: Numbers
     starts: Numbers
     ends: Numbers
     levels: list[int] = field(default_factory=list)
-    """Of each life: 0 if it began without others, else one more than those it was made of."""
+    """For each life: 0 if it began on its own, else one more than those it was merged from."""
     held: list[int] = field(default_factory=list)
-    """Of each life, the held session that it goes on with, or -1."""
-    touched_at_once: list[int] = field(default_factory=list)
+    """For each life, the held session that it continues, or -1."""
+    touched_by_first_row: list[int] = field(default_factory=list)
     """Held sessions that the first row of their key touches."""
 
 
@@ -42,9 +42,9 @@ class Held:
 def lives(
     times: Numbers, counts: Numbers, held: list[Held | None], gap: int, watermark: int, expired_before: int
 ) -> Lives:
-    """Rows come key by key; of each key so many, and what is held of it.
+    """Rows come by key; for each key their number, and its held sessions.
 
-    A session that ends at `expired_before` or earlier is over.
+    A session that ends at `expired_before` or earlier is expired.
     """
     of_rows, starts, ends = (np.empty(len(times), np.int64) for _ in range(3))
     found = Lives(of_rows, starts, ends)
@@ -58,7 +58,7 @@ def lives(
 
 
 class _Key:
-    """The sessions of one key, as rows come."""
+    """The sessions of one key, as rows arrive."""
 
     def __init__(self, found: Lives, held: Held | None, gap: int, watermark: int, expired_before: int) -> None:
         self.found = found
@@ -76,7 +76,7 @@ class _Key:
     def run(self, times: list[int]) -> tuple[list[int], list[int], list[int]]:
         of_rows, starts, ends = [], [], []
         gap, watermark = self.gap, self.watermark
-        # The session that took the last row takes most of the next ones, and then nothing needs to be looked up.
+        # The session of the previous row takes most of the next ones, without a lookup.
         start, end, room, life, is_over = 1, 0, 0, -1, False
         current = -1
         for number, time in enumerate(times):
@@ -102,7 +102,7 @@ class _Key:
         return of_rows, starts, ends
 
     def _put(self, time: int, reach: int, *, is_first: bool) -> int:
-        """The place of the session that takes a row, or -1."""
+        """The index of the session that takes a row, or -1."""
         last = bisect_right(self.starts, reach) - 1
         if last < 0 or self.ends[last] < time:
             if reach <= self.expired_before:
@@ -116,7 +116,7 @@ class _Key:
             first -= 1
         old = self.lives[first : last + 1]
         if is_first:
-            self.found.touched_at_once += [self.held[life] for life in old]
+            self.found.touched_by_first_row += [self.held[life] for life in old]
         start, end = min(self.starts[first], time), max(self.ends[last], reach)
         comes_out = self.ends[last] <= self.watermark < end
         self.starts[first : last + 1], self.ends[first : last + 1] = [start], [end]

@@ -1,4 +1,4 @@
-"""Rows that wait for their windows, one window after the other, and what they send if each is taken by itself."""
+"""Rows queued for their windows, window by window, and what they emit if each row is its own bundle."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from millstream.operators.ordering import Numbers, in_order
 from millstream.plan.nodes import Mode, PaneTime
 
 if TYPE_CHECKING:
-    from millstream.operators.windowed import Clock, WindowedOperator
+    from millstream.operators.clock import Clock
+    from millstream.operators.windowed import WindowedOperator
 
 PART = "__part"
-"""The place of a row in its bundle."""
+"""The position of a row in its bundle."""
 ELEMENTS_MAX = 2_000_000
-"""So many rows of panes are looked at together, for aggregates that need them all."""
+"""At most this many rows of panes are expanded at once, for aggregates that need them all."""
 Truths = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Windows that are open, and their rows: `window` has the number of each row's window, `keys` that of its key.
+    """Open windows and their rows: `window` has the number of each row's window, `keys` that of its key.
 
-    The rows of a key stand in the order they came, with the place in event time that their window has with them.
+    The rows of a key are in order of arrival, with the bounds that their window has after them.
     """
 
     windows: pl.DataFrame
@@ -50,7 +51,7 @@ class Queues:
 
 
 class Drained:
-    """What the rows of queues have done: `panes`, `windows`, and rows that are `lost` as their window was closed."""
+    """The effect of queued rows: `panes`, `windows`, and rows that are `lost` because their window was closed."""
 
     def __init__(
         self, operator: WindowedOperator, queues: Queues, done: Fired, given: pl.DataFrame, clock: Clock
@@ -88,12 +89,12 @@ class Drained:
         return rows.with_columns(starts[last].alias("start"), ends[last].alias("end"))
 
     def _spans(self) -> tuple[pl.Series, pl.Series]:
-        """Where the window of each row begins and ends with it."""
+        """The bounds of each row's window after it."""
         if not self._operator.by_rows:
             return self._rows["start"], self._rows["end"]
         return self._base["start"][self._window], self._rows[TIME]
 
-    # ------------------------------------------------------------ what windows hold after each row
+    # ------------------------------------------------------------ window state after each row
 
     def _run(self) -> pl.DataFrame:
         operator, over = self._operator, Stretches()
@@ -112,7 +113,7 @@ class Drained:
         return pl.concat(frames, how="horizontal") if frames else pl.DataFrame()
 
     def _stretches(self, *, by_pane: bool) -> list[pl.Series]:
-        """Rows that add up: those of a window, or those of a pane."""
+        """Rows that are accumulated together: those of a window, or those of a pane."""
         number, firsts = self._window, self._firsts
         if by_pane:
             begins = np.zeros(len(self._order), np.bool_)
@@ -122,7 +123,7 @@ class Drained:
         return [pl.Series(Stretches.NUMBER, number).set_sorted(), pl.Series(Stretches.FIRST, firsts[number])]
 
     def _with_held(self, parts: pl.DataFrame) -> pl.DataFrame:
-        """The first row of a window stands for what was held before it too."""
+        """The first row of a window also includes the held state."""
         here = np.flatnonzero(self._held)
         number = pl.int_range(pl.len()).alias("__window")
         before = self._base[here].select(parts.columns).with_columns(number)
@@ -151,7 +152,7 @@ class Drained:
     # ------------------------------------------------------------ panes
 
     def _sent_panes(self) -> pl.DataFrame:
-        """What is sent: by key, in the order in which the rows were taken."""
+        """The emitted panes: by key, in the order of their rows."""
         operator = self._operator
         if not self._sends.any():
             return pl.DataFrame()
@@ -201,16 +202,16 @@ class Drained:
         return pl.lit(pl.Series(closed[window] & (places == self._lasts[window]))) if closed.any() else pl.lit(False)
 
     def _indexes(self, places: Numbers, window: Numbers) -> tuple[Numbers, Numbers]:
-        """How many panes of its window were sent before each, and how many of these were not early."""
+        """How many panes of its window were emitted before each, and how many of these were not early."""
         since, index, on_time = self._counted(places, window)
         return index + since, on_time + since * _gathered(self._counts_on_time(), window)
 
     def _counted(self, places: Numbers, window: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """How many panes were sent before a row since its window began to count, and from which numbers on."""
+        """How many panes were emitted before a row since its window started counting, and from which numbers on."""
         before: Numbers = np.cumsum(self._sends) - self._sends
         begins = self._firsts[window]
         index, on_time = (_gathered(self._base[name].to_numpy(), window) for name in ("index", "on_time_index"))
-        if self._operator.merges:  # a session that grows is a new one
+        if self._operator.merges:  # a session that grows starts over
             grown = self._grows()
             last = np.maximum.accumulate(np.where(grown, np.arange(len(grown)), -1))[places]
             is_new = last >= begins
@@ -223,7 +224,7 @@ class Drained:
         return np.ones(len(self._base), np.bool_) if self._operator.by_rows else self._base[AT_END].to_numpy()
 
     def _grows(self) -> Truths:
-        """Whether a session is not where it was before a row."""
+        """Whether a session has other bounds than before a row."""
         start, end = (self._rows[name].to_numpy() for name in ("start", "end"))
         grows = np.zeros(len(start), np.bool_)
         grows[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
@@ -232,9 +233,9 @@ class Drained:
         return grows
 
     def _with_retractions(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Panes, in the order of their windows, and the rows that they replace."""
+        """Panes, in the order of their windows, with retractions of those they replace."""
         operator = self._operator
-        self._newest = panes  # of each window the last is what its next one replaces
+        self._newest = panes  # the last pane of each window is what its next one replaces
         rows = self._sent(panes)
         window = panes["__window"].to_numpy()
         is_first = np.append(True, window[1:] != window[:-1])
@@ -252,7 +253,7 @@ class Drained:
     # ------------------------------------------------------------ aggregates that need all rows
 
     def _elements(self) -> tuple[pl.Series, Numbers, Numbers]:
-        """The rows of windows with those held before; where those of each window begin, and how many were held."""
+        """The rows of windows including held ones; where those of each window start, and how many were held."""
         rows = self._rows.select(accumulators.elements_of(self._operator.arguments))[ELEMENTS]
         held = self._base[ELEMENTS]
         lengths = held.list.len().cast(pl.Int64).to_numpy()
@@ -272,7 +273,7 @@ class Drained:
         stop = start + lengths[window] + places - self._firsts[window] + 1
         if self._discards:
             last = np.maximum.accumulate(np.where(self._sends, np.arange(len(self._sends)), -1))
-            last = np.append(-1, last[:-1])[places]  # the row that sent the pane before
+            last = np.append(-1, last[:-1])[places]  # the row that fired the previous pane
             follows = last >= self._firsts[window]
             start = np.where(follows, stop - (places - last), start)
         size = stop - start
@@ -318,11 +319,11 @@ class Drained:
         if not self._operator.merges:
             starts, ends = self._spans()
             return starts[self._lasts], ends[self._lasts]
-        last = self._all[np.cumsum(self._counts) - 1]  # a session that is closed grows all the same
+        last = self._all[np.cumsum(self._counts) - 1]  # a closed session still grows
         return self._queues.rows["start"][last], self._queues.rows["end"][last]
 
     def _kept_lists(self) -> list[pl.Series]:
-        """Rows that must be kept: all, or those that wait."""
+        """Rows that must be kept: all, or those waiting for a pane."""
         operator, kept = self._operator, []
         waiting = self._fired.waiting
         if operator.listing:
@@ -353,12 +354,12 @@ class Drained:
 
 
 def _gathered(values: Any, places: Numbers) -> Any:
-    """Values at places; one value if all are the same."""
+    """Values at positions; a single value if all are the same."""
     return values[0] if len(values) and (values == values[0]).all() else values[places]
 
 
 def _lists(values: pl.Series, sizes: Numbers) -> pl.Series:
-    """Values that stand one list after the other, as lists."""
+    """Groups concatenated values into lists."""
     frame = pl.DataFrame({"list": np.repeat(np.arange(len(sizes)), sizes), "value": values})
     lists = frame.group_by("list", maintain_order=True).agg("value")
     every = pl.DataFrame({"list": np.arange(len(sizes))}).join(lists, on="list", how="left", maintain_order="left")

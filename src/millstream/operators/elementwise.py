@@ -1,6 +1,6 @@
-"""Steps that look at one row at a time, on whole frames.
+"""Steps that process one row at a time, on whole frames.
 
-A frame has the stream's columns, a time and a weight, and, where rows come right from a source, their offset.
+A frame has the stream's columns, a time and a weight, and, directly after a source, offsets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def table_of(frame: pl.DataFrame, schema: Schema) -> pa.Table:
 
 
 def computed(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expression]]) -> pl.DataFrame:
-    """Expressions over a frame, as columns; one that only names a column is not computed."""
+    """Computes expressions over a frame; a mere column name is not computed."""
     plain = {name: expression.column for name, expression in made if expression.column is not None}
     rest = {name: expression.duckdb for name, expression in made if expression.column is None}
     columns = {name: frame[column] for name, column in plain.items()}
@@ -45,7 +45,7 @@ def computed(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expr
 
 
 def _looked_at(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expression]]) -> pa.Table:
-    """The columns that expressions look at: to hand texts over costs something. Rows are counted by one at least."""
+    """The columns that expressions use, since passing strings on is not free; at least one, for the row count."""
     columns = frozenset().union(*(each.columns for _, each in made if each.column is None))
     if not columns:
         return frame.select(WEIGHT).to_arrow()
@@ -58,7 +58,7 @@ def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:
 
 
 def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
-    # A column that nobody looks at further on may not have been read.
+    # A column that no later step uses may not have been read.
     there = [(name, made) for name, made in node.columns if made.column is None or made.column in frame.columns]
     made = computed(frame, node.inputs[0].schema, there)
     types = types_of(node.schema)
@@ -66,12 +66,12 @@ def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
 
 
 def as_of(frame: pl.DataFrame, node: table_nodes.AsOf) -> pl.DataFrame:
-    """The changes up to a time. One without a time has always held."""
+    """The changes up to a time. A change without a time has always been valid."""
     return frame.filter((pl.col(TIME) <= node.time).fill_null(True))
 
 
 def changes(frame: pl.DataFrame, node: table_nodes.Changes) -> pl.DataFrame:
-    """What was hidden is to be seen: the weight, and the time from which the change holds."""
+    """Exposes the hidden columns: the weight, and the time from which the change is valid."""
     made = frame.with_columns(pl.col(WEIGHT).alias("weight"), instant("event_time", pl.col(TIME)))
     return made.select(*node.schema.names, TIME, pl.lit(1, pl.Int32).alias(WEIGHT))
 
@@ -89,7 +89,7 @@ ROW_BY_ROW: dict[type[Node], Callable[[pl.DataFrame, Any], pl.DataFrame]] = {
     table_nodes.Changes: changes,
     table_nodes.SideJoin: side_join,
 }
-"""Steps that make rows of rows, and cannot fail but in an expression."""
+"""Steps from rows to rows that can only fail in an expression."""
 
 
 def row_by_row(node: Node, frame: pl.DataFrame) -> pl.DataFrame:
@@ -97,7 +97,7 @@ def row_by_row(node: Node, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def net(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """What changed in a table all in all: each row once, what is taken back first."""
+    """The net change of a table: each row once, retractions first."""
     if not len(frame):
         return frame
     made = frame.group_by(names, maintain_order=True).agg(pl.col(WEIGHT).sum().cast(pl.Int32))
@@ -112,7 +112,7 @@ def types_of(schema: Schema) -> pl.Schema:
 
 
 def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """What a user's function makes of the rows, and dead letters for those it failed on."""
+    """Applies a user's function to the rows; dead letters for those it fails on."""
     if node.per_batch and (whole := _mapped_whole(frame, node)) is not None:
         return whole, frame_of([], None)
     made: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.Dat
     for place, (row, carried) in enumerate(zip(given, hidden, strict=True)):
         try:
             results = _results(row, table.slice(place, 1), node)
-        except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
+        except Exception as error:  # whatever a user's function raises: the row becomes a dead letter
             values = dead_letter_values(row, f"{node.name}: {type(error).__name__}: {error}", clock)
             dead.append({**values, **carried, "offset": carried.get(OFFSET)})
             continue
@@ -132,13 +132,13 @@ def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.Dat
 
 
 def _mapped_whole(frame: pl.DataFrame, node: nodes.MapRows) -> pl.DataFrame | None:
-    """A function of batches is asked once; unless it gives a row for each row, it is asked again row by row."""
+    """A function of batches is called once; unless it returns a row for each row, it is called again row by row."""
     table = table_of(frame, node.inputs[0].schema)
     try:
         result = node.function(table if node.batch_type == "arrow" else pl.from_arrow(table))
         made = result.to_arrow() if isinstance(result, pl.DataFrame) else result
         whole = pl.from_arrow(made.select(node.schema.names).cast(node.schema.arrow))
-    except Exception:  # the rows one by one will show which of them it cannot handle
+    except Exception:  # calling it row by row shows which rows it cannot handle
         return None
     if not isinstance(whole, pl.DataFrame) or len(whole) != len(frame):
         return None

@@ -1,8 +1,8 @@
-"""Aggregates per key over rows that come and are retracted: a table that changes.
+"""Aggregates per key over rows that are added and retracted: a table that changes.
 
 An aggregate that folds keeps a few numbers per group. One that does not, or that cannot subtract while rows may be
-retracted, is computed from the rows themselves, which are then kept: all of them if rows may be retracted, otherwise
-those that can still make a difference. Where no row can be retracted, distinct counts keep the values they have seen.
+retracted, is computed from the rows, which are then kept: all of them if rows may be retracted, otherwise those that
+can still affect the result. If no row can be retracted, distinct counts keep the values they have seen.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from millstream.operators.accumulators import (
     WEIGHT,
 )
 from millstream.operators.aggregates import columns_of
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.distinct_values import COUNTS_MAX, MASK, Seen
 from millstream.operators.elementwise import computed
 from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.table_nodes import Grouped
 from millstream.state.tables import Marks
@@ -34,8 +34,8 @@ GROUPS, ELEMENTS = "groups", "elements"
 ROWS, NEWEST = "rows", "newest"
 
 
-class Came(NamedTuple):
-    """What came in a step: parts of groups; and for distinct counts the keys of groups, and entries by table."""
+class Arrived(NamedTuple):
+    """The input of a step: parts of groups; and for distinct counts the keys of groups, and entries by table."""
 
     parts: list[pl.DataFrame]
     groups: pl.DataFrame
@@ -45,7 +45,9 @@ class Came(NamedTuple):
 class GroupedStep:
     def __init__(self, node: Grouped) -> None:
         self.node = node
-        self.keys = [f"key.{number}" for number in range(len(node.keys))]  # by name one may be called like an argument
+        self.keys = [
+            f"key.{number}" for number in range(len(node.keys))
+        ]  # numbered, because a key's name may clash with an argument's
         self._changing = node.inputs[0].is_changing
         self._types: Any = dict(elementwise.types_of(node.schema))
         self._arguments = [name for name, _ in node.arguments]
@@ -55,7 +57,7 @@ class GroupedStep:
         looked_up = [made.name for made in listing if made.can_be_looked_up]
         self._seen = Seen(self.keys, looked_up[:COUNTS_MAX], fed.schema)
         self.own_keys: Mapping[str, list[str]] = self._seen.own_keys
-        self._last: tuple[Frames, Came] | None = None
+        self._last: tuple[Frames, Arrived] | None = None
         self._computed = [made for made in listing if made.name not in self._seen.names]
         self._is_partial = not self._computed and not any(fold.needs_order for fold in self._accumulators)
         self._no_groups = self._from_rows(fed).with_columns(
@@ -78,7 +80,7 @@ class GroupedStep:
     def folded(
         self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
     ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
-        """Groups and, behind them, the values of distinct counts, which are of no group that is counted."""
+        """Groups and, after them, the values of distinct counts, which belong to no counted group."""
         fed = self.fed(rows, first)
         if not self._is_partial:
             return None, fed
@@ -108,10 +110,10 @@ class GroupedStep:
 
     def asked(self, inputs: Frames) -> Frames:
         came = of_keys(self.keys, inputs)
-        return {GROUPS: came, ELEMENTS: came if self._computed else came.clear(), **self._came(inputs).entries}
+        return {GROUPS: came, ELEMENTS: came if self._computed else came.clear(), **self._arrived(inputs).entries}
 
-    def _came(self, inputs: Frames) -> Came:
-        """What came, folded. It is asked for twice: before what is held is looked up, and then."""
+    def _arrived(self, inputs: Frames) -> Arrived:
+        """The folded input. Called twice: before held state is looked up, and in the step."""
         if self._last is not None and self._last[0] is inputs:
             return self._last[1]
         fed = inputs[INPUTS[0]]
@@ -119,19 +121,19 @@ class GroupedStep:
         if PARTIALS in inputs:
             groups, values = self._parted(inputs[PARTIALS])
             parts.append(groups)
-        came = Came(parts, *self._seen.entries(fed, values)) if self.own_keys else Came(parts, values, {})
+        came = Arrived(parts, *self._seen.entries(fed, values)) if self.own_keys else Arrived(parts, values, {})
         self._last = inputs, came
         return came
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         fed, before = inputs[INPUTS[0]], held[GROUPS]
-        folded, new = self._came(inputs), dict[str, pl.DataFrame]()
+        folded, new = self._arrived(inputs), dict[str, pl.DataFrame]()
         self._last = None
         fold = [column for column in self._no_groups.columns if not column.startswith("result.")]
         parts = [before.select(fold), *folded.parts]
         if self.own_keys:
             new, counts = self._seen.new(folded.entries, held)
-            parts.append(self._seen.counted(folded.groups, counts))  # which says nothing else of its groups
+            parts.append(self._seen.counted(folded.groups, counts))  # nothing else is known of its groups
         after = self._merged(pl.concat(parts, how="diagonal"))
         elements = held[ELEMENTS]
         if self._computed:
@@ -144,7 +146,7 @@ class GroupedStep:
         return {GROUPS: kept.select(self._no_groups.columns), ELEMENTS: elements, **new}, {SENT: sent}
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
-        # A group without rows is remembered until none can come that is older than what was said of it.
+        # A group without rows is remembered until no older change can arrive.
         forgotten = pl.when(pl.col(ROWS) == 0).then(pl.col(NEWEST) + 1)
         return {
             GROUPS: Marks(forgotten, pl.lit(None, pl.Int64)),
@@ -172,7 +174,7 @@ class GroupedStep:
     # ------------------------------------------------------------ from the rows themselves
 
     def _left(self, elements: pl.DataFrame) -> pl.DataFrame:
-        """Rows that were not taken back; of equal ones the last to come are. What came too early waits."""
+        """Rows that were not retracted; of equal ones the last to arrive are. Early retractions are kept."""
         if not self._changing:
             return self._needed(elements)
         if (elements[WEIGHT].abs() > 1).any():
@@ -193,7 +195,7 @@ class GroupedStep:
         return counted.filter(left).select(elements.columns)
 
     def _needed(self, elements: pl.DataFrame) -> pl.DataFrame:
-        """Of rows that stay, those that can still make a difference: one for each value, the best of each key."""
+        """Of the remaining rows, those that can still affect the result: one for each value, the best of each key."""
         if not all(made.thins for made in self._computed):
             return elements
         is_needed = np.zeros(len(elements), np.bool_)
@@ -215,12 +217,12 @@ class GroupedStep:
             value.cast(self._types[name]).alias(f"result.{name}") for name, value in found
         )
 
-    # ------------------------------------------------------------ what changed
+    # ------------------------------------------------------------ changes
 
     def _changes(self, before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
-        """Rows that are no longer there and rows that are new, both from the newest time on."""
+        """Rows that are gone and rows that are new, both from the newest time on."""
         old = self._results(before.filter(pl.col(ROWS) > 0))
-        new = self._results(self._of_a_size(after.filter(pl.col(ROWS) > 0)))
+        new = self._results(self._without_overflow(after.filter(pl.col(ROWS) > 0)))
         names = [name for name, _ in self.node.aggregates]
         newest = after.select(*self.keys, pl.col(NEWEST).alias(TIME))
         if self.keys:
@@ -242,7 +244,7 @@ class GroupedStep:
         columns = [pl.col(key).alias(name) for key, name in zip(self.keys, self.node.keys, strict=True)]
         return changed.select(*columns, *names, TIME, WEIGHT).cast(self._types)
 
-    def _of_a_size(self, groups: pl.DataFrame) -> pl.DataFrame:
+    def _without_overflow(self, groups: pl.DataFrame) -> pl.DataFrame:
         """Groups whose sums fit their types."""
         for fold in self._accumulators:
             if (found := fold.too_large(groups)) is not None:

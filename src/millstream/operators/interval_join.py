@@ -1,7 +1,7 @@
-"""Two streams, joined where keys are equal and times near: rows wait for as long as one to come can meet them.
+"""Joins two streams where keys are equal and times are near: rows are buffered as long as a match can still arrive.
 
-A pair is sent when its second row comes. What a row waits for is over when the watermark says so; then it goes, and is
-sent if it met none and the join asks for such rows.
+A pair is emitted when its second row arrives. Once the watermark rules out further matches, a row is dropped, and
+emitted if it never matched and the join includes such rows.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from millstream.operators import lateness
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.joining import LEFT, RIGHT, SIDES, Joining, Places, netted
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.table_nodes import IntervalJoin
 from millstream.plan.windows import microseconds
 from millstream.state.tables import Marks
 
 MATCHES = "matches"
-"""The weights of all rows that a row has met, added up."""
+"""The sum of the weights of all matching rows."""
 BEFORE, MATCHES_BEFORE = "__before", "__matches_before"
-"""The weight of a row and its matches before the step; null for one that was not held."""
+"""The weight of a row and its matches before the step; null if it was not held."""
 FOREVER = 1 << 60
 """More microseconds than there are between two timestamps."""
 MIX = 0x9E3779B97F4A7C15
@@ -34,17 +35,17 @@ NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How the rows of one input are kept."""
+    """How the rows of one input are buffered."""
 
     values: list[str]
     changing: bool
-    """Whether rows can be taken back: then equal ones are kept as one."""
+    """Whether rows can be retracted: then equal ones are stored as one."""
     counts: bool
-    """Whether it matters how many a row has met: it may be sent for having met none, or the first."""
+    """Whether the number of matches matters: rows may be emitted when they have none, or the first."""
     can_lose: bool
-    """Whether what a row has met can be taken back."""
+    """Whether matches can be retracted."""
     patience: int
-    """A row goes when the watermark is further beyond its time than this."""
+    """A row expires when the watermark is further past its time than this."""
 
 
 class IntervalJoinStep(PlainStep):
@@ -65,12 +66,12 @@ class IntervalJoinStep(PlainStep):
                 changing=changing[side],
                 counts=self.joining.is_kept_alone[side] or (side == LEFT and self.joining.is_half),
                 can_lose=changing[1 - side],
-                # Rows that come can be taken back until the watermark is beyond their time.
+                # Rows can be retracted until the watermark has passed their time.
                 patience=max(waits[side], 0) if changing[side] else waits[side],
             )
             for side in (LEFT, RIGHT)
         ]
-        # Of a row that has met one nothing more is sent, if none of the two can be taken back.
+        # A row with a match emits nothing more, if neither side can be retracted.
         self.drops_matched = self.joining.is_half and not any(changing)
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
@@ -90,7 +91,7 @@ class IntervalJoinStep(PlainStep):
         return [*self.keys, *side.values, TIME, WEIGHT]
 
     def clock(self, clock: Clock) -> Clock:
-        """Rows may be late by the lateness: until then the watermark is not where it says."""
+        """Rows may be late by the allowed lateness: the effective watermark is behind by that much."""
         before, after = (
             reached if reached in (BEGINNING, END) else reached - self.lateness
             for reached in (clock.watermark_before, clock.watermark)
@@ -112,11 +113,13 @@ class IntervalJoinStep(PlainStep):
     # ------------------------------------------------------------ one step
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        in_time, late = zip(*(self._judged(inputs[name], side, clock) for side, name in enumerate(INPUTS)), strict=True)
+        in_time, late = zip(
+            *(self._split_late(inputs[name], side, clock) for side, name in enumerate(INPUTS)), strict=True
+        )
         left, right = (
             self._with_news(held[name], rows, side) for name, rows, side in zip(SIDES, in_time, self.sides, strict=True)
         )
-        here, there = self._met(left, right)
+        here, there = self._matching(left, right)
         sent = [self._pairs(left, right, here, there)] if len(here) and not self.joining.is_half else []
         left, right = self._counted(left, right, LEFT, here, there), self._counted(right, left, RIGHT, there, here)
         if self.node.how == "semi":
@@ -126,27 +129,26 @@ class IntervalJoinStep(PlainStep):
             rows = rows.filter(pl.col(WEIGHT) != 0) if self.sides[side].changing else rows
             goes = rows[TIME] + self.sides[side].patience < clock.watermark
             sent += self._unmatched(rows.filter(goes), side)
-            # A side that was only looked at stays as it is: of a key with many rows it would be rewritten.
+            # A side that was only read stays as it is: rewriting a key with many rows would be expensive.
             if len(in_time[side]) or goes.any() or self.sides[side].counts:
                 kept[SIDES[side]] = self._kept(rows.filter(~goes), side)
         given = self.joining.sent(sent)
         return kept, {SENT: netted(given) if self.node.is_changing else given, LATE: pl.concat(late)}
 
-    def _judged(self, rows: pl.DataFrame, side: int, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The rows that come in time, and the others."""
+    def _split_late(self, rows: pl.DataFrame, side: int, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The rows that arrive in time, and the late ones."""
         limit = clock.watermark_before
         times = rows[TIME]
         if not times.null_count() and not (times < limit).any():
             return rows, self.none_late
-        is_late = pl.col(TIME).is_null() | (pl.col(TIME) < limit)
-        return rows.filter(~is_late), self._late(rows.filter(is_late), side)
+        in_time = lateness.is_in_time(clock)
+        return rows.filter(in_time), self._late(rows.filter(~in_time), side)
 
     def _late(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
-        reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
-        return self.joining.late(rows, side, reason.alias("reason"))
+        return self.joining.late(rows, side, lateness.reason().alias("reason"))
 
     def _with_news(self, held: pl.DataFrame, rows: pl.DataFrame, side: Side) -> pl.DataFrame:
-        """What is held and what comes, each with its weight before and now; equal rows as one, if one can go."""
+        """Held and new rows, each with its weight before and now; equal rows merged, if they can be retracted."""
         if not side.counts:
             rows = rows.filter(~self.joining.has_null_key())
         before = [BEFORE, MATCHES_BEFORE] if side.counts else [BEFORE]
@@ -168,10 +170,10 @@ class IntervalJoinStep(PlainStep):
         summed = both.group_by([*self.keys, *side.values, TIME], maintain_order=True).agg(made).select(both.columns)
         return summed.filter((pl.col(WEIGHT) != 0) | pl.col(BEFORE).is_not_null())
 
-    # ------------------------------------------------------------ which rows meet
+    # ------------------------------------------------------------ matching
 
-    def _met(self, left: pl.DataFrame, right: pl.DataFrame) -> tuple[Places, Places]:
-        """The places of rows that meet, where one of the two has another weight than before."""
+    def _matching(self, left: pl.DataFrame, right: pl.DataFrame) -> tuple[Places, Places]:
+        """The positions of matching rows, where at least one weight has changed."""
         moved = [rows[BEFORE].fill_null(0) != rows[WEIGHT] for rows in (left, right)]
         places = [np.flatnonzero(which.to_numpy()) for which in moved]
         still = np.flatnonzero(~moved[LEFT].to_numpy())
@@ -184,10 +186,10 @@ class IntervalJoinStep(PlainStep):
     def _near(
         self, left: pl.DataFrame, right: pl.DataFrame, hashes: list[Hashes], here: Places, there: Places
     ) -> tuple[Places, Places]:
-        """Of rows at some places those that are equal in the keys and near in time.
+        """Of candidate rows, those with equal keys and near times.
 
-        Time is cut in buckets twice as long as the interval, so that of a key with many rows only those are compared
-        that may be near: a row looks into the one or two buckets that its interval touches.
+        Time is divided into buckets twice as long as the interval, so that for a key with many rows only near ones are
+        compared: a row probes the one or two buckets that its interval touches.
         """
         if not len(here) or not len(there):
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -209,7 +211,7 @@ class IntervalJoinStep(PlainStep):
         apart = left[TIME].to_numpy()[here] - right[TIME].to_numpy()[there]
         is_near = (apart >= self.low) & (apart <= self.high)
         here, there = here[is_near], there[is_near]
-        # Different keys may have the same hash, if barely ever; a null equals nothing.
+        # Different keys may rarely have the same hash; a null equals nothing.
         equal = np.ones(len(here), np.bool_)
         for key in self.keys:
             equal &= (left[key].gather(here) == right[key].gather(there)).fill_null(False).to_numpy()
@@ -219,7 +221,7 @@ class IntervalJoinStep(PlainStep):
         key = pl.col(self.keys[0]) if len(self.keys) == 1 else pl.struct(self.keys)
         return rows.select(key.hash(7).alias("hash"))["hash"].to_numpy()
 
-    # ------------------------------------------------------------ what comes of it
+    # ------------------------------------------------------------ emitting
 
     def _pairs(self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places) -> pl.DataFrame:
         times = [rows[TIME].to_numpy()[at] for rows, at in ((left, here), (right, there))]
@@ -233,7 +235,7 @@ class IntervalJoinStep(PlainStep):
     def _counted(
         self, rows: pl.DataFrame, others: pl.DataFrame, side: int, here: Places, there: Places
     ) -> pl.DataFrame:
-        """Adds to the matches of each row the weights it met in this step."""
+        """Adds the weights that matched in this step to each row."""
         if not self.sides[side].counts or not len(here):
             return rows
         now, before = (others[column].fill_null(0).to_numpy()[there] for column in (WEIGHT, BEFORE))
@@ -242,14 +244,14 @@ class IntervalJoinStep(PlainStep):
         return rows.with_columns(pl.col(MATCHES) + pl.Series(met.astype(np.int64)))
 
     def _first_matches(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """What is sent of rows that now meet one and did not before, and taken back of those that no longer do."""
+        """Emits rows that now have a match and had none before, and retracts those that lost their last one."""
         now = pl.col(WEIGHT) * (pl.col(MATCHES) > 0)
         before = (pl.col(BEFORE) * (pl.col(MATCHES_BEFORE) > 0)).fill_null(0)
         made = rows.select(*self.joining.halves(), TIME, (now - before).alias(WEIGHT))
         return made.filter(pl.col(WEIGHT) != 0)
 
     def _unmatched(self, rows: pl.DataFrame, side: int) -> list[pl.DataFrame]:
-        """What is sent of rows that go."""
+        """Emits expiring rows without a match."""
         if not self.joining.is_kept_alone[side] and (side == RIGHT or self.node.how != "anti"):
             return []
         rows = rows.filter(pl.col(MATCHES) <= 0)

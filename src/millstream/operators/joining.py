@@ -1,7 +1,7 @@
-"""The columns of a join: what it is fed of a row, and what it gives of two rows, or of one that met no other.
+"""The columns of a join: its input rows, and the output for a pair or for a row without a match.
 
-A row is fed as its keys, `key.0`, `key.1` … alike on both sides, and its columns under the name that the join gives
-them, with the side in front; so no name of a user meets one of ours.
+An input row has its keys as `key.0`, `key.1` … on both sides, and its columns under their output names, prefixed with
+the side; so users' names never clash with ours.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ WINDOW = "window"
 
 
 class Joining:
-    """How the rows of a join are fed and given."""
+    """How the rows of a join are fed and emitted."""
 
     def __init__(self, node: Join) -> None:
         self.node = node
         self.keys = [f"key.{number}" for number in range(len(node.on))]
         self.columns = (node.left, node.right)
         self.values = tuple([f"{side}.{name}" for name, _ in self.columns[n]] for n, side in enumerate(SIDES))
-        """Of each side, the columns of a fed row that hold its values."""
+        """For each side, the value columns of an input row."""
         self.is_kept_alone = (node.how in ("left", "full"), node.how in ("right", "full"))
-        """Of each side, whether a row that meets no other is given with nulls."""
+        """For each side, whether a row without a match is emitted with nulls."""
         self.is_half = node.how in ("semi", "anti")
         self._given = elementwise.types_of(node.schema)
         types = [elementwise.types_of(given.schema) for given in node.inputs]
@@ -44,16 +44,16 @@ class Joining:
             for side, columns in enumerate(self.columns)
             for name, column in columns
         }
-        """Of every column of both sides, as it is given and as it is late."""
-        # A column that both sides name the same is given once: without a row of the first, it is the key.
+        """The types of all columns of both sides, in the output and in `.late`."""
+        # A column that both sides name the same appears once: without a row of the first, it is the key.
         named = [column for _, column in node.right]
         shared = {one: key for key, (one, other) in zip(self.keys, node.on, strict=True) if other not in named}
         self.shared = {name: shared[column] for name, column in node.left if column in shared}
 
     def fed(self, rows: pl.DataFrame, first: int, side: int) -> pl.DataFrame:
-        """Keys, values, time and weight. Integers are keys in one width, so that both sides hash alike.
+        """Keys, values, time and weight. Integer keys have one width, so that both sides hash alike.
 
-        In which order rows come makes no difference.
+        The order of arrival does not matter.
         """
         keys = [wide(rows[pair[side]]).alias(key) for key, pair in zip(self.keys, self.node.on, strict=True)]
         values = [
@@ -62,16 +62,16 @@ class Joining:
         return pl.DataFrame([*keys, *values, rows[TIME], rows[WEIGHT]])
 
     def no_rows(self, side: int) -> pl.DataFrame:
-        """What is fed of an input when no rows come."""
+        """The input of a side without rows."""
         return self.fed(elementwise.frame_of([], self.node.inputs[side]), 0, side)
 
     def has_null_key(self) -> pl.Expr:
         return pl.any_horizontal(pl.col(key).is_null() for key in self.keys)
 
-    # ------------------------------------------------------------ what is given
+    # ------------------------------------------------------------ output
 
     def pairs(self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places) -> pl.DataFrame:
-        """The given columns of pairs of rows, which are named by their places."""
+        """The output columns of pairs of rows, given by position."""
         columns = left.select(self.values[LEFT])[here].get_columns()
         columns += right.select(self.values[RIGHT])[there].get_columns()
         return pl.DataFrame(columns).select(
@@ -81,7 +81,7 @@ class Joining:
         )
 
     def alone(self, side: int) -> list[pl.Expr]:
-        """Every column of both sides, of rows of one of them: nulls for the other's."""
+        """The columns of both sides for rows of one of them: nulls for the other's."""
         return [self._of(name, side, of) for of, names in enumerate(self.columns) for name, _ in names]
 
     def halves(self) -> list[pl.Expr]:
@@ -98,26 +98,26 @@ class Joining:
         return value.cast(self.types[name]).alias(name)
 
     def sent(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
-        """What is sent: the columns of the node, a time and a weight."""
+        """The output: the columns of the node, a time and a weight."""
         types: Any = {**self._given, TIME: pl.Int64(), WEIGHT: pl.Int32()}
         empty = pl.DataFrame(schema=types)
         columns = [*self._given, TIME, WEIGHT]
         return pl.concat([empty, *(frame.select(columns).cast(types) for frame in frames if len(frame))])
 
     def late(self, rows: pl.DataFrame, side: int, *more: pl.Expr) -> pl.DataFrame:
-        """Rows that came too late: all columns of both sides, the side, and whatever there is to say."""
+        """Late rows: all columns of both sides, the side, and extra columns."""
         said = [pl.lit(SIDES[side]).alias("side"), *more, pl.col(TIME), pl.col(WEIGHT)]
         return rows.select(chosen(*self.alone(side), *said))
 
 
 def chosen(*columns: pl.Expr) -> list[pl.Expr]:
-    """Of columns of the same name the last, in its own place."""
+    """Of columns of the same name the last, in its own position."""
     last = {column.meta.output_name(): place for place, column in enumerate(columns)}
     return [columns[place] for place in sorted(last.values())]
 
 
 def netted(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows that take each other back are left out; what is taken back comes first, and each row has weight 1 or -1."""
+    """Rows that cancel out are dropped; retractions come first, and each row has weight 1 or -1."""
     if rows.is_empty():
         return rows
     same = [name for name in rows.columns if name != WEIGHT]
@@ -126,7 +126,7 @@ def netted(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def singly(*parts: pl.DataFrame) -> pl.DataFrame:
-    """A row of weight n as n rows: steps that only count rows need not know of weights."""
+    """A row of weight n as n rows: downstream steps that count rows need not know about weights."""
     rows = pl.concat(parts)
     weights = rows[WEIGHT].to_numpy()
     if not (np.abs(weights) == 1).all():

@@ -1,16 +1,15 @@
-"""A stream as a table: per key, the versions that may still be put right, and the one before them.
+"""A stream as a table: per key, the versions that can still change, and the one before them.
 
-The versions of a key follow one another by event time, then by arrival. Each takes the one before it back and puts
-itself in its place, from its own time on; a deletion is a version that puts nothing there. A row that comes between
-two versions changes what the later one takes back, and that is sent too.
+The versions of a key are ordered by event time, then by arrival. Each retracts the previous one and replaces it from
+its own time on; a deletion is a version without a row. A row that arrives between two versions changes what the later
+one retracts, and that is emitted too.
 
-Of the versions that the watermark has passed only the newest is kept, the base of what follows; a row older than it
-is too late. A deletion stays as such a base, without its values, for as long as there is no newer version: an older
-row that comes after all must not bring the key back. A key of which nothing is known has no base, and its first row is
-taken in however old it is.
+Of the versions that the watermark has passed only the newest is kept, as the base of what follows; a row older than it
+is too late. A deletion stays as such a base, without its values, until there is a newer version: an older row that
+still arrives must not bring the key back. An unknown key has no base, and its first row is accepted however old it is.
 
-A deletion may have no event time, as a tombstone has no value to hold one. It deletes the newest version that came
-before it: it takes the time of that one, and so stands right behind it. Without such a version it deletes nothing.
+A deletion may have no event time, like a tombstone, which has no value. It deletes the newest version that arrived
+before it and takes its time, so that it comes right after it. Without such a version it deletes nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +17,18 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from millstream.operators import lateness
 from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import computed
 from millstream.operators.keyed_rows import NUMBER, KeyedRows, numbered, singly, summed
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
 from millstream.state.tables import Marks
 
 VERSIONS = "versions"
 DELETED, UNTIL = "deleted", "until"
-"""Of a version: whether it is a deletion, and the time of the next."""
+"""Of a version: whether it is a deletion, and the time of the next one."""
 NEW, BASE, CAME, NEWEST = "__new", "__base", "__came", "__newest"
 
 
@@ -72,11 +72,11 @@ class LatestStep(KeyedRows):
         return {VERSIONS: kept}, {SENT: self._changes(line), LATE: late}
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
-        # A version is no longer the base of anything once the watermark has passed the next one.
+        # A version is no longer a base once the watermark has passed the next one.
         return {VERSIONS: Marks(pl.col(UNTIL) + 1, pl.lit(None, pl.Int64)) if self.node.by_time else NO_MARKS}
 
     def _timed(self, versions: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows; a deletion without event time has that of the newest version before it, or is left out."""
+        """The rows; a deletion without event time gets that of the newest version before it, or is dropped."""
         untimed = pl.col(DELETED) & pl.col(TIME).is_null()
         if not self.node.by_time or not rows.select(untimed.any()).item():
             return rows
@@ -88,24 +88,23 @@ class LatestStep(KeyedRows):
         return rows.with_columns(time.alias(TIME)).filter(~untimed).drop(CAME, NEWEST)
 
     def _in_time(self, versions: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The rows that find their place, and those that are too late."""
+        """The rows that are in time, and the late ones."""
         if not self.node.by_time:
             return rows, self.late(rows.clear(), pl.lit("expired"))
         before = versions.filter(pl.col(TIME) < clock.watermark_before)
         bases = before.group_by(NUMBER).agg(pl.col(TIME).max().alias(BASE))
         rows = rows.join(bases, on=NUMBER, how="left", maintain_order="left")
         fits = (pl.col(TIME) >= pl.col(BASE).fill_null(pl.col(TIME))).fill_null(False)
-        reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
-        return rows.filter(fits), self.late(rows.filter(~fits), reason)
+        return rows.filter(fits), self.late(rows.filter(~fits), lateness.reason())
 
     def _changes(self, line: pl.DataFrame) -> pl.DataFrame:
-        """The changes that the versions stand for now, less those that the held ones stood for."""
+        """The changes of all versions now, minus those that the held ones have already emitted."""
         number, is_new = line[NUMBER].to_numpy(), line[NEW].to_numpy()
         place = np.arange(len(line))
         follows = number == np.roll(number, 1)
         follows[:1] = False
         new = np.flatnonzero(is_new)
-        # A held version behind a new one takes that back now, and no longer the held one before both.
+        # A held version after a new one now retracts the new one instead of the held one before both.
         moved = np.flatnonzero(~is_new & follows & np.roll(is_new, 1))
         replacing = np.concatenate([new, moved])
         replacing = replacing[follows[replacing]]

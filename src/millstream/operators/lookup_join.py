@@ -1,10 +1,11 @@
-"""A stream joined with a table: each row meets the table as it was at its event time, or as it is when the row comes.
+"""Joins a stream with a table as of each row's event time, or as of the row's arrival.
 
-As of now, a bundle's changes of the table come first, then its rows are looked up and sent; rows are never kept.
+As of arrival, a bundle's changes of the table are applied first, then its rows are looked up and emitted; rows are
+never buffered.
 
-At event time a row waits until the watermark has passed it, since until then the table as of its time may change. The
-table is kept as changes, each with the time from which it holds. Nobody can ask for a time before the watermark any
-more, so changes up to it are one sum.
+As of event time, a row is buffered until the watermark has passed it, because the table as of its time may still
+change. The table is stored as changes, each with the time from which it is valid. No lookup can be before the
+watermark, so changes up to it are merged into one sum.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from millstream.operators import elementwise
+from millstream.operators import elementwise, lateness
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.joining import singly
 from millstream.operators.keyed_rows import NUMBER, numbered, summed
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT, of_keys
 from millstream.operators.table_join import JoinedSides
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.late import late_columns
 from millstream.plan.table_nodes import LookupJoin
@@ -31,7 +32,7 @@ from millstream.state.tables import Marks
 
 TABLE, WAITING = "table", "waiting"
 ASKED_AT, FOLDED_AT = "asked_at", "folded_at"
-"""Of a key: when the first row that waits for it is to be sent, and when changes of it will be one sum."""
+"""For a key: when its first buffered row is emitted, and when its changes are next merged."""
 POINT, KEY, UNTIL, COPIES = "__point", "__key", "__until", "__copies"
 Numbers = npt.NDArray[np.int64]
 
@@ -50,7 +51,7 @@ class LookupJoinStep(JoinedSides):
         return {TABLE: self.table(1, ASKED_AT, FOLDED_AT), WAITING: self.table(0, ASKED_AT)}
 
     def asked(self, inputs: Frames) -> Frames:
-        keys = of_keys(self.keys, inputs).select(self.keys).unique()  # rows of a stream often ask for the same
+        keys = of_keys(self.keys, inputs).select(self.keys).unique()  # rows of a stream often have the same key
         known = keys.filter(self.has_keys(keys))
         return {TABLE: known, WAITING: keys} if self.node.at_event_time else {TABLE: known}
 
@@ -70,13 +71,13 @@ class LookupJoinStep(JoinedSides):
     def marks(self, clock: Clock) -> dict[str, Marks]:
         if not self.node.at_event_time:
             return {TABLE: NO_MARKS}
-        # A row that waits is not behind the watermark, so it need not hold it back.
+        # A buffered row is not behind the watermark, so it need not hold it.
         never = pl.lit(None, pl.Int64)
         due = pl.min_horizontal(ASKED_AT, FOLDED_AT)
         return {TABLE: Marks(due, never), WAITING: Marks(pl.col(ASKED_AT), never)}
 
     def _looked_up(self, rows: pl.DataFrame, found: pl.DataFrame, on: list[str]) -> pl.DataFrame:
-        """What is sent for rows, given what was found for each."""
+        """The output for rows, given the matches of each."""
         how = self.node.how
         parts = []
         if how in ("inner", "left"):
@@ -90,12 +91,12 @@ class LookupJoinStep(JoinedSides):
             parts.append(alone.select(*self.given(0, other=False), TIME, WEIGHT))
         return singly(*parts).with_columns(pl.col(WEIGHT).cast(pl.Int32))
 
-    # ------------------------------------------------------------ at event time
+    # ------------------------------------------------------------ as of event time
 
     def _at_event_time(
         self, held: Frames, rows: pl.DataFrame, came: pl.DataFrame, clock: Clock
     ) -> tuple[Frames, Frames]:
-        in_time = (rows[TIME] >= clock.watermark_before).fill_null(False)
+        in_time = lateness.is_in_time(clock)
         late, rows = self._late(rows.filter(~in_time)), rows.filter(in_time)
         columns = held[WAITING].drop(ASKED_AT).columns
         waiting = pl.concat([held[WAITING].select(columns), rows.select(columns)])
@@ -117,12 +118,12 @@ class LookupJoinStep(JoinedSides):
         types = self._late_types
         columns = [*self.columns(0, types), *self.columns(1, types, there=False)]
         made = {column.meta.output_name(): column for column in columns}
-        made |= {"side": pl.lit("left"), "reason": reason}  # in the place of the user's columns of these names
+        made |= {"side": pl.lit("left"), "reason": reason}  # replace the user's columns of these names
         made |= {TIME: pl.col(TIME), WEIGHT: pl.col(WEIGHT).cast(pl.Int32)}
         return rows.select(made[name].alias(name) for name in (*types, *HIDDEN))
 
     def _as_of_each(self, rows: pl.DataFrame, table: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The rows, numbered by key and time, and by that number what the table held then."""
+        """The rows, numbered by key and time, and the table's rows at each of these times."""
         rest = self.rest[1]
         if rows.is_empty():
             number = pl.Series(POINT, [], pl.UInt32)
@@ -131,7 +132,7 @@ class LookupJoinStep(JoinedSides):
             )
         known = self.has_keys(rows)
         asking, table = numbered(self.keys, rows.filter(known), table)
-        points, places = _points(asking)
+        points, places = _lookups(asking)
         asking = asking.drop(NUMBER).with_columns(pl.Series(POINT, places, pl.UInt32))
         alone = rows.filter(~known).with_columns(pl.lit(None, pl.UInt32).alias(POINT))
         spans = _spans(table, rest)
@@ -140,22 +141,22 @@ class LookupJoinStep(JoinedSides):
         return pl.concat([asking, alone]), there
 
     def _folded(self, held: pl.DataFrame, table: pl.DataFrame, firsts: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        """The changes that are kept of the table, those up to the watermark as one."""
+        """The stored changes of the table, those up to the watermark merged."""
         keys = self.keys
         passed = pl.col(TIME) <= clock.watermark
         folded = table.with_columns(pl.when(passed).then(pl.lit(BEGINNING, pl.Int64)).otherwise(TIME).alias(TIME))
         folded = summed(folded, [*keys, *self.rest[1], TIME], WEIGHT)
-        # What a change takes back will go once the watermark has reached it.
+        # A retracted row can be dropped once the watermark has reached the retraction.
         goes = (pl.col(WEIGHT) < 0) & (pl.col(TIME) > BEGINNING)
         folding = folded.filter(goes).group_by(keys).agg(pl.col(TIME).min().alias(FOLDED_AT))
-        # Rows that wait were given unless their key is only here to be folded: then nothing has changed for them.
+        # Buffered rows were emitted, unless their key was only read for merging: then nothing has changed for them.
         asked = held.filter(pl.col(ASKED_AT) > clock.watermark).select(*keys, ASKED_AT)
         asked = pl.concat([firsts, asked]).unique(keys, keep="first", maintain_order=True)
         return folded.join(asked, on=keys, how="left").join(folding, on=keys, how="left")
 
 
-def _points(rows: pl.DataFrame) -> tuple[pl.DataFrame, Numbers]:
-    """What is asked for, by the number of the key and by time, each once and in this order; and of each row which."""
+def _lookups(rows: pl.DataFrame) -> tuple[pl.DataFrame, Numbers]:
+    """The distinct lookups by key number and time, in order; and which of them each row needs."""
     keys, times = rows[NUMBER].to_numpy(), rows[TIME].to_numpy()
     order = np.lexsort((times, keys))
     keys, times = keys[order], times[order]
@@ -167,7 +168,7 @@ def _points(rows: pl.DataFrame) -> tuple[pl.DataFrame, Numbers]:
 
 
 def _spans(table: pl.DataFrame, rest: list[str]) -> pl.DataFrame:
-    """From when until when how many of each row were there, by the number of the key."""
+    """For each row version, from when until when it was present, and how often, by key number."""
     rows = summed(table, [NUMBER, *rest, TIME], WEIGHT).rename({NUMBER: KEY})
     (rows,) = numbered([KEY, *rest], rows)
     rows = rows.sort(NUMBER, TIME)
@@ -183,7 +184,7 @@ def _spans(table: pl.DataFrame, rest: list[str]) -> pl.DataFrame:
 
 
 def _within(points: pl.DataFrame, spans: pl.DataFrame) -> tuple[Numbers, Numbers]:
-    """Pairs of a span and a point of its key that lies in it: the place of the one and the number of the other."""
+    """Matches spans and lookups of the same key: the position of the span and the number of the lookup."""
     times = np.concatenate([points[TIME].to_numpy(), spans[TIME].to_numpy(), spans[UNTIL].to_numpy()])
     ranks = np.unique(times, return_inverse=True)[1]
     at, start, end = np.split(ranks, [len(points), len(points) + len(spans)])

@@ -1,4 +1,4 @@
-"""Stable orders of whole numbers, sixteen bits at a time: numbers that small numpy counts, and does not compare."""
+"""Stable sorting of integers, sixteen bits at a time: numpy sorts such small numbers by counting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIGIT = 16
 
 
 def in_order(*columns: Numbers) -> Numbers:
-    """The order by the first column, where that is equal by the next, and else as it is."""
+    """The order by the first column, then by the next ones; stable."""
     if _are_ordered(columns):
         return np.arange(len(columns[0]))
     order: Numbers | None = None
@@ -38,7 +38,7 @@ def _are_ordered(columns: Sequence[Numbers]) -> bool:
 
 
 def dense(values: pl.Series) -> Numbers:
-    """Small numbers in the order of the values: nulls first, equal for equal ones."""
+    """Dense ranks of the values: nulls first, equal for equal ones."""
     filled = values.to_numpy() if not values.null_count() else values.fill_null(values.min() or 0).to_numpy()
     known = np.sort(values.drop_nulls().unique().to_numpy())
     codes = np.searchsorted(known, filled) + 1
@@ -46,7 +46,7 @@ def dense(values: pl.Series) -> Numbers:
 
 
 def by_key(frame: pl.DataFrame, keys: list[str]) -> tuple[Numbers, Numbers]:
-    """The order of a frame by its keys, and else as it is; and how many rows each key has, in this order."""
+    """The stable order of a frame by its keys; and how many rows each key has, in this order."""
     if not keys:
         return np.arange(len(frame)), np.array([len(frame)] if len(frame) else [], np.int64)
     groups = frame.select(*keys, pl.int_range(pl.len(), dtype=pl.Int64).alias("__place"))

@@ -1,7 +1,7 @@
-"""Rows folded before they reach their step: what comes from one place for one window travels as one row.
+"""Pre-aggregation before the shuffle: the rows of one task for one window travel as one row.
 
-That is possible where a window's place depends on nothing but the row, where every aggregate folds, and where nobody
-asks for the single rows: neither the trigger, nor `.late` for a row that may be too late.
+That is possible if a window's place depends on nothing but the row, every aggregate folds, and nothing needs the single
+rows: neither the trigger, nor `.late` for a row that may be too late.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from math import gcd
 import polars as pl
 
 from millstream.operators.accumulators import ARRIVED, TIME
-from millstream.operators.trigger_columns import can_finish
+from millstream.operators.triggers import can_finish
 from millstream.operators.window_assignment import ends, placed
 from millstream.operators.windowed import WindowedOperator
 from millstream.plan import triggers, windows
 from millstream.plan.nodes import PaneTime
 
 STRETCH = "__stretch"
-SLICES_MAX = 4  # to a step of a sliding window
+SLICES_MAX = 4  # per step of a sliding window
 
 
 def _slices(window: windows.Sliding) -> windows.Fixed | None:
-    """Pieces of time of which each lies wholly inside or outside of every window; None if they would be too small."""
+    """Slices of time that each lie wholly inside or outside of every window; None if they would be too small."""
     size, every = windows.microseconds(window.size), windows.microseconds(window.every)
     slice_us = gcd(size, every)
     if size <= every or every > SLICES_MAX * slice_us:
@@ -33,7 +33,7 @@ def _slices(window: windows.Sliding) -> windows.Fixed | None:
 
 
 def _are_stretches(operator: WindowedOperator) -> bool:
-    """Whether rows of a session may be folded before they meet the others: nobody gives single ones back."""
+    """Whether rows of a session can be folded before they reach the others: no single rows are needed later."""
     window = operator.node.window
     return isinstance(window, windows.Sessions) and window.time == "event" and not operator.keeps_rows
 
@@ -61,9 +61,9 @@ class Partials:
         )
 
     def folded(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows with keys, arguments, time and weight, none of them without a time, as one row per key and window.
+        """Rows with keys, arguments, weight and a non-null time, as one row per key and window.
 
-        Of windows in processing time only the step knows the place: `timed` gives it to them.
+        For windows in processing time only the step knows the place: `timed` sets it.
         """
         made = [fold for accumulator in self._operator.folding for fold in accumulator.from_rows(rows)]
         made.append(pl.len().cast(pl.Int64).alias(ARRIVED))
@@ -83,13 +83,13 @@ class Partials:
         return parts.select(*keys, "start", end, pl.exclude(*keys, "start"))
 
     def _of_slices(self, folded: pl.DataFrame) -> pl.DataFrame:
-        """Windows, of slices of time that lie in several of them: few rows are multiplied, and not all."""
+        """Expands slices into the windows they belong to: a few slices are multiplied instead of all rows."""
         in_windows = placed(folded.sort("start").rename({"start": TIME}), self._window).drop("end", TIME)
         made = [fold for accumulator in self._operator.folding for fold in accumulator.merged(in_windows)]
         return in_windows.group_by([*self._operator.keys, "start"]).agg(*made, pl.col(ARRIVED).sum())
 
     def _stretches(self, rows: pl.DataFrame, made: list[pl.Expr], gap: int) -> pl.DataFrame:
-        """Rows that follow one another within the gap, as one: they are of one session, whatever else is."""
+        """Merges rows that follow one another within the gap: they certainly belong to one session."""
         keys = self._operator.keys
         rows = rows.sort(*keys, TIME, maintain_order=True)
         parted = [pl.col(key).ne_missing(pl.col(key).shift()) for key in keys]
@@ -99,7 +99,7 @@ class Partials:
         return stretches.agg(*(pl.col(key).first() for key in keys), *spans, *made).drop(STRETCH)
 
     def timed(self, parts: pl.DataFrame, now: int) -> pl.DataFrame:
-        """Parts in the windows they belong to, for a step at a processing time."""
+        """Assigns windows to parts, for a step at a processing time."""
         if not self._by_clock:
             return parts
         in_windows = placed(parts.with_columns(pl.lit(now, pl.Int64).alias(TIME)), self._window).drop(TIME)
@@ -111,7 +111,7 @@ class Partials:
         return rows.select(made) if len(rows) else rows.select(made).clear()
 
     def joined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Parts of several places as one row per key and window."""
+        """Merges parts of several tasks into one row per key and window."""
         if len(parts) == 1:
             return parts[0]
         if isinstance(self._window, windows.Sessions):

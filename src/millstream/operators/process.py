@@ -1,6 +1,6 @@
 """A user's function of each row and its key, over state that is one row per key.
 
-Rows become Python values by columns, a slice of a bundle at a time; a key's state is read and written once per bundle.
+Rows become Python values by column, one slice of a bundle at a time; a key's state is read and written once per bundle.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow as pa
 from millstream.errors import DamagedState
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.stateful import DEAD, INPUTS, SENT, PlainStep
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan import nodes
 from millstream.plan.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
 from millstream.plan.process import (
@@ -41,20 +41,22 @@ from millstream.state.tables import Marks
 
 KEYS = "keys"
 STATE, NEXT_EVENT, NEXT_CLOCK = "state", "next_event", "next_clock"
-"""Of each key: all that is kept, and when its first timers are due."""
+"""For each key: its state, and when its first timers are due."""
 SLICE_ROWS = 8_192
-"""Rows that are Python objects at one time."""
+"""How many rows exist as Python objects at one time."""
 
 
 class ProcessStep(PlainStep):
-    """A user's function between the streams before and after it."""
+    """A step that calls a user's function."""
 
     def __init__(self, node: nodes.Process) -> None:
         self.node = node
         self.keys = [f"key.{name}" for name in node.keys]
         self.nothing = {INPUTS[0]: self.fed(elementwise.frame_of([], node.inputs[0]), 0)}
         self.around = around(node)
-        self.copied = _deeply if any(pa.types.is_nested(field.type) for field in node.schema.arrow) else _shallowly
+        self.copied = (
+            _deep_copy if any(pa.types.is_nested(field.type) for field in node.schema.arrow) else _shallow_copy
+        )
 
     def tables(self) -> Frames:
         kinds = {key: self.nothing[INPUTS[0]].schema[key] for key in self.keys}
@@ -63,7 +65,7 @@ class ProcessStep(PlainStep):
         }
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
-        """The whole row, its keys, its time, and its place in the order of arrival."""
+        """The whole row, its keys, its time, and its position in order of arrival."""
         keys = [rows[name].alias(key) for name, key in zip(self.node.keys, self.keys, strict=True)]
         order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
         return pl.DataFrame([rows.select(self.node.inputs[0].schema.names).to_struct(ROW), *keys, rows[TIME], order])
@@ -82,7 +84,7 @@ class ProcessStep(PlainStep):
         return {KEYS: bundle.kept()}, {SENT: sent, DEAD: bundle.dead_letters()}
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
-        # A timer that waits is ahead of the watermark, so what it will send needs no hold.
+        # A pending timer is ahead of the watermark, so its output needs no hold.
         return {KEYS: Marks(pl.col(NEXT_EVENT), pl.col(NEXT_CLOCK))}
 
 
@@ -95,14 +97,14 @@ class _Bundle:
         self.sent: list[Any] = []
         self.times: list[int | None] = []
         self.sources: list[int] = []
-        """For each row sent, the number of the row or the firing that it comes from: rows first, then firings."""
+        """For each emitted row, the number of the row or timer that emitted it: rows first, then timers."""
         self.firings: dict[int, tuple[dict[str, Any], int | None]] = {}
         self.dead: dict[int, dict[str, Any]] = {}
         self.around.now = clock.now
         self._group()
 
     def _group(self) -> None:
-        """Numbers the keys, those that are held first, and reads the state of those that are called."""
+        """Numbers the keys, held ones first, and reads the state of those that are called."""
         names = self.step.keys
         both = pl.concat([self.held.select(names), self.rows.select(names)], how="vertical_relaxed")
         self.groups = both.with_row_index("__place").group_by(names, maintain_order=True).agg("__place")
@@ -142,10 +144,10 @@ class _Bundle:
             raise DamagedState(
                 f"the state of a key cannot be read: {why}",
                 where=f"step '{self.node.name}'",
-                next_step="start the job from an older checkpoint, or without one from the beginning of its topics",
+                next_step="restart the job from an older checkpoint, or without one from the beginning of its topics",
             ) from why
 
-    # ------------------------------------------------------------ calling
+    # ------------------------------------------------------------ calls
 
     def call_for_rows(self) -> None:
         self.around.watermark = self.around.late_before = self.clock.watermark_before
@@ -164,9 +166,9 @@ class _Bundle:
                     if made is None:
                         continue
                     rows = rows_given(made, copied)
-                except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
+                except Exception as error:  # whatever a user's function raises: the row becomes a dead letter
                     _undo(key, state)
-                    self._row_died(place, f"{type(error).__name__}: {error}")
+                    self._send_dead_row(place, f"{type(error).__name__}: {error}")
                     continue
                 self._send(rows, place, time)
 
@@ -180,7 +182,7 @@ class _Bundle:
             self._fire(self.keys[number])
 
     def _fire(self, key: Key) -> None:
-        """Calls for the timers of a key until none is due, for those too that are set meanwhile."""
+        """Fires the timers of a key until none is due, including those set meanwhile."""
         fired = 0
         while due := _due(key, self.clock):
             for kind, tag in due:
@@ -188,7 +190,7 @@ class _Bundle:
                 if fired > FIRINGS_MAX:
                     raise endless(key, self.node, tag)
                 self._fire_one(key, kind, tag)
-                if EVENT in key._before or CLOCK in key._before:  # what is due has changed
+                if EVENT in key._before or CLOCK in key._before:  # the due timers have changed
                     break
 
     def _fire_one(self, key: Key, kind: int, tag: str) -> None:
@@ -203,9 +205,9 @@ class _Bundle:
         self.firings[number] = timer_values(key, kind, tag, due), time
         try:
             rows = rows_given(self.node.on_timer(tag, EPOCH + due * MICROSECOND, key), self.step.copied)
-        except Exception as error:  # whatever a user's function raises: the timer is kept as a dead letter
+        except Exception as error:  # whatever a user's function raises: the timer becomes a dead letter
             _undo(key, state)
-            self._died(number, *self.firings[number], f"timer '{tag}': {type(error).__name__}: {error}")
+            self._send_dead_letter(number, *self.firings[number], f"timer '{tag}': {type(error).__name__}: {error}")
             return
         self._send(rows, number, time)
 
@@ -214,23 +216,23 @@ class _Bundle:
         self.times += [time] * len(rows)
         self.sources += [source] * len(rows)
 
-    # ------------------------------------------------------------ failing
+    # ------------------------------------------------------------ failures
 
-    def _row_died(self, place: int, reason: str) -> None:
+    def _send_dead_row(self, place: int, reason: str) -> None:
         row = self.rows[place : place + 1]
-        self._died(place, _dicts(row, self.node.inputs[0].schema)[0], row[TIME][0], reason)
+        self._send_dead_letter(place, _dicts(row, self.node.inputs[0].schema)[0], row[TIME][0], reason)
 
-    def _died(self, source: int, values: dict[str, Any], time: int | None, reason: str) -> None:
+    def _send_dead_letter(self, source: int, values: dict[str, Any], time: int | None, reason: str) -> None:
         letter = dead_letter_values(values, f"{self.node.name}: {reason}", self.clock.now)
         self.dead[source] = {**letter, TIME: time, WEIGHT: 1}
 
     def dead_letters(self) -> pl.DataFrame:
         return elementwise.frame_of([self.dead[source] for source in sorted(self.dead)], None)
 
-    # ------------------------------------------------------------ what comes of it
+    # ------------------------------------------------------------ results
 
     def sent_rows(self) -> pl.DataFrame:
-        """What was sent; of a row or a timer with a result that does not fit, nothing is."""
+        """The emitted rows; if any result of a row or timer does not fit, none of its results are emitted."""
         batch, failures = rows_to_batch(self.sent, self.node.schema)
         frame = pl.from_arrow(pa.Table.from_batches([batch]))
         assert isinstance(frame, pl.DataFrame)
@@ -242,16 +244,16 @@ class _Bundle:
         frame = frame.with_columns(times, pl.lit(1, pl.Int32).alias(WEIGHT))
         if not failures:
             return frame
-        for failure in reversed(failures):  # the first of a source is what is said
+        for failure in reversed(failures):  # the first failure of each is reported
             source, reason = self.sources[failure.index], f"ValueError: {failure.reason}"
             if source in self.firings:
-                self._died(source, *self.firings[source], reason)
+                self._send_dead_letter(source, *self.firings[source], reason)
             else:
-                self._row_died(source, reason)
+                self._send_dead_row(source, reason)
         return frame.filter(pl.Series([self.sources[place] not in self.dead for place in kept], dtype=pl.Boolean))
 
     def kept(self) -> pl.DataFrame:
-        """The state of all keys that were held or called, but for those with nothing to keep."""
+        """The state of all keys that were held or called, except empty ones."""
         numbers, states, event, clock = [], [], [], []
         for number, key in self.keys.items():
             parts = _parts(key)
@@ -275,7 +277,7 @@ class _Bundle:
 
 
 def _due(key: Key, clock: Clock) -> list[tuple[int, str]]:
-    """Timers that are due: those in event time before those in processing time, by time, then as they were set."""
+    """Timers that are due: event time before processing time, by time, then in the order they were set."""
     found = []
     for kind, reached in ((EVENT, clock.watermark), (CLOCK, clock.now)):
         if timers := key._timers[kind]:
@@ -285,7 +287,7 @@ def _due(key: Key, clock: Clock) -> list[tuple[int, str]]:
 
 
 def _undo(key: Key, state: dict[str, Any]) -> None:
-    """Makes a key what it was before the row: its state, and the lists, maps and timers that the row asked for."""
+    """Restores a key to before the row: its state, and the lists, maps and timers that the row used."""
     key.state = state
     for place, before in key._before.items():
         if place in (EVENT, CLOCK):
@@ -296,7 +298,7 @@ def _undo(key: Key, state: dict[str, Any]) -> None:
 
 
 def _parts(key: Key) -> list[dict[str, Any]]:
-    """What is kept for a key, without empty parts at the end: an empty list for a key of which nothing is."""
+    """The stored values of a key, without empty ones at the end: an empty list if there is nothing to store."""
     lists = {name: held for name, held in key._lists.items() if held} if key._lists else {}
     maps = {name: held for name, held in key._maps.items() if held} if key._maps else {}
     parts = [key.state, lists, maps, *key._timers]
@@ -322,7 +324,7 @@ def _dicts(rows: pl.DataFrame, schema: Schema) -> list[dict[str, Any]]:
 
 
 def _values(column: pl.Series, kind: pa.DataType) -> list[Any]:
-    """The values of a column as Python objects, as `batch_to_rows` gives them."""
+    """The values of a column as Python objects, as in `batch_to_rows`."""
     types = pa.types
     if types.is_timestamp(kind) and kind.tz:
         instants = column.cast(pl.Int64).to_list()
@@ -333,16 +335,16 @@ def _values(column: pl.Series, kind: pa.DataType) -> list[Any]:
     return column_to_values(whole, python_values, python_values)
 
 
-def _shallowly(row: Any) -> Any:
-    """A row as it is now, whatever the function changes later."""
+def _shallow_copy(row: Any) -> Any:
+    """A copy of a row, unaffected by later changes of the function."""
     return row.copy() if row.__class__ is dict else row
 
 
-def _deeply(value: Any) -> Any:
-    """The same for a row with lists and dicts in it."""
+def _deep_copy(value: Any) -> Any:
+    """The same for a row with lists and dicts."""
     kind = value.__class__
     if kind is dict:
-        return {name: _deeply(part) for name, part in value.items()}
+        return {name: _deep_copy(part) for name, part in value.items()}
     if kind is list or kind is tuple:
-        return [_deeply(part) for part in value]
+        return [_deep_copy(part) for part in value]
     return value if kind in ATOMS else copy.deepcopy(value)

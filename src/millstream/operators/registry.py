@@ -1,4 +1,4 @@
-"""Which step does the work of which node that keeps state."""
+"""The step that implements each stateful node."""
 
 from __future__ import annotations
 

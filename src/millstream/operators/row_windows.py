@@ -1,4 +1,4 @@
-"""Windows that rows open and close: each row gets the numbers of its windows, counted by key."""
+"""Windows that are opened and closed by rows: each row gets the numbers of its windows, counted by key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from millstream.plan.windows import Window
 
 
 class RowWindows:
-    """`counters` has for each key how many rows came, the number of the open window and the value that opened it."""
+    """`counters` has for each key how many rows arrived, the number of the open window and the value that opened it."""
 
     def __init__(self, window: Window, keys: list[str], given: pl.Schema) -> None:
         self._window = window
         self._keys = keys
-        # The value that opened a `delta` window is kept in its own type: a float would blur decimals and large longs.
+        # The value that opened a `delta` window keeps its own type: a float would lose digits of decimals and large
+        # longs.
         self._value_type = given.get("window.delta", pl.Null())
         by = {name: given[name] for name in keys} or {"__one": pl.Int32()}
         self.no_counters = pl.DataFrame(
@@ -24,7 +25,7 @@ class RowWindows:
         )
 
     def numbered(self, rows: pl.DataFrame, counters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-        """Rows with the numbers of their windows, the counters after them, and per key which windows are complete."""
+        """Rows with the numbers of their windows, the counters after them, and the complete windows of each key."""
         window = self._window
         by = self._keys or ["__one"]
         rows = rows if self._keys else rows.with_columns(__one=pl.lit(0))
@@ -63,7 +64,7 @@ class RowWindows:
         return rows, counters, finished
 
     def _by_delta(self, rows: pl.DataFrame, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Each window begins where the last one ended, so this goes row by row."""
+        """Each window starts where the last one ended, so this goes row by row."""
         assert isinstance(self._window, windows.DeltaWindow)
         state: dict[tuple[Any, ...], tuple[int, Any]] = {}
         numbers = []

@@ -1,4 +1,4 @@
-"""Windows that grow with their rows: a row joins the sessions it touches into one."""
+"""Windows that grow with their rows: a row merges the sessions it touches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from millstream.plan import windows
 from millstream.plan.windows import microseconds
 
 if TYPE_CHECKING:
-    from millstream.operators.windowed import Clock, WindowedOperator
+    from millstream.operators.clock import Clock
+    from millstream.operators.windowed import WindowedOperator
 
 
 class Sessions:
@@ -21,14 +22,14 @@ class Sessions:
         self._gap = microseconds(window.gap)
 
     def put(self, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Windows after some rows, and those of the rows that came too late."""
+        """Windows after some rows, and the late rows."""
         operator = self._operator
         end = ends(pl.col(TIME) + self._gap)
         rows, held = in_sessions(operator.keys, rows, pl.col(TIME), end, held)
         untouched = held.filter(~pl.col("touched")).select(operator.columns(arrived=False))
         held = held.filter("touched")
 
-        expired = operator.expiry(pl.col("end")) <= clock.watermark_before
+        expired = operator.is_expired(clock)
         late = [operator.late(rows.filter(expired), "expired")]
         rows = rows.filter(~expired)
         closed = held.filter("closed").select("session").unique()
@@ -54,11 +55,11 @@ class Sessions:
         return pl.concat([untouched, state], how="vertical_relaxed"), pl.concat(late)
 
     def put_partials(self, held: pl.DataFrame, partials: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, int]:
-        """Stretches of rows that were folded on their way: a stretch is late, or not, as a whole."""
+        """Pre-aggregated stretches of rows: a stretch is late, or not, as a whole."""
         operator = self._operator
         partials, held = in_sessions(operator.keys, partials, pl.col("start"), pl.col("end"), held)
         untouched = held.filter(~pl.col("touched")).select(operator.columns(arrived=False))
-        expired, partials = split(partials, operator.expiry(pl.col("end")) <= clock.watermark_before)
+        expired, partials = split(partials, operator.is_expired(clock))
         made = [fold for accumulator in operator.folding for fold in accumulator.merged(partials)]
         nobody = pl.lit(None, pl.Int64)
         news = partials.group_by(operator.identity, maintain_order=True).agg(*made, pl.col(ARRIVED).sum())
@@ -67,7 +68,7 @@ class Sessions:
         return pl.concat([untouched, state], how="vertical_relaxed"), int(expired[ARRIVED].sum())
 
     def _folded(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        """Old sessions and new ones that touch them as one; a session that did not grow stays what it was."""
+        """Merges old and new sessions that touch; a session that did not grow is unchanged."""
         operator = self._operator
         if news.is_empty():
             return held.select(operator.columns(arrived=False))

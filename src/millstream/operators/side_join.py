@@ -1,4 +1,4 @@
-"""A stream joined with rows that are known beforehand: each row by itself, and nothing is kept."""
+"""Joins a stream with static rows: row by row and stateless."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 from millstream.plan.table_nodes import SideJoin
 
 _prepared: WeakKeyDictionary[SideJoin, tuple[pl.DataFrame, Any]] = WeakKeyDictionary()
-"""Of each join, its side as it is searched and the types of its columns, made once in a process."""
+"""For each join, its side prepared for lookups and the types of its columns; cached per process."""
 
 
 def side_join(frame: pl.DataFrame, node: SideJoin) -> pl.DataFrame:
-    """Of the columns that are only passed on, some may not be there: nobody looks at them later."""
+    """Columns that are only passed on may be missing: no later step uses them."""
     prepared = _prepared.get(node)
     if prepared is None:
         prepared = _prepared[node] = _searched(node), dict(_frame(node.schema.arrow.empty_table()).schema)
@@ -32,12 +32,12 @@ def side_join(frame: pl.DataFrame, node: SideJoin) -> pl.DataFrame:
 
 
 def wide(column: pl.Series) -> pl.Series:
-    """Whole numbers of whichever size, as of one size: as keys they are compared with one another."""
+    """Integers of any width as one type: keys are compared with one another."""
     return column.cast(pl.Int64) if column.dtype.is_integer() else column
 
 
 def _searched(node: SideJoin) -> pl.DataFrame:
-    """The rows that have keys, each with its keys and the columns it gives."""
+    """The rows with non-null keys, each with its keys and output columns."""
     rows = _frame(node.rows)
     own = [wide(rows[other]).alias(key) for key, (_, other) in zip(_keys(node), node.on, strict=True)]
     if node.how in ("semi", "anti"):

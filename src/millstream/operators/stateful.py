@@ -1,4 +1,4 @@
-"""A stateful step of a plan, wherever its state is kept: what it is fed, what it holds, what it sends.
+"""A stateful step of a plan, independent of where its state is stored: its input, its state, its output.
 
 `local.py` keeps the tables of such a step in memory, Spark in sorted runs; the step does not know which.
 """
@@ -13,11 +13,12 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import HIDDEN, computed
 from millstream.operators.partials import Partials
-from millstream.operators.trigger_columns import can_finish
+from millstream.operators.triggers import can_finish
 from millstream.operators.window_assignment import instant
-from millstream.operators.windowed import Clock, Frames, WindowedOperator
+from millstream.operators.windowed import WindowedOperator
 from millstream.plan import nodes
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node
@@ -25,10 +26,11 @@ from millstream.plan.windows import microseconds
 from millstream.state.tables import Marks
 
 SENT, LATE, DEAD, LOST = "sent", "late", "dead", "lost"
-"""What a stateful step sends: its stream and its side outputs, each a frame with a time and a weight; and a count."""
+"""The outputs of a stateful step: its stream and its side outputs, each a frame with a time and a weight; and a count.
+"""
 
 INPUTS = ("rows", "others")
-"""What the rows of its first input are called, and those of its second."""
+"""The names of its first and second input."""
 PARTIALS = "partials"
 
 NO_MARKS = Marks(pl.lit(None, pl.Int64), pl.lit(None, pl.Int64))
@@ -36,55 +38,56 @@ NO_MARKS = Marks(pl.lit(None, pl.Int64), pl.lit(None, pl.Int64))
 
 class Stateful(Protocol):
     keys: list[str]
-    """The key columns, as they are called in what it is fed, from whichever input, and in every table of state."""
+    """The key columns, as they are named in its inputs and in every table of state."""
 
     own_keys: Mapping[str, list[str]]
-    """Tables of state whose rows are found by columns of their own. What is found in one stays, unless another row of
-    the same key is put in its place."""
+    """Tables of state whose rows are found by their own columns. Rows that were looked up stay, unless another row of
+    the same key replaces them.
+    """
 
     nothing: Frames
-    """By input, what it is fed when no rows come."""
+    """For each input, an empty frame."""
 
     def tables(self) -> Frames:
         """The tables of state, empty."""
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
-        """What the step takes of the rows of an input; `first` is the number of the first in order of arrival."""
+        """The step's input from the rows of a stream; `first` is the arrival number of the first row."""
 
     def folded(
         self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
     ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
-        """What can be folded of the rows before they come here, and the rest as it is fed.
+        """Pre-aggregates rows where possible; the others are fed as they are.
 
         The watermark of this step is not beyond `watermark` now.
         """
 
     def joined(self, partials: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """What was folded here and there, folded together."""
+        """Merges pre-aggregates of several tasks."""
 
     def clock(self, clock: Clock) -> Clock:
         """The clock as this step sees it."""
 
     def asked(self, inputs: Frames) -> Frames:
-        """By table, the rows whose keys are to be looked up; all rows that are kept or added must be of such keys."""
+        """By table, the rows whose keys are looked up; all rows that are kept or added must have such keys."""
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        """What takes the place of what was held, and what is sent (`sent`, and `late` or `dead`).
+        """The new state that replaces what was held, and the output (`sent`, and `late` or `dead`).
 
-        Held are, of each table, all rows of the keys asked for, and the rows that are due; of the keys of these there
-        may be all rows or only some. A table that is not named in what takes the place stays as it is, and so
-        do the rows of a table with keys of its own that have no new one.
+        Held are all rows of the requested keys, by table, and the rows that are due; keys that are only due may have
+        all their rows or only some. A table that is not named in the new state stays as it is, and so do the rows of a
+        table with its own keys that have no replacement.
         """
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
-        """By table, how to mark its rows after a step."""
+        """By table, the marks of its rows after a step."""
 
 
 NO_OWN_KEYS: Mapping[str, list[str]] = MappingProxyType({})
 
 
 class PlainStep:
-    """A step that folds nothing beforehand and sees the clock as it is."""
+    """A step without pre-aggregation that sees the clock as it is."""
 
     own_keys = NO_OWN_KEYS
 
@@ -104,12 +107,12 @@ class PlainStep:
 
 
 class WindowedStep:
-    """A windowed aggregation between the streams before and after it."""
+    """A windowed aggregation."""
 
     own_keys = NO_OWN_KEYS
 
     def __init__(self, node: nodes.WindowedAggregate, *, whole_rows: bool = True) -> None:
-        """Without `whole_rows` nobody takes the rows that come too late, and they are only counted."""
+        """Without `whole_rows`, late rows are only counted, because no step reads `.late`."""
         self.node = node
         self._whole_rows = whole_rows or (node.window.merges and can_finish(node.trigger))
         self._in_processing_time = getattr(node.window, "time", "event") == "processing"
@@ -136,7 +139,7 @@ class WindowedStep:
     def folded(
         self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
     ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
-        """What can be folded before it comes here: no row after the watermark is too late."""
+        """Pre-aggregates rows after the watermark: they cannot be late."""
         if self.partials is None:
             return None, self.fed(rows, first)
         known = rows[TIME].is_not_null() if not self._in_processing_time else pl.repeat(True, len(rows), eager=True)
@@ -157,7 +160,7 @@ class WindowedStep:
     def clock(self, clock: Clock) -> Clock:
         if not self._in_processing_time:
             return clock
-        # The processing time is the watermark; at the end of time it ends too.
+        # The processing time is the watermark; it ends with the end of time.
         before = END if clock.watermark_before >= END else clock.now_before
         after = END if clock.watermark >= END else clock.now
         return Clock(before, after, clock.now_before, clock.now)
@@ -167,7 +170,7 @@ class WindowedStep:
         return {"windows": of_keys(self.keys, inputs), "counters": fed if self.operator.by_rows else fed.clear()}
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        if self._in_processing_time:  # a row's time is when it came
+        if self._in_processing_time:  # a row's time is its time of arrival
             inputs = {**inputs, "rows": inputs["rows"].with_columns(pl.lit(clock.now, pl.Int64).alias(TIME))}
             if PARTIALS in inputs and self.partials is not None:
                 inputs = {**inputs, PARTIALS: self.partials.timed(inputs[PARTIALS], clock.now)}
@@ -192,7 +195,7 @@ class WindowedStep:
         return panes.select(columns).cast(self._types)
 
     def _late_rows(self, late: pl.DataFrame) -> pl.DataFrame:
-        """The rows as they came, with the window that lost them and the reason."""
+        """The original rows, with the window that rejected them and the reason."""
         start, end = (instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
         span = pl.when(pl.col("window").is_not_null()).then(pl.struct(start, end)).alias("window")
         rows, said = late.select(pl.col(ROW).struct.unnest()), late.select(span, "reason")
@@ -201,17 +204,17 @@ class WindowedStep:
 
 
 def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:
-    """What does the work of a node that keeps state; None for one that does not."""
+    """The step of a stateful node; None for a stateless one."""
     if isinstance(node, nodes.WindowedAggregate):
         return WindowedStep(node, whole_rows=whole_rows)
     if not node.keeps_state:
         return None
-    from millstream.operators.registry import STEPS  # which need what is above
+    from millstream.operators.registry import STEPS  # imports this module
 
     return STEPS[type(node)](node)
 
 
 def of_keys(keys: list[str], inputs: Frames) -> pl.DataFrame:
-    """The keys of all that came."""
+    """The keys of all inputs."""
     came = [frame for frame in inputs.values() if len(frame)] or list(inputs.values())
     return came[0] if len(came) == 1 or not keys else pl.concat([frame.select(keys) for frame in came])

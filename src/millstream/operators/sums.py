@@ -1,11 +1,11 @@
-"""Sums of whole numbers and of decimals are exact, however large they grow on the way.
+"""Sums of integers and decimals are exact, however large they grow in between.
 
-A sum is kept as two columns, `sum` and `carry`: it is `sum + carry * base`, and `carry` is 0 as long as the sum fits
-its type. Only a sum that is sent has to fit; until then, later rows and retractions may bring it back into range, and
-the result does not depend on how the rows were cut into bundles.
+A sum is stored as two columns, `sum` and `carry`: it is `sum + carry * base`, and `carry` is 0 as long as the sum fits
+its type. Only an emitted sum has to fit; until then, later rows and retractions may bring it back into range, and the
+result does not depend on how rows were bundled.
 
-Adding in 128 bits takes longer than adding in 64. So the largest of the numbers is looked at first: if even their count
-times that fits, they are added as they are.
+Adding in 128 bits is slower than in 64. So the largest number is checked first: if their count times that fits, they
+are added directly.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ LIMB = 10**19
 
 
 class Exact(Protocol):
-    """How numbers of a type are added without loss: as limbs, each of which can be added by itself."""
+    """How numbers of a type are added without loss: as limbs that are added separately."""
 
     largest: int
-    """The largest sum that is represented without a carry."""
+    """The largest sum without a carry."""
 
     def bound(self, values: pl.Series) -> int:
         """No value is larger than this, whatever its sign."""
 
     def narrow(self, value: pl.Expr) -> pl.Expr:
-        """A value as it is added where the sum is known to fit."""
+        """A value as it is added if the sum is known to fit."""
 
     def limbs(self, value: pl.Expr) -> list[pl.Expr]:
-        """A value in parts."""
+        """A value split into limbs."""
 
     def kept_limbs(self, total: pl.Expr, carry: pl.Expr) -> list[pl.Expr]:
-        """The parts of what was kept of a sum."""
+        """A stored sum split into limbs."""
 
     def kept(self, limbs: Sequence[pl.Expr]) -> tuple[pl.Expr, pl.Expr]:
-        """What is kept of a sum: itself if it fits, and its carry."""
+        """The stored form of a sum: its value if it fits, and its carry."""
 
     def value(self, total: int | Decimal, carry: int) -> int | Decimal:
         """The sum itself."""
 
 
 class WholeNumbers:
-    """The sum is kept modulo 2**64."""
+    """The sum is stored modulo 2**64."""
 
     largest = 2**63 - 1
     _base = 2**64
@@ -58,7 +58,7 @@ class WholeNumbers:
         return 2**31 if values.dtype in (pl.Int8, pl.Int16, pl.Int32) else _largest(values)
 
     def narrow(self, value: pl.Expr) -> pl.Expr:
-        return value.cast(pl.Int64)  # polars would add narrow numbers up in their own width
+        return value.cast(pl.Int64)  # polars would add narrow numbers in their own width
 
     def limbs(self, value: pl.Expr) -> list[pl.Expr]:
         return [value.cast(WIDE)]
@@ -75,7 +75,7 @@ class WholeNumbers:
 
 
 class Decimals:
-    """The sum is kept modulo 10**38 of its smallest unit; it has the sign of its carry, if there is one."""
+    """The sum is stored modulo 10**38 of its smallest unit; it has the sign of its carry, if any."""
 
     largest = 10**DIGITS_MAX - 1
 
@@ -120,16 +120,16 @@ def exact(kind: pl.DataType) -> Exact | None:
 
 
 class ExactSum:
-    """The expressions of a sum over the rows of a frame, or over what was kept of several sums."""
+    """The expressions of a sum over the rows of a frame, or over several stored sums."""
 
     def __init__(self, numbers: Exact, total: str, carry: str, weight: str | None) -> None:
-        """`total` and `carry` are the columns that are kept; `weight` is that of rows that may be retracted."""
+        """`total` and `carry` are the stored columns; `weight` is that of rows that may be retracted."""
         self._numbers = numbers
         self._total, self._carry = total, carry
         self._weight = weight
 
     def from_rows(self, value: str, rows: pl.DataFrame, add: Callable[[pl.Expr], pl.Expr]) -> tuple[pl.Expr, pl.Expr]:
-        """The sum of a column, as `add` adds it up."""
+        """The sum of a column, computed with `add`."""
         numbers, column = self._numbers, pl.col(value)
         largest = numbers.bound(rows[value]) * (_largest(rows[self._weight]) if self._weight else 1)
         if len(rows) * largest <= numbers.largest:

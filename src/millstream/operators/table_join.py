@@ -1,12 +1,12 @@
-"""Two tables joined: as of any time, all that was sent adds up to the join of the tables then, however it came.
+"""Joins two tables: as of any time, the emitted changes add up to the join of the tables at that time.
 
-A change on one side is joined with the changes of the other side, old and new; weights are multiplied, and what comes
-of two changes holds from the later of their times. Which rows have a partner follows from a second, small table: of
-each key, when it gets its first row and when it loses its last one. A join with it gives the rows that have a partner;
-all others are the difference.
+A change on one side is joined with the changes of the other side, old and new; weights are multiplied, and the result
+is valid from the later of the two times. A second, small table tells which rows have a partner: for each key, when it
+gets its first row and when it loses its last one. Joining with it gives the rows that have a partner; the others are
+the difference.
 
-Of each side its changes are held, each with the time from which it holds. Nobody can ask for a time before the
-watermark any more: what changed up to it has always held, and what was taken back up to it is gone.
+Each side is stored as changes with the time from which they are valid. Nobody can ask for a time before the watermark
+any more: changes up to it have always been valid, and rows retracted up to it are gone.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.joining import SIDES, netted, singly
 from millstream.operators.keyed_rows import summed
 from millstream.operators.side_join import wide
 from millstream.operators.stateful import INPUTS, SENT, PlainStep, of_keys
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.table_nodes import Join, TableJoin
 from millstream.state.tables import Marks
 
 FOLDED_AT = "folded_at"
-"""Of a row that is taken back: when this and what put it there come to nothing."""
+"""For a retracted row: when it and its retraction cancel out."""
 PARTNER_TIME, PARTNER_WEIGHT = "__partner_time", "__partner_weight"
 PLACE, OWN_TIME, SAME = "__place", "__own_time", "__same"
 EVER: Any = pl.col(TIME).fill_null(BEGINNING)
-"""A change without a time has always held."""
+"""A change without a time has always been valid."""
 
 
 class JoinedSides(PlainStep):
-    """What joins with tables have in common: of a row, its keys stand in `key.<n>`, the rest in `left.` or `right.`."""
+    """Shared by joins with tables: a row has its keys in `key.<n>`, the rest in `left.` or `right.`."""
 
     def __init__(self, node: Join) -> None:
         self.node = node
@@ -54,7 +54,7 @@ class JoinedSides(PlainStep):
         }
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
-        """Its keys, its other columns, its time and its weight. In which order rows come makes no difference."""
+        """Its keys, its other columns, its time and its weight. The order of arrival does not matter."""
         keys = [wide(rows[pair[side]]).alias(key) for pair, key in zip(self.node.on, self.keys, strict=True)]
         chosen = set(self.rest[side])
         columns = [
@@ -65,7 +65,7 @@ class JoinedSides(PlainStep):
         return pl.DataFrame([*keys, *columns, rows[TIME], rows[WEIGHT]])
 
     def table(self, side: int, *more: str) -> pl.DataFrame:
-        """What is held of a side, empty."""
+        """The empty table of a side."""
         given = self.nothing[INPUTS[side]].schema
         types = {name: given[name] for name in (*self.keys, *self.rest[side])}
         return pl.DataFrame(schema={**types, TIME: pl.Int64, WEIGHT: pl.Int64, **dict.fromkeys(more, pl.Int64)})
@@ -85,7 +85,7 @@ class JoinedSides(PlainStep):
         return left if self.only_left else left + self.columns(1, self._types, there=side == 1 or other)
 
     def columns(self, side: int, types: dict[str, Any], *, there: bool = True) -> list[pl.Expr]:
-        """The columns of a side, as they are called outside; null, but for those that both sides name, if not there."""
+        """The columns of a side under their output names; without a row, null except for shared key columns."""
         made = []
         keys = {pair[side]: (key, pair) for key, pair in zip(self.keys, self.node.on, strict=True)}
         for name, column in (self.node.left, self.node.right)[side]:
@@ -102,7 +102,7 @@ class TableJoinStep(JoinedSides):
         super().__init__(node)
         how = node.how
         self._counted = (how in ("right", "full"), how in ("left", "full", "semi", "anti"))
-        """Of which side it matters when a key has rows."""
+        """For each side, whether it matters when a key has rows."""
 
     def tables(self) -> Frames:
         return {name: self.table(side, FOLDED_AT) for side, name in enumerate(SIDES)}
@@ -119,7 +119,7 @@ class TableJoinStep(JoinedSides):
             known = self.has_keys(rows)
             came.append(self.changes(rows.filter(known), side))
             lonely.append(self.changes(rows.filter(~known), side))
-        # Not beyond the watermark before: rows after this step may ask for any time since.
+        # Not past the previous watermark: rows after this step may ask for any time since.
         old = [_folded(held[name], clock.watermark_before).drop(FOLDED_AT) for name in SIDES]
         partners = [self._partners(old[side], came[side]) if self._counted[side] else None for side in (0, 1)]
         sent = []
@@ -157,11 +157,11 @@ class TableJoinStep(JoinedSides):
         return before, summed(pl.concat([after, gone]), [*keys, TIME], WEIGHT)
 
     def _alone(self, old: pl.DataFrame, came: pl.DataFrame, before: pl.DataFrame, turns: pl.DataFrame) -> pl.DataFrame:
-        """How the rows without a partner change: all that came, less those that have one."""
+        """Changes of the rows without a partner: all changes, minus those with one."""
         columns, keys = came.columns, self.keys
         numbered = came.with_row_index(PLACE).with_columns(pl.col(TIME).alias(OWN_TIME))
         found = _pairs(keys, numbered, pl.concat([before, turns]))
-        # Most have had a partner from their own time on: they are not sent and taken back again.
+        # Most have had a partner from their own time on: they are not emitted and retracted again.
         at_once = found[TIME] == found[OWN_TIME]
         less = found.filter(at_once).group_by(PLACE).agg(pl.col(WEIGHT).sum().alias(PARTNER_WEIGHT))
         rest = numbered.join(less, on=PLACE, how="left", maintain_order="left")
@@ -172,13 +172,13 @@ class TableJoinStep(JoinedSides):
         return pl.concat([rest.select(columns), *(rows.with_columns(-pl.col(WEIGHT)) for rows in later)])
 
     def _kept(self, side: int, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        """What is held of a side of all its changes: those of a row up to the watermark as one."""
+        """The stored changes of a side: those of a row up to the watermark merged."""
         columns = [*self.keys, *self.rest[side]]
         rows = _folded(rows, clock.watermark)
         twice = alike(rows, columns)
         merged = summed(rows.filter(twice), [*columns, TIME], WEIGHT)
-        # A row that is taken back goes once the watermark is there, and all its changes must be at hand then. Others
-        # with the same hash may come along.
+        # A retracted row is dropped once the watermark has passed, and all its changes must be held then. Others with
+        # the same hash may be included.
         goes = pl.when((pl.col(WEIGHT) < 0) & (pl.col(TIME) > BEGINNING)).then(TIME)
         same = merged.select(columns).hash_rows().alias(SAME)
         merged = merged.with_columns(same).with_columns(goes.min().over(SAME).alias(FOLDED_AT)).drop(SAME)
@@ -186,7 +186,7 @@ class TableJoinStep(JoinedSides):
         return pl.concat([single, merged.select(single.columns)])
 
     def _sent(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Equal rows as one, what is taken back first."""
+        """Merges equal rows, retractions first."""
         time = pl.when(pl.col(TIME) > BEGINNING).then(TIME).alias(TIME)
         twice = alike(rows, [*self._types, TIME])
         rows = pl.concat([netted(rows.filter(twice)), singly(rows.filter(~twice))])
@@ -196,12 +196,12 @@ class TableJoinStep(JoinedSides):
 
 
 def alike(rows: pl.DataFrame, columns: list[str]) -> pl.Series:
-    """Which rows may be equal to another: only these need be compared column by column, which takes far longer."""
+    """Which rows may be equal to another: only these need the far slower comparison by column."""
     return rows.select(columns).hash_rows().is_duplicated()
 
 
 def _folded(changes: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Changes up to the watermark as if they had always held."""
+    """Changes up to the watermark as if they had always been valid."""
     if not (changes[TIME] > BEGINNING).any():
         return changes
     passed = pl.col(TIME) <= watermark
@@ -209,10 +209,10 @@ def _folded(changes: pl.DataFrame, watermark: int) -> pl.DataFrame:
 
 
 def _turns(keys: list[str], counts: pl.DataFrame) -> pl.DataFrame:
-    """When each key gets rows, and when it no longer has any, given how the number of its rows changes."""
+    """When each key gets rows, and when it loses the last one, from how its row count changes."""
     more = alike(counts, keys)
     line = counts.filter(more).sort(TIME)
-    # One where there are rows, else nothing; and how much that is more than just before.
+    # 1 if there are rows, else 0; and the difference to just before.
     line = line.with_columns((pl.col(WEIGHT).cum_sum().over(keys) > 0).cast(pl.Int64).alias(WEIGHT))
     line = line.with_columns(pl.col(WEIGHT) - pl.col(WEIGHT).shift(1, fill_value=0).over(keys))
     once = counts.filter(~more & (counts[WEIGHT] > 0)).with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
@@ -222,7 +222,7 @@ def _turns(keys: list[str], counts: pl.DataFrame) -> pl.DataFrame:
 def _joined(
     keys: list[str], old: pl.DataFrame, came: pl.DataFrame, others: pl.DataFrame, others_came: pl.DataFrame
 ) -> pl.DataFrame:
-    """How the pairs change: what came, with all there is on the other side; what was there, with what came there."""
+    """Changes of the pairs: new changes with everything on the other side, and old ones with what is new there."""
     columns = others_came.columns
     parts = [_pairs(keys, came, pl.concat([others.select(columns), others_came]))]
     if len(others_came) and len(old):

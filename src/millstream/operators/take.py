@@ -1,12 +1,12 @@
-"""The first rows of a stream, or of each key: what is kept is how many were sent."""
+"""The first rows of a stream, or of each key: the state is how many were emitted."""
 
 from __future__ import annotations
 
 import polars as pl
 
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.keyed_rows import KeyedRows
 from millstream.operators.stateful import INPUTS, NO_MARKS, SENT
-from millstream.operators.windowed import Clock, Frames
 from millstream.plan import table_nodes
 from millstream.state.tables import Marks
 
@@ -20,7 +20,7 @@ class TakeStep(KeyedRows):
         super().__init__(node, node.keys)
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
-        """Only rows that might be sent: of those that come together, no more of a key than are wanted at all."""
+        """Only rows that might be emitted: of those that arrive together, at most the limit per key."""
         if not self.node.keys:
             return super().fed(rows.head(self.count), first, side)
         place = pl.int_range(pl.len()).over(self.node.keys)

@@ -1,4 +1,4 @@
-"""Which windows rows belong to, for whole frames: adds `start` and `end`, one row for every window a row is in."""
+"""Assigns windows to whole frames: adds `start` and `end`, one row for every window a row is in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def placed(rows: pl.DataFrame, window: windows.Window) -> pl.DataFrame:
         window = windows.Sliding(window.size, window.size, window.offset, window.time)
     assert isinstance(window, windows.Sliding)
     size, every, offset = map(microseconds, (window.size, window.every, window.offset))
-    # Floor division of polars rounds towards minus infinity, so windows before 1970 are like any other.
+    # Floor division in polars rounds towards minus infinity, so windows before 1970 work like any other.
     rows = rows.with_columns(start=(pl.col(TIME) - offset) // every * every + offset)
     several = -(-size // every)
     if several > 1:
@@ -38,7 +38,7 @@ def placed(rows: pl.DataFrame, window: windows.Window) -> pl.DataFrame:
 
 
 def ends(end: pl.Expr) -> pl.Expr:
-    """Where windows end: with the last instant there is at the latest."""
+    """Window ends, clamped to the last instant."""
     return pl.min_horizontal(end, pl.lit(LAST, pl.Int64))
 
 
@@ -52,7 +52,7 @@ def _in_calendar(rows: pl.DataFrame, window: windows.Calendar) -> pl.DataFrame:
 
 
 def _spans(unit: str, zone: ZoneInfo, times: Numbers) -> tuple[Numbers, Numbers]:
-    """Where the windows begin and end that some times lie in; those that none lies in may be millions."""
+    """The bounds of the calendar windows that some times lie in; empty windows may be millions."""
     ordered = np.sort(times)
     found, place = [], 0
     while place < len(ordered):
@@ -66,9 +66,9 @@ def _spans(unit: str, zone: ZoneInfo, times: Numbers) -> tuple[Numbers, Numbers]
 def in_sessions(
     keys: list[str], rows: pl.DataFrame, start: pl.Expr, end: pl.Expr, held: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Rows, and held sessions, with the sessions they are part of now.
+    """Rows, and held sessions, with the sessions they are now part of.
 
-    Sessions that touch are one: rows and old sessions in order of start, a new one where a gap is left.
+    Sessions that touch are merged: sorts rows and old sessions by start, and starts a new one after each gap.
     """
     spans = pl.concat(
         [
@@ -94,7 +94,7 @@ def in_sessions(
 
 
 def instant(name: str, value: pl.Expr | None = None) -> pl.Expr:
-    """A time as a timestamp: the nearest that there is."""
+    """A time as a timestamp, clamped to its range."""
     return (pl.col(name) if value is None else value).clip(FIRST, LAST).cast(pl.Datetime("us", "UTC")).alias(name)
 
 

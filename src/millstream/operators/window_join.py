@@ -1,7 +1,7 @@
-"""Two streams, joined window by window: rows wait in their windows, and one that is over is joined and sent, once.
+"""Joins two streams window by window: rows are buffered, and a complete window is joined and emitted once.
 
-A row of state is a row in one window. Sessions are made of the rows of both inputs together; a row with a null key
-meets no other, so it is a session of its own.
+A row of state is a row in one window. Sessions consist of the rows of both inputs together; a row with a null key
+matches nothing, so it is its own session.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.joining import LEFT, RIGHT, SIDES, WINDOW, Joining, Places, chosen, singly, span
+from millstream.operators.lateness import expiry, is_expired
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
 from millstream.operators.window_assignment import ends, placed
-from millstream.operators.windowed import Clock, Frames
-from millstream.plan.bundles import END
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import WindowJoin
 from millstream.plan.windows import Sessions, microseconds
@@ -33,10 +33,11 @@ class WindowJoinStep(PlainStep):
         self.keys = self.joining.keys
         self.nothing = {name: self.joining.no_rows(side) for side, name in enumerate(INPUTS)}
         self.none_late = self._untimed(self.nothing[INPUTS[LEFT]], LEFT)
-        self.expiry = pl.min_horizontal(pl.col(STOP) + microseconds(node.lateness), pl.lit(END, pl.Int64))
+        self.lateness = microseconds(node.lateness)
+        self.expiry = expiry(pl.col(STOP), self.lateness)
         self.changing = [given.is_changing for given in node.inputs]
         values = self.joining.values
-        # A row that can be taken back must be known again.
+        # A row that can be retracted must be identifiable.
         self.values = (values[LEFT], values[RIGHT] if self.changing[RIGHT] or not self.joining.is_half else [])
         self.keeps_null_keys = (
             self.joining.is_kept_alone[LEFT] or node.how == "anti",
@@ -80,7 +81,7 @@ class WindowJoinStep(PlainStep):
         over, kept = [], {}
         for side, name in enumerate(SIDES):
             rows = arrived[side]
-            expired = self.expiry <= clock.watermark_before
+            expired = is_expired(pl.col(STOP), self.lateness, clock)
             if len(too_late := rows.filter(expired)):
                 late.append(self._expired(too_late, side))
                 rows = rows.filter(~expired)
@@ -99,7 +100,7 @@ class WindowJoinStep(PlainStep):
         return self.joining.late(rows, side, span(), pl.lit("expired").alias("reason"))
 
     def _with_news(self, held: pl.DataFrame, rows: pl.DataFrame, side: int) -> pl.DataFrame:
-        """What is held and what comes; equal rows as one, if one can go."""
+        """Held and new rows; equal rows merged, if they can be retracted."""
         if rows.is_empty():
             return held
         if not self.keeps_null_keys[side]:
@@ -109,7 +110,7 @@ class WindowJoinStep(PlainStep):
             return both
         same = [name for name in held.columns if name != WEIGHT]
         summed = both.group_by(same, maintain_order=True).agg(pl.col(WEIGHT).sum()).select(held.columns)
-        # A session does not shrink when a row of it is taken back.
+        # A session does not shrink when one of its rows is retracted.
         return summed if self.node.window.merges else summed.filter(pl.col(WEIGHT) != 0)
 
     # ------------------------------------------------------------ sessions
@@ -117,13 +118,13 @@ class WindowJoinStep(PlainStep):
     def _in_sessions(
         self, rows: list[pl.DataFrame], held: list[pl.DataFrame], gap: int
     ) -> tuple[list[pl.DataFrame], list[pl.DataFrame]]:
-        """The rows that came and those held, in their sessions: what overlaps or touches is one."""
+        """New and held rows with their sessions: those that overlap or touch are merged."""
         rows = [frame.with_columns(pl.col(TIME).alias(START), ends(pl.col(TIME) + gap).alias(STOP)) for frame in rows]
         if not any(map(len, rows)):
             return rows, held
         frames = [*rows, *held]
         starts, stops = (np.concatenate([frame[name].to_numpy() for frame in frames]) for name in (START, STOP))
-        # A number that puts all times of a key before those of the next: then one pass over all keys finds the gaps.
+        # A number that sorts all times of a key before those of the next: then one pass over all keys finds the gaps.
         moments, places = np.unique(np.concatenate([starts, stops]), return_inverse=True)
         firsts = self._numbered(pl.concat([frame.select(self.keys) for frame in frames])) * len(moments)
         begin, end = firsts + places[: len(starts)], firsts + places[len(starts) :]
@@ -143,21 +144,21 @@ class WindowJoinStep(PlainStep):
         return merged[: len(rows)], merged[len(rows) :]
 
     def _numbered(self, keys: pl.DataFrame) -> Places:
-        """A number for each key, from 0; every row with a null in it has its own."""
+        """A number for each key, from 0; every row with a null key has its own."""
         known = keys.unique().with_row_index(PLACE)
         numbers = keys.join(known, on=self.keys, how="left", maintain_order="left")[PLACE].cast(pl.Int64)
         own = pl.int_range(len(known), len(known) + len(keys), eager=True)
         return numbers.zip_with(numbers.is_not_null(), own).to_numpy()
 
-    # ------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------ output
 
     def _joined(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
-        """The join of windows that are over."""
+        """The join of complete windows."""
         if left.is_empty() and right.is_empty():
             return self.joining.sent([])
-        if any(self.changing):  # a row that was taken back before it came never was
+        if any(self.changing):  # a row that was retracted before it arrived never existed
             left, right = (rows.filter(pl.col(WEIGHT) > 0) for rows in (left, right))
-        same = [*self.keys, START]  # in one key, windows that begin together are one
+        same = [*self.keys, START]  # in one key, windows with the same start are the same
         if self.joining.is_half:
             how: Literal["semi", "anti"] = "semi" if self.node.how == "semi" else "anti"
             return self._sent([self._with_window(left.join(right, on=same, how=how), self.joining.halves())])

@@ -1,12 +1,11 @@
 """Windowed aggregation on columns: one row of state per key and window, every rule of time an expression over it.
 
-A step puts the rows into their windows, folds them into the state, asks every window that was touched or is due once,
-and sends the panes. It sees only the state of the keys in its rows and what is due.
+A step puts rows into their windows, folds them into the state, evaluates every window that was touched or is due once,
+and emits the panes. It sees only the state of the keys in its rows and what is due.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -14,30 +13,19 @@ import polars as pl
 from millstream.operators import accumulators
 from millstream.operators.accumulators import ARRIVED, ELEMENTS, NUMBER, ROW, TIME
 from millstream.operators.aggregates import columns_of
+from millstream.operators.clock import Clock, Frames
 from millstream.operators.each_row import Turns
 from millstream.operators.elementwise import types_of
+from millstream.operators.lateness import expiry, is_expired
 from millstream.operators.row_windows import RowWindows
 from millstream.operators.sessions import Sessions
-from millstream.operators.trigger_columns import can_finish, compiled
+from millstream.operators.triggers import can_finish, compiled
 from millstream.operators.window_assignment import placed, split
 from millstream.plan import triggers, windows
 from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.bundles import BEGINNING, END, moment
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
 from millstream.plan.windows import microseconds
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """How far the watermark and the processing time have come, before and after a step."""
-
-    watermark_before: int
-    watermark: int
-    now_before: int
-    now: int
-
-
-Frames = dict[str, pl.DataFrame]
 
 
 class WindowedOperator:
@@ -53,7 +41,7 @@ class WindowedOperator:
         self.merges = self.sessions is not None
         self.takes_rows_singly = any(isinstance(part, triggers.Each) for part in node.trigger.walk())
         self.turns = Turns(self) if self.takes_rows_singly else None
-        # A session that meets a closed one gives the rows that waited in it back: they must be there.
+        # A session that merges with a closed one rejects its waiting rows as late: they must be available.
         self.keeps_rows = self.merges and can_finish(node.trigger)
         self.given = given
         self.row_windows = RowWindows(node.window, self.keys, given)
@@ -87,27 +75,27 @@ class WindowedOperator:
         return self.row_windows.no_counters
 
     def deadlines(self, clock: Clock) -> tuple[pl.Expr, pl.Expr]:
-        """When a window must be asked next though no row comes for it: in event time, and in processing time."""
+        """When a window must be evaluated next if no row arrives for it: in event time, and in processing time."""
         if self.by_rows:
             event = pl.lit(END, pl.Int64)
         else:
             end = pl.col("end").fill_null(END)
-            event = pl.when(end > clock.watermark).then(end).otherwise(_expiry(end, self.lateness))
-        # What is due by now was asked in this step: of what a trigger waits for, only what lies ahead counts.
+            event = pl.when(end > clock.watermark).then(end).otherwise(expiry(end, self.lateness))
+        # What is due by now was evaluated in this step: only later times count.
         due = [pl.when(moment > clock.now).then(moment) for moment in self.trigger.due()]
         return event, pl.min_horizontal(due) if due else pl.lit(None, pl.Int64)
 
     def hold(self) -> pl.Expr:
-        """What waiting rows hold the watermark at that is passed on."""
+        """Where waiting rows hold the output watermark."""
         return pl.when(pl.col("waiting") > 0).then(self._pane_time())
 
     # ------------------------------------------------------------ one step
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
-        """What takes the place of the state that was held, and what is sent.
+        """The new state that replaces what was held, and the output.
 
-        Held are the windows of the keys in the rows and those that are due, and, for windows that rows close, the
-        counters of these keys. Sent are panes, and rows that came too late; `lost` counts those that were folded.
+        Held are the windows of the keys in the rows and those that are due, and, for windows closed by rows, the
+        counters of these keys. The output are panes, and late rows; `lost` counts late rows that were pre-aggregated.
         """
         windows_now, counters, rows = held["windows"], held["counters"], inputs["rows"]
         lost = 0
@@ -120,18 +108,18 @@ class WindowedOperator:
             taken = self.turns.take(windows_now, counters, rows, still)
             late += taken.late
             counters = taken.counters
-            windows_now, asked = self.ask(taken.windows, clock)
+            windows_now, asked = self.fire_triggers(taken.windows, clock)
             panes = self.turns.sent(taken, asked)
         else:
             state, rows_late, counters = self._put(windows_now, counters, rows, clock)
-            windows_now, panes = self.ask(state, clock)
+            windows_now, panes = self.fire_triggers(state, clock)
             late.append(rows_late)
             panes = panes.sort([*self.keys, "__place", "__row_of_pane"], nulls_last=False, maintain_order=True)
         changes = {"windows": windows_now, "counters": counters}
         counts = pl.DataFrame({"rows": [lost]})
         return changes, {"panes": panes, "late": pl.concat(late, how="vertical_relaxed"), "lost": counts}
 
-    # ------------------------------------------------------------ putting rows into windows
+    # ------------------------------------------------------------ assigning rows to windows
 
     def _put(self, held: pl.DataFrame, counters: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> Any:
         if rows.is_empty():
@@ -141,7 +129,7 @@ class WindowedOperator:
         if self.sessions is not None:
             return (*self.sessions.put(held, rows, clock), counters)
         in_windows = placed(rows, self.node.window)
-        expired, in_windows = split(in_windows, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
+        expired, in_windows = split(in_windows, self.is_expired(clock))
         late = [self.late(expired, "expired")]
         closed = held.filter("closed").select(*self.identity)
         if not closed.is_empty():
@@ -150,10 +138,10 @@ class WindowedOperator:
         return self.folded(held, self.news(in_windows, clock), clock), pl.concat(late), counters
 
     def _put_partials(self, held: pl.DataFrame, partials: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, int]:
-        """Rows that were folded on their way; and how many of them came too late."""
+        """Pre-aggregated rows; and how many of them were late."""
         if self.sessions is not None:
             return self.sessions.put_partials(held, partials, clock)
-        expired, partials = split(partials, _expiry(pl.col("end"), self.lateness) <= clock.watermark_before)
+        expired, partials = split(partials, self.is_expired(clock))
         nobody = pl.lit(None, pl.Int64)
         news = partials.with_columns(*self.begun(), in_time_min=nobody, in_time_max=nobody)
         state = self.folded(held, news.select(self.columns(arrived=True)), clock)
@@ -169,7 +157,7 @@ class WindowedOperator:
         if self.by_rows:
             made += [pl.col(TIME).first().alias("start"), pl.col(TIME).last().alias("end")]
         in_time = pl.col(TIME).filter(pl.col(TIME) >= clock.watermark_before)
-        if self.node.pane_time is PaneTime.END_OF_WINDOW:  # nobody will ask
+        if self.node.pane_time is PaneTime.END_OF_WINDOW:  # never used
             in_time = pl.lit(None, pl.Int64)
         made += [
             pl.len().cast(pl.Int64).alias(ARRIVED),
@@ -177,14 +165,14 @@ class WindowedOperator:
             in_time.max().alias("in_time_max"),
         ]
         by = self.identity
-        if isinstance(self.node.window, windows.Fixed | windows.Sliding):  # the start says it all
+        if isinstance(self.node.window, windows.Fixed | windows.Sliding):  # the start determines the window
             by = [*self.keys, "start"]
             made.append(pl.col("end").first())
         news = rows.group_by(by, maintain_order=False).agg(made)
         return news.with_columns(self.begun()).select(self.columns(arrived=True))
 
     def new_windows(self, heads: pl.DataFrame) -> pl.DataFrame:
-        """Windows that have seen nothing, where rows say they are."""
+        """Windows without any rows yet, at the bounds that rows have."""
         folds = [column for accumulator in self.folding for column in accumulator.columns]
         lists = [name for name in self.lists() if name != "sent"]
         begun = heads.select(*self.identity, *(["start", "end"] if self.by_rows else [])).with_columns(
@@ -198,11 +186,12 @@ class WindowedOperator:
         """State in its own columns and types."""
         return state.select(self._empty.columns).cast(self._empty.schema)
 
-    def expiry(self, end: pl.Expr) -> pl.Expr:
-        return _expiry(end, self.lateness)
+    def is_expired(self, clock: Clock) -> pl.Expr:
+        """Whether a row is late for its window."""
+        return is_expired(pl.col("end"), self.lateness, clock)
 
     def begun(self) -> list[pl.Expr]:
-        """What a new window has beside its rows."""
+        """What a new window has besides its rows."""
         begun = {
             "closed": pl.lit(False),
             "index": pl.lit(0, pl.Int64),
@@ -217,7 +206,7 @@ class WindowedOperator:
         return [made.alias(name) for name, made in begun.items()]
 
     def columns(self, *, arrived: bool) -> list[str]:
-        """The columns of state; with how many rows came, if that is not counted yet."""
+        """The columns of state; including how many rows arrived, if that is not counted yet."""
         columns = [
             *self.keys,
             *([NUMBER] if self.by_rows else []),
@@ -237,7 +226,7 @@ class WindowedOperator:
         return columns + ([ARRIVED] if arrived else [])
 
     def folded(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        """Old and new state of each window as one; what is not a fold is the old window's."""
+        """Merges old and new state of each window; what is not a fold comes from the old window."""
         old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED)).select(news.columns)
         both = pl.concat([old, news], how="vertical_relaxed")
         merged = both.group_by(self.identity, maintain_order=True).agg(self._merged(both))
@@ -259,12 +248,12 @@ class WindowedOperator:
         return names + (["sent"] if self.node.mode is Mode.RETRACTING else [])
 
     def added(self, state: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        """Windows whose triggers know of the rows that came."""
+        """Windows after their triggers have seen the rows that arrived."""
         added = [made.alias(name) for name, made in self.trigger.add(pl.col(ARRIVED), clock.now).items()]
         added.append((pl.col("waiting") + pl.col(ARRIVED)).alias("waiting"))
         return state.with_columns(added).select(self.columns(arrived=False))
 
-    # ------------------------------------------------------------ windows that rows open and close
+    # ------------------------------------------------------------ windows opened and closed by rows
 
     def _put_by_rows(self, held: pl.DataFrame, counters: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> Any:
         if clock.watermark_before >= END:
@@ -285,17 +274,17 @@ class WindowedOperator:
         done = (pl.col("complete") | (pl.col(NUMBER) < pl.col("__before"))).fill_null(False)
         return complete.with_columns(complete=done).select(state.columns), pl.concat(late), counters
 
-    # ------------------------------------------------------------ asking the windows
+    # ------------------------------------------------------------ evaluating windows
 
-    def ask(self, state: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Every window once: whether it sends a pane, whether it closes, whether it is over."""
+    def fire_triggers(self, state: pl.DataFrame, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Evaluates every window once: whether it fires, whether it closes, whether it has expired."""
         if self.by_rows:
             at_end = comes = over = pl.col("complete") | pl.lit(clock.watermark >= END)
         else:
             end = pl.col("end").fill_null(END)
             at_end = end <= clock.watermark
             comes = at_end & (end > clock.watermark_before)
-            over = _expiry(end, self.lateness) <= clock.watermark
+            over = expiry(end, self.lateness) <= clock.watermark
         waits = pl.col("waiting") > 0
         state = state.with_columns(__at_end=at_end, __comes=comes, __over=over)
         at_end = pl.col("__at_end")
@@ -314,7 +303,7 @@ class WindowedOperator:
         return state.filter(~pl.col("__over")).select(self.columns(arrived=False)), self._with_retractions(panes)
 
     def panes(self, state: pl.DataFrame) -> pl.DataFrame:
-        """What the windows send, one row each."""
+        """The panes that windows emit, one row each."""
         self._check_size(state)
         if self.by_rows:
             timing = pl.lit("unknown")
@@ -399,14 +388,14 @@ class WindowedOperator:
         return state
 
     def emptied(self, state: pl.DataFrame, where: pl.Expr | None = None) -> pl.DataFrame:
-        """Windows that hold no rows any more."""
+        """Windows without their rows."""
         where = pl.lit(True) if where is None else where
         kept = [column for accumulator in self.folding for column in accumulator.of_nothing().items()]
         cleared = [pl.when(where).then(value).otherwise(pl.col(name)).alias(name) for name, value in kept]
         cleared += [_cleared(name, where, state) for name in self.lists() if name != "sent"]
         return state.with_columns(cleared)
 
-    # ------------------------------------------------------------ rows that are too late
+    # ------------------------------------------------------------ late rows
 
     def late(self, rows: pl.DataFrame, reason: str) -> pl.DataFrame:
         return rows.select(ROW, pl.struct("start", "end").alias("window"), pl.lit(reason).alias("reason"))
@@ -420,10 +409,6 @@ _SPAN = pl.Struct({"start": pl.Int64, "end": pl.Int64})
 
 def _nowhere() -> list[pl.Expr]:
     return [pl.lit(None, _SPAN).alias("window")]
-
-
-def _expiry(end: pl.Expr, lateness: int) -> pl.Expr:
-    return pl.min_horizontal(end.fill_null(END) + lateness, pl.lit(END, pl.Int64))
 
 
 def _cleared(name: str, where: pl.Expr, state: pl.DataFrame) -> pl.Expr:

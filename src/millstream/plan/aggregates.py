@@ -1,7 +1,7 @@
-"""What is computed: each aggregate is one class, with its arguments, its result type and its meaning over plain rows.
+"""The aggregates: each is one class, with its arguments, its result type and its result over plain rows.
 
-The meaning is written to be read: the reference interpreter runs it as it stands, and `operators/aggregates.py`, which
-computes the same on columns, is tested against it. These two modules are all there is of an aggregate.
+`over` is the readable definition: the reference interpreter runs it, and `operators/aggregates.py`, which computes the
+same on columns, is tested against it. An aggregate is defined by these two modules alone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from millstream.records import Schema
 from millstream.user_lines import AtUsersLine, users_line
 
 NUMBERS = "a number"
-ORDERED = "something that has an order: a number, string, boolean, binary, date or timestamp"
-COMPARABLE = "something that can be compared: anything but a map"
+ORDERED = "an orderable type: a number, string, boolean, binary, date or timestamp"
+COMPARABLE = "a comparable type: anything but a map"
 UNORDERED = ("map", "struct", "array", "interval")
 SUM_DIGITS = 100
 """More digits than a sum of decimals can have."""
@@ -40,22 +40,22 @@ class Fed(NamedTuple):
 
 class Aggregate(ABC):
     kind: ClassVar[str]
-    """The name of the function that makes it."""
+    """The name of its public function."""
     null_without_rows: ClassVar[bool] = True
-    """Whether the result over no rows at all is null, whatever it is over rows without values."""
+    """Whether the result over no rows at all is null, even if it is not null over rows without values."""
     adds_weights: ClassVar[bool] = False
-    """Whether rows count by their weights. Otherwise a retracted row and its retraction are left out together."""
+    """Whether rows count by weight. Otherwise a row and its retraction cancel out."""
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The Spark SQL expressions over the rows that it is fed with, by name."""
+        """The Spark SQL expressions that it aggregates, by name."""
         return {}
 
     def __str__(self) -> str:
         return f"{self.kind}({', '.join(self.arguments.values())})"
 
     def check(self, argument: str, given: pa.DataType) -> None:  # noqa: B027 - most arguments may be of any type
-        """Raises TypeError with what is needed instead, if an argument cannot be of this type."""
+        """Raises TypeError naming the required type, if an argument cannot have this type."""
 
     @abstractmethod
     def result_type(self, given: pa.DataType | None) -> pa.DataType:
@@ -63,7 +63,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def over(self, rows: Sequence[Fed]) -> Any:
-        """The result over some rows, in the order they came."""
+        """The result over rows, in order of arrival."""
 
     def fits(self, result: Any, kind: pa.DataType) -> bool:
         """Whether the type of the result can hold it."""
@@ -102,9 +102,9 @@ class Count(Aggregate):
 
 @dataclass(frozen=True)
 class Sum(OfInput):
-    """Exact for whole numbers and decimals, however large it grows on the way: only a sum that is sent has to fit.
+    """Exact for integers and decimals, whatever its intermediate size: only an emitted sum has to fit its type.
 
-    Of floats, equal ones that came and were retracted are left out, because a NaN could not be subtracted.
+    Floats and their retractions cancel out before the sum, because a NaN could not be subtracted.
     """
 
     kind = "sum"
@@ -254,7 +254,7 @@ class Top(OfInput):
 
     @property
     def ordered_by(self) -> str:
-        """The argument that decides which values are the largest."""
+        """The argument by which values are ranked."""
         return "input" if self.by is None else "by"
 
     def __str__(self) -> str:
@@ -276,7 +276,7 @@ class Top(OfInput):
 
 @dataclass(frozen=True)
 class Combine(OfInput):
-    """A user's own aggregate: mergeable, so that parts can be computed apart."""
+    """A user-defined aggregate: mergeable, so that parts can be computed separately."""
 
     zero: Callable[[], Any]
     add: Callable[[Any, Any], Any]
@@ -296,11 +296,11 @@ class Combine(OfInput):
         return self.extract(state)
 
 
-# ---------------------------------------------------------------- what several of them need
+# ---------------------------------------------------------------- shared helpers
 
 
 def check_order(kind: pa.DataType) -> None:
-    """Raises TypeError with what is needed, if the values of a type cannot be put in order."""
+    """Raises TypeError naming the required types, if the values of a type have no order."""
     if family(kind) in UNORDERED:
         raise TypeError(ORDERED)
 
@@ -315,23 +315,23 @@ def _known(rows: Sequence[Fed]) -> list[Any]:
 
 
 def _by_time(rows: Sequence[Fed]) -> list[Fed]:
-    """By event time; rows of the same time stay in the order they came."""
+    """By event time; ties stay in order of arrival."""
     return sorted(rows, key=lambda row: row.time or 0)
 
 
 def _total(values: Sequence[float]) -> float:
-    """Rounded once at the end; infinity or NaN where that is not possible."""
+    """Rounded once at the end; infinity or NaN if the exact sum is not a number."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):
         return builtins.sum(values)
 
 
-# ---------------------------------------------------------------- what a user writes
+# ---------------------------------------------------------------- public functions
 
 
 def sum(expression: str) -> Aggregate:
-    """The sum of a number; of whole numbers it is a bigint. An emitted sum that does not fit is an error."""
+    """The sum of a number; a bigint for integers. Emitting a sum that does not fit its type is an error."""
     return Sum(_text(expression, "sum"))
 
 
@@ -384,7 +384,7 @@ def top(expression: str, count: int, *, by: str | None = None) -> Aggregate:
     """The `count` values with the largest `by`, or the largest values themselves."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InvalidAggregate(
-            f"top takes a whole number from 1 on, not {count!r}", where=users_line(), next_step="top('score', 3)"
+            f"top takes a positive integer, not {count!r}", where=users_line(), next_step="top('score', 3)"
         )
     return Top(_text(expression, "top"), count, None if by is None else _text(by, "by"))
 
@@ -402,15 +402,15 @@ def combine(
     for name, function in (("zero", zero), ("add", add), ("merge", merge), ("extract", extract)):
         if not callable(function):
             raise InvalidAggregate(
-                f"combine takes functions, and {name} is {function!r}",
+                f"combine takes functions, but {name} is {function!r}",
                 where=users_line(),
-                next_step="combine(zero, add, merge, extract, input='…', result='bigint'); zero is a function too",
+                next_step="combine(zero, add, merge, extract, input='…', result='bigint'); zero is also a function",
             )
     with AtUsersLine():
         columns = Schema.of(f"result {result}")
     if len(columns) != 1:
         raise InvalidAggregate(
-            f"a result has one type, not '{result}'", where=users_line(), next_step="result='bigint'"
+            f"result must be a single type, not '{result}'", where=users_line(), next_step="result='bigint'"
         )
     kind = columns.arrow.field(0).type
     return Combine(_text(input, "combine"), zero, add, merge, extract, kind)

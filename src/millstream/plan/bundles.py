@@ -18,7 +18,7 @@ END = 1 << 62
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 ARGUMENTS = "\0arguments"
-"""Under this name a row also carries what the aggregates and the window of a step are fed with."""
+"""Under this name a row also carries the arguments of the step's aggregates and window."""
 
 
 def micros(moment: datetime) -> int:
@@ -26,13 +26,13 @@ def micros(moment: datetime) -> int:
 
 
 def moment(micros_: int | None) -> datetime | None:
-    """The nearest instant that there is."""
+    """The nearest representable instant."""
     return None if micros_ is None else EPOCH + max(FIRST, min(micros_, LAST)) * MICROSECOND
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, its event time, and its weight: -1 takes an equal row back."""
+    """A row, its event time, and its weight: -1 retracts an equal row."""
 
     values: dict[str, Any]
     time: int | None

@@ -1,4 +1,4 @@
-"""Calendar windows follow local time: one begins at the first instant whose local time lies in it."""
+"""Calendar windows follow local time: each starts at the first instant whose local time is within it."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ DAYS_MAX = {"day": 1, "week": 7, "month": 31, "quarter": 93, "year": 366}
 
 
 def calendar_span(unit: str, zone: ZoneInfo, time: int) -> tuple[int, int]:
-    """Start and end of the calendar window a time lies in, all in microseconds since 1970.
+    """Start and end of the calendar window that contains a time, all in microseconds since 1970.
 
-    The first window begins with the first instant there is, and the last ends with the last.
+    The first window starts at the first representable instant, and the last ends at the last.
     """
     first = first_day(unit, _local_day(time, zone))
     while time >= (end := _end(unit, first, zone)):
-        if _is_last(unit, first):  # local time is ahead, in a year that has no dates
+        if _is_last(unit, first):  # local time is ahead, in a year beyond the last date
             return end, LAST
         first = next_first_day(unit, first)
     while time < (start := first_instant(first, zone)):
-        if first == date.min:  # local time is behind, in a year that has no dates
+        if first == date.min:  # local time is behind, in a year before the first date
             return FIRST, start
         first = first_day(unit, first - timedelta(days=1))
     return max(FIRST, start), min(LAST, _end(unit, first, zone))
 
 
 def _is_last(unit: str, first: date) -> bool:
-    """Whether the window that begins with a day is the last that begins at a date."""
+    """Whether the window that starts on this day is the last one that starts on a representable date."""
     return (date.max - first).days < DAYS_MAX[unit] and first_day(unit, date.max) == first
 
 
 def _end(unit: str, first: date, zone: ZoneInfo) -> int:
     if not _is_last(unit, first):
         return first_instant(next_first_day(unit, first), zone)
-    # The calendar ends with a year, but not with a week.
+    # The last representable date ends a year, but not a week.
     return FOREVER if unit == "week" else first_instant(date.max, zone) + DAY
 
 
@@ -45,7 +45,7 @@ def _local_day(time: int, zone: ZoneInfo) -> date:
     moment = EPOCH + time * MICROSECOND
     try:
         return moment.astimezone(zone).date()
-    except OverflowError:  # it is another year there, of which there are no dates
+    except OverflowError:  # the local year has no representable dates
         return moment.date()
 
 
@@ -61,12 +61,12 @@ def next_first_day(unit: str, first: date) -> date:
 
 
 def first_instant(day: date, zone: ZoneInfo) -> int:
-    """The first instant whose local time lies in the day; midnight may not exist."""
+    """The first instant whose local time is within the day; midnight may not exist."""
     midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
     late, early = (_micros(midnight.replace(fold=fold)) for fold in (0, 1))
-    if early >= late:  # it exists; of two midnights the first is meant
+    if early >= late:  # it exists; of two midnights, the first
         return late
-    while early < late:  # clocks were put forward over it, somewhere between the two readings
+    while early < late:  # clocks skipped it, somewhere between the two readings
         middle = (early + late) // 2
         if _local_day(middle, zone) < day:
             early = middle + 1
@@ -78,5 +78,5 @@ def first_instant(day: date, zone: ZoneInfo) -> int:
 def _micros(moment: datetime) -> int:
     offset = moment.utcoffset()
     assert offset is not None
-    naive = (moment.replace(tzinfo=None) - EPOCH.replace(tzinfo=None)) // MICROSECOND  # which UTC may not reach
+    naive = (moment.replace(tzinfo=None) - EPOCH.replace(tzinfo=None)) // MICROSECOND  # may be out of range in UTC
     return naive - offset // MICROSECOND

@@ -1,12 +1,10 @@
-"""What a call of a flow refuses: each mistake with the user's line, what exists, and what to do."""
+"""Validation of flow calls: each error has the user's line, the valid choices, and the next step."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,8 +13,10 @@ from millstream.errors import InvalidAggregate, InvalidPlan, InvalidWindow
 from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.expressions.spark_types import family
+from millstream.plan import engine
+from millstream.plan import spark_frames as frames
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.endpoints import LOST_CHOICES, Kafka, Place, Sqlite, Table
+from millstream.plan.endpoints import LOST_CHOICES, Endpoint
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
@@ -25,7 +25,7 @@ from millstream.records import Schema, SchemaLike
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 if TYPE_CHECKING:
-    from millstream.plan.flow import Stream
+    from millstream.plan.stream import Stream
 
 NOT_KEYS = ("map", "array", "struct", "interval")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -42,98 +42,99 @@ def schema_of(schema: SchemaLike) -> Schema:
 
 def column_of(schema: Schema, name: object) -> str:
     if not isinstance(name, str) or name not in schema.names:
-        hint = "; a new one is name='expression'" if isinstance(name, str) and not name.isidentifier() else ""
+        hint = "; define a new one with name='expression'" if isinstance(name, str) and not name.isidentifier() else ""
         raise refusal(f"there is no column {name!r}", what_exists(name, schema.names) + hint)
     return name
 
 
 def check_keys(schema: Schema, columns: Sequence[str], what: str) -> None:
-    """Columns that exist, each named once, of types that can be compared."""
+    """Requires columns that exist, each named once, of comparable types."""
     for column in columns:
         column_of(schema, column)
         kind = schema.field(column).type
         if family(kind) in NOT_KEYS:
-            hint = "take a field of it: with_column('start', 'window.start')" if column == "window" else None
+            hint = "use one of its fields: with_column('start', 'window.start')" if column == "window" else None
             raise refusal(
                 f"'{column}' is {type_name(kind)}, which cannot be a key",
-                hint or "make a string or a number of it, or take a field of it, with with_column(…)",
+                hint or "convert it to a string or a number, or use one of its fields, with with_column(…)",
             )
     if len(set(columns)) < len(columns):
-        raise refusal(f"a column stands twice in {what}: {', '.join(columns)}", "name each once")
+        raise refusal(f"duplicate column in {what}: {', '.join(columns)}", "name each once")
 
 
-def check_place(place: Any, verb: str) -> None:
-    """A source or a sink: a topic's name, or a value of its own kind."""
-    if place is None or (isinstance(place, str) and not NAME.fullmatch(place)):
-        raise refusal(f"{place!r} is not a topic to {verb}", "a topic's name has letters, digits and . _ -")
-    if verb == "read" and isinstance(place, Place):
-        place.check_read()
+def source_of(given: Any) -> Endpoint:
+    """The user's source as an endpoint."""
+    source = _endpoint(frames.as_source(given), "read")
+    source.check_read()
+    return source
 
 
-def chosen_on_lost(source: Any, on_lost: str | None) -> tuple[Any, str]:
-    """The source and what to do when its records are lost: as it says itself, or as its reader does."""
+def sink_of(given: Any, schema: Schema, key: tuple[str, ...]) -> Endpoint:
+    """The user's sink as an endpoint, for rows of this schema; for a table, with its key."""
+    sink = _endpoint(given, "write").keyed_by(key)
+    sink.check_written(schema)
+    return sink
+
+
+def _endpoint(given: Any, verb: str) -> Endpoint:
+    if given is None or (isinstance(given, str) and not NAME.fullmatch(given)):
+        raise refusal(f"cannot {verb} {given!r}: not a valid topic name", "use letters, digits and . _ -")
+    return engine.endpoint_of(given)
+
+
+def chosen_on_lost(source: Endpoint, on_lost: str | None) -> tuple[Endpoint, str]:
+    """The source with its on_lost policy: the argument of `read`, else the source's own."""
     if on_lost is None:
-        return source, source.on_lost if isinstance(source, Kafka) else "error"
+        return source, source.lost_choice
     if on_lost not in LOST_CHOICES:
         raise refusal(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
-    if isinstance(source, Kafka):
-        return replace(source, on_lost=on_lost), on_lost
-    if not isinstance(source, str):
-        raise refusal(f"on_lost is about topics, and {source} is none", "leave out on_lost=")
-    return source, on_lost
+    if source.topic_name is None:
+        raise refusal(f"on_lost applies to topics only, and {source} is not a topic", "remove on_lost=")
+    return source.with_lost_choice(on_lost), on_lost
 
 
-def check_partitions(sink: Any, partitions: int | None) -> None:
-    """Of a topic to be created; other sinks have none."""
+def check_partitions(sink: Endpoint, partitions: int | None) -> None:
+    """Only a topic to be created has partitions."""
     if partitions is None:
         return
-    if not isinstance(sink, str | Kafka):
-        raise refusal(f"topics have partitions, and {called(sink)} is not a topic", "leave out partitions=")
+    if sink.topic_name is None:
+        raise refusal(f"partitions applies to topics only, and {sink.name} is not a topic", "remove partitions=")
     if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
         raise refusal(
-            f"partitions is a whole number from 1 on, not {partitions!r}",
-            "leave it out: as many as the largest topic has that the rows come from",
+            f"partitions must be a positive integer, not {partitions!r}",
+            "remove it to use as many as the largest input topic has",
         )
 
 
-def called(place: Any) -> str:
-    return place if isinstance(place, str) else f"{getattr(place, 'name', None) or type(place).__name__}"
-
-
-def same_place(one: Any, other: Any) -> bool:
-    """Whether two sinks are one: a table of a database is the same however rows are written to it."""
-    if isinstance(one, Table) and isinstance(other, Table):
-        one, other = (replace(each, mode="append", key=()) for each in (one, other))
-    if isinstance(one, Sqlite) and isinstance(other, Sqlite):  # its names of tables know no case
-        one, other = (
-            replace(each, path=str(Path(each.path).expanduser().resolve()), table=each.table.lower())
-            for each in (one, other)
-        )
-    return one is other or (type(one) is type(other) and bool(one == other))
-
-
-def loop(topic: str) -> InvalidPlan:
-    return refusal(f"the flow reads and writes '{topic}', so it would feed itself", "write to another topic")
+def check_loop(sources: Sequence[Endpoint], sinks: Sequence[Endpoint]) -> None:
+    """Rejects a flow that would consume its own output."""
+    topics = {sink.broker_topic for sink in sinks} - {None}
+    for source in sources:
+        if source.broker_topic in topics:
+            raise refusal(
+                f"the flow reads and writes '{source.broker_topic}': it would consume its own output",
+                "write to another topic",
+            )
 
 
 def differences(one: Schema, other: Schema) -> str:
-    """How two schemas differ, apart from what may be null; empty if they do not."""
+    """How two schemas differ, ignoring nullability; empty if they do not."""
     own, others = ({field.name: field.type for field in schema.arrow} for schema in (one, other))
-    said = [
+    found = [
         f"'{name}' is missing in one" for name in dict.fromkeys([*own, *others]) if (name in own) != (name in others)
     ]
-    said += [
+    found += [
         f"'{name}' is {type_name(kind)} and {type_name(others[name])}"
         for name, kind in own.items()
         if name in others and others[name] != kind
     ]
-    if not said and one.names != other.names:
-        said = [f"the order is {', '.join(one.names)} and {', '.join(other.names)}"]
-    return "; ".join(said)
+    if not found and one.names != other.names:
+        found = [f"the order is {', '.join(one.names)} and {', '.join(other.names)}"]
+    return "; ".join(found)
 
 
 def without_event_time(node: Node) -> Node | None:
-    """The step before, or this one, that rows without event time come from."""
+    """The step upstream, or this one, whose rows have no event time."""
     return derived(node, _without_event_time)
 
 
@@ -152,32 +153,32 @@ def _without_event_time(node: Node, before: list[Node | None]) -> Node | None:
 
 
 def check_stream(stream: Stream, what: str, instead: str) -> None:
-    """Refuses a table where each row has its place in time: what takes a row back has a later one than that row."""
+    """Rejects a table where rows are assigned by time: a retraction has a later time than the row it retracts."""
     if stream.is_table:
         raise refusal(
-            f"{what} is for the rows of a stream, and '{stream.node.name}' is a table",
-            f".changes() gives its changes as a stream; {instead}",
+            f"{what} needs a stream, but '{stream.node.name}' is a table",
+            f"use .changes() for its changes as a stream; {instead}",
         )
 
 
 def check_event_time(node: Node, window: Window) -> None:
-    """A window in event time is for rows that have one."""
+    """Rejects an event time window over rows without event time."""
     source = without_event_time(node)
     if isinstance(source, Read):
         raise InvalidWindow(
-            f"{window} is about event time, and the rows of '{source.name}' have none",
+            f"{window} needs event time, but the rows of '{source.name}' have none",
             where=users_line(),
-            next_step="name its column with read(…, event_time='…'), or use a window with time='processing'",
+            next_step="set it with read(…, event_time='…'), or use a window with time='processing'",
         )
     if isinstance(source, Latest):
         raise InvalidWindow(
-            f"{window} is about event time, and the rows of '{source.name}' have none",
+            f"{window} needs event time, but the rows of '{source.name}' have none",
             where=users_line(),
-            next_step="name the column of what it is made of with read(…, event_time='…')",
+            next_step="set it on its input with read(…, event_time='…')",
         )
     if source is not None:
         raise InvalidWindow(
-            f"{window} is about event time, and the panes of everything() have none",
+            f"{window} needs event time, but the panes of everything() have none",
             where=users_line(),
             next_step="give them one with window(everything(), timestamp='latest')",
         )
@@ -189,9 +190,9 @@ def window_arguments(window: Window, schema: Schema) -> dict[str, Expression]:
         if family(value.type) != "number":
             numbers = [field.name for field in schema.arrow if family(field.type) == "number"]
             raise InvalidWindow(
-                f"delta_window needs a number, and '{value}' is {type_name(value.type)}",
+                f"delta_window needs a number, but '{value}' is {type_name(value.type)}",
                 where=users_line(),
-                next_step=f"columns that are numbers: {', '.join(numbers) or 'none'}",
+                next_step=f"numeric columns: {', '.join(numbers) or 'none'}",
             )
         return {"window.delta": value}
     if isinstance(window, ClosedBy):
@@ -200,21 +201,21 @@ def window_arguments(window: Window, schema: Schema) -> dict[str, Expression]:
 
 
 def fed_with(column: str, aggregate: Aggregate, schema: Schema) -> dict[str, Expression]:
-    """The arguments of an aggregate, by the names they have among those of all aggregates of a step."""
+    """The arguments of an aggregate, under names unique within the step."""
     return {f"{column}.{argument}": expression(text, schema) for argument, text in aggregate.arguments.items()}
 
 
 def result_type(column: str, aggregate: Aggregate, fed: Mapping[str, Expression]) -> pa.DataType:
-    """The type of an aggregate's result; refuses arguments that it cannot use."""
+    """The type of an aggregate's result; rejects arguments of unsupported types."""
     for argument in aggregate.arguments:
         given = fed[f"{column}.{argument}"]
         try:
             aggregate.check(argument, given.type)
         except TypeError as needed:
             raise InvalidAggregate(
-                f"{aggregate.kind} needs {needed}, and '{given}' is {type_name(given.type)}",
+                f"{aggregate.kind} needs {needed}, but '{given}' is {type_name(given.type)}",
                 where=users_line(),
-                next_step="name another column, or bring it there with an expression such as cast(… as double)",
+                next_step="use another column, or convert it with an expression such as cast(… as double)",
             ) from None
     given_type = fed[f"{column}.input"].type if f"{column}.input" in fed else None
     return aggregate.result_type(given_type)
@@ -225,26 +226,26 @@ def and_none(conditions: Sequence[str], taken: Sequence[str]) -> str:
 
 
 def check_instant(schema: Schema, event_time: str) -> None:
-    """The column that holds the event time is a timestamp."""
+    """Requires a timestamp as the event time column."""
     column_of(schema, event_time)
     if schema.field(event_time).type != INSTANT:
         moments = [field.name for field in schema.arrow if field.type == INSTANT]
         raise refusal(
             f"event_time '{event_time}' is {type_name(schema.field(event_time).type)}, not a timestamp",
-            f"columns of type timestamp: {', '.join(moments) or 'none'}",
+            f"timestamp columns: {', '.join(moments) or 'none'}",
         )
 
 
 def check_function(verb: str, function: object, arguments: Sequence[str], example: str) -> None:
-    """A plain function that can be called with these arguments."""
+    """Requires a synchronous function that accepts these arguments."""
     if not callable(function):
         raise refusal(f"{verb} takes a function, not {function!r}", example)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise refusal(f"{verb} takes a plain function, and this one is async", "call it with asyncio.run(…) inside")
+        raise refusal(f"{verb} takes a synchronous function, but this one is async", "call asyncio.run(…) inside it")
     if not _takes(function, len(arguments)):
         raise refusal(
-            f"{verb} calls its function with ({', '.join(arguments)}), and "
-            f"{getattr(function, '__name__', 'this one')}{inspect.signature(function)} does not take that",
+            f"{verb} calls its function with ({', '.join(arguments)}), but "
+            f"{getattr(function, '__name__', 'this one')}{inspect.signature(function)} does not accept that",
             example,
         )
 
@@ -254,7 +255,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
-    except ValueError:  # a function written in C may not say what it takes
+    except ValueError:  # a function written in C may have no signature
         return True
     return True
 
@@ -262,25 +263,25 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 def check_process(
     node: Node, function: object, schema: SchemaLike | None, on_timer: object, event_time: str | None
 ) -> Schema:
-    """What `process` refuses; the columns it gives."""
+    """Validates the arguments of `process` and returns its output columns."""
     check_function("process", function, ("row", "key"), "write def function(row, key): …")
     if on_timer is not None:
         check_function("on_timer", on_timer, ("tag", "time", "key"), "write def on_timer(tag, time, key): …")
     if node.is_changing:
         raise refusal(
-            f"process takes rows as they come, and those of '{node.name}' may be taken back",
-            ".changes() gives the changes of a table as a stream"
+            f"process needs rows that are never retracted, but those of '{node.name}' may be",
+            "use .changes() for the changes of a table as a stream"
             if node.is_table
             else "use .discarding() or .accumulating() in the aggregation before, or aggregate the changes first",
         )
     if schema is None:
-        raise refusal("process needs the columns that its function gives", "for example schema='device string, n int'")
+        raise refusal("process needs the schema of its function's results", "for example schema='device string, n int'")
     columns = schema_of(schema)
     if event_time is not None:
         check_instant(columns, event_time)
         if (source := without_event_time(node)) is not None:
             raise refusal(
-                f"the rows of '{source.name}' have no event time, so no watermark would come with '{event_time}'",
-                "name their column with read(…, event_time='…')",
+                f"the rows of '{source.name}' have no event time, so there is no watermark for '{event_time}'",
+                "set it with read(…, event_time='…')",
             )
     return columns

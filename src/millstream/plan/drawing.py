@@ -1,4 +1,4 @@
-"""Draws a plan as SVG: every step stands below its inputs, and arrows pass beside boxes, not through them."""
+"""Draws a plan as SVG: every step is below its inputs, and arrows pass beside boxes, not through them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PADDING = 12
 GAP_X = 44
 GAP_Y = 46
 MARGIN = 28
-THREAD = 24  # what an arrow takes that passes a layer
+THREAD = 24  # the width of an arrow that passes a layer
 CHARACTERS = 40
 LINES_MAX = 7
 ROUNDS = 8  # of moving boxes towards their neighbours
@@ -37,7 +37,7 @@ STYLE = """
 
 @dataclass(eq=False)
 class Box:
-    """A step, or the place where an arrow passes a layer."""
+    """A step, or the gap where an arrow passes a layer."""
 
     node: Node | None
     width: float
@@ -80,7 +80,7 @@ def _layered(steps: Sequence[Node]) -> tuple[list[list[Box]], dict[Node, Box], l
     depth: dict[Node, int] = {}
     for node in steps:
         depth[node] = max((depth[given] + 1 for given in node.inputs), default=0)
-    for node in reversed(steps):  # a source stands right above what reads it
+    for node in reversed(steps):  # a source is right above its reader
         users = [depth[other] for other in steps if node in other.inputs]
         if users and not node.inputs:
             depth[node] = min(users) - 1
@@ -104,15 +104,15 @@ def _layered(steps: Sequence[Node]) -> tuple[list[list[Box]], dict[Node, Box], l
 
 
 def _lines(node: Node) -> list[tuple[str, str]]:
-    said = textwrap.wrap(escaped(node.label), CHARACTERS, break_on_hyphens=False) or [""]
-    if len(said) > LINES_MAX:
-        said = [*said[: LINES_MAX - 1], said[LINES_MAX - 1][: CHARACTERS - 1] + "…"]
+    lines = textwrap.wrap(escaped(node.label), CHARACTERS, break_on_hyphens=False) or [""]
+    if len(lines) > LINES_MAX:
+        lines = [*lines[: LINES_MAX - 1], lines[LINES_MAX - 1][: CHARACTERS - 1] + "…"]
     columns = textwrap.shorten(", ".join(node.schema.names), CHARACTERS + 4, placeholder=" …")
-    return [("name", node.name), *(("label", line) for line in said), ("columns", columns)]
+    return [("name", node.name), *(("label", line) for line in lines), ("columns", columns)]
 
 
 def _placed(layers: list[list[Box]]) -> None:
-    """Sorts each layer by its neighbours, then moves boxes above and below one another as far as there is room."""
+    """Sorts each layer by its neighbours, then aligns boxes vertically as far as there is room."""
     y = MARGIN + 28.0
     for layer in layers:
         for box in layer:
@@ -138,7 +138,7 @@ def _mean(boxes: Sequence[Box], otherwise: float) -> float:
 
 
 def _spread(layer: list[Box]) -> None:
-    """Pushes boxes that overlap apart, to both sides alike."""
+    """Pushes overlapping boxes apart, equally to both sides."""
     wanted = [box.middle for box in layer]
     for before, box in pairwise(layer):
         box.x = max(box.x, before.x + before.width + GAP_X)
@@ -148,7 +148,7 @@ def _spread(layer: list[Box]) -> None:
 
 
 def _content(text: str) -> str:
-    """Control characters have no place in XML, not even as references."""
+    """Control characters are not allowed in XML, not even as references."""
     return escape(escaped(text))
 
 

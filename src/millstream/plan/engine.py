@@ -1,4 +1,4 @@
-"""The way from a flow to the engine that runs it, which is loaded when a flow runs: a plan needs no Spark."""
+"""The bridge from a flow to its engine, which is imported when a flow runs: a plan does not need Spark."""
 
 from __future__ import annotations
 
@@ -7,31 +7,37 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from millstream.plan.endpoints import Endpoint
 from millstream.records import Schema
 
 ENGINE = "millstream.jobs.flow_methods"
-DESCRIPTIONS = "millstream.connectors.topic.described"
+CONNECTORS = "millstream.connectors.registry"
 _collecting: list[tuple[Any, str, dict[str, Any]]] | None = None
 _broker: str | None = None
 
 
 def call(flow: Any, verb: str, settings: dict[str, Any]) -> Any:
-    """Has the engine do something with a flow, unless a file of flows is only being read."""
+    """Runs a flow with the engine, or only records the call while flows are being collected from a file."""
     if _collecting is not None:
         _collecting.append((flow, verb, settings))
         return None
     return getattr(import_module(ENGINE), verb)(flow, **settings)
 
 
-def schema_of_topic(place: Any, broker: str | None) -> Schema:
-    """The schema that a topic has itself: on the broker that the flow is going to be run with, else on this one."""
-    found: Schema = import_module(DESCRIPTIONS).schema_of_topic(place, _broker or broker)
+def endpoint_of(given: Any) -> Endpoint:
+    """A source or sink as an endpoint: given as the name of a topic, or as an endpoint of some connector."""
+    found: Endpoint = import_module(CONNECTORS).endpoint_of(given)
     return found
+
+
+def own_schema(source: Endpoint, broker: str | None) -> Schema:
+    """The schema that a source knows itself: on the broker the flow will run with, else on this one."""
+    return source.own_schema(_broker or broker)
 
 
 @contextmanager
 def collecting(broker: str | None = None) -> Iterator[list[tuple[Any, str, dict[str, Any]]]]:
-    """Inside it flows that are told to run are only noted: `millstream run` reads a file and runs what it says."""
+    """Records calls that would run a flow instead of running it: `millstream run` collects the flows of a file."""
     global _collecting, _broker
     before = _collecting, _broker
     _collecting, _broker = [], broker

@@ -1,4 +1,4 @@
-"""A plan to look at: the same steps in the same order as text, as Mermaid, and as SVG, each under its stable name."""
+"""Renders a plan: the same steps in the same order as text, Mermaid or SVG, each under its stable name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def shown(flow: str, steps: Sequence[Node], format: Format) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Stage(Node):
-    """Steps of a plan that an engine runs together, to be drawn as one box."""
+    """Steps of a plan that an engine runs together, drawn as one box."""
 
     does: str
     kind: str
@@ -79,20 +79,20 @@ def as_text(flow: str, steps: Sequence[Node]) -> str:
         if node.inputs:
             lines.append(f"    from     {', '.join(given.name for given in node.inputs)}")
         lines.append(f"    columns  {node.schema}")
-        if node.place:
-            lines.append(f"    at       {short_place(node.place)}")
+        if node.user_line:
+            lines.append(f"    at       {short_line(node.user_line)}")
         if node in stopping:
             lines.append("    stops    at a record that cannot be decoded: its .dead is not written anywhere")
     return "\n".join(map(escaped, lines)) + "\n"
 
 
-def short_place(place: str) -> str:
-    """Relative to the working directory, if it lies there: the same on every machine."""
-    file, _, line = place.rpartition(":")
+def short_line(user_line: str) -> str:
+    """Relative to the working directory if it is inside it, so that it is the same on every machine."""
+    file, _, line = user_line.rpartition(":")
     try:
         return f"{Path(file).relative_to(Path.cwd())}:{line}"
     except ValueError:
-        return place
+        return user_line
 
 
 def as_mermaid(steps: Sequence[Node]) -> str:
@@ -111,5 +111,5 @@ def as_mermaid(steps: Sequence[Node]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Mermaid's own escape for what it or HTML would read as more than text."""
+    """Escapes what Mermaid or HTML would interpret as markup."""
     return "".join(f"#{ord(sign)};" if sign in "\"'#&<>`\\{}[]|;" else sign for sign in escaped(text))

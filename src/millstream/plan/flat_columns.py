@@ -1,4 +1,4 @@
-"""Rows as a table or a CSV file holds them: structs are taken apart into columns of their own."""
+"""Rows as a database table or a CSV file holds them: structs are flattened into columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millstream.user_lines import users_line
 
 @dataclass(frozen=True)
 class FlatColumn:
-    """A column of a table or of a CSV file: a column of the rows, or a part of a struct in them."""
+    """A column of a table or CSV file: a column of the rows, or a field of a struct."""
 
     name: str
     path: tuple[str, ...]
@@ -21,7 +21,7 @@ class FlatColumn:
 
 
 def flat_columns(schema: Schema) -> tuple[FlatColumn, ...]:
-    """Structs are taken apart (`window` becomes `window_start` and `window_end`), also inside one another."""
+    """Flattens structs, also nested ones: `window` becomes `window_start` and `window_end`."""
     found: dict[str, FlatColumn] = {}
 
     def visit(path: tuple[str, ...], kind: pa.DataType) -> None:
@@ -33,9 +33,9 @@ def flat_columns(schema: Schema) -> tuple[FlatColumn, ...]:
         other = found.setdefault(column.name.lower(), column)
         if other is not column:
             raise InvalidPlan(
-                f"'{'.'.join(other.path)}' and '{'.'.join(path)}' would both be the column '{column.name}' of a table",
+                f"'{'.'.join(other.path)}' and '{'.'.join(path)}' would both become the column '{column.name}'",
                 where=users_line(),
-                next_step="rename one of them before it is written",
+                next_step="rename one of them before writing",
             )
 
     for member in schema.arrow:

@@ -1,4 +1,4 @@
-"""Joins: which rows are equal in some columns, and when. Each call checks what it is given and adds a node."""
+"""Joins of streams, tables and lookup tables. Each call validates its arguments and adds a node to the plan."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pyarrow as pa
 from millstream.errors import InvalidPlan
 from millstream.expressions.lowered import type_name
 from millstream.plan.checks import check_keys, check_stream, refusal, without_event_time
-from millstream.plan.flow import Flow, Stream
+from millstream.plan.flow import Flow
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
 from millstream.plan.nodes import Node
+from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import (
     HOWS,
     Columns,
@@ -40,7 +41,7 @@ JOINED_WINDOWS = (Fixed, Sliding, Sessions, Calendar)
 
 
 class Joined(Stream):
-    """What a join of streams sends."""
+    """The result of a join of streams."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Side:
     @classmethod
     def of(cls, flow: Flow, given: Any, schema: Schema) -> Side:
         if isinstance(given, Stream):
-            raise refusal("flow.table takes rows that are known beforehand, not a stream", "use stream.to_table(key=…)")
-        # The plan does not know how rows are read: only a flow that joins with such rows needs to.
+            raise refusal("flow.table takes static rows, not a stream", "use stream.to_table(key=…)")
+        # Imported here: only a flow with a lookup table needs to read rows.
         with AtUsersLine():
             rows: pa.Table = import_module("millstream.connectors.static_rows").load(given, schema)
         plain = isinstance(given, Sequence) or hasattr(given, "columns")
@@ -65,7 +66,7 @@ class Side:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What all kinds of joins are given: see `table_nodes.Join`."""
+    """The arguments of all joins: see `table_nodes.Join`."""
 
     columns: Schema
     on: Columns
@@ -90,15 +91,15 @@ def join(
     with AtUsersLine():
         late = duration(lateness, what="allowed_lateness")
     if isinstance(other, Side):
-        _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "rows that are known beforehand")
+        _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "a stream and a lookup table")
         _check_lookup(shape.how)
         side = SideJoin("", shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.said)
         return stream._next(stream.flow.named(side, "join", name))
     if stream.is_table:
         if not other.is_table:
             raise refusal(
-                f"'{stream.node.name}' is a table, and cannot be joined with a stream",
-                "turn it round: stream.join(table, as_of=…); or join two tables, or a stream with its .changes()",
+                f"'{stream.node.name}' is a table, which cannot be joined with a stream",
+                "swap them: stream.join(table, as_of=…); or join two tables, or a stream with its .changes()",
             )
         _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "two tables")
         made = TableJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape))
@@ -108,7 +109,7 @@ def join(
         return _lookup(stream, other, shape, as_of, name)
     _check_absent({"as_of": as_of}, "two streams")
     low, high = _interval(within)
-    _check_event_times("within is about event time", stream, other)
+    _check_event_times("within needs event time", stream, other)
     node = IntervalJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape), low, high, late)
     return Joined(stream.flow, stream.flow.named(node, "join", name))
 
@@ -124,23 +125,21 @@ def join_in_windows(
     name: str | None,
 ) -> Joined:
     if isinstance(other, Side):
-        raise refusal(
-            "rows that are known beforehand lie in no window", "leave out window(…): stream.join(flow.table(…), on=…)"
-        )
+        raise refusal("a lookup table has no windows", "remove window(…): stream.join(flow.table(…), on=…)")
     stream, other = _rows_of(stream), _rows_of(other)
     shape = _shape(stream, other, on, how, suffix)
     for side in (stream, other):
-        check_stream(side, "a join in windows", "or join a stream with it by stream.join(table, as_of=…)")
+        check_stream(side, "a join in windows", "or use stream.join(table, as_of=…)")
         if "window" in map(str.lower, side.schema.names):
             raise refusal(
-                f"a join in windows has a column 'window', and '{side.node.name}' has one already",
-                "give it another name with select(…)",
+                f"a join in windows adds a column 'window', but '{side.node.name}' already has one",
+                "rename it with select(…)",
             )
     if not isinstance(window, JOINED_WINDOWS) or getattr(window, "time", "event") != "event":
         raise refusal(
             f"streams cannot be joined in {window}", "use fixed, sliding, sessions or calendar, in event time"
         )
-    _check_event_times(f"{window} is about event time", stream, other)
+    _check_event_times(f"{window} needs event time", stream, other)
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
     node = WindowJoin("", columns, _nodes(stream, other), users_line(), *_parts(shape), window, lateness)
@@ -150,15 +149,15 @@ def join_in_windows(
 def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None, name: str | None) -> Joined:
     if as_of not in ("event_time", "now"):
         raise refusal(
-            "which version of the table is meant is not said" if as_of is None else f"as_of is not {as_of!r}",
-            "as_of='event_time' is the one valid at the row's event time, as_of='now' the one held when the row comes",
+            "a join with a table needs as_of=" if as_of is None else f"as_of={as_of!r} is unknown",
+            "as_of='event_time' joins the version valid at the row's event time, as_of='now' the current one",
         )
     _check_lookup(shape.how)
     if as_of == "event_time":
-        _check_event_times("as_of='event_time' is about event time", stream, table)
+        _check_event_times("as_of='event_time' needs event time", stream, table)
     elif stream.node.is_changing:
         raise refusal(
-            f"rows of '{stream.node.name}' may be taken back, and the table may have changed by then",
+            f"rows of '{stream.node.name}' may be retracted, and the table may have changed by then",
             "use as_of='event_time'",
         )
     inputs = _nodes(stream, table)
@@ -167,26 +166,26 @@ def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None
 
 
 def _rows_of(given: Given) -> Given:
-    # What is no stream is refused later. A stream without the weight of panes is a stream, as a table is a table.
+    # Anything but a stream is rejected later. Without the weight of panes, a stream is still a stream.
     return cast(Given, unweighted(given)) if isinstance(given, Stream) else given
 
 
 def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) -> _Shape:
     if not isinstance(other, Stream | Side):
-        said = type(other).__name__ if isinstance(other, Keyed | Windowed) else repr(other)
-        raise refusal(f"a join is with a stream or a table, and {said} is none", "a.join(b, on='user', …)")
+        shown = type(other).__name__ if isinstance(other, Keyed | Windowed) else repr(other)
+        raise refusal(f"join takes a stream or a table, not {shown}", "a.join(b, on='user', …)")
     if other.flow is not stream.flow:
         raise refusal(
-            f"a join is within one flow, and these are of '{stream.flow.name}' and '{other.flow.name}'",
+            f"join needs both inputs in one flow, but these are of '{stream.flow.name}' and '{other.flow.name}'",
             "read both in one flow, or write a topic in one and read it in the other",
         )
     if how not in HOWS:
         raise refusal(f"there is no {how!r} join", what_exists(how, HOWS, kind="joins"))
     if not isinstance(suffix, str) or not suffix:
-        raise refusal(f"suffix is a text that is put behind names, not {suffix!r}", "for example suffix='_right'")
+        raise refusal(f"suffix is a string to append to names, not {suffix!r}", "for example suffix='_right'")
     pairs = _pairs(stream.schema, other.schema, on)
     shared = {one for one, same in pairs if one == same}
-    taken = {column.lower() for column in stream.schema.names}  # as in SQL, a column is the same in either case
+    taken = {column.lower() for column in stream.schema.names}  # column names are case-insensitive, as in SQL
     left: Columns = tuple((column, column) for column in stream.schema.names)
     right: list[tuple[str, str]] = []
     for column in other.schema.names:
@@ -194,7 +193,9 @@ def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) 
             continue
         given = f"{column}{suffix}" if column.lower() in taken else column
         if given.lower() in taken:
-            raise refusal(f"'{given}' would stand twice in the join", "choose another suffix, or rename with select(…)")
+            raise refusal(
+                f"the join would have two columns '{given}'", "choose another suffix, or rename with select(…)"
+            )
         taken.add(given.lower())
         right.append((given, column))
     fields = [_wide(stream.schema, other.schema, column, column in shared) for _, column in left]
@@ -209,7 +210,7 @@ def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) 
 
 
 def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
-    """A column of the first input, wide enough for the other's value where both stand in it."""
+    """A column of the first input, with a type wide enough for both inputs if they share it."""
     field = own.field(column)
     return field.with_type(pa.int64()) if shared and others.field(column).type != field.type else field
 
@@ -217,20 +218,20 @@ def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
 def _pairs(own: Schema, others: Schema, on: On) -> Columns:
     if isinstance(on, Mapping):
         if not all(isinstance(name, str) for pair in on.items() for name in pair):
-            raise refusal(f"on takes a column for each column, not {on!r}", "for example on={'own': 'other'}")
+            raise refusal(f"on maps columns to columns, not {on!r}", "for example on={'own': 'other'}")
         pairs = tuple(on.items())
     else:
         pairs = tuple((name, name) for name in columns_of(on, "on"))
     if not pairs:
-        raise refusal("a join needs a column in which rows are equal", "for example on='user'")
+        raise refusal("a join needs at least one column in on=", "for example on='user'")
     check_keys(own, [one for one, _ in pairs], "on")
     check_keys(others, [other for _, other in pairs], "on")
     for one, other in pairs:
         kinds = own.field(one).type, others.field(other).type
         if kinds[0] != kinds[1] and not all(map(pa.types.is_signed_integer, kinds)):
             raise refusal(
-                f"'{one}' is {type_name(kinds[0])} and '{other}' is {type_name(kinds[1])}: they are never equal",
-                "bring one to the other's type, for example with_column('id', 'cast(id as bigint)')",
+                f"'{one}' is {type_name(kinds[0])} and '{other}' is {type_name(kinds[1])}: they cannot be compared",
+                "cast one to the other's type, for example with_column('id', 'cast(id as bigint)')",
             )
     return pairs
 
@@ -246,7 +247,7 @@ def _nodes(stream: Stream, other: Stream) -> tuple[Node, Node]:
 def _interval(within: Any) -> tuple[timedelta, timedelta]:
     if within is None:
         raise refusal(
-            "two streams are joined within a time, and none is given",
+            "a join of two streams needs within=",
             "for example within=('0 seconds', '1 hour'), this row's time minus the other's; or join in windows: "
             "a.window(ms.fixed('1 hour')).join(b, on=…)",
         )
@@ -254,7 +255,7 @@ def _interval(within: Any) -> tuple[timedelta, timedelta]:
         raise refusal(f"within takes two durations, not {within!r}", "for example within=('-5 minutes', '1 hour')")
     low, high = (_signed(each) for each in within)
     if low > high:
-        raise refusal(f"within begins at {within[0]!r}, after its end at {within[1]!r}", "turn the two round")
+        raise refusal(f"within starts at {within[0]!r}, after its end at {within[1]!r}", "swap them")
     return low, high
 
 
@@ -266,22 +267,22 @@ def _signed(given: Any) -> timedelta:
 def _check_lookup(how: How) -> None:
     if how not in LOOKUPS:
         raise refusal(
-            f"a {how} join would need rows of the table that no row of the stream asks for",
-            f"use one of {', '.join(LOOKUPS)}; or make a table of the stream and join two tables",
+            f"a {how} join would need rows of the table that match no row of the stream",
+            f"use one of {', '.join(LOOKUPS)}; or turn the stream into a table and join two tables",
         )
 
 
-def _check_absent(said: Mapping[str, object], what: str) -> None:
-    for name, value in said.items():
+def _check_absent(arguments: Mapping[str, object], what: str) -> None:
+    for name, value in arguments.items():
         if value:
-            raise refusal(f"{name}= has no meaning in a join of {what}", "leave it out")
+            raise refusal(f"{name}= does not apply to a join of {what}", "leave it out")
 
 
 def _check_event_times(what: str, *streams: Stream) -> None:
     for stream in streams:
         if (source := without_event_time(stream.node)) is not None:
             raise InvalidPlan(
-                f"{what}, and the rows of '{source.name}' have none",
+                f"{what}, but the rows of '{source.name}' have none",
                 where=users_line(),
-                next_step="name its column with read(…, event_time='…')",
+                next_step="set it with read(…, event_time='…')",
             )

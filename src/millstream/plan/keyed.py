@@ -1,4 +1,4 @@
-"""A stream by keys and in windows: the four questions, one call each."""
+"""Keyed and windowed streams: the four questions, one call each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from millstream.plan.checks import (
     result_type,
     window_arguments,
 )
-from millstream.plan.flow import RESERVED, Stream
 from millstream.plan.nodes import (
     INSTANT,
     PANE,
@@ -30,6 +29,7 @@ from millstream.plan.nodes import (
     Process,
     WindowedAggregate,
 )
+from millstream.plan.stream import RESERVED, Stream
 from millstream.plan.triggers import CHOICES as TRIGGERS
 from millstream.plan.triggers import AfterWatermark, Repeatedly, Trigger
 from millstream.plan.windows import Everything, Window
@@ -44,7 +44,7 @@ WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta_window, clos
 
 
 class Keyed:
-    """A stream whose rows belong together by some columns."""
+    """A stream grouped by key columns."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self.stream = stream
@@ -63,14 +63,14 @@ class Keyed:
         check_stream(self.stream, "a window", "group_by(…).agg(…) aggregates it as it is")
         choices = [choice.value for choice in PaneTime]
         if timestamp not in choices:
-            raise refusal(f"timestamp is one of {', '.join(choices)}, not {timestamp!r}", "leave it out: end_of_window")
+            raise refusal(f"timestamp is one of {', '.join(choices)}, not {timestamp!r}", "default: end_of_window")
         with AtUsersLine():
             lateness = duration(allowed_lateness, what="allowed_lateness")
         if lateness and (not window.has_end or isinstance(window, Everything)):
             raise InvalidWindow(
-                f"{window} has no end in event time that a row could be late for",
+                f"{window} has no end in event time, so no row is late",
                 where=users_line(),
-                next_step="leave allowed_lateness out",
+                next_step="remove allowed_lateness=",
             )
         if getattr(window, "time", "event") == "event":
             check_event_time(self.stream.node, window)
@@ -100,30 +100,30 @@ class Keyed:
     def agg(self, *_: object, **__: object) -> NoReturn:
         """Raises an error that names the alternatives: a keyed stream needs a window first."""
         raise refusal(
-            "rows by key are aggregated in windows, and none is named",
-            f"use .window(…).agg(…), or stream.group_by({self._said}).agg(…) for a table without windows",
+            "a keyed stream needs a window before agg",
+            f"use .window(…).agg(…), or stream.group_by({self._quoted_keys}).agg(…) for a table without windows",
         )
 
     def join(self, *_: object, **__: object) -> NoReturn:
         """Raises an error that names the alternatives: this is for a stream without `key_by`."""
-        on = self._said if len(self.keys) == 1 else f"({self._said})"
+        on = self._quoted_keys if len(self.keys) == 1 else f"({self._quoted_keys})"
         raise refusal(
-            "a join names its columns itself, and takes no rows by key",
-            f"join streams, not keyed ones: stream.join(other, on={on})",
+            "join takes its columns with on=, not with key_by",
+            f"use stream.join(other, on={on})",
         )
 
     def to_table(self, *_: object, **__: object) -> NoReturn:
         """Raises an error that names the alternatives: this is for a stream without `key_by`."""
-        key = self._said if len(self.keys) == 1 else f"({self._said})"
-        raise refusal("a table names its key itself, and takes no rows by key", f"use stream.to_table(key={key})")
+        key = self._quoted_keys if len(self.keys) == 1 else f"({self._quoted_keys})"
+        raise refusal("to_table takes its key with key=, not with key_by", f"use stream.to_table(key={key})")
 
     @property
-    def _said(self) -> str:
+    def _quoted_keys(self) -> str:
         return ", ".join(map(repr, self.keys))
 
 
 class Windowed:
-    """A keyed stream in windows: choose when panes are sent, how they relate, and what is computed."""
+    """A keyed stream in windows: choose when panes are emitted, how they relate, and what is computed."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Windowed:
         self._mode = mode
 
     def trigger(self, trigger: Trigger) -> Windowed:
-        """Chooses when panes are sent; default: when the watermark passes a window's end, then with late rows."""
+        """Chooses when panes are emitted; default: when the watermark passes a window's end, then with late rows."""
         if not isinstance(trigger, Trigger):
             raise refusal(f"{trigger!r} is not a trigger", TRIGGERS)
         return self._with(trigger, self._mode)
@@ -201,17 +201,17 @@ class Windowed:
     ) -> Joined:
         """Joins the rows of two streams that are in the same window and equal in some columns.
 
-        The result is sent once, when the window is over. `on` is that of `Stream.join`; default: the keys.
+        The result is emitted once, when the window closes. `on` is as in `Stream.join`; default: the keys.
         """
         from millstream.plan.joining import join_in_windows
 
-        if self._is_told:
-            raise refusal("a join answers when its window is over", "leave out trigger(…), discarding() and the like")
+        if self._has_trigger_or_mode:
+            raise refusal("a join in windows has no trigger or mode", "remove trigger(…), discarding() and the like")
         chosen = on if on is not None else self._keyed.keys
         return join_in_windows(self._keyed.stream, other, self._window, self._lateness, chosen, how, suffix, name)
 
     @property
-    def _is_told(self) -> bool:
+    def _has_trigger_or_mode(self) -> bool:
         return self._trigger != Repeatedly(AfterWatermark()) or self._mode is not Mode.ACCUMULATING
 
 
@@ -226,7 +226,7 @@ def check_named(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> 
 def aggregated(
     schema: Schema, aggregates: Mapping[str, Aggregate], columns: Sequence[str], what: str
 ) -> tuple[list[pa.Field], dict[str, Expression]]:
-    """The fields that aggregates make, beside the columns that `what` has already, and what they are fed with."""
+    """The result fields of aggregates, next to the columns that `what` already has, and their arguments."""
     fields: list[pa.Field] = []
     arguments: dict[str, Expression] = {}
     taken = {column.lower() for column in columns}
@@ -235,8 +235,8 @@ def aggregated(
             raise refusal(f"{column}={aggregate!r} is not an aggregate", "for example total=ms.sum('score')")
         if column.lower() in taken:
             raise refusal(
-                f"{what} has a column '{column}' already",
-                f"give the aggregate a name other than {', '.join(taken)}",
+                f"{what} already has a column '{column}'",
+                f"choose a name other than {', '.join(taken)}",
             )
         fed = fed_with(column, aggregate, schema)
         fields.append(pa.field(column, result_type(column, aggregate, fed)))
@@ -245,4 +245,4 @@ def aggregated(
 
 
 class Panes(Stream):
-    """What a windowed aggregation sends."""
+    """The result of a windowed aggregation."""

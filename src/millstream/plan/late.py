@@ -1,4 +1,4 @@
-"""What a row looks like that came too late for a step."""
+"""The schema of late rows. Which rows are late is decided in operators/lateness.py."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SIDE = pa.field("side", pa.string())
 
 
 def late_columns(node: Node) -> pa.Schema | None:
-    """The input row and the reason; of a join with columns for either side, and which it is. None: none is late."""
+    """The input row and the reason; for a join, the columns of both sides and the side. None: no late rows."""
     if isinstance(node, WindowedAggregate):
         return pa.schema([*_without(node.inputs[0].schema.arrow, "window", "reason"), WINDOW, REASON])
     if (isinstance(node, Latest) and node.by_time) or (isinstance(node, Distinct) and node.within is not None):
         return pa.schema([*_without(node.inputs[0].schema.arrow, "reason"), REASON])
     if isinstance(node, IntervalJoin | WindowJoin) or (isinstance(node, LookupJoin) and node.at_event_time):
-        said = [SIDE, WINDOW, REASON] if isinstance(node, WindowJoin) else [SIDE, REASON]
-        return pa.schema([*_without(pa.schema(_either(node)), *(field.name for field in said)), *said])
+        added = [SIDE, WINDOW, REASON] if isinstance(node, WindowJoin) else [SIDE, REASON]
+        return pa.schema([*_without(pa.schema(_either(node)), *(field.name for field in added)), *added])
     return None
 
 
 def _either(node: Join) -> list[pa.Field]:
-    """The columns of both sides, each of which may be missing."""
+    """The columns of both sides, all nullable."""
     return [
         (node.schema if name in node.schema else given.schema)
         .field(name if name in node.schema else column)

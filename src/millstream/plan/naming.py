@@ -1,7 +1,7 @@
 """Default names of steps: a step is named after its source, what it does, and a digest of its definition and inputs.
 
-State is kept by name. So a name depends on the step and on what lies before it, never on the step's place in the file:
-other steps can be added, removed and reordered, and the name stays.
+State is stored by name. A name therefore depends on the step and its inputs, never on the step's position in the file:
+other steps can be added, removed and reordered without changing it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def plain(kind: str) -> str:
-    """A kind of step, such as "split big", as it stands in a name."""
+    """A kind of step, such as "split big", as part of a name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", kind).strip("_").lower() or "step"
 
 
 def default_name(node: Node, kind: str) -> str:
-    """For example scores.agg-1f6b0c, for a step whose first input begins at the source read_scores."""
+    """For example scores.agg-1f6b0c, for a step whose first input comes from the source read_scores."""
     definition = [type(node).__name__, kind, node.label, *_lambdas(node), *(given.name for given in node.inputs)]
     digest = hashlib.sha256("\n".join(definition).encode()).hexdigest()[:6]
     return f"{_source_of(node)}.{plain(kind)}-{digest}"
 
 
 def is_default(name: str) -> bool:
-    """Whether a name looks like one that the user has not chosen."""
+    """Whether a name looks like a default name."""
     return DIGEST.search(name) is not None
 
 
@@ -49,7 +49,7 @@ def _source_of(node: Node) -> str:
 
 
 def _lambdas(node: Node) -> Iterator[str]:
-    """Functions are known by name, and their bodies may change; a lambda has none, and is known by what it does."""
+    """Functions are identified by name, so that their bodies may change; a lambda has no name, so its code counts."""
     for each in fields(node):
         value = getattr(node, each.name)
         if callable(value) and getattr(value, "__name__", "") == "<lambda>":
@@ -63,7 +63,7 @@ def _content(function: Callable[..., Any]) -> str:
 
 def _cells(function: Callable[..., Any]) -> Iterator[Any]:
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # it is not filled yet
+        with suppress(ValueError):  # an empty cell
             yield cell.cell_contents
 
 
@@ -72,7 +72,7 @@ def _code(code: CodeType) -> tuple[Any, ...]:
 
 
 def _constant(value: Any) -> str:
-    """The same text in every process: the order of a set is not."""
+    """The same text in every process, unlike the order of a set."""
     if isinstance(value, CodeType):
         return repr(_code(value))
     if isinstance(value, tuple | frozenset):

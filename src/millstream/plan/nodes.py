@@ -1,4 +1,4 @@
-"""The plan: frozen nodes that say what a flow means. Each has a stable name, the columns it gives, and its inputs."""
+"""The logical plan: frozen nodes. Each has a stable name, its output columns, and its inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 from millstream.expressions.expression import Expression
 from millstream.expressions.spark_types import INSTANT as INSTANT
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.endpoints import Discard
 from millstream.plan.triggers import Trigger
 from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window
@@ -41,7 +40,7 @@ class Mode(Enum):
 
 
 class PaneTime(Enum):
-    """Which event time a pane has."""
+    """The event time of a pane."""
 
     END_OF_WINDOW = "end_of_window"
     EARLIEST = "earliest"
@@ -53,7 +52,8 @@ class Node:
     name: str
     schema: Schema
     inputs: tuple[Node, ...]
-    place: str | None = field(repr=False)
+    user_line: str | None = field(repr=False)
+    """Where the user wrote the step: file and line."""
     keeps_state: ClassVar[bool] = False
 
     @property
@@ -63,20 +63,20 @@ class Node:
 
     @property
     def awaited_inputs(self) -> int:
-        """Of how many inputs, from the first on, the watermarks count."""
+        """How many inputs, from the first, hold back the watermark."""
         return len(self.inputs)
 
     @property
     def is_changing(self) -> bool:
-        """Whether rows of it may be taken back."""
+        """Whether its rows may be retracted."""
         return self._follows_changes
 
     @property
     def is_table(self) -> bool:
-        """Whether its rows are changes of a table: one that takes a row back holds from a later time than that row."""
+        """Whether its rows are changes of a table: a retraction has a later time than the row it retracts."""
         return self._follows_a_table
 
-    # A plan may have many ways from one step to another: what a step knows by those before it, it finds out once.
+    # A plan may have many paths between two steps: properties derived from the inputs are cached.
 
     @cached_property
     def _follows_changes(self) -> bool:
@@ -89,13 +89,13 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Read(Node):
-    source: Any
+    source: Any  # an Endpoint; a Connector when the flow runs
     event_time: str | None
     watermark: Watermark | None
     changes: bool = False
-    """Whether its rows have weights: one of weight -1 takes an equal row back."""
+    """Whether its rows have weights: one of weight -1 retracts an equal row."""
     on_lost: str = "error"
-    """What to do when records of a topic were deleted before they were read."""
+    """What to do if records of a topic were deleted before they were read."""
 
     @property
     def is_changing(self) -> bool:
@@ -122,19 +122,19 @@ class Project(Node):
 
     @property
     def label(self) -> str:
-        said = [name if str(made) == f"`{name}`" else f"{made} as {name}" for name, made in self.columns]
-        return f"select {', '.join(said)}"
+        shown = [name if str(made) == f"`{name}`" else f"{made} as {name}" for name, made in self.columns]
+        return f"select {', '.join(shown)}"
 
 
 @dataclass(frozen=True, eq=False)
 class MapRows(Node):
-    """A user's function: of a row or of a batch, to one row (or batch), to none, or to several."""
+    """A user's function of a row or a batch, which returns one row (or batch), none, or several."""
 
     function: Callable[..., Any]
     per_batch: bool
     flat: bool
     batch_type: str = "polars"
-    """What a batch is given as: "polars", a DataFrame, or "arrow", a pyarrow Table. Either may be given back."""
+    """How a batch is passed: "polars", a DataFrame, or "arrow", a pyarrow Table. Either may be returned."""
 
     @property
     def label(self) -> str:
@@ -162,7 +162,7 @@ class WindowedAggregate(Node):
     mode: Mode
     aggregates: tuple[tuple[str, Aggregate], ...]
     arguments: tuple[tuple[str, Expression], ...]
-    """Expressions over the input rows that the aggregates and the window are fed with, by name."""
+    """The arguments of the aggregates and the window: expressions over the input rows, by name."""
     keeps_state: ClassVar[bool] = True
 
     @property
@@ -190,7 +190,7 @@ class Process(Node):
     function: Callable[..., Any]
     on_timer: Callable[..., Any] | None
     event_time: str | None
-    """The column that holds the event time of what it gives; without one it is that of the row or of the timer."""
+    """The result's event time column; by default, results have the event time of the row or the timer."""
     keeps_state: ClassVar[bool] = True
 
     @property
@@ -206,7 +206,7 @@ class Process(Node):
 
 @dataclass(frozen=True, eq=False)
 class Late(Node):
-    """The rows that came too late for its input."""
+    """The rows that arrived too late for its input."""
 
     @property
     def is_changing(self) -> bool:
@@ -223,7 +223,7 @@ class Late(Node):
 
 @dataclass(frozen=True, eq=False)
 class Dead(Node):
-    """The rows that a step before could not handle."""
+    """The rows that its input could not handle."""
 
     @property
     def is_table(self) -> bool:
@@ -236,25 +236,25 @@ class Dead(Node):
 
 @dataclass(frozen=True, eq=False)
 class Write(Node):
-    sink: Any
+    sink: Any  # like Read.source
     net: bool = False
-    """Whether a batch of it is what changed in a table all in all: each row once, what is taken back first."""
+    """Whether a batch is the net change of a table: each row once, retractions first."""
     keys: tuple[str, ...] = ()
-    """The key of that table, if it has one."""
+    """The key of the table, if it has one."""
     traced: bool = False
-    """Whether the sink may refuse single rows, so that it must be known where they came from."""
+    """Whether the sink may reject single rows, so that their origin must be tracked."""
     partitions: int | None = None
-    """Of the topic, if it does not exist yet. Default: as many as the largest topic has that feeds it."""
+    """For a topic that does not exist yet. Default: as many as the largest input topic has."""
 
     @property
     def is_changing(self) -> bool:
-        """What is written of a table has weights, even where none of its rows goes: equal rows are one, of weight n."""
+        """A table is written with weights, even if no row is ever retracted: n equal rows are one of weight n."""
         return self.net or super().is_changing
 
     @property
     def is_discarded(self) -> bool:
-        """Whether its rows need only be counted."""
-        return isinstance(self.sink, Discard)
+        """Whether its rows only need to be counted."""
+        return bool(self.sink.only_counts)
 
     @property
     def label(self) -> str:

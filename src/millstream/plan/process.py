@@ -1,4 +1,4 @@
-"""What a function of `process` is given besides the row: its key, with the key's state, its timers, and the time."""
+"""The `Key` that a `process` function receives with each row: its state, its timers, and the time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from millstream.records.python_values import PLAIN, NotPlain, encoded
 
 EVENT, CLOCK = 0, 1
 FIRINGS_MAX = 100_000
-"""How often the timers of one key may fire in one step. A timer that sets itself again at once would never end."""
+"""How often the timers of one key may fire in one step: a timer that immediately sets itself again would never end."""
 Timers = list[dict[str, int]]
-"""By kind and by tag, in the order they were set, when they are due."""
+"""Due times by kind and tag, in the order the timers were set."""
 NOTHING: dict[Any, Any] = {}
 NO_TIMERS: Timers = [NOTHING, NOTHING]
-"""What a key begins with, never changed: most keys need no dicts of their own, and there are many keys."""
+"""The initial state of a key, never modified: most keys need no dicts of their own, and there are many keys."""
 
 
 @dataclass(slots=True)
 class Around:
-    """What all keys of a step share: the names of the key columns, and how far watermark and clock have come."""
+    """What all keys of a step share: the names of the key columns, the watermark and the clock."""
 
     names: tuple[str, ...]
     has_on_timer: bool
@@ -54,14 +54,14 @@ class Key:
         self._timers: Timers = NO_TIMERS
         self._time: int | None = None
         self._before: dict[Any, Any] = NOTHING
-        """What a list, a map or the timers of a kind were before this row first asked for them."""
+        """The lists, maps and timers that this row used, as they were before."""
 
     def __getitem__(self, column: str) -> Any:
         try:
             return self._values[self._around.names.index(column)]
         except ValueError:
             known = ", ".join(self._around.names)
-            raise KeyError(f"'{column}' is no column of the key; those are {known}") from None
+            raise KeyError(f"'{column}' is not a key column; key columns: {known}") from None
 
     def __repr__(self) -> str:
         return f"Key({', '.join(f'{name}={self[name]!r}' for name in self._around.names)})"
@@ -121,15 +121,15 @@ class Key:
 
     def _set_timer(self, kind: int, when: datetime, tag: str) -> None:
         if not self._around.has_on_timer:
-            raise ValueError("a timer needs a function to call: process(…, on_timer=…)")
+            raise ValueError("a timer needs a callback: process(…, on_timer=…)")
         if not isinstance(tag, str):
             raise TypeError(f"a timer's tag is a string, not {tag!r}")
         try:
             time = (when - EPOCH) // MICROSECOND
         except TypeError:
-            raise TypeError(f"a timer is set at a datetime with a time zone, not at {when!r}") from None
+            raise TypeError(f"a timer needs a datetime with a time zone, not {when!r}") from None
         timers = self._changing_timers(kind)
-        timers.pop(tag, None)  # what was set last stands last
+        timers.pop(tag, None)  # keeps the order in which timers were set
         timers[tag] = time
 
     def _changing_timers(self, kind: int) -> dict[str, int]:
@@ -140,10 +140,10 @@ class Key:
             self._note(kind, timers.copy())
         return timers
 
-    def _note(self, place: Any, before: Any) -> None:
+    def _note(self, name: Any, before: Any) -> None:
         if self._before is NOTHING:
             self._before = {}
-        self._before[place] = before
+        self._before[name] = before
 
     # ------------------------------------------------------------ time
 
@@ -154,7 +154,7 @@ class Key:
 
     @property
     def watermark(self) -> datetime | None:
-        """For a row as it was before the row's bundle, for a timer as it is after it; None before there is any."""
+        """For a row, the watermark before the row's bundle; for a timer, the one after it; None before the first."""
         reached = self._around.watermark
         if reached >= END:
             return datetime.max.replace(tzinfo=UTC)
@@ -162,7 +162,7 @@ class Key:
 
     @property
     def event_time(self) -> datetime | None:
-        """The event time of the row or of the timer, which the resulting rows have too."""
+        """The event time of the row or the timer, which is also that of its results."""
         return moment(self._time)
 
     @property
@@ -176,26 +176,26 @@ def around(node: Process) -> Around:
 
 
 def bytes_of(parts: builtins.list[Any], key: Key, node: Process) -> bytes:
-    """What is kept for a key, as bytes; values that are not plain are refused."""
+    """The state of a key as bytes; only plain values are accepted."""
     try:
         return encoded(parts)
     except NotPlain as found:
         raise InvalidInput(
-            f"the state of {key} holds {found}, which cannot be kept",
-            where=f"step '{node.name}', {node.place}",
-            next_step=f"keep plain values: {PLAIN}",
+            f"the state of {key} contains {found}, which cannot be stored",
+            where=f"step '{node.name}', {node.user_line}",
+            next_step=f"store plain values: {PLAIN}",
         ) from None
 
 
 def rows_given(made: Any, copied: Callable[[Any], Any]) -> builtins.list[Any]:
-    """What a function gave, as a list: rows, one row, or nothing; each as it was when it was given."""
+    """The results of a function as a list: rows, one row, or none; each copied when it was returned."""
     if made is None:
         return []
     return [copied(made)] if isinstance(made, Mapping) else [copied(row) for row in made]
 
 
 def timer_time(kind: int, time: int, watermark: int) -> int | None:
-    """The event time of what a timer sends: its own, or for one in processing time the watermark, if there is any."""
+    """The event time of a timer's results: its own, or for a processing time timer the watermark, if there is one."""
     if kind == EVENT:
         return time
     return watermark if BEGINNING < watermark < END else None
@@ -210,7 +210,7 @@ def timer_values(key: Key, kind: int, tag: str, time: int) -> dict[str, Any]:
 def endless(key: Key, node: Process, tag: str) -> InvalidInput:
     return InvalidInput(
         f"the timers of {key} fired more than {FIRINGS_MAX:,} times in one step, the last one '{tag}'",
-        where=f"step '{node.name}', {node.place}",
-        next_step="set the next timer later than key.watermark or key.now; at the end of time, key.watermark is "
-        "datetime.max: set no timer then",
+        where=f"step '{node.name}', {node.user_line}",
+        next_step="set the next timer later than key.watermark or key.now; when the input has ended, key.watermark "
+        "is datetime.max: do not set a timer then",
     )

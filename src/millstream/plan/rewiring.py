@@ -1,4 +1,4 @@
-"""The same plan with other nodes in the place of some."""
+"""A plan with some nodes replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ End = TypeVar("End", bound=Node)
 
 
 def rewired(ends: Sequence[End], change: Callable[[Node], Node]) -> tuple[End, ...]:
-    """The ends of a plan in which every node is what `change` makes of it, and is fed by such nodes."""
+    """The outputs of a plan with `change` applied to every node, inputs first."""
     made: dict[Node, Node] = {}
     for node in in_order(ends):
         inputs = tuple(made[given] for given in node.inputs)

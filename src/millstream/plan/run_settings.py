@@ -1,6 +1,6 @@
-"""How a job is run: the keywords of `Flow.run`, `start` and `replay`, checked before anything is started.
+"""Job settings: the keywords of `Flow.run`, `start` and `replay`, validated before anything starts.
 
-A field added here is a keyword of those methods, in their static types and in `inspect.signature` alike.
+A field added here is a keyword of those methods, both in their static types and in `inspect.signature`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millstream.user_lines import users_line, what_exists
 CAUGHT_UP = "caught up"
 REAL_TIME = "real time"
 BATCH_ROWS = 1_000_000
-KEY_GROUPS_MAX = 512  # every key group of a step reports its watermark to every one of the next
+KEY_GROUPS_MAX = 512  # every key group reports its watermark to every key group of the next step
 TICK_S = 1.0
 GRACE_S = 30.0
 
@@ -61,7 +61,7 @@ class Settings:
     on_batch: OnBatch | None = None
     """Called in the driver after each batch, with its number and its rows by output."""
     on_lost: Literal["error", "earliest", "latest"] | None = None
-    """What to do when records of a topic were deleted before they were read; default: the choice made in `read`."""
+    """What to do if records of a topic were deleted before they were read; default: the choice made in `read`."""
     mode: Literal["real time"] | None = None
     """"real time": process records one at a time, from Kafka to Kafka; default: micro-batches."""
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -77,7 +77,7 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """From the keywords that a user gave."""
+        """From the user's keywords."""
         known = [each.name for each in fields(cls)]
         for name in given:
             if name not in known:
@@ -97,21 +97,24 @@ class Settings:
             isinstance(name, str) for name in self.rebuilt
         ):
             raise refused(
-                f"rebuild_output is the name of an output or a list of them, not {self.rebuild_output!r}",
+                f"rebuild_output is an output name or a list of them, not {self.rebuild_output!r}",
                 "for example rebuild_output='write_totals'",
             )
         if self.until not in (None, CAUGHT_UP):
             raise refused(f"until={self.until!r} is unknown", f"until is {CAUGHT_UP!r}, or left out to run forever")
         if self.batch_rows is not None and (not isinstance(self.batch_rows, int) or self.batch_rows < 1):
-            raise refused(f"batch_rows is a number of rows, not {self.batch_rows!r}", "leave it out: 1,000,000")
+            raise refused(f"batch_rows is a number of rows, not {self.batch_rows!r}", "default: 1,000,000")
         if self.key_groups is not None and (
             not isinstance(self.key_groups, int) or not 1 <= self.key_groups <= KEY_GROUPS_MAX
         ):
-            raise refused(f"key_groups is from 1 to {KEY_GROUPS_MAX}, not {self.key_groups!r}", "leave it out")
+            raise refused(
+                f"key_groups must be from 1 to {KEY_GROUPS_MAX}, not {self.key_groups!r}",
+                "leave it out for the default",
+            )
         if self.into is not None and (not isinstance(self.into, str) or not self.into):
-            raise refused(f"into is the name of a topic, not {self.into!r}", "for example into='totals.v2'")
+            raise refused(f"into is a topic name, not {self.into!r}", "for example into='totals.v2'")
         if self.mode not in (None, REAL_TIME):
-            raise refused(f"mode={self.mode!r} is unknown", f"mode is {REAL_TIME!r}, or left out: in micro-batches")
+            raise refused(f"mode={self.mode!r} is unknown", f"mode is {REAL_TIME!r}, or left out for micro-batches")
         if self.on_lost is not None and self.on_lost not in LOST_CHOICES:
             raise refused(f"on_lost={self.on_lost!r} is unknown", f"on_lost is {', '.join(map(repr, LOST_CHOICES))}")
         if not isinstance(self.grace_s, int | float) or self.grace_s < 0:
@@ -120,7 +123,7 @@ class Settings:
             raise refused(f"on_batch is a function, not {self.on_batch!r}", "on_batch=lambda number, tables: …")
         for key in self.conf:
             if not key.startswith("spark."):
-                raise refused(f"'{key}' is no setting of Spark", "name it in full, as in spark.executor.memory")
+                raise refused(f"'{key}' is not a Spark setting", "use its full name, for example spark.executor.memory")
         _instant(self.since)
         return self
 
@@ -131,7 +134,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
-    """The settings of a job that is run and watched until it ends."""
+    """The settings of a job that is run until it ends."""
 
     progress: ShowProgress = "auto"
     """How progress is shown on stderr; "auto" is a live line on a terminal and a line every ten seconds elsewhere."""
@@ -150,7 +153,7 @@ class ReplaySettings(RunSettings):
 def takes(
     settings: Callable[P, Settings],
 ) -> Callable[[Callable[[Owner, dict[str, Any]], Result]], Callable[Concatenate[Owner, P], Result]]:
-    """Gives a method the fields of a settings class as keywords. The method receives those that the caller gave."""
+    """Gives a method the fields of a settings class as keywords. The method receives only those the caller passed."""
 
     def decorate(
         method: Callable[[Owner, dict[str, Any]], Result],

@@ -1,24 +1,36 @@
-"""A DataFrame of Spark as a source, known here only by what it looks like: a plan never imports Spark."""
+"""A Spark DataFrame as a source, recognized by its attributes: a plan never imports Spark."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from millstream.plan.endpoints import Endpoint
+from millstream.records import Schema
 
 
 @dataclass(frozen=True, eq=False)
-class SparkFrame:
-    """It stays in the driver: a plan that travels to the workers only says that there is one."""
+class SparkFrame(Endpoint):
+    """The frame stays in the driver: the plan that is shipped to workers does not contain it."""
 
     frame: Any = field(repr=False)
     streams: bool
-    name: str = "dataframe"
+    can_read: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return "dataframe"
+
+    def own_schema(self, broker: str | None) -> Schema:
+        return Schema.of(
+            ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in self.frame.schema.fields)
+        )
 
     def __str__(self) -> str:
         return "a DataFrame"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SparkFrame, (None, self.streams, self.name)
+        return SparkFrame, (None, self.streams)
 
 
 def as_source(source: Any) -> Any:
@@ -27,8 +39,3 @@ def as_source(source: Any) -> Any:
         kind.__name__ == "DataFrame" and kind.__module__.startswith("pyspark.") for kind in type(source).__mro__
     )
     return SparkFrame(source, bool(source.isStreaming)) if is_frame else source
-
-
-def schema_of(source: SparkFrame) -> str:
-    """The columns of a DataFrame, as a schema is written."""
-    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in source.frame.schema.fields)

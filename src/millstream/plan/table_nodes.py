@@ -1,6 +1,6 @@
-"""The nodes of tables and joins. A table is the sum of the weights of its rows; as of a time, of those up to then.
+"""The nodes of tables and joins. A table is the sum of its changes; as of a time, of the changes up to then.
 
-A change of a table has the event time from which it holds.
+A change of a table is valid from its event time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from millstream.records import format_duration
 How = Literal["inner", "left", "right", "full", "semi", "anti"]
 HOWS: tuple[How, ...] = ("inner", "left", "right", "full", "semi", "anti")
 Columns = tuple[tuple[str, str], ...]
-"""Names in what a join gives, each with the column of one of its inputs."""
+"""Output columns of a join, each with its column in one of the inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Latest(Node):
-    """A stream as a table: per key the row with the newest event time, or the last to come where rows have none."""
+    """A stream as a table: per key the row with the newest event time, or the last to arrive if rows have none."""
 
     keys: tuple[str, ...]
     deleted: Expression | None
-    """For which rows it holds, these delete their key; without it, those whose `values` are all null."""
+    """Rows that satisfy it delete their key; without it, rows whose `values` are all null do."""
     values: tuple[str, ...]
     by_time: bool
     keeps_state: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class Latest(Node):
 
 @dataclass(frozen=True, eq=False)
 class AllRows(Node):
-    """A stream as a table without a key: each row is there as often as it came, less those that were taken back."""
+    """A stream as a table without a key: every row that was not retracted, duplicates included."""
 
     @property
     def is_table(self) -> bool:
@@ -63,12 +63,12 @@ class AllRows(Node):
 
 @dataclass(frozen=True, eq=False)
 class Grouped(Node):
-    """Aggregates per key over all rows that are not taken back; a key without rows has no row."""
+    """Aggregates per key over all rows that were not retracted; a key without rows has no result."""
 
     keys: tuple[str, ...]
     aggregates: tuple[tuple[str, Aggregate], ...]
     arguments: tuple[tuple[str, Expression], ...]
-    """Expressions over the input rows that the aggregates are fed with, by name."""
+    """The arguments of the aggregates: expressions over the input rows, by name."""
     keeps_state: ClassVar[bool] = True
 
     @property
@@ -87,7 +87,7 @@ class Grouped(Node):
 
 @dataclass(frozen=True, eq=False)
 class Changes(Node):
-    """A table as a stream: each change is a row, with columns `weight` and `event_time`, that is never taken back."""
+    """A table as a stream: each change is a row with columns `weight` and `event_time`, and is never retracted."""
 
     @property
     def is_changing(self) -> bool:
@@ -120,11 +120,11 @@ class AsOf(Node):
 
 @dataclass(frozen=True, eq=False)
 class Distinct(Node):
-    """Of rows alike in the keys: of a stream the first to come, of a table one for as long as there is one."""
+    """One of the rows with equal keys: in a stream the first to arrive, in a table any, as long as there is one."""
 
     keys: tuple[str, ...]
     within: timedelta | None
-    """Rows as far apart in event time as this, or further, are not alike. Only of a stream."""
+    """Rows at least this far apart in event time are not duplicates. Streams only."""
     keeps_state: ClassVar[bool] = True
 
     @property
@@ -152,7 +152,7 @@ class Take(Node):
 
 @dataclass(frozen=True)
 class Order:
-    """By what rows are ordered: nulls stand last, whichever the direction."""
+    """An ordering of rows; nulls come last in either direction."""
 
     by: Expression
     descending: bool
@@ -163,16 +163,16 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Top(Node):
-    """The first rows of each group in an order; rows equal in it stand in the order of all their columns.
+    """The first rows of each group in an order; ties are broken by all columns.
 
-    With ties they stand in the same place, one behind all rows before them: all of them are in, or none.
+    With `ties`, equal rows share a rank, as SQL's RANK() does: either all of them are included or none.
     """
 
     count: int
     keys: tuple[str, ...]
     order: tuple[Order, ...]
     rank: str | None
-    """The name of the column that holds a row's place, from 1."""
+    """The name of the rank column; ranks start at 1."""
     ties: bool
     keeps_state: ClassVar[bool] = True
 
@@ -194,17 +194,17 @@ class Top(Node):
 
 @dataclass(frozen=True, eq=False)
 class Join(Node):
-    """What joins have in common: rows of two inputs that are equal in pairs of columns. Null equals nothing."""
+    """The base of all joins: rows of two inputs that are equal in pairs of columns. Null equals nothing."""
 
     on: Columns
     """A column of the first input and one of the second."""
     how: How
     left: Columns
     right: Columns
-    """The columns of the first input and those of the second, under the names they have in what the join gives.
+    """The columns of the first and of the second input, under their names in the output.
 
-    A column that both name in `on` stands in `left`, and has the other's value where there is no row of the first.
-    Of a semi or an anti join only those in `left` are given.
+    A column that both inputs have in `on` is in `left`, and has the second's value where there is no row of the first.
+    A semi or anti join outputs only `left`.
     """
 
     @property
@@ -214,7 +214,7 @@ class Join(Node):
 
 @dataclass(frozen=True, eq=False)
 class IntervalJoin(Join):
-    """Two streams: the time of the first's row minus that of the second's lies between two durations, both included."""
+    """Two streams: the first's event time minus the second's is between two durations, inclusive."""
 
     low: timedelta
     high: timedelta
@@ -231,9 +231,9 @@ class IntervalJoin(Join):
 
 @dataclass(frozen=True, eq=False)
 class WindowJoin(Join):
-    """Two streams: rows that lie in the same window. The answer is sent once, when the window is over.
+    """Two streams: rows in the same window. The result is emitted once, when the window closes.
 
-    `right` does not name a column `window`; the join gives one, the span of the window.
+    `right` has no column `window`; the join adds one, the span of the window.
     """
 
     window: Window
@@ -271,7 +271,7 @@ class TableJoin(Join):
 
 @dataclass(frozen=True, eq=False)
 class LookupJoin(Join):
-    """A stream and a table: each row of the stream with the table as it was at its event time, or as it is now."""
+    """A stream and a table: each row of the stream with the table as of its event time, or as of now."""
 
     at_event_time: bool
     keeps_state: ClassVar[bool] = True
@@ -295,7 +295,7 @@ class LookupJoin(Join):
 
 @dataclass(frozen=True, eq=False)
 class SideJoin(Join):
-    """A stream and rows that are known beforehand and do not change. It has one input and keeps nothing."""
+    """A stream and static rows. It has one input and no state."""
 
     rows: pa.Table
     said: str

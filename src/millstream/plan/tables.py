@@ -1,13 +1,12 @@
-"""Tables: what a stream adds up to. Each call checks what it is given and adds a node.
+"""Tables: the current state of a stream. Each call validates its arguments and adds a node to the plan.
 
-A table is the sum of its changes: rows of weight +1 and -1, each with the event time from which it holds.
+A table is the sum of its changes: rows of weight +1 and -1, each valid from its event time.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,10 +17,9 @@ from millstream.expressions.lowered import type_name
 from millstream.plan.aggregates import Aggregate, check_order
 from millstream.plan.bundles import micros
 from millstream.plan.checks import check_keys, refusal, without_event_time
-from millstream.plan.endpoints import Table as DatabaseTable
-from millstream.plan.flow import Stream
 from millstream.plan.keyed import aggregated, check_named
 from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Union, Where, WindowedAggregate
+from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
 from millstream.plan.walking import derived
 from millstream.plan.written_stream import Written
@@ -36,7 +34,7 @@ METADATA: dict[str, tuple[pa.DataType, ...]] = {
     "timestamp": (INSTANT,),
     "headers": (pa.map_(pa.string(), pa.binary()),),
 }
-"""What a topic knows of each record but for its key, by the name of the column."""
+"""The columns of record metadata in a topic, except its key."""
 NULLS = re.compile(r"\s+nulls\s+(first|last)\s*$", re.IGNORECASE)
 PIECE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|.", re.DOTALL)
 EXAMPLES = {
@@ -61,7 +59,7 @@ class Table(Stream):
 
     def changes(self, *, name: str | None = None) -> Stream:
         """The table as a stream of its changes, with `weight` (+1, -1) and `event_time`."""
-        self._check_columns(CHANGE_COLUMNS, "changes have")
+        self._check_columns(CHANGE_COLUMNS, "changes add")
         fields = [*self.schema.arrow, pa.field("weight", pa.int32()), pa.field("event_time", INSTANT)]
         columns = Schema.from_arrow(pa.schema(fields))
         changes = Changes("", columns, (self.node,), users_line())
@@ -72,32 +70,30 @@ class Table(Stream):
         moment = _moment(time)
         if (source := without_event_time(self.node)) is not None:
             raise refusal(
-                f"the rows of '{source.name}' have no event time, so nothing says what was there at {time}",
-                "name their column with read(…, event_time='…')",
+                f"the rows of '{source.name}' have no event time, so the table has no history",
+                "set it with read(…, event_time='…')",
             )
         node = AsOf("", self.schema, (self.node,), users_line(), micros(moment), moment.isoformat())
         return Table(self.flow, self.flow.named(node, "as_of", name), self.key)
 
     def to_dataframe(self, **settings: Any) -> Any:
-        """The changes of the table as a streaming DataFrame of Spark; `weight` is -1 for a row that is retracted."""
-        self._check_columns(("weight",), "the DataFrame of a table has")
+        """The changes of the table as a streaming Spark DataFrame; `weight` is -1 for a retracted row."""
+        self._check_columns(("weight",), "the DataFrame of a table adds")
         return super().to_dataframe(**settings)
 
     def write(self, sink: Any, *, name: str | None = None, partitions: int | None = None) -> Written:
         """Keeps a copy of the table up to date: in a database, in a compacted topic, or as changes with a weight.
 
-        A topic is keyed by the table's key, and a row that goes is a tombstone; without a key it holds the changes.
+        A topic is keyed by the table's key, and a deleted row becomes a tombstone; without a key it has the changes.
         """
-        self._check_columns(("weight",), "what is written of a table may have")
-        if isinstance(sink, DatabaseTable) and sink.mode == "append" and self.key:
-            sink = replace(sink, mode="upsert", key=self.key)
+        self._check_columns(("weight",), "writing a table may add")
         return self._write(sink, name, partitions, net=True, keys=self.key)
 
     def _check_columns(self, names: Sequence[str], what: str) -> None:
         taken = {column.lower() for column in self.schema.names}
         for name in names:
             if name in taken:
-                raise refusal(f"{what} a column '{name}' of its own", "give yours another name with select(…)")
+                raise refusal(f"{what} a column '{name}'", "rename yours with select(…)")
 
     def _next(self, node: Node) -> Stream:
         if isinstance(node, Late | Dead):
@@ -106,7 +102,7 @@ class Table(Stream):
 
 
 def _keeps(node: Node, key: tuple[str, ...]) -> bool:
-    """Whether the key of a table is still that of what a step makes of it."""
+    """Whether the result of a step still has the table's key."""
     if isinstance(node, Where):
         return True
     if isinstance(node, Project):
@@ -124,7 +120,7 @@ class Grouping:
         self._columns = columns
 
     def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Table:
-        """A table with a row per group, kept up to date; a group without rows has none."""
+        """A table with one row per group, kept up to date; a group without rows has none."""
         check_named(unnamed, aggregates)
         stream, keys = self._stream, self._columns
         made, arguments = aggregated(stream.schema, aggregates, [*CHANGE_COLUMNS, *keys], "a table")
@@ -142,11 +138,11 @@ def to_table(stream: Stream, key: str | Sequence[str] | None, deleted: str | Non
 
 
 def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
-    """Every row of a stream. A table is one already."""
+    """Every row of a stream; a table is returned as it is."""
     if deleted is not None:
         raise refusal(
-            "deleted= says which rows delete their key, and no key is named",
-            "name it: to_table(key='user', deleted=…); or leave out deleted=: rows of weight -1 take equal ones away",
+            "deleted= selects rows that delete their key, but there is no key",
+            "set it: to_table(key='user', deleted=…); or remove deleted=: rows of weight -1 retract equal ones",
         )
     if isinstance(stream, Table):
         _check_unnamed(stream, name)
@@ -156,22 +152,22 @@ def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
 
 
 def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: str | None) -> Table:
-    """Per key the newest row. Without `deleted`, a row whose values are all null deletes its key.
+    """The newest row per key. Without `deleted`, a row whose values are all null deletes its key.
 
-    A value is a column that is no key, not the event time, and nothing that a topic knows of each record: a tombstone
-    has these too. What `select` calls by another name stays what it is.
+    Key columns, the event time and record metadata are not values: a tombstone has these too. A column renamed by
+    `select` stays what it is.
     """
     keys = columns_of(key, "key")
     if not keys:
         raise refusal(
             "a table needs a key",
-            f"columns that exist: {', '.join(stream.schema.names)}; or leave out key=: then every row is in the table",
+            f"columns that exist: {', '.join(stream.schema.names)}; or remove key= to keep every row",
         )
     check_keys(stream.schema, keys, "key")
     if stream.node.is_changing or stream.is_table:
         if deleted is not None:
             raise refusal(
-                f"rows of '{stream.node.name}' are taken back by their weight", "leave out deleted=: it is a table"
+                f"rows of '{stream.node.name}' are retracted by weight", "remove deleted=: it is already a table"
             )
         _check_relabelled(stream, keys, name)
         return Table(stream.flow, stream.node, keys)
@@ -184,39 +180,39 @@ def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: 
 
 
 def _check_relabelled(stream: Stream, keys: tuple[str, ...], name: str | None) -> None:
-    """A table may be told its key; that finds each of its rows only if the key it has is within."""
+    """A table may be given a key; it is unique only if it contains the table's own key."""
     _check_unnamed(stream, name)
     known = stream.key if isinstance(stream, Table) else ()
     if not set(known) <= set(keys):
         raise refusal(
-            f"the key of '{stream.node.name}' is {', '.join(known)}, and several of its rows may be alike in "
+            f"the key of '{stream.node.name}' is {', '.join(known)}, so several rows may have the same "
             f"{', '.join(keys)}",
-            f"say which of them is kept: top(1, by=…, per={(keys[0] if len(keys) == 1 else keys)!r})",
+            f"choose which one to keep: top(1, by=…, per={(keys[0] if len(keys) == 1 else keys)!r})",
         )
 
 
 def _check_unnamed(stream: Stream, name: str | None) -> None:
     if name is not None:
         raise refusal(
-            f"'{stream.node.name}' is a table as it is, so there is no step that could be named '{name}'",
-            "leave out name=",
+            f"'{stream.node.name}' is already a table, so there is no step to name '{name}'",
+            "remove name=",
         )
 
 
 def _known_beside_values(node: Node) -> set[str]:
-    """The columns of a stream that hold the event time, or what a topic knows of a record whatever its value."""
+    """The columns of a stream with the event time or record metadata, which do not depend on the record's value."""
     return derived(node, _known_by)
 
 
 def _known_by(node: Node, given: list[set[str]]) -> set[str]:
     if isinstance(node, Read):
-        fields = node.schema.arrow if isinstance(node.source, str) else ()
+        fields = node.schema.arrow if node.source.broker_topic else ()
         known = {field.name for field in fields if field.type in METADATA.get(field.name, ())}
         return known if node.event_time is None else {node.event_time, *known}
     if isinstance(node, Project):
         return {name for name, made in node.columns if made.column in given[0]}
     if isinstance(node, Join):
-        sides = zip(given, (node.left, node.right), strict=False)  # rows known beforehand are no input
+        sides = zip(given, (node.left, node.right), strict=False)  # static rows are not an input
         return {name for known, columns in sides for name, column in columns if column in known}
     if isinstance(node, WindowedAggregate):
         return {"event_time"}
@@ -234,12 +230,12 @@ def distinct(stream: Stream, columns: Sequence[str], within: str | timedelta | N
         with AtUsersLine():
             apart = duration(within, what="within")
         if not apart:
-            raise refusal("within must be longer than nothing", "for example within='1 day'")
-        _check_not_changing(stream, "distinct(…, within=…)", "leave out within=")
+            raise refusal("within must be longer than 0", "for example within='1 day'")
+        _check_not_changing(stream, "distinct(…, within=…)", "remove within=")
         if (source := without_event_time(stream.node)) is not None:
             raise refusal(
-                f"within is about event time, and the rows of '{source.name}' have none",
-                "name their column with read(…, event_time='…')",
+                f"within needs event time, but the rows of '{source.name}' have none",
+                "set it with read(…, event_time='…')",
             )
     node = Distinct("", stream.schema, (stream.node,), users_line(), keys, apart)
     node = stream.flow.named(node, "distinct", name)
@@ -250,7 +246,7 @@ def take(stream: Stream, count: int, per: str | Sequence[str], name: str | None)
     keys = columns_of(per, "per")
     check_keys(stream.schema, keys, "per")
     _check_count(count, "take")
-    _check_not_changing(stream, "take", "say which rows come first: top(10, by='score desc')")
+    _check_not_changing(stream, "take", "choose the order with top(10, by='score desc')")
     node = Take("", stream.schema, (stream.node,), users_line(), count, keys)
     return Stream(stream.flow, stream.flow.named(node, "take", name))
 
@@ -272,16 +268,16 @@ def top(
     if not order:
         raise refusal("top needs an order", "for example by='score desc'")
     if not isinstance(ties, bool):
-        raise refusal(f"ties is True or False, not {ties!r}", "True: rows equal to the last one that is in are in too")
+        raise refusal(f"ties is True or False, not {ties!r}", "True also includes rows equal to the last one")
     columns = stream.schema
     if rank is not None:
         if not isinstance(rank, str) or not rank or rank in columns.names:
-            raise refusal(f"rank is the name of a new column, not {rank!r}", "for example rank='place'")
+            raise refusal(f"rank is the name of a new column, not {rank!r}", "for example rank='position'")
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema([*columns.arrow, pa.field(rank, pa.int64())]))
     node = Top("", columns, (stream.node,), users_line(), count, keys, order, rank, ties)
     node = stream.flow.named(node, "top", name)
-    if ties:  # any number of rows may stand in one place
+    if ties:  # any number of rows may share a rank
         return Table(stream.flow, node)
     return Table(stream.flow, node, (*keys, rank) if rank else keys if keys and count == 1 else ())
 
@@ -290,9 +286,9 @@ def _order(schema: Schema, text: str) -> Order:
     parts = _parts(text)
     if len(parts) > 1:
         listed = ", ".join(f'"{part}"' for part in parts)
-        raise refusal(f"by='{text}' is several orders in one text", f"write them as a list: by=[{listed}]")
+        raise refusal(f"by='{text}' contains several orders", f"write them as a list: by=[{listed}]")
     if nulls := NULLS.search(text):
-        raise refusal(f"by='{text}' says where nulls stand", f"nulls stand last: leave out '{nulls[0].strip()}'")
+        raise refusal(f"by='{text}' sets the order of nulls", f"nulls always come last: remove '{nulls[0].strip()}'")
     found = DIRECTION.fullmatch(text)
     assert found is not None
     by = expression(found["by"], schema)
@@ -300,13 +296,13 @@ def _order(schema: Schema, text: str) -> Order:
         check_order(by.type)
     except TypeError as needed:
         raise refusal(
-            f"an order needs {needed}, and '{by}' is {type_name(by.type)}", "order by another column"
+            f"an order needs {needed}, but '{by}' is {type_name(by.type)}", "order by another column"
         ) from None
     return Order(by, (found["direction"] or "asc").lower() == "desc")
 
 
 def _parts(text: str) -> list[str]:
-    """A text at its commas, except those in brackets and in quotes."""
+    """Splits at commas outside brackets and quotes."""
     parts, depth = [""], 0
     for piece in PIECE.findall(text):
         depth += (piece in "([{") - (piece in ")]}")
@@ -318,7 +314,7 @@ def _parts(text: str) -> list[str]:
 
 
 def unweighted(stream: Stream) -> Stream:
-    """Panes that take others back say so in a column, in which the two differ: as rows of a table they have none."""
+    """Drops the weight column of retracting panes, in which a row and its retraction would differ in a table."""
     if not stream.node.is_changing or not _is_weight_of_pane(stream.node):
         return stream
     kept = [(column, stream._kept(column)) for column in stream.schema.names if column != "weight"]
@@ -326,7 +322,7 @@ def unweighted(stream: Stream) -> Stream:
 
 
 def _is_weight_of_pane(node: Node) -> bool:
-    """Whether a column `weight` is the one that panes have."""
+    """Whether a column `weight` is that of panes."""
     return derived(node, _keeps_weight_of_pane)
 
 
@@ -342,20 +338,22 @@ def _keeps_weight_of_pane(node: Node, given: list[bool]) -> bool:
 def columns_of(given: str | Sequence[str], what: str) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
-        raise refusal(f"{what} takes the name of a column, or several, not {given!r}", f"for example {EXAMPLES[what]}")
+        raise refusal(f"{what} takes one column name or several, not {given!r}", f"for example {EXAMPLES[what]}")
     return tuple(names)
 
 
 def _check_count(count: object, verb: str) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise refusal(f"{verb} takes a whole number from 1 on, not {count!r}", f"for example {verb}(10)")
+        raise refusal(f"{verb} takes a positive integer, not {count!r}", f"for example {verb}(10)")
 
 
 def _check_not_changing(stream: Stream, verb: str, next_step: str) -> None:
     if stream.node.is_changing:
-        raise refusal(f"{verb} is for rows that stay, and those of '{stream.node.name}' may be taken back", next_step)
+        raise refusal(
+            f"{verb} needs rows that are never retracted, but those of '{stream.node.name}' may be", next_step
+        )
     if stream.is_table:
-        raise refusal(f"{verb} is for the rows of a stream, and '{stream.node.name}' is a table", next_step)
+        raise refusal(f"{verb} needs a stream, but '{stream.node.name}' is a table", next_step)
 
 
 def _moment(time: datetime | str) -> datetime:
@@ -364,5 +362,5 @@ def _moment(time: datetime | str) -> datetime:
     except ValueError:
         raise refusal(f"{time!r} is not a time", "for example as_of('2026-01-01T12:00:00+00:00')") from None
     if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise refusal(f"{time!r} is not a time with a zone", "for example as_of('2026-01-01T12:00:00+00:00')")
+        raise refusal(f"{time!r} is not a time with a time zone", "for example as_of('2026-01-01T12:00:00+00:00')")
     return moment

@@ -1,4 +1,4 @@
-"""When in processing time: a trigger is a value that says when a window sends a pane.
+"""When in processing time: a trigger decides when a window emits a pane.
 
 `each`, `every` and `repeatedly` never finish; a trigger that finishes closes its window.
 """
@@ -38,7 +38,7 @@ class Trigger:
 
     @property
     def can_finish(self) -> bool:
-        """Whether it can ever finish, and so close its window or begin the next of `in_order`."""
+        """Whether it can ever finish, and so close its window or start the next trigger of `in_order`."""
         return True
 
     def walk(self) -> Iterator[Trigger]:
@@ -61,8 +61,8 @@ class AfterWatermark(Trigger):
         return self.late is None
 
     def __str__(self) -> str:
-        said = [f"{name}={part}" for name, part in (("early", self.early), ("late", self.late)) if part is not None]
-        return f"after_watermark({', '.join(said)})"
+        parts = [f"{name}={part}" for name, part in (("early", self.early), ("late", self.late)) if part is not None]
+        return f"after_watermark({', '.join(parts)})"
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Until(Trigger):
         return f"{self.trigger}.until({self.end})"
 
 
-# ---------------------------------------------------------------- what a user writes
+# ---------------------------------------------------------------- public functions
 
 
 def after_watermark(early: Trigger | None = None, late: Trigger | None = None) -> AfterWatermark:
@@ -233,7 +233,7 @@ def every(interval: str | timedelta) -> Every:
 def after_count(count: int) -> AfterCount:
     """Fires when that many rows have arrived."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise _refuse(f"a count is a whole number from 1 on, not {count!r}", "for example after_count(100)")
+        raise _refuse(f"a count must be a positive integer, not {count!r}", "for example after_count(100)")
     return AfterCount(count)
 
 
@@ -243,14 +243,14 @@ def each() -> Each:
 
 
 def at_expiry() -> AtExpiry:
-    """Fires only when the window expires: it is sent once, complete."""
+    """Fires only when the window expires: it is emitted once, complete."""
     return AtExpiry()
 
 
 def repeatedly(trigger: Trigger) -> Repeatedly:
     """Repeats a trigger: when it finishes, it starts over."""
     if not _trigger(trigger, "repeatedly").can_fire:
-        raise _refuse(f"{trigger} can never fire, also not repeatedly", "write at_expiry() by itself")
+        raise _refuse(f"{trigger} can never fire, so it cannot repeat", "use at_expiry() by itself")
     return Repeatedly(trigger)
 
 
@@ -270,7 +270,7 @@ def in_order(*triggers: Trigger) -> InOrder:
     for trigger in ordered[:-1]:
         if not trigger.can_finish:
             raise _refuse(
-                f"{trigger} never finishes, so what follows it in in_order would never begin",
+                f"{trigger} never finishes, so the next trigger of in_order would never start",
                 "put it last, or end it with .until(…)",
             )
     return _that_fires(InOrder(ordered))
@@ -292,7 +292,7 @@ def _trigger(value: object, what: str) -> Trigger:
 
 def _that_fires(trigger: Composite) -> Composite:
     if not trigger.can_fire:
-        raise _refuse(f"{trigger} can never fire", "write at_expiry() by itself, or leave it out")
+        raise _refuse(f"{trigger} can never fire", "use at_expiry() by itself, or leave it out")
     return trigger
 
 
@@ -300,7 +300,7 @@ def _positive(span: str | timedelta, what: str) -> timedelta:
     with AtUsersLine():
         long = duration(span, what=what)
     if long <= timedelta(0):
-        raise _refuse(f"{what} must be longer than nothing", "for example '1 minute', or each() for every row")
+        raise _refuse(f"{what} must be longer than 0", "for example '1 minute', or each() for every row")
     return long
 
 

@@ -1,4 +1,4 @@
-"""Ways through a plan: every step is visited once, however many ways lead to it."""
+"""Plan traversal: every step is visited once, however many paths lead to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_order(ends: Iterable[Node]) -> list[Node]:
 
 
 def before_state(order: Sequence[Node]) -> set[Node]:
-    """The steps that a step with state follows, at once or behind others, given all steps in order."""
+    """The steps upstream of a stateful step, given all steps in order."""
     found: set[Node] = set()
     for node in reversed(order):
         if node.keeps_state or node in found:
@@ -34,7 +34,7 @@ def before_state(order: Sequence[Node]) -> set[Node]:
 
 
 def derived(end: Node, rule: Callable[[Node, list[T]], T]) -> T:
-    """What a rule says of a node, given what it says of the node's inputs."""
+    """Applies a rule to a node, given its results for the node's inputs."""
     found: dict[Node, T] = {}
     for node in in_order([end]):
         found[node] = rule(node, [found[given] for given in node.inputs])

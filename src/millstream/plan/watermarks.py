@@ -1,4 +1,4 @@
-"""How complete a stream is: a watermark strategy says what a source partition's rows tell about its event time."""
+"""How complete a stream is: a strategy derives the watermark of a source partition from its rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.user_lines import AtUsersLine, users_line
 
 @dataclass(frozen=True)
 class Watermark:
-    """A strategy; a partition that sends nothing for `idle` of processing time does not hold the others back."""
+    """A strategy; a partition without rows for `idle` of processing time does not hold back the others."""
 
     idle: timedelta | None = None
 
@@ -59,7 +59,7 @@ def ascending(*, idle: str | timedelta | None = None) -> Bounded:
 
 
 def punctuated(expression: str, *, idle: str | timedelta | None = None) -> Punctuated:
-    """The rows state it themselves: the expression is the watermark, or null in rows that do not state one."""
+    """Rows carry the watermark: the expression is the watermark, or null in rows without one."""
     if not isinstance(expression, str) or not expression.strip():
         raise InvalidInput(
             f"punctuated takes a Spark SQL expression as text, not {expression!r}",
@@ -72,12 +72,12 @@ def punctuated(expression: str, *, idle: str | timedelta | None = None) -> Punct
 def custom(
     function: Callable[[list[dict[str, Any]]], datetime | None], *, idle: str | timedelta | None = None
 ) -> Custom:
-    """A function of a partition's new rows returns the watermark, or None to leave it."""
+    """A function of a partition's new rows returns the watermark, or None to keep it."""
     if not callable(function):
         raise InvalidInput(
             f"custom takes a function, not {function!r}",
             where=users_line(),
-            next_step="a function of a list of rows that gives a datetime, or None",
+            next_step="a function of a list of rows that returns a datetime, or None",
         )
     return Custom(_idle(idle), function)
 
@@ -89,6 +89,6 @@ def _idle(idle: str | timedelta | None) -> timedelta | None:
         quiet = duration(idle, what="idle")
     if quiet <= timedelta(0):
         raise InvalidInput(
-            "idle must be longer than nothing", where=users_line(), next_step="leave it out: no partition is then idle"
+            "idle must be longer than 0", where=users_line(), next_step="leave it out: partitions are then never idle"
         )
     return quiet

@@ -1,4 +1,4 @@
-"""Where in event time: a window is a value that says how rows are grouped in time; operators give it its meaning."""
+"""Where in event time: a window describes how rows are grouped in time; operators implement it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 FOREVER = 1 << 61
-"""Longer than there are times: what is longer still cannot be told from it, and might not fit where times are added."""
+"""Longer than the range of times: anything longer is equivalent, and might overflow when times are added."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST, LAST = ((edge.replace(tzinfo=UTC) - _EPOCH) // MICROSECOND for edge in (datetime.min, datetime.max))
-"""The first and the last instant that Python and Spark can represent: windows begin and end within them."""
+"""The first and the last instant that Python and Spark can represent: windows start and end within them."""
 
 
 def microseconds(span: timedelta) -> int:
@@ -30,11 +30,11 @@ def microseconds(span: timedelta) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """What all windows have in common."""
+    """The base of all windows."""
 
     @property
     def has_end(self) -> bool:
-        """Whether the watermark can reach its end: windows that rows close have none of their own."""
+        """Whether the watermark can reach its end: windows that are closed by rows have no end in event time."""
         return True
 
     @property
@@ -133,11 +133,11 @@ class Everything(Window):
 
 
 def _suffix(offset: timedelta, time: Time) -> str:
-    said = f" offset {format_duration(offset)}" if offset else ""
-    return said + (" in processing time" if time == "processing" else "")
+    shown = f" offset {format_duration(offset)}" if offset else ""
+    return shown + (" in processing time" if time == "processing" else "")
 
 
-# ---------------------------------------------------------------- what a user writes
+# ---------------------------------------------------------------- public functions
 
 
 def fixed(size: str | timedelta, *, offset: str | timedelta = timedelta(0), time: Time = "event") -> Fixed:
@@ -180,14 +180,16 @@ def rows(count: int, *, every: int | None = None) -> Rows:
     period = count if every is None else every
     for name, value in (("count", count), ("every", period)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _refuse(f"{name} is a whole number from 1 on, not {value!r}", "for example rows(100, every=10)")
+            raise _refuse(f"{name} must be a positive integer, not {value!r}", "for example rows(100, every=10)")
     return Rows(count, period)
 
 
 def delta_window(column: str, threshold: float) -> DeltaWindow:
     """A new window starts with a row whose `column` differs by `threshold` or more from the window's first row."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < math.inf:
-        raise _refuse(f"a threshold is a number above 0, not {threshold!r}", "for example delta_window('speed', 10)")
+        raise _refuse(
+            f"a threshold must be a positive number, not {threshold!r}", "for example delta_window('speed', 10)"
+        )
     return DeltaWindow(_text(column, "delta_window takes a column", "delta_window('speed', 10)"), threshold)
 
 
@@ -211,19 +213,21 @@ def _positive(span: str | timedelta, what: str) -> timedelta:
     with AtUsersLine():
         long = duration(span, what=what)
     if long <= timedelta(0):
-        raise _refuse(f"{what} must be longer than nothing", "for example '1 minute'")
+        raise _refuse(f"{what} must be longer than 0", "for example '1 minute'")
     return long
 
 
 def _offset(offset: str | timedelta, period: timedelta) -> timedelta:
-    """Windows repeat, so an offset that is negative or longer than their period is one within it."""
+    """Normalizes an offset to less than one period."""
     with AtUsersLine():
         return signed_duration(offset, what="offset") % period
 
 
 def _time(time: Time) -> Time:
     if time not in ("event", "processing"):
-        raise _refuse(f"time is 'event' or 'processing', not {time!r}", "time='processing' takes the time a row came")
+        raise _refuse(
+            f"time is 'event' or 'processing', not {time!r}", "time='processing' uses the time of a row's arrival"
+        )
     return time
 
 

@@ -1,4 +1,4 @@
-"""Where a stream ends: the rows that its sink refuses come out again as dead letters, for another sink."""
+"""A written stream: rows that its sink rejects become dead letters for another sink."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream.plan.walking import in_order
 from millstream.records import DEAD_LETTER_SCHEMA
 
 if TYPE_CHECKING:
-    from millstream.plan.flow import Stream
+    from millstream.plan.stream import Stream
 
 
 class Written:
@@ -23,19 +23,19 @@ class Written:
 
     @property
     def dead(self) -> Stream:
-        """The rows that the sink refuses for good, with the reason: write them to another sink."""
+        """The rows that the sink permanently rejects, with the reason: write them to another sink."""
         return self._stream._side(self.node, Dead, "dead", DEAD_LETTER_SCHEMA)
 
 
 def check_behind_sinks(outputs: Sequence[Write]) -> None:
-    """Refuses steps that keep state over the rows that a sink refused: these are known when all state is kept."""
+    """Rejects stateful steps after the dead letters of a sink: these are known only after all state has been stored."""
     behind: set[Node] = set()
     for node in in_order(outputs):
         if (isinstance(node, Dead) and isinstance(node.inputs[0], Write)) or behind.intersection(node.inputs):
             behind.add(node)
             if node.keeps_state:
                 raise InvalidPlan(
-                    f"the step '{node.name}' keeps state ({node.label}) behind the dead letters of a sink",
-                    where=node.place,
-                    next_step="write the dead letters to a topic, and read that in another flow",
+                    f"the step '{node.name}' keeps state ({node.label}) after the dead letters of a sink",
+                    where=node.user_line,
+                    next_step="write the dead letters to a topic, and read it in another flow",
                 )

@@ -1,4 +1,4 @@
-"""What an event is: its schema, how bytes become rows, and what happens to bytes that do not."""
+"""Events: their schemas, decoding bytes into rows, and dead letters for bytes that cannot be decoded."""
 
 from millstream.records.codecs import Codec, Decoded, codec, codec_names
 from millstream.records.columns import Failure

@@ -1,7 +1,7 @@
-"""How much one record may hold. What goes beyond is refused before memory is taken for it.
+"""Limits on the size of a record, enforced before memory is allocated for it.
 
-A record is anyone's bytes, and a few of them can stand for gigabytes: an empty list takes one byte in Avro and 64 in
-Python. So sizes, counts and nesting are checked on the bytes, before a parser sees them.
+Records are untrusted bytes, and a few of them can expand to gigabytes: an empty list takes one byte in Avro and 64 in
+Python. So sizes, counts and nesting are checked on the bytes, before parsing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from millstream.records.columns import Refused
 RECORD_BYTES_MAX = 64 << 20
 CONTAINERS_MAX = 1_000_000  # objects, records, arrays and maps in one record; each takes up to 240 bytes in Python
 CHUNK_BYTES = 1 << 20  # of values whose Python objects exist at the same time
-NESTING_MAX = 200  # of Avro; a level takes about 1 kB of the stack, and threads may have 512 kB
+NESTING_MAX = 200  # in Avro; a level takes about 1 kB of the stack, and threads may have 512 kB
 
 
 def size_text(size_bytes: int) -> str:
@@ -23,7 +23,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def valid_text(text: str) -> str:
-    """What a stranger wrote, for a message: JSON may hold halves of surrogate pairs, which cannot be stored."""
+    """Untrusted text, for a message: JSON may contain lone surrogates, which cannot be stored."""
     return text.encode(errors="replace").decode()
 
 
@@ -32,4 +32,4 @@ def too_large(size_bytes: int, size_bytes_max: int) -> str:
 
 
 def too_many_containers() -> Refused:
-    return Refused(f"the record holds more than {CONTAINERS_MAX:,} arrays and objects")
+    return Refused(f"the record has more than {CONTAINERS_MAX:,} arrays and objects")

@@ -1,8 +1,8 @@
-"""A column built here holds, for each value, what that value alone would have given: neighbours never matter.
+"""Builds columns in which each value depends on its own input alone, never on its neighbours.
 
-Two routes lead to the same column. The fast one looks at the set of Python types in the column and lets Arrow
-convert all of it; it may only accept values the slow one accepts too. When it cannot, the slow one asks value by value
-and knows a reason for each refusal. Both cost time in proportion to the values, however many are bad.
+There are two paths with the same result. The fast one looks at the set of Python types in the column and lets Arrow
+convert all of it; it may only accept values that the slow one accepts too. If it cannot, the slow one converts value by
+value and has a reason for each rejection. Both are linear in the number of values, however many are bad.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Refused(Exception):
 
 
 class NotAllFit(Exception):
-    """The fast route cannot vouch for every value of a column; the slow one has to look."""
+    """The fast path cannot guarantee every value of a column; the slow one takes over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """How values become one simple Arrow type.
 
-    `types` are the Python types the fast route takes. `whole` turns a list of these (and None) into an array, or
-    raises anything to hand over to `one`, which turns a single value into what `pa.array` takes or raises Refused.
+    `types` are the Python types that the fast path accepts. `whole` turns a list of these (and None) into an array, or
+    raises anything to fall back to `one`, which turns a single value into what `pa.array` accepts or raises Refused.
     """
 
     expected: str
@@ -55,10 +55,10 @@ class Rules(ABC):
 
     @abstractmethod
     def show(self, value: Any) -> str:
-        """The value as its author would recognise it, short."""
+        """The value, shortened, in the form its author would recognise."""
 
     def key(self, dtype: pa.DataType) -> Leaf | None:
-        """For maps whose keys come in another form than values; None if they do not."""
+        """For maps whose keys have another form than values; None if they do not."""
         return None
 
     list_types: tuple[type, ...] = (list,)
@@ -70,12 +70,12 @@ class Rules(ABC):
 
 _NONE = type(None)
 
-Faults = dict[int, str]  # position in the column at hand -> the first reason found
+Faults = dict[int, str]  # position in the current column -> the first reason found
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where in a row a nested column stands, and which row each of its values belongs to."""
+    """The path of a nested column, and which row each of its values belongs to."""
 
     path: str
     faults: Faults
@@ -92,7 +92,7 @@ class _Place:
 
 @dataclass(slots=True)
 class Columns:
-    """Builds the columns of `schema` from row objects, gathering one reason per row that does not fit."""
+    """Builds the columns of `schema` from row objects, with one reason per row that does not fit."""
 
     schema: pa.Schema
     rules: Rules
@@ -183,14 +183,14 @@ class Columns:
             built_keys = self._build(keys, dtype.key_field, below)
         else:
             built_keys = self._leaf(keys, key_leaf, dtype.key_type, below)
-        if built_keys.null_count:  # these rows are refused by now, and Arrow allows no null key even for the moment
+        if built_keys.null_count:  # these rows are already rejected, and Arrow never allows null keys
             refused = {owners[index] for index in np.flatnonzero(built_keys.is_null().to_numpy(zero_copy_only=False))}
             return self._map([None if at in refused else value for at, value in enumerate(values)], dtype, place)
         built_items = self._build(items, dtype.item_field, place.inside("{}", owners))
         return pa.MapArray.from_arrays(offsets, built_keys, built_items, type=dtype)
 
     def _only(self, values: list[Any], types: tuple[type, ...], name: str, place: _Place) -> list[Any]:
-        """The values that are of these types; others become None and a reason."""
+        """The values of these types; others become None and get a reason."""
         if set(map(type, values)) <= {*types, _NONE}:
             return values
         kept: list[Any] = []
@@ -209,7 +209,7 @@ class Columns:
 
 
 def _layout(values: list[Any]) -> tuple[pa.Array, list[int]]:
-    """Arrow offsets of lists of these lengths (null where None), and the list each element belongs to."""
+    """Arrow offsets of lists of these lengths (null if None), and the list that each element belongs to."""
     lengths = np.fromiter((0 if value is None else len(value) for value in values), dtype=np.int64, count=len(values))
     offsets = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])

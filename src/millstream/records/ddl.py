@@ -1,4 +1,4 @@
-"""Schema text is read exactly as Spark reads its DDL, and every type written here is read back as itself."""
+"""Schema text is parsed exactly as Spark parses its DDL, and every type round-trips."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ KNOWN_NAMES = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "char(n)", "array<â€
                "interval day to second")  # fmt: skip
 
 DECIMAL_DIGITS_MAX = 38
-NESTING_MAX = 64  # the parser calls itself per level; hostile text must not reach Python's own limit
+NESTING_MAX = 64  # the parser recurses per level; hostile text must not reach Python's limit
 
-# Names for types that are written back: of several spellings, the one Spark itself prints.
+# The names in which types are written: of several spellings, the one Spark itself prints.
 _PREFERRED = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date",
               "timestamp", "timestamp_ntz")  # fmt: skip
 _NAME_OF: dict[pa.DataType, str] = {SIMPLE_TYPES[name]: name for name in _PREFERRED}
@@ -91,11 +91,11 @@ def format_type(dtype: pa.DataType) -> str:
         return f"map<{format_type(dtype.key_type)},{format_type(dtype.item_type)}>"
     if pa.types.is_struct(dtype):
         return f"struct<{','.join(_format_field(field, ':') for field in dtype)}>"
-    raise InvalidSchema(f"the Arrow type {dtype} has no counterpart in a schema", next_step=_known_types())
+    raise InvalidSchema(f"the Arrow type {dtype} is not supported in a schema", next_step=_known_types())
 
 
 def refuse_clashing_names(fields: list[pa.Field], *, inside: str | None) -> None:
-    """Refuses empty names and names that Spark, which ignores case, could not tell apart."""
+    """Rejects empty names and names that Spark, which ignores case, could not distinguish."""
     owner = f"struct '{inside}'" if inside else "schema"
     seen: dict[str, str] = {}
     for field in fields:
@@ -118,7 +118,7 @@ def _known_types() -> str:
 
 
 class _Reader:
-    """Reads tokens left to right and never looks more than one ahead."""
+    """Reads tokens left to right with one token of lookahead."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -131,7 +131,7 @@ class _Reader:
             if match is None:
                 at = len(self.text) - len(self.text[self.position :].lstrip())
                 raise self.refusal(
-                    "this character cannot stand here", at, next_step="put odd names in backticks: `a-b`"
+                    "this character is not allowed here", at, next_step="put special names in backticks: `a-b`"
                 )
             kind = match.lastgroup or "end"
             self.position = match.end()
@@ -186,7 +186,7 @@ class _Reader:
             self.take()
             token = self.take()
             if token.kind != "text":
-                raise self.refusal(f"expected a text in quotes after COMMENT, found {_found(token)}", token.at)
+                raise self.refusal(f"expected a quoted string after COMMENT, found {_found(token)}", token.at)
         return pa.field(name, dtype, nullable=nullable)
 
     def name(self) -> str:
@@ -206,7 +206,7 @@ class _Reader:
     def type(self, place: str, depth: int, name: str) -> pa.DataType:
         token = self.take()
         if depth > NESTING_MAX:
-            raise self.refusal(f"types are nested more than {NESTING_MAX} deep", token.at)
+            raise self.refusal(f"types are nested more than {NESTING_MAX} levels deep", token.at)
         if token.kind != "word":
             raise self.refusal(f"expected a type {place}, found {_found(token)}", token.at, next_step=_known_types())
         kind = token.text.lower()
@@ -246,7 +246,7 @@ class _Reader:
         numbers = self.numbers(token, at_most=2, needed=False)
         precision, scale = (*numbers, *(10, 0)[len(numbers) :])
         if not 1 <= precision <= DECIMAL_DIGITS_MAX:
-            raise self.refusal(f"a decimal has 1 to {DECIMAL_DIGITS_MAX} digits, not {precision}", token.at)
+            raise self.refusal(f"a decimal must have 1 to {DECIMAL_DIGITS_MAX} digits, not {precision}", token.at)
         if scale > precision:
             raise self.refusal(f"decimal({precision},{scale}) has more decimal places than digits", token.at)
         return pa.decimal128(precision, scale)

@@ -1,4 +1,4 @@
-"""A dead letter holds the bytes that came, untouched, where they came from, and why they could not be used."""
+"""A dead letter has the original bytes, where they came from, and why they could not be used."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def dead_letters(
     partition: int,
     at: datetime,
 ) -> pa.RecordBatch:
-    """One row per failure; `values` and `offsets` are those of the whole decoded batch, which failures index."""
+    """One row per failure; failures index `values` and `offsets`, which are those of the whole decoded batch."""
     if len(values) != len(offsets):
-        raise InvalidInput(f"{len(values)} values came with {len(offsets)} offsets", where=f"{topic}/{partition}")
+        raise InvalidInput(f"{len(values)} values, but {len(offsets)} offsets", where=f"{topic}/{partition}")
     if at.utcoffset() is None:
         raise InvalidInput("the time of a dead letter has no time zone", next_step="give an aware datetime")
     held = values.cast(pa.binary()) if isinstance(values, pa.Array) else pa.array(values, pa.binary())

@@ -1,4 +1,4 @@
-"""A duration is an exact, non-negative number of microseconds; no float ever touches it."""
+"""A duration is an exact, non-negative number of microseconds; floats are never used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def duration(text: str | timedelta, *, what: str = "duration") -> timedelta:
         return text
     if not isinstance(text, str):
         raise InvalidDuration(
-            f"the {what} is a text or a timedelta, not {type(text).__name__}",
+            f"the {what} must be text or a timedelta, not {type(text).__name__}",
             next_step='write it with its unit: "90 seconds"',
         )
     total_us = _total_us(text, what)
@@ -56,7 +56,7 @@ def duration(text: str | timedelta, *, what: str = "duration") -> timedelta:
 
 
 def signed_duration(text: str | timedelta, *, what: str = "duration") -> timedelta:
-    """The same, and a sign in front of it counts for all of it ("-1 hour 30 minutes")."""
+    """Like `duration`, with an optional sign that applies to all of it ("-1 hour 30 minutes")."""
     if isinstance(text, timedelta):
         return text
     if isinstance(text, str) and text.strip().startswith("-"):
@@ -65,7 +65,7 @@ def signed_duration(text: str | timedelta, *, what: str = "duration") -> timedel
 
 
 def format_duration(value: timedelta) -> str:
-    """The shortest text of whole units, largest first ("1 hour 30 minutes"), which `duration` reads back as `value`."""
+    """The shortest text in whole units, largest first ("1 hour 30 minutes"); `duration` parses it back to `value`."""
     if value < timedelta(0):
         raise InvalidDuration(f"a duration is not negative: {value}")
     left_us = value // _US
@@ -104,7 +104,7 @@ def _unit_us(unit: str, text: str, what: str) -> int:
     lower = unit.lower()
     if lower in _NOT_FIXED:
         raise InvalidDuration(
-            f"the {what} '{text}' is in {unit}, which have no fixed length: a month is 28 to 31 days",
+            f"the {what} '{text}' uses {unit}, which have no fixed length: a month is 28 to 31 days",
             next_step="give it in days or weeks, or use a calendar window",
         )
     name = _SHORT.get(lower) or _SHORT.get(unit) or lower.removesuffix("s")

@@ -1,4 +1,4 @@
-"""Data written with an old schema can be read with an evolved one without losing or inventing a value."""
+"""Data written with an old schema can be read with an evolved one without losing or inventing values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millstream.records.ddl import format_type
 from millstream.records.schema import Schema, SchemaLike, plain_type
 
 _INT_BITS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
-_EXACT_FLOAT_BITS = {pa.float32(): 16, pa.float64(): 32}  # the widest int type each holds exactly
+_EXACT_FLOAT_BITS = {pa.float32(): 16, pa.float64(): 32}  # the widest int type that each represents exactly
 _INT_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
@@ -23,9 +23,9 @@ def can_evolve(old: SchemaLike, new: SchemaLike) -> list[str]:
 
 
 def align(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly these columns: equal ones as they are (no copy), missing ones null, others widened.
+    """The batch with exactly these columns: equal ones unchanged (no copy), missing ones null, others widened.
 
-    Columns that `schema` does not have are left out. Raises InvalidSchema if a column cannot be brought to its type.
+    Columns that `schema` does not have are dropped. Raises InvalidSchema if a column cannot be cast to its type.
     """
     if batch.schema.equals(schema):
         return batch
@@ -33,7 +33,7 @@ def align(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-# ---------------------------------------------------------------- what is allowed
+# ---------------------------------------------------------------- allowed changes
 
 
 def _members_reasons(old: list[pa.Field], new: list[pa.Field], prefix: str) -> list[str]:
@@ -52,7 +52,7 @@ def _members_reasons(old: list[pa.Field], new: list[pa.Field], prefix: str) -> l
                 reasons.append(f"column '{path}' is new and NOT NULL, but older records have no value for it")
             continue
         if before[name].nullable and not field.nullable:
-            reasons.append(f"column '{path}' became NOT NULL, but older records may hold nulls")
+            reasons.append(f"column '{path}' became NOT NULL, but older records may have nulls")
         reasons += _type_reasons(before[name].type, field.type, path)
     return reasons
 
@@ -82,7 +82,7 @@ def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     return bool(old == pa.float32() and new == pa.float64())
 
 
-# ---------------------------------------------------------------- bringing data to a schema
+# ---------------------------------------------------------------- applying a schema
 
 
 def _member(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -93,7 +93,7 @@ def _member(batch: pa.RecordBatch, name: str) -> pa.Array | None:
 def _aligned_member(array: pa.Array | None, field: pa.Field, rows_count: int, path: str) -> pa.Array:
     if array is not None:
         if array.null_count and not field.nullable:
-            raise InvalidSchema(f"column '{path}' is NOT NULL, but the records hold nulls in it")
+            raise InvalidSchema(f"column '{path}' is NOT NULL, but the records have nulls in it")
         return _aligned(array, field.type, path)
     if not field.nullable and rows_count:
         raise InvalidSchema(f"column '{path}' is NOT NULL, but the records have no such column")
@@ -106,7 +106,7 @@ def _aligned(array: pa.Array, dtype: pa.DataType, path: str) -> pa.Array:
     reasons = _type_reasons(plain_type(array.type, path), dtype, path)
     if not reasons:
         try:
-            return array.cast(dtype)  # Arrow's cast adds and reorders the fields of nested structs, too
+            return array.cast(dtype)  # Arrow's cast also adds and reorders the fields of nested structs
         except pa.ArrowException as refusal:
-            reasons = [f"column '{path}' holds values that do not fit {dtype}: {str(refusal).splitlines()[0]}"]
+            reasons = [f"column '{path}' has values that do not fit {dtype}: {str(refusal).splitlines()[0]}"]
     raise InvalidSchema(reasons[0], next_step="can_evolve(old, new) lists every change that is not allowed")

@@ -1,4 +1,4 @@
-"""Two types are of one kind when a value of the one is a value of the other, written down differently."""
+"""Two types are of the same kind if they are different encodings of the same values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import types
 
-# Of each row: what is given, and what it may be stored as; a cast still checks that every value fits.
+# Each row: the given type, and the types it may be stored as; the cast still checks that every value fits.
 KINDS: list[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]]] = [
     (types.is_boolean, (types.is_boolean,)),
     (types.is_integer, (types.is_integer, types.is_floating, types.is_decimal)),
@@ -24,7 +24,7 @@ KINDS: list[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], b
 
 
 def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type may stand in a column of the other."""
+    """Whether values of one type may be stored in a column of the other."""
     if given.equals(wanted) or types.is_null(given):
         return True
     if types.is_dictionary(given):

@@ -1,8 +1,8 @@
 """Plain Python values as bytes and back: equal, of the same types, and readable by any later version of the code.
 
 Plain are None, bool, int, float, str, bytes, datetime, date, time, timedelta and Decimal, and lists, tuples, sets and
-dicts of them. Others are refused, because an edit of their class could make the bytes unreadable. The bytes are
-MessagePack: anyone who can change them can change values, but cannot make the reader run anything.
+dicts of them. Others are rejected, because an edit of their class could make the bytes unreadable. The bytes are
+MessagePack: anyone who can change them can change values, but cannot execute code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEPTH_MAX = 100
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _ARE_ATOMS = ATOMS.issuperset
-# The codes of MessagePack's extension types: part of the format, so never renumber them.
+# The codes of MessagePack's extension types: part of the format, never renumber them.
 _TUPLE, _SET, _DICT, _INT, _STR, _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL = range(1, 11)
 
 
@@ -29,13 +29,13 @@ class NotPlain(TypeError):
 
 
 class UnreadableValues(ValueError):
-    """Bytes that `encoded` did not make."""
+    """Bytes that `encoded` did not produce."""
 
 
 def encoded(values: list[Any]) -> bytes:
     try:
         return _encode([_packed(value, 0) for value in values])
-    except (OverflowError, UnicodeEncodeError):  # integers beyond 64 bits, or text with lone surrogates, in an atom
+    except (OverflowError, UnicodeEncodeError):  # integers beyond 64 bits, or text with lone surrogates
         return _encode([_packed(value, 0, is_wide=True) for value in values])
 
 
@@ -43,9 +43,9 @@ def decoded(held: bytes) -> list[Any]:
     try:
         values = _DECODER.decode(held)
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as why:
-        raise UnreadableValues(f"not values as this version keeps them: {why}") from why
+        raise UnreadableValues(f"not values in the format of this version: {why}") from why
     if values.__class__ is not list:
-        raise UnreadableValues("not values as this version keeps them: no list")
+        raise UnreadableValues("not values in the format of this version: not a list")
     found: list[Any] = values
     return found
 
@@ -54,13 +54,13 @@ def decoded(held: bytes) -> list[Any]:
 
 
 def _packed(value: Any, depth: int, *, is_wide: bool = False) -> Any:
-    """The value in types that msgspec writes as they are. Only the wide way looks at every atom."""
+    """The value in types that msgspec writes unchanged. Only the wide path checks every atom."""
     kind = value.__class__
     if kind in ATOMS:
         return _packed_atom(value) if is_wide else value
     depth += 1
     if depth > DEPTH_MAX:
-        raise NotPlain(f"values more than {DEPTH_MAX} deep in one another")
+        raise NotPlain(f"values nested more than {DEPTH_MAX} levels deep")
     if kind is dict:
         if not is_wide and _ARE_ATOMS(map(type, value)):
             if _ARE_ATOMS(map(type, value.values())):
@@ -76,7 +76,7 @@ def _packed(value: Any, depth: int, *, is_wide: bool = False) -> Any:
         code = _TUPLE if kind is tuple else _SET
         return _extension(code, [_packed(part, depth, is_wide=is_wide) for part in value])
     if kind is datetime:
-        # An instant in UTC is by far the most common, and has a type of its own in MessagePack.
+        # UTC instants are by far the most common, and have their own MessagePack type.
         return value if value.tzinfo is UTC else _extension(_DATETIME, [*_as_naive(value), *_zone(value.tzinfo)])
     if kind in _PACKING:
         code, parts = _PACKING[kind]
@@ -102,7 +102,7 @@ def _as_naive(value: datetime | time) -> tuple[str, int]:
 
 
 def _zone(zone: tzinfo | None) -> list[Any]:
-    """Nothing, the microseconds of a fixed offset and its name, or the key of a zone."""
+    """None, a fixed offset in microseconds and its name, or the key of a zone."""
     if zone is None:
         return []
     if zone.__class__ is timezone:
@@ -123,7 +123,7 @@ _PACKING: dict[type, tuple[int, Callable[[Any], list[Any]]]] = {
 _encode = msgspec.msgpack.Encoder().encode
 
 
-# ---------------------------------------------------------------- and back
+# ---------------------------------------------------------------- from MessagePack
 
 
 def _read_extension(code: int, held: memoryview) -> Any:

@@ -1,4 +1,4 @@
-"""Whether a value fits a type is decided by the value and the type alone, the same for every kind of input."""
+"""Whether a value fits a type depends on the value and the type alone, for every kind of input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from millstream.records.columns import NotAllFit, Refused
 
-# The instants Python's datetime can hold, 0001-01-01 to 9999-12-31, which are those Spark can show as well.
+# The range of Python's datetime, 0001-01-01 to 9999-12-31, which Spark can also display.
 TIMESTAMP_US_MIN = -62_135_596_800_000_000
 TIMESTAMP_US_MAX = 253_402_300_799_999_999
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -30,7 +30,7 @@ def int_in_range(value: int, dtype: pa.DataType) -> int:
 
 
 def float_in_range(value: float, dtype: pa.DataType) -> float:
-    """Rounding to the nearest float is what a float column means; becoming infinite is not."""
+    """Rounding to the nearest float is accepted; becoming infinite is not."""
     if dtype.bit_width == 32 and abs(value) != float("inf") and np.isinf(_to_float32(value)):
         raise Refused(f"{value!r}, which is out of its range of ±{_FLOAT32_MAX:.7g}")
     return value
@@ -41,7 +41,7 @@ def float32_whole(values: list[Any]) -> pa.Array:
 
 
 def narrowed(wide: pa.Array) -> pa.Array:
-    """Doubles as floats, or NotAllFit if a finite one would become infinite."""
+    """Doubles as floats; raises NotAllFit if a finite one would become infinite."""
     numbers = wide.to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32)
@@ -56,8 +56,8 @@ def decimal_that_fits(value: Decimal, dtype: pa.DataType) -> Decimal:
         raise Refused(f"{value}")
     if not value:
         return Decimal(0).scaleb(-dtype.scale)
-    if value.adjusted() >= dtype.precision - dtype.scale:  # judged by exponent, so that 1E+999999 is never written out
-        raise Refused(f"{shortened(str(value))}, which has too many digits before the point")
+    if value.adjusted() >= dtype.precision - dtype.scale:  # compares exponents, so that 1E+999999 is never expanded
+        raise Refused(f"{shortened(str(value))}, which has too many digits before the decimal point")
     sign, digits, exponent = value.as_tuple()
     missing = int(exponent) + dtype.scale
     if missing < 0 and any(digits[missing:]):
@@ -70,7 +70,7 @@ def text_is_valid(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Refused(f"{shortened(ascii(value))}, which has half a surrogate pair and is no valid text") from None
+        raise Refused(f"{shortened(ascii(value))}, which has a lone surrogate and is not valid text") from None
     return value
 
 

@@ -1,4 +1,4 @@
-"""Python dicts become the rows of a schema only if every value is of its column's own Python type; no text is parsed.
+"""Python dicts become rows of a schema only if every value has its column's Python type; text is not parsed.
 
 | column | accepts |
 |---|---|
@@ -12,7 +12,7 @@
 | interval day to second | timedelta |
 | array, struct, map | list, tuple or numpy array; mapping with known fields; mapping |
 
-numpy scalars count as the Python value they hold.
+numpy scalars count as their Python values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows_to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> tuple[pa
 
 
 def batch_to_rows(batch: pa.RecordBatch, leaf: LeafValues = python_values) -> list[dict[str, Any]]:
-    """Rows as dicts: timestamps as UTC datetimes, maps as dicts (as lists of pairs if their keys cannot be hashed)."""
+    """Rows as dicts: timestamps as UTC datetimes, maps as dicts (as lists of pairs if their keys are not hashable)."""
     names = batch.schema.names
     if not names:
         return [{} for _ in range(batch.num_rows)]
@@ -62,7 +62,7 @@ def batch_to_rows(batch: pa.RecordBatch, leaf: LeafValues = python_values) -> li
 
 
 def _only_mappings(rows: Sequence[Any], schema: Schema, columns: Columns) -> list[Mapping[str, Any]]:
-    """The rows as mappings, those that are none or have unknown fields as empty ones and a failure."""
+    """The rows as mappings; those that are not, or have unknown fields, become empty and get a failure."""
     names = set(schema.names)
     try:
         if all([row.keys() <= names for row in rows]):  # noqa: C419  a list is twice as fast as a generator here

@@ -1,4 +1,4 @@
-"""A Schema is a frozen list of named, typed columns that Spark DDL can write down; two that mean the same are equal."""
+"""A Schema is a frozen list of named, typed columns that Spark DDL can express; equivalent schemas are equal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SchemaLike: TypeAlias = "Schema | str | pa.Schema"
 class Schema:
     """Built by `Schema.of("user string, score int")`; `.arrow` is the same as a pyarrow schema.
 
-    `timestamp` is an instant (microseconds, UTC), `timestamp_ntz` a wall-clock reading without a zone,
-    `varchar(n)` and `char(n)` are strings. Comments are read and dropped.
+    `timestamp` is an instant (microseconds, UTC), `timestamp_ntz` a wall-clock time without a zone, `varchar(n)` and
+    `char(n)` are strings. Comments are parsed and dropped.
     """
 
     arrow: pa.Schema
@@ -34,7 +34,7 @@ class Schema:
         if isinstance(schema, str):
             return cls(pa.schema(parse_fields(schema)))
         raise InvalidSchema(
-            f"a schema is a text, a Schema or a pyarrow.Schema, not {type(schema).__name__}",
+            f"a schema must be text, a Schema or a pyarrow.Schema, not {type(schema).__name__}",
             next_step='write for example "user string, score int, at timestamp"',
         )
 
@@ -46,7 +46,7 @@ class Schema:
     def from_arrow(cls, schema: pa.Schema) -> Schema:
         """The schema of Arrow data; encodings of the same values (large_string, dictionary, …) become the plain type.
 
-        The data itself may still have the other encoding: `align` brings it to `.arrow`.
+        The data itself may still have the other encoding: `align` casts it to `.arrow`.
         """
         fields = [_plain_field(field, field.name) for field in schema]
         if not fields:
@@ -94,7 +94,7 @@ def _plain_field(field: pa.Field, path: str) -> pa.Field:
 
 
 def plain_type(dtype: pa.DataType, path: str) -> pa.DataType:
-    """The one type this project uses for the values `dtype` can hold, or InvalidSchema naming the column."""
+    """The canonical type for the values of `dtype`; raises InvalidSchema, naming the column, if there is none."""
     kind = pa.types
     if kind.is_dictionary(dtype):
         return plain_type(dtype.value_type, path)
@@ -124,7 +124,7 @@ def _plain_leaf(dtype: pa.DataType) -> pa.DataType:
         return pa.binary()
     if kind.is_date64(dtype):
         return pa.date32()
-    if kind.is_timestamp(dtype):  # a zone says how an instant is shown, not which instant it is
+    if kind.is_timestamp(dtype):  # a zone affects how an instant is displayed, not which instant it is
         return pa.timestamp("us", "UTC" if dtype.tz else None)
     if kind.is_duration(dtype):
         return pa.duration("us")

@@ -1,4 +1,4 @@
-"""A size is a whole, non-negative number of bytes: MB counts in thousands, MiB in 1024s."""
+"""A size is a whole, non-negative number of bytes: MB is a power of 1000, MiB of 1024."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def size_bytes(size: str | int, *, what: str = "size") -> int:
     """Bytes from "64 MB", "1GiB", "1.5 KiB" or a number of bytes; `what` names the setting in error messages."""
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise InvalidSetting(
-            f"the {what} is a text or a whole number of bytes, not {type(size).__name__}",
+            f"the {what} must be text or a whole number of bytes, not {type(size).__name__}",
             next_step='write it with its unit: "64 MB"',
         )
     total = Fraction(size) if isinstance(size, int) else _total(size, what)

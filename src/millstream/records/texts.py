@@ -1,7 +1,7 @@
-"""Each simple type has one written form, the same in JSON strings, CSV fields and keys of JSON maps.
+"""Each simple type has one text form, the same in JSON strings, CSV fields and keys of JSON maps.
 
-Written back is what was read: `text_leaf` reads what `to_texts` writes. Times are ISO 8601 (a timestamp without a zone
-is taken as UTC, digits beyond microseconds are cut off), binary is base64, intervals are as Spark writes them.
+It round-trips: `text_leaf` parses what `to_texts` writes. Times are ISO 8601 (a timestamp without a zone is taken as
+UTC, digits beyond microseconds are cut off), binary is base64, intervals are as Spark writes them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _leaf(
 
 
 def _matching(pattern: str, dtype: pa.DataType) -> Callable[[list[Any]], pa.Array]:
-    """Arrow's own conversion, for columns in which every text has the common form that both routes read alike."""
+    """Arrow's own conversion, for columns in which every text has the common form that both paths parse alike."""
 
     def whole(values: list[Any]) -> pa.Array:
         texts = pa.array(values, pa.string())
@@ -219,7 +219,7 @@ def _interval(text: str) -> timedelta:
 
 
 def to_texts(array: pa.Array) -> list[str | None]:
-    """The values of a simple column as texts that `text_leaf` reads back."""
+    """The values of a simple column in the text form that `text_leaf` parses."""
     kind = pa.types
     dtype = array.type
     texts: list[str | None]
@@ -230,7 +230,7 @@ def to_texts(array: pa.Array) -> list[str | None]:
     if kind.is_duration(dtype):
         return [None if us is None else _interval_text(us) for us in array.view(pa.int64()).to_pylist()]
     if kind.is_timestamp(dtype):
-        naive = array.view(pa.timestamp("us")).cast(pa.string())  # the instant in UTC, without asking a zone database
+        naive = array.view(pa.timestamp("us")).cast(pa.string())  # the instant in UTC, without a zone database
         with_t = pc.replace_substring(naive, " ", "T")
         texts = (pc.binary_join_element_wise(with_t, "Z", "") if dtype.tz else with_t).to_pylist()
         return texts

@@ -1,4 +1,4 @@
-"""Every value of an Arrow column comes out once, in order, nested the way Python and JSON nest."""
+"""Converts Arrow columns to Python values, nested the way Python and JSON nest."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LeafValues = Callable[[pa.Array], list[Any]]
 
 
 def column_to_values(array: pa.Array, leaf: LeafValues, key: LeafValues) -> list[Any]:
-    """Structs and maps as dicts, lists as lists, simple values as `leaf` gives them and keys of maps as `key` does.
+    """Structs and maps as dicts, lists as lists, simple values through `leaf` and map keys through `key`.
 
-    A map whose keys cannot be hashed comes out as a list of pairs.
+    A map whose keys are not hashable becomes a list of pairs.
     """
     dtype = array.type
     held: list[Any]
     if pa.types.is_struct(dtype):
         names = [member.name for member in dtype]
-        members = [column_to_values(member, leaf, key) for member in array.flatten()]  # with the struct's own nulls
+        members = [column_to_values(member, leaf, key) for member in array.flatten()]  # includes the struct's own nulls
         held = [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
     elif pa.types.is_map(dtype):
         keys = column_to_values(array.keys, key, key)
@@ -40,7 +40,7 @@ def column_to_values(array: pa.Array, leaf: LeafValues, key: LeafValues) -> list
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """Simple values as Python objects; instants with `datetime.timezone.utc`, which Arrow itself does not promise."""
+    """Simple values as Python objects; instants with `datetime.timezone.utc`, which Arrow itself does not guarantee."""
     if pa.types.is_timestamp(array.type) and array.type.tz:
         numbers_us = array.cast(pa.timestamp("us", "UTC")).view(pa.int64()).to_pylist()
         return [None if us is None else _UNIX_EPOCH + timedelta(microseconds=us) for us in numbers_us]
@@ -49,13 +49,13 @@ def python_values(array: pa.Array) -> list[Any]:
 
 
 def values_or_raw(array: pa.Array) -> list[Any]:
-    """Like `python_values`; a value that Python's type cannot hold comes out as it is stored.
+    """Like `python_values`; a value out of the range of Python's type is returned as stored.
 
     A timestamp, date, time or interval out of range is a number of its unit; text that is not UTF-8 is bytes.
     """
     try:
         return python_values(array)
-    except (OverflowError, ValueError, pa.ArrowException):  # one of a million, so the usual is not slowed down
+    except (OverflowError, ValueError, pa.ArrowException):  # rare, so the common case is not slowed down
         return [_value_or_raw(array.slice(index, 1)) for index in range(len(array))]
 
 

@@ -1,16 +1,16 @@
-"""The meaning of a plan, row by row in plain Python: slow, obvious, and by definition right.
+"""The meaning of a plan, row by row in plain Python: slow, obvious, and right by definition.
 
-Read it to learn the rules of time. A step of a stream is a bundle: some rows, and how far the watermark and the clock
-have moved. Every operator eats a bundle and gives one. In order:
+Read it to learn the rules of time. A step of a stream is a bundle: some rows, the watermark and the clock. Every
+operator takes one bundle per input and returns one. In order:
 
 - `rows`: rows, bundles, and times in whole microseconds since 1970
 - `spans`: where windows lie
-- `triggers`: when a window sends a pane
-- `windows`: the heart: rows are put into windows, each is asked once whether it sends a pane, what is over expires
-- `aggregates`: what a pane holds
+- `triggers`: when a window emits a pane
+- `windows`: the core: rows are put into windows, each is evaluated once, and expires when it is over
+- `aggregates`: what a pane contains
 - `process`: a user's function of each row and its key, with state and timers
 - `grouped`, `tables`, `stream_joins`, `table_joins`: tables and joins
-- `steps`: all the other steps
+- `steps`: all other steps
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class Reference:
-    """Runs the part of a plan that some nodes need, a bundle at a time."""
+    """Runs the part of a plan that some nodes need, one bundle at a time."""
 
     def __init__(self, observed: Sequence[Node]) -> None:
         self.order = in_order(observed)
@@ -59,7 +59,7 @@ class Reference:
         self.operators = {node: OPERATORS[type(node)](node) for node in self.order if type(node) in OPERATORS}
 
     def step(self, sources: dict[Node, Bundle]) -> dict[Node, Bundle]:
-        """What every node sends in one step, given what the sources send."""
+        """The output of every node in one step, given that of the sources."""
         sent: dict[Node, Bundle] = {}
         for node in self.order:
             given = [sent[node_] for node_ in node.inputs]
@@ -68,7 +68,7 @@ class Reference:
             elif isinstance(node, nodes.Late):
                 sent[node] = replace(given[0], rows=self.operators[node.inputs[0]].late)
             elif isinstance(node, nodes.Dead):
-                operator = self.operators.get(node.inputs[0])  # a source has none: its rows come decoded
+                operator = self.operators.get(node.inputs[0])  # a source has none: its rows are already decoded
                 sent[node] = replace(given[0], rows=operator.dead if operator else [])
             else:
                 sent[node] = self.operators[node].step(given)

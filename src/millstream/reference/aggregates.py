@@ -1,4 +1,4 @@
-"""Aggregates over weighted rows: a row of weight -1 retracts an equal one, whichever of the two came first."""
+"""Aggregates over weighted rows: a row of weight -1 retracts an equal one, whichever arrived first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def results(
     key: tuple[Any, ...],
     window: tuple[datetime | None, datetime | None] | None = None,
 ) -> dict[str, Any]:
-    """All aggregates of a step over weighted rows. A sum that its type cannot hold is an error."""
+    """All aggregates of a step over weighted rows. A sum that overflows its type is an error."""
     made = {name: aggregated(name, aggregate, rows) for name, aggregate in step.aggregates}
     for name, aggregate in step.aggregates:
         if not aggregate.fits(made[name], step.schema.field(name).type):
@@ -29,7 +29,7 @@ def results(
 
 
 def aggregated(name: str, aggregate: Aggregate, rows: Sequence[Row]) -> Any:
-    """The aggregate of a step that has this name, over weighted rows."""
+    """The aggregate of a step with this name, over weighted rows."""
     if not rows and aggregate.null_without_rows:
         return None
     seen = rows if aggregate.adds_weights else remaining(rows)
@@ -42,7 +42,7 @@ def fed(name: str, aggregate: Aggregate, row: Row) -> Fed:
 
 
 def remaining(rows: Sequence[Row]) -> list[Row]:
-    """The rows that were not retracted, in the order they came; of equal rows the earliest are retracted first."""
+    """The rows that were not retracted, in order of arrival; of equal rows the earliest are retracted first."""
     retracted = Counter(identity(row) for row in rows if row.weight < 0)
     left = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Aggregates per key over all rows that are there, recomputed for every key that a row comes for."""
+"""Aggregates per key over all rows present, recomputed for every key that a row arrives for."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GroupedOperator(StatefulOperator):
 
 
 def remaining(rows: Sequence[Row]) -> list[Row]:
-    """Rows that were not taken back; of equal ones the last to come are. What came too early waits."""
+    """Rows that were not retracted; of equal ones the last to arrive are. Early retractions are kept."""
     single = [replace(row, weight=1 if row.weight > 0 else -1) for row in rows for _ in range(abs(row.weight))]
     come, gone = (Counter(identity(row) for row in single if row.weight == sign) for sign in (1, -1))
     left = {1: come - gone, -1: gone - come}
@@ -75,5 +75,5 @@ def remaining(rows: Sequence[Row]) -> list[Row]:
 
 
 def identity(row: Row) -> str:
-    """A table does not tell rows apart by the time they came."""
+    """A table does not distinguish rows by their time."""
     return repr(sorted(row.values[ARGUMENTS].items()))

@@ -1,4 +1,4 @@
-"""What every step of the reference is: it eats one bundle per input and gives one."""
+"""The base of every step of the reference: it takes one bundle per input and returns one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.plan.nodes import Node
 
 
 class Operator:
-    """A step: eats one bundle per input, gives one, and keeps what goes to `.late` and `.dead`."""
+    """Takes one bundle per input, returns one, and collects the rows of `.late` and `.dead`."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -18,7 +18,7 @@ class Operator:
         self.dead: list[Row] = []
 
     def step(self, bundles: Sequence[Bundle]) -> Bundle:
-        """The smallest watermark of the inputs is the watermark."""
+        """The watermark is the smallest of the inputs' watermarks."""
         rows = [row for bundle in bundles for row in bundle.rows]
         joined = slowest(bundles)
         return replace(joined, rows=self.apply(rows, joined.clock))
@@ -28,7 +28,7 @@ class Operator:
 
 
 class StatefulOperator(Operator):
-    """A step that keeps something, and may hold back the watermark that it passes on."""
+    """A step with state, which may hold back its output watermark."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -43,7 +43,7 @@ class StatefulOperator(Operator):
         return replace(given, rows=rows, watermark_before=before, watermark=self._passed_on)
 
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
-        """What is sent, given the rows of each input; `clock` says how far watermark and time have come."""
+        """The output, given the rows of each input; `clock` has the watermark and the processing time."""
         raise NotImplementedError
 
     def reached(self, watermark: int) -> int:
@@ -51,7 +51,7 @@ class StatefulOperator(Operator):
         return watermark
 
     def hold(self) -> int:
-        """The smallest event time of what may still be sent."""
+        """The smallest event time that may still be emitted."""
         return END
 
 

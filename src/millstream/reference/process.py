@@ -1,4 +1,4 @@
-"""A user's function of each row and its key: rows one by one as they come, then the timers of each key."""
+"""A user's function of each row and its key: rows one by one in order of arrival, then the timers of each key."""
 
 from __future__ import annotations
 
@@ -6,20 +6,9 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from millstream.plan import nodes
+from millstream.plan import nodes, process
 from millstream.plan.bundles import BEGINNING, Bundle, Row, dead_letter_values, micros, moment
-from millstream.plan.process import (
-    CLOCK,
-    EVENT,
-    FIRINGS_MAX,
-    Key,
-    around,
-    bytes_of,
-    endless,
-    rows_given,
-    timer_time,
-    timer_values,
-)
+from millstream.plan.process import CLOCK, EVENT, FIRINGS_MAX, Key
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.windows import sort_key
 
@@ -29,7 +18,7 @@ class ProcessOperator:
 
     def __init__(self, node: nodes.Process) -> None:
         self.node = node
-        self.around = around(node)
+        self.around = process.around(node)
         self.keys: dict[tuple[Any, ...], Key] = {}
         self.dead: list[Row] = []
 
@@ -52,47 +41,47 @@ class ProcessOperator:
         key._time = row.time
         before = copy_of(key)
         try:
-            rows = rows_given(self.node.function(dict(row.values), key), deepcopy)
-        except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
+            rows = process.rows_given(self.node.function(dict(row.values), key), deepcopy)
+        except Exception as error:  # whatever a user's function raises: the row becomes a dead letter
             restore(key, before)
-            return self._died(row.values, row.time, f"{type(error).__name__}: {error}", clock)
+            return self._send_dead_letter(row.values, row.time, f"{type(error).__name__}: {error}", clock)
         return self._made(rows, row.values, row.time, clock)
 
     def _fire(self, key: Key, bundle: Bundle) -> list[Row]:
-        """Fires the first timer that is due until none is, those set meanwhile too."""
+        """Fires the first timer that is due until none is, including those set meanwhile."""
         sent: list[Row] = []
         fired = 0
         while (timer := first_due(key, bundle)) is not None:
             kind, tag = timer
             fired += 1
             if fired > FIRINGS_MAX:
-                raise endless(key, self.node, tag)
+                raise process.endless(key, self.node, tag)
             due = key._timers[kind].pop(tag)
-            time = key._time = timer_time(kind, due, bundle.watermark)
-            said = timer_values(key, kind, tag, due)
+            time = key._time = process.timer_time(kind, due, bundle.watermark)
+            said = process.timer_values(key, kind, tag, due)
             before = copy_of(key)
             assert self.node.on_timer is not None
             try:
-                rows = rows_given(self.node.on_timer(tag, moment(due), key), deepcopy)
-            except Exception as error:  # whatever a user's function raises: the timer is kept as a dead letter
+                rows = process.rows_given(self.node.on_timer(tag, moment(due), key), deepcopy)
+            except Exception as error:  # whatever a user's function raises: the timer becomes a dead letter
                 restore(key, before)
-                self._died(said, time, f"timer '{tag}': {type(error).__name__}: {error}", bundle.clock)
+                self._send_dead_letter(said, time, f"timer '{tag}': {type(error).__name__}: {error}", bundle.clock)
                 continue
             sent += self._made(rows, said, time, bundle.clock)
         return sent
 
     def _made(self, rows: list[Any], source: dict[str, Any], time: int | None, clock: int) -> list[Row]:
-        """The rows that a function gave; if one does not fit the schema, none of them."""
+        """The rows that a function returned; none of them if one does not fit the schema."""
         batch, failures = rows_to_batch(rows, self.node.schema)
         if failures:
-            return self._died(source, time, f"ValueError: {failures[0].reason}", clock)
+            return self._send_dead_letter(source, time, f"ValueError: {failures[0].reason}", clock)
         made = batch_to_rows(batch)
         if self.node.event_time is None:
             return [Row(values, time) for values in made]
         times = [values[self.node.event_time] for values in made]
         return [Row(values, None if time is None else micros(time)) for values, time in zip(made, times, strict=True)]
 
-    def _died(self, values: dict[str, Any], time: int | None, reason: str, clock: int) -> list[Row]:
+    def _send_dead_letter(self, values: dict[str, Any], time: int | None, reason: str, clock: int) -> list[Row]:
         self.dead.append(Row(dead_letter_values(values, f"{self.node.name}: {reason}", clock), time))
         return []
 
@@ -100,13 +89,15 @@ class ProcessOperator:
         for values, key in list(self.keys.items()):
             key._lists = {name: held for name, held in key._lists.items() if held}
             key._maps = {name: held for name, held in key._maps.items() if held}
-            bytes_of([key.state, key._lists, key._maps], key, self.node)  # only what can be kept
+            process.bytes_of(
+                [key.state, key._lists, key._maps], key, self.node
+            )  # raises for values that cannot be stored
             if not (key.state or key._lists or key._maps or any(key._timers)):
                 del self.keys[values]
 
 
 def first_due(key: Key, bundle: Bundle) -> tuple[int, str] | None:
-    """Timers in event time before those in processing time, by time, then as they were set."""
+    """Event-time timers before processing-time ones, by time, then in the order they were set."""
     for kind, reached in ((EVENT, bundle.watermark), (CLOCK, bundle.clock)):
         due = [(time, number, tag) for number, (tag, time) in enumerate(key._timers[kind].items()) if time <= reached]
         if due:

@@ -1,4 +1,4 @@
-"""Where windows lie: those a time falls into, and which sessions touch. Windows are half-open."""
+"""The windows that a time falls into, and which sessions touch. Windows are half-open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.plan.calendars import calendar_span
 
 
 def spans_of(window: windows.Window, time: int) -> list[tuple[int, int]]:
-    """The windows of fixed place that a time lies in."""
+    """The windows that a time lies in, for windows with a fixed place in time."""
     if isinstance(window, windows.Fixed):
         window = windows.Sliding(window.size, window.size, window.offset, window.time)
     if isinstance(window, windows.Sliding):
@@ -28,7 +28,7 @@ def spans_of(window: windows.Window, time: int) -> list[tuple[int, int]]:
 
 
 def touching(parts: list[tuple[int, int, Any]]) -> list[list[tuple[int, int, Any]]]:
-    """Spans in groups that overlap or touch."""
+    """Groups spans that overlap or touch."""
     groups: list[list[tuple[int, int, Any]]] = []
     reach = BEGINNING
     for part in sorted(parts, key=lambda part: part[:2]):

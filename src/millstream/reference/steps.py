@@ -1,4 +1,4 @@
-"""The steps of a plan: each eats one bundle per input and gives one."""
+"""The stateless steps of a plan: each takes one bundle per input and returns one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MapOperator(Operator):
         for row in rows:
             try:
                 made += [replace(row, values=values) for values in self._results(row)]
-            except Exception as error:  # whatever a user's function raises: the row is kept as a dead letter
+            except Exception as error:  # whatever a user's function raises: the row becomes a dead letter
                 self.dead.append(dead_letter(row, f"{self.node.name}: {type(error).__name__}: {error}", clock))
         return made
 
@@ -71,7 +71,7 @@ class MapOperator(Operator):
 
 
 class AsOfOperator(Operator):
-    """A change without a time has always held."""
+    """A change without a time has always been valid."""
 
     node: table_nodes.AsOf
 

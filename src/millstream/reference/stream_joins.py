@@ -1,6 +1,6 @@
 """Joins of two streams.
 
-Of rows near in time all are kept, and what differs from before is sent; a window is joined once, when it is over.
+An interval join keeps all rows and emits what differs from before; a window is joined once, when it is complete.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Values = dict[str, Any]
 
 
 class StreamJoinOperator(StatefulOperator):
-    """What both have in common: keys, and what a row looks like that comes out."""
+    """Shared by both: keys, and the output row."""
 
     node: table_nodes.Join
 
     def key(self, row: Row, side: int) -> Key | None:
-        """What must be equal; None if a part of it is null, which equals nothing."""
+        """The values that must be equal; None if one of them is null, which equals nothing."""
         key: Key = frozen([row.values[pair[side]] for pair in self.node.on])
         return None if None in key else key
 
@@ -36,14 +36,14 @@ class StreamJoinOperator(StatefulOperator):
         return key is not None and key == self.key(right, RIGHT)
 
     def is_kept_alone(self, side: int) -> bool:
-        """Whether a row is sent for having met none."""
+        """Whether a row without a match is emitted."""
         return self.node.how in (("left", "full", "anti"), ("right", "full"))[side]
 
     def pair(self, left: Row | None, right: Row | None) -> Values:
         """The columns of both sides."""
         values = {name: left and left.values[column] for name, column in self.node.left}
         values |= {name: right and right.values[column] for name, column in self.node.right}
-        if left is None and right is not None:  # a column of both has the value of the one that is there
+        if left is None and right is not None:  # a shared column has the value of the side that is present
             named = {column: name for name, column in self.node.left}
             given = [column for _, column in self.node.right]
             values |= {named[one]: right.values[other] for one, other in self.node.on if other not in given}
@@ -56,7 +56,7 @@ class StreamJoinOperator(StatefulOperator):
         return {name: row.values[column] for name, column in self.node.left}
 
     def given(self, row: Row, side: int) -> Values:
-        """A row that met none, as it is sent."""
+        """The output for a row without a match."""
         return self.half(row) if self.node.how == "anti" else self.alone(row, side)
 
     def too_late(self, row: Row, side: int, **said: Any) -> None:
@@ -65,7 +65,7 @@ class StreamJoinOperator(StatefulOperator):
 
 
 class IntervalJoinOperator(StreamJoinOperator):
-    """What is sent so far is a function of the rows that were not late, and of how far the watermark has come."""
+    """The output so far is a function of the rows that were not late, and of the watermark."""
 
     node: table_nodes.IntervalJoin
 
@@ -76,7 +76,7 @@ class IntervalJoinOperator(StreamJoinOperator):
         self.watermark = BEGINNING
 
     def reached(self, watermark: int) -> int:
-        """Rows may be late by the lateness: until then the watermark is not where it says."""
+        """Rows may be late by the allowed lateness: the effective watermark is behind by that much."""
         return watermark if watermark in (BEGINNING, END) else watermark - microseconds(self.node.lateness)
 
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
@@ -116,14 +116,14 @@ class IntervalJoinOperator(StreamJoinOperator):
         return sum(other.weight for other in self.rows[LEFT] if self.meets(other, row))
 
     def _is_over(self, row: Row, side: int) -> bool:
-        """Whether no row that is still in time can meet it, or take it back."""
+        """Whether no row that is still in time can match or retract it."""
         waits = (-microseconds(self.node.low), microseconds(self.node.high))[side]
         if self.node.inputs[side].is_changing:
             waits = max(waits, 0)
         return self.watermark > _time(row) + waits
 
     def hold(self) -> int:
-        """Rows that may still be sent alone, or for their first match, hold the watermark at their time."""
+        """Rows that may still be emitted alone, or for their first match, hold the watermark at their time."""
         times = []
         for side, rows in enumerate(self.rows):
             may_be_sent = self.is_kept_alone(side) or (side == LEFT and self.node.how == "semi")
@@ -135,14 +135,14 @@ class IntervalJoinOperator(StreamJoinOperator):
 
 
 class WindowJoinOperator(StreamJoinOperator):
-    """Rows are put into windows; one that is over is joined, sent, and gone."""
+    """Rows are put into windows; a complete window is joined, emitted and dropped."""
 
     node: table_nodes.WindowJoin
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self.windows: dict[tuple[Key | None, int, int], tuple[list[Row], list[Row]]] = {}
-        """By key, if windows are of keys, by start and by end: the rows of either side."""
+        """By key (if windows are per key), start and end: the rows of either side."""
 
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
         arrived: dict[Key, list[tuple[int, int, Any]]] = {}
@@ -156,7 +156,7 @@ class WindowJoinOperator(StreamJoinOperator):
                         self._put(None, start, end, [(side, row)], clock)
                 else:
                     key, end = self.key(row, side), min(row.time + microseconds(window.gap), LAST)
-                    if key is None:  # it meets no other, so it is a session of its own
+                    if key is None:  # it matches nothing, so it is its own session
                         self._put(None, row.time, end, [(side, row)], clock)
                     else:
                         arrived.setdefault(key, []).append((row.time, end, (side, row)))
@@ -166,7 +166,7 @@ class WindowJoinOperator(StreamJoinOperator):
         return [row for place in over for row in self._joined(self.windows.pop(place), place)]
 
     def _put_sessions(self, key: Key, parts: list[tuple[int, int, Any]], clock: Bundle) -> None:
-        """All rows first, then sessions that touch are merged, and only then lateness is judged."""
+        """Adds all rows, then merges sessions that touch, and only then checks for late rows."""
         held = [(start, end, None) for of, start, end in self.windows if of == key]
         for group in touching([*parts, *held]):
             arrived = [part for _, _, part in group if part is not None]
@@ -201,7 +201,7 @@ class WindowJoinOperator(StreamJoinOperator):
         return [Row({**values, "window": span_values((start, end))}, end - 1) for values in made]
 
     def hold(self) -> int:
-        """Rows in windows hold the watermark at the time of what is sent; a session stays though its rows are gone."""
+        """Rows in windows hold the watermark at the time of their output; a session stays even if its rows are gone."""
         waiting = [
             end - 1
             for (_, _, end), rows in self.windows.items()
@@ -211,7 +211,7 @@ class WindowJoinOperator(StreamJoinOperator):
 
 
 def net(rows: Iterable[Row]) -> list[Row]:
-    """Equal rows as one, with their weights added up."""
+    """Merges equal rows, adding up their weights."""
     return less(rows, [])
 
 

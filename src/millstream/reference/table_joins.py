@@ -1,4 +1,4 @@
-"""Joins with tables, a pair of rows at a time.
+"""Joins with tables, one pair of rows at a time.
 
 A table is the sum of its rows' weights, and as of a time of those up to then. Null equals nothing, not even null.
 """
@@ -21,19 +21,19 @@ Values = dict[str, Any]
 
 
 class Sides:
-    """What a join gives for rows of its two sides."""
+    """The output of a join for rows of its two sides."""
 
     def __init__(self, node: Join) -> None:
         self.node = node
         self.only_left = node.how in ("semi", "anti")
 
     def key(self, values: Values, side: int) -> Key | None:
-        """None if the row has no partner whatever comes."""
+        """None if the row can never have a partner."""
         key: Key = frozen([values[pair[side]] for pair in self.node.on])
         return None if None in key else key
 
     def joined(self, left: Values | None, right: Values | None) -> Values:
-        """The columns of both; those that both name are there with either."""
+        """The columns of both; shared ones come from either."""
         shared = {one for one, other in self.node.on if one == other}
         given: Values = {}
         for name, column in self.node.left:
@@ -48,7 +48,7 @@ class Sides:
 
 
 class Changes:
-    """Changes of a table, each with the time from which it holds. Equal ones count as one."""
+    """Changes of a table, each with the time from which it is valid. Equal ones are merged."""
 
     def __init__(self, changes: Iterable[tuple[Values, int, int]] = ()) -> None:
         self.values: dict[Any, Values] = {}
@@ -65,11 +65,11 @@ class Changes:
         return ((self.values[said], time, weight) for (said, time), weight in self.weights.items() if weight)
 
     def folded(self, watermark: int) -> Changes:
-        """Nobody asks for a time before the watermark any more: what changed up to it has always held."""
+        """Nobody asks for a time before the watermark any more: changes up to it have always been valid."""
         return Changes((values, BEGINNING if time <= watermark else time, weight) for values, time, weight in self)
 
     def as_of(self, asked: int) -> list[tuple[Values, int]]:
-        """The rows that there are at a time, and how many of each."""
+        """The rows present at a time, and how many of each."""
         found: Counter[Any] = Counter()
         for (said, time), weight in self.weights.items():
             found[said] += weight if time <= asked else 0
@@ -77,7 +77,7 @@ class Changes:
 
 
 class TableJoinOperator(StatefulOperator):
-    """All changes are kept. For a key that came, the join as of each time is recomputed; what differs is sent."""
+    """Keeps all changes. For each key that changed, recomputes the join as of every time and emits the difference."""
 
     node: TableJoin
 
@@ -116,7 +116,7 @@ class TableJoinOperator(StatefulOperator):
         return self.sides.joined(values, None) if side == 0 else self.sides.joined(None, values)
 
     def _history(self, left: Changes, right: Changes) -> Changes:
-        """How the join of a key changes: from each time on there is what is joined then, and no longer what was."""
+        """The changes of a key's join: from each time on, the new result replaces the old one."""
         history, last = Changes(), list[tuple[Values, int]]()
         for time in sorted({time for changes in (left, right) for _, time, _ in changes}):
             now = self._joined(left.as_of(time), right.as_of(time))
@@ -145,7 +145,7 @@ class TableJoinOperator(StatefulOperator):
 
 
 class LookupJoinOperator(StatefulOperator):
-    """All changes of the table are kept; what it held at a time is their sum up to then."""
+    """Keeps all changes of the table; its content at a time is their sum up to then."""
 
     node: LookupJoin
 
@@ -177,7 +177,7 @@ class LookupJoinOperator(StatefulOperator):
         return min((row.time for row in self.waiting if row.time is not None), default=super().hold())
 
     def _looked_up(self, row: Row, time: int | None) -> list[Row]:
-        """What is sent for a row, given the table as of a time, or as it is."""
+        """The output for a row, given the table as of a time, or as it is now."""
         found: Counter[Any] = Counter()
         values: dict[Any, Values] = {}
         key = self.sides.key(row.values, 0)
@@ -206,7 +206,7 @@ class LookupJoinOperator(StatefulOperator):
         return Row({name: given.get(name) for name in columns.names}, row.time, row.weight)
 
 
-# ---------------------------------------------------------------- a stream and rows known beforehand
+# ---------------------------------------------------------------- a stream and static rows
 
 
 class SideJoinOperator(Operator):

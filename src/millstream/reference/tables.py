@@ -1,4 +1,4 @@
-"""Tables of one input: all rows are kept, the table is recomputed in each step, and what is different is sent."""
+"""Tables of one input: keeps all rows, recomputes the table in each step, and emits the difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPIRED, UNTIMED = "expired", "no event time"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A row of a key in its place among the others: by time, then by arrival."""
+    """A row of a key and its position among the others: by time, then by arrival."""
 
     place: tuple[int, int]
     row: Row
@@ -28,7 +28,7 @@ class Version:
 
 
 class LatestOperator(StatefulOperator):
-    """Each version takes the one before it back and puts itself in its place, from its own time on."""
+    """Each version retracts the previous one and replaces it, from its own time on."""
 
     node: table_nodes.Latest
 
@@ -56,7 +56,7 @@ class LatestOperator(StatefulOperator):
         return singly(less(self._changes(), before))
 
     def _reason(self, row: Row, known: list[Version], watermark: int) -> str | None:
-        """A row is late if it is older than the newest of the versions that the watermark has passed."""
+        """A row is late if it is older than the newest version that the watermark has passed."""
         if not self.node.by_time:
             return None
         if row.time is None:
@@ -65,7 +65,7 @@ class LatestOperator(StatefulOperator):
         return EXPIRED if passed and row.time < max(passed) else None
 
     def _changes(self) -> list[Row]:
-        """All changes that the versions stand for."""
+        """The changes of all versions."""
         changes = []
         for versions in self.versions.values():
             last: Version | None = None
@@ -157,7 +157,7 @@ class TopOperator(StatefulOperator):
         return [Row({**row.values, self.node.rank: place}, None) for place, row in enumerate(single, 1)]
 
     def _with_ties(self, rows: list[Row]) -> list[Row]:
-        """Of rows in order those that fewer than `count` are before; what is equal in the order has one place."""
+        """Of sorted rows, those with fewer than `count` before them; ties share a rank."""
         by = zip(*(map(frozen, computed(part.by, rows, self.node)) for part in self.node.order), strict=True)
         first, before, place, last = list[Row](), 0, 0, None
         for row, values in zip(rows, by, strict=True):
@@ -173,7 +173,7 @@ class TopOperator(StatefulOperator):
 
 
 class Groups:
-    """What a table makes of the rows of each group, kept up to date. It changes at the newest time of the group."""
+    """The table's rows of each group, kept up to date. They change at the newest time of the group."""
 
     def __init__(self, keys: tuple[str, ...], made: Callable[[list[Row]], list[Row]]) -> None:
         self.keys = keys
@@ -201,7 +201,7 @@ class Groups:
         return self.made([row for row in self.rows.get(key, []) if row.weight > 0])
 
     def _forget(self, watermark: int) -> None:
-        """A group without rows is forgotten when the watermark has reached its newest time."""
+        """A group without rows is dropped when the watermark has reached its newest time."""
         for key, time in list(self.newest.items()):
             if not self.rows[key] and (time is None or time <= watermark):
                 del self.newest[key], self.rows[key]
@@ -212,12 +212,12 @@ def smallest(rows: list[Row]) -> list[Row]:
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """By all columns, one after the other; nulls stand last."""
+    """Sorts by all columns in turn; nulls last."""
     return sorted(rows, key=lambda row: [(v is None, None if v is None else ordered(v)) for v in row.values.values()])
 
 
 def less(rows: Iterable[Row], others: Iterable[Row]) -> list[Row]:
-    """The sum of weighted rows less that of others: each row once, but for those that come to nothing."""
+    """The sum of weighted rows minus that of others: each row once, without those that cancel out."""
     sums: dict[Any, Row] = {}
     for sign, part in ((1, rows), (-1, others)):
         for row in part:
@@ -227,7 +227,7 @@ def less(rows: Iterable[Row], others: Iterable[Row]) -> list[Row]:
 
 
 def singly(rows: Iterable[Row]) -> list[Row]:
-    """Changes, each of weight 1 or -1: of weight n, n times. What is taken back stands first."""
+    """Changes of weight 1 or -1: one of weight n becomes n. Retractions come first."""
     each = [replace(row, weight=1 if row.weight > 0 else -1) for row in rows for _ in range(abs(row.weight))]
     return sorted(each, key=lambda row: row.weight)
 
@@ -240,7 +240,7 @@ def key_of(row: Row, keys: Sequence[str]) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """A value that is equal to another just if they are the same value to a table: NaN is equal to itself."""
+    """A hashable value that is equal to another if a table considers them equal: NaN equals itself."""
     if isinstance(value, dict):
         return tuple((name, frozen(part)) for name, part in value.items())
     if isinstance(value, list | tuple):
@@ -249,7 +249,7 @@ def frozen(value: Any) -> Any:
 
 
 def ordered(value: Any) -> Any:
-    """A value that can be compared: NaN is the largest number. Within lists and structures nulls stand first."""
+    """A comparable value: NaN is the largest number. Within lists and structs nulls come first."""
     if isinstance(value, dict):
         return [(name, ordered([part])) for name, part in value.items()]
     if isinstance(value, list | tuple):
@@ -267,6 +267,6 @@ def computed(made: Expression, rows: list[Row], node: Node) -> list[Any]:
 
 
 def late(row: Row, reason: str) -> Row:
-    """The row and the reason, which stands last and in the place of a column of that name."""
+    """The row and the reason, which comes last and replaces a column of that name."""
     values = {name: value for name, value in row.values.items() if name != "reason"}
     return replace(row, values={**values, "reason": reason})

@@ -1,4 +1,4 @@
-"""What a trigger remembers of one window, when it is ready, and what a pane changes: rule 8 of the rules of time."""
+"""The state of a trigger in one window, when it is ready, and the effect of a pane: rule 8 of the rules of time."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from millstream.plan import triggers, windows
 
 
 class TriggerState:
-    """What a trigger remembers of one window. `at_end` says whether the watermark has reached the window's end."""
+    """The state of a trigger in one window. `at_end` is whether the watermark has reached the window's end."""
 
     def add(self, rows: int, clock: int) -> None:
-        """So many rows came now."""
+        """So many rows arrived now."""
 
     def is_ready(self, at_end: bool, clock: int) -> bool:
         return False
 
     def is_ready_by_end(self, at_end: bool, clock: int) -> bool:
-        """Whether it is the end of the window that makes it ready."""
+        """Whether it is ready because of the window's end."""
         return False
 
     def fire(self, at_end: bool, clock: int) -> bool:
-        """A pane is sent; returns whether the trigger has finished."""
+        """A pane fires; returns whether the trigger has finished."""
         return False
 
     def merge(self, others: Sequence[Any], at_end: bool) -> None:
-        """The window takes others in, or moved its end; this is the state of one of them."""
+        """The window merged with others, or moved its end; this is the state of one of them."""
 
 
 def begin(trigger: triggers.Trigger) -> TriggerState:
@@ -197,14 +197,14 @@ class InOrderState(TriggerState):
     def fire(self, at_end: bool, clock: int) -> bool:
         if not self.state.fire(at_end, clock):
             return False
-        if self.step == len(self.order) - 1:  # what stands around it may go on, and then the last one does too
+        if self.step == len(self.order) - 1:  # an enclosing trigger may continue, and then the last one does, too
             return True
         self.step += 1
         self.state = begin(self.order[self.step])
         return False
 
     def merge(self, others: Sequence[InOrderState], at_end: bool) -> None:
-        """The furthest step stays."""
+        """The furthest step wins."""
         parts = (self, *others)
         step = max(part.step for part in parts)
         furthest = [part.state for part in parts if part.step == step]

@@ -1,4 +1,4 @@
-"""Windowed aggregation by the rules of time: put rows into windows, ask each window once, expire what is over."""
+"""Windowed aggregation by the rules of time: puts rows into windows, evaluates each once, and expires them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millstream.reference.triggers import TriggerState, begin
 
 @dataclass(slots=True)
 class Pane:
-    """One window of one key: what it holds, what waits to be sent, and what was sent."""
+    """One window of one key: its rows, those waiting for a pane, and the last pane."""
 
     start: int | None
     end: int | None
@@ -26,14 +26,14 @@ class Pane:
     rows: list[Row] = field(default_factory=list)
     waiting: list[Row] = field(default_factory=list)
     in_time: list[int] = field(default_factory=list)
-    """Event times of the waiting rows that were not behind the watermark when they came."""
+    """Event times of the waiting rows that were not behind the watermark when they arrived."""
     sent: list[Row] = field(default_factory=list)
-    """What the next pane takes back."""
+    """The rows that the next pane retracts."""
     index: int = 0
     on_time_index: int = 0
     is_closed: bool = False
     is_complete: bool = False
-    """A window that rows close has got its last one."""
+    """Whether a window that is closed by rows has received its last one."""
 
     @property
     def ends_at(self) -> int:
@@ -43,7 +43,7 @@ class Pane:
 @dataclass(slots=True)
 class KeyState:
     panes: dict[Any, Pane] = field(default_factory=dict)
-    """By start and end, or by number for windows that rows close."""
+    """By start and end, or by number for windows closed by rows."""
     seen: int = 0
     number: int = 0
     first_value: Any = None
@@ -63,10 +63,10 @@ class WindowOperator:
 
     def step(self, bundle: Bundle) -> Bundle:
         self.late = []
-        if self.in_processing_time:  # the clock is the watermark, and a row's time is when it came
+        if self.in_processing_time:  # the clock is the watermark, and a row's time is its time of arrival
             rows = [replace(row, time=bundle.clock) for row in bundle.rows]
             before = END if bundle.watermark_before >= END else bundle.clock_before
-            after = END if bundle.watermark >= END else bundle.clock  # at the end of time it ends too
+            after = END if bundle.watermark >= END else bundle.clock  # it ends with the end of time
             bundle = Bundle(rows, before, after, bundle.clock_before, bundle.clock)
         arrived = self._by_key(bundle.rows)
         sent: list[Row] = []
@@ -79,7 +79,7 @@ class WindowOperator:
         return Bundle(sent, before, self.passed_on, bundle.clock_before, bundle.clock)
 
     def _by_key(self, rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
-        """The rows of each key, with what the aggregates and the window are fed with; those without a time are late."""
+        """The rows of each key, with the inputs of the aggregates and the window; those without a time are late."""
         arrived: dict[tuple[Any, ...], list[Row]] = {}
         for row, arguments in zip(rows, self._arguments(rows), strict=True):
             if row.time is None:
@@ -90,7 +90,7 @@ class WindowOperator:
         return arrived
 
     def _bundles(self, bundle: Bundle) -> Iterator[Bundle]:
-        """A trigger with `each` takes every row as a bundle of its own, before the watermark moves."""
+        """A trigger with `each` takes every row as its own bundle, before the watermark moves."""
         if self.takes_rows_singly:
             for row in bundle.rows:
                 yield replace(bundle, rows=[row], watermark=bundle.watermark_before)
@@ -98,14 +98,14 @@ class WindowOperator:
         yield bundle
 
     def _arguments(self, rows: list[Row]) -> list[dict[str, Any]]:
-        """What the aggregates and the window are fed with, computed from the rows."""
+        """The inputs of the aggregates and the window, computed from the rows."""
         if not self.node.arguments or not rows:
             return [{} for _ in rows]
         batch = table_of(rows, self.node.inputs[0])
         made = evaluate({name: made.duckdb for name, made in self.node.arguments}, batch)
         return batch_to_rows(made.combine_chunks().to_batches()[0])
 
-    # ------------------------------------------------------------ putting rows into windows
+    # ------------------------------------------------------------ assigning rows to windows
 
     def _put(self, state: KeyState, bundle: Bundle) -> None:
         if isinstance(self.node.window, windows.Sessions):
@@ -142,7 +142,7 @@ class WindowOperator:
                 self._add(pane, [row], bundle)
 
     def _put_sessions(self, state: KeyState, rows: list[Row], bundle: Bundle) -> None:
-        """All rows first, then sessions that touch are merged, and only then lateness is judged."""
+        """Adds all rows, then merges sessions that touch, and only then checks for late rows."""
         assert isinstance(self.node.window, windows.Sessions)
         gap = windows.microseconds(self.node.window.gap)
         parts: list[tuple[int, int, Pane | Row]] = [
@@ -177,7 +177,7 @@ class WindowOperator:
         self._add(merged, rows, bundle)
 
     def _merged(self, panes: list[Pane], start: int, end: int, bundle: Bundle) -> Pane:
-        """A session that grew or merged is a new window, with the rows and the trigger's state of its parts."""
+        """A session that grew or merged is a new window, with the rows and the trigger states of its parts."""
         panes = sorted(panes, key=lambda pane: pane.start or 0)
         if not panes:
             return Pane(start, end, begin(self.node.trigger))
@@ -194,7 +194,7 @@ class WindowOperator:
         )
 
     def _put_by_rows(self, state: KeyState, rows: list[Row], bundle: Bundle) -> None:
-        """Windows that rows open and close; their place in event time is that of their first and last row."""
+        """Windows opened and closed by rows; their bounds in event time are those of their rows."""
         for row in rows:
             if bundle.watermark_before >= END:
                 self._too_late(row, (row.time, row.time), "expired")
@@ -209,7 +209,7 @@ class WindowOperator:
             self._complete(state, row)
 
     def _numbers(self, state: KeyState, row: Row) -> list[int]:
-        """The windows, by number, that a row belongs to."""
+        """The numbers of the windows that a row belongs to."""
         window = self.node.window
         if isinstance(window, windows.Rows):
             place, state.seen = state.seen, state.seen + 1
@@ -255,7 +255,7 @@ class WindowOperator:
     def _expiry(self, end: int) -> int:
         return min(END, end + self.lateness)
 
-    # ------------------------------------------------------------ asking the windows
+    # ------------------------------------------------------------ evaluating windows
 
     def _ask(self, key: tuple[Any, ...], state: KeyState, bundle: Bundle) -> list[Row]:
         sent: list[Row] = []
@@ -307,13 +307,13 @@ class WindowOperator:
         values |= results(self.node, rows, key, (moment(pane.start), moment(pane.end)))
         values["event_time"] = moment(time)
         row = Row(values, time)
-        taken_back = [replace(old, values={**old.values, "weight": -1}, weight=-1) for old in pane.sent]
+        retractions = [replace(old, values={**old.values, "weight": -1}, weight=-1) for old in pane.sent]
         pane.index += 1
         pane.on_time_index += timing != "early"
         pane.waiting, pane.in_time = [], []
         if self.node.mode is Mode.RETRACTING:
             pane.sent = [row]
-        return [*taken_back, row]
+        return [*retractions, row]
 
     def _pane_time(self, pane: Pane) -> int | None:
         if self.node.pane_time is PaneTime.EARLIEST and pane.in_time:
@@ -325,7 +325,7 @@ class WindowOperator:
         return None if pane.end is None else pane.end - 1
 
     def _hold(self) -> int:
-        """Waiting rows hold back the watermark that is passed on at the event time of their pane."""
+        """Waiting rows hold back the output watermark at the event time of their pane."""
         times = [self._pane_time(pane) for state in self.keys.values() for pane in state.panes.values() if pane.waiting]
         return min((time for time in times if time is not None), default=END)
 

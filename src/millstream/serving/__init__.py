@@ -1,6 +1,6 @@
-"""What serves the current row of a table that a job keeps up to date, wherever it is kept."""
+"""Serves the current rows of tables that jobs keep up to date, in any store."""
 
-from millstream.serving.rows import TableUnavailable
+from millstream.connectors.lookups import TableUnavailable
 from millstream.serving.tables import Tables, open_table
 
 __all__ = ["TableUnavailable", "Tables", "open_table"]

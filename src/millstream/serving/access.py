@@ -1,8 +1,7 @@
-"""Who may ask a server for rows: under which names it answers, from which pages, and with which token.
+"""Access control of the server: allowed host names, origins and the token.
 
-A loopback server is reached by every program on the machine, browsers included, and a browser runs other people's code.
-So a request must name this server in its Host header (a web page cannot point a domain of its own at it), and must not
-come from a page of another origin.
+Every program on the machine can reach a loopback server, including browsers, which run untrusted code. So a request
+must name this server in its Host header (against DNS rebinding), and must not come from a page of another origin.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from millstream.errors import InvalidInput
 TOKEN_VARIABLE = "MILLSTREAM_TOKEN"
 TOKEN_CHARACTERS_MIN = 16
 TOKEN_BYTES_MAX = 1024
-TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what RFC 6750 allows behind "Bearer"
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what RFC 6750 allows after "Bearer"
 MAKE_TOKEN = "(umask 077; python -c 'import secrets; print(secrets.token_urlsafe(32))' > token)"
 HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?")
 OWN_SITES = (b"same-origin", b"none")  # "none": typed into the address bar
@@ -31,7 +30,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Denied(Exception):
-    """A request that is refused before anything is looked up; its text never repeats what was sent."""
+    """A request that is rejected before any lookup; its text never repeats what was sent."""
 
     def __init__(self, status: int, what: str, next_step: str) -> None:
         super().__init__(what)
@@ -39,40 +38,40 @@ class Denied(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where to listen: an address that was resolved, and the host as the user wrote it."""
+class ListenAddress:
+    """Where a server listens: the resolved IP address and port, and the host as the user wrote it."""
 
     host: str
     port: int
     family: socket.AddressFamily
-    address: IPv4Address | IPv6Address
+    ip: IPv4Address | IPv6Address
 
     @classmethod
-    def of(cls, host: str, port: int) -> Place:
-        """Resolves the host, so that what is checked is what will be bound: `127.1`, `0` and names included."""
+    def of(cls, host: str, port: int) -> ListenAddress:
+        """Resolves the host, so that the checked address is the bound one: `127.1`, `0` and names included."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            address = ip_address(str(found[0][4][0]))
+            ip = ip_address(str(found[0][4][0]))
         except (OSError, OverflowError, ValueError) as error:
             raise unusable(host, port, error) from error
-        return cls(host, port, family, address)
+        return cls(host, port, family, ip)
 
     @property
     def is_local(self) -> bool:
-        return self.address.is_loopback
+        return self.ip.is_loopback
 
 
 def unusable(host: str, port: int, error: Exception) -> InvalidInput:
     return InvalidInput(
-        f"nothing can be served at {host}:{port}: {getattr(error, 'strerror', None) or error}",
-        next_step="choose another with --host and --port; --port 0 takes any that is free",
+        f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+        next_step="choose another with --host and --port; --port 0 picks a free port",
     )
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a request must carry to be answered."""
+    """What a request must contain."""
 
     hosts: frozenset[str]
     any_loopback: bool
@@ -80,25 +79,25 @@ class Access:
     token: bytes | None = field(default=None, repr=False)
 
     @classmethod
-    def at(cls, place: Place, *, allowed_hosts: Sequence[str] = (), token: str | None = None) -> Access:
-        """Refuses a place that other machines can reach unless callers need a token and the names are known."""
+    def at(cls, address: ListenAddress, *, allowed_hosts: Sequence[str] = (), token: str | None = None) -> Access:
+        """Rejects an address that other machines can reach, unless there is a token and the names are known."""
         named = {_checked_host(host) for host in allowed_hosts}
-        if not place.is_local and token is None:
+        if not address.is_local and token is None:
             raise InvalidInput(
-                f"{place.host or place.address} can be reached from other machines, and no token is set",
+                f"{address.host or address.ip} can be reached from other machines, but no token is set",
                 next_step=f"create one, {MAKE_TOKEN}, and pass --token-file token, or set {TOKEN_VARIABLE}; "
-                "or listen on this machine alone: --host 127.0.0.1",
+                "or listen on this machine only: --host 127.0.0.1",
             )
-        if place.address.is_unspecified:
+        if address.ip.is_unspecified:
             if not named:
                 raise InvalidInput(
-                    f"{place.host or place.address} stands for every address of this machine, so the names it is "
-                    "reached by are not known",
-                    next_step="name each with --allowed-host, as in --allowed-host tables.example.org",
+                    f"{address.host or address.ip} means every address of this machine, so its host "
+                    "names are not known",
+                    next_step="list each with --allowed-host, for example --allowed-host tables.example.org",
                 )
-        elif not place.is_local:
-            named |= {str(place.address), place.host.lower()}
-        return cls(frozenset(named), place.is_local, None if token is None else token.encode())
+        elif not address.is_local:
+            named |= {str(address.ip), address.host.lower()}
+        return cls(frozenset(named), address.is_local, None if token is None else token.encode())
 
     def check(self, headers: Headers) -> None:
         """Raises Denied."""
@@ -131,8 +130,8 @@ class Access:
         if not own.issuperset(origins) or any(site not in OWN_SITES for site in sites):
             raise Denied(
                 403,
-                "requests from pages of other origins are refused",
-                "ask from a program, or from a page behind the same host and port",
+                "requests from pages of other origins are rejected",
+                "send it from a program, or from a page on the same host and port",
             )
 
     def _check_token(self, given: list[bytes]) -> None:
@@ -140,7 +139,7 @@ class Access:
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         same = hmac.compare_digest(token.strip(), self.token)
         if scheme.lower() != b"bearer" or not same:
-            raise Denied(401, "a valid token is needed", "send the header Authorization: Bearer TOKEN")
+            raise Denied(401, "a valid token is required", "send the header Authorization: Bearer TOKEN")
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:
@@ -214,7 +213,7 @@ def _checked_token(text: str, where: str) -> str:
     elif len(token) > TOKEN_BYTES_MAX:
         fault = f"the token is longer than {TOKEN_BYTES_MAX} characters"
     elif not TOKEN.fullmatch(token):
-        fault = "the token has characters that a header cannot carry; letters, digits and ._~+/- can be used"
+        fault = "the token has invalid characters; use letters, digits and ._~+/-"
     else:
         return token
     raise InvalidInput(fault, where=where, next_step=f"create one: {MAKE_TOKEN}")

@@ -1,6 +1,6 @@
-"""A connection to the server for tables: there are only so many, and none is held open by a client that stalls.
+"""Connections to the table server: limited in number, and closed if the client stalls.
 
-Uvicorn itself bounds neither: it waits for a first request for ever, and counts connections only when one asks.
+Uvicorn limits neither: it waits forever for a first request, and counts connections only when one sends a request.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from millstream.serving.http import BUSY, NOT_HTTP
 
 
 class BoundedConnection(H11Protocol):
-    """Closed unless a request arrives, and its answer is taken, within `patience_s`. The time a lookup takes is not
-    the client's, and does not count."""
+    """Closed unless a request arrives, and its answer is read, within `patience_s`. The time of the lookup does not
+    count."""
 
     connections_max: ClassVar[int] = 64
-    """Those beyond it are answered that the server is busy; beyond twice as many, they are closed at once."""
+    """Connections beyond it get the answer "busy"; beyond twice as many, they are closed immediately."""
     patience_s: ClassVar[float] = 30.0
 
     _timer: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class BoundedConnection(H11Protocol):
             for event in (start, h11.Data(data=NOT_HTTP.body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
-        except h11.LocalProtocolError:  # the answer to an earlier request is under way
+        except h11.LocalProtocolError:  # the answer to an earlier request is being sent
             self.transport.abort()
 
     def _wait(self) -> None:

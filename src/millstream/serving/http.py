@@ -1,7 +1,7 @@
 """Tables over HTTP: the current row of a key as JSON, by one GET.
 
-A caller learns which tables are served and the rows of keys it knows, and nothing else: whatever is not there gets the
-same answer, errors repeat neither keys nor rows, and what went wrong inside is reported on stderr alone.
+A caller learns which tables are served and the rows of keys it knows, and nothing else: everything missing gets the
+same answer, errors contain neither keys nor rows, and internal errors are only reported on stderr.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import orjson
 
 from millstream import terminal
 from millstream.connectors.catalog import Remembered
+from millstream.connectors.lookups import InvalidKey, TableUnavailable
 from millstream.errors import InvalidInput, KafkaUnavailable, MillstreamError, NotFound
-from millstream.serving.access import Access, Denied, Place, unusable
-from millstream.serving.rows import InvalidKey, TableUnavailable
+from millstream.serving.access import Access, Denied, ListenAddress, unusable
 from millstream.serving.served import Served
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ DESCRIPTION = {
     "GET /tables/NAME?column=value&…": "the row of a key of any number of columns",
 }
 BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-logger = terminal.logger("uvicorn.error")  # which writes to stderr; every line, unlike the warnings of a command
+logger = terminal.logger("uvicorn.error")  # writes every line to stderr, unlike a command's warnings
 
 Message: TypeAlias = MutableMapping[str, Any]
 Application: TypeAlias = Callable[
@@ -60,7 +60,7 @@ Application: TypeAlias = Callable[
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back."""
+    """The response."""
 
     status: int
     body: bytes
@@ -88,7 +88,7 @@ KINDS = {400: "InvalidInput", 401: "Unauthorized", 403: "Forbidden"}
 
 
 def app(served: Served, access: Access) -> Application:
-    """The application, as ASGI has it."""
+    """The ASGI application."""
     threads = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="millstream-lookup")
 
     async def answer(scope: MutableMapping[str, Any], receive: object, send: Callable[..., Awaitable[None]]) -> None:
@@ -115,7 +115,7 @@ class Refused(Exception):
 
 
 def _check(scope: MutableMapping[str, Any], access: Access) -> None:
-    """Everything that is refused without looking at any table."""
+    """Everything that is rejected without a lookup."""
     try:
         access.check(scope["headers"])
     except Denied as denied:
@@ -132,7 +132,7 @@ def _answered(served: Served, path: bytes, query: bytes) -> Answer:
         return _looked_up(served, path, query)
     except Refused as refused:
         return refused.answer
-    except NotFound:  # a topic that was deleted a moment ago
+    except NotFound:  # a topic that was just deleted
         return NOT_FOUND
     except (TableUnavailable, KafkaUnavailable) as failure:
         logger.error("%s", failure)
@@ -146,7 +146,7 @@ def _answered(served: Served, path: bytes, query: bytes) -> Answer:
 
 
 def _looked_up(served: Served, path: bytes, query: bytes) -> Answer:
-    """Split before it is decoded: an encoded slash is part of a name or a key, and never ends it."""
+    """Split before decoding: an encoded slash is part of a name or a key."""
     match path.split(b"/", 3):
         case [b"", b""]:
             return Answer(200, orjson.dumps(DESCRIPTION))
@@ -180,7 +180,7 @@ def _entry(name: str, table: Remembered) -> dict[str, Any]:
 def _columns(query: bytes) -> dict[str, str]:
     parts = query.split(b"&")
     if len(parts) > QUERY_COLUMNS_MAX:
-        raise _bad(f"the query has more than {QUERY_COLUMNS_MAX} columns", "name the key columns alone")
+        raise _bad(f"the query has more than {QUERY_COLUMNS_MAX} columns", "use only the key columns")
     columns: dict[str, str] = {}
     for part in parts:
         column, _, value = part.replace(b"+", b" ").partition(b"=")
@@ -191,14 +191,14 @@ def _columns(query: bytes) -> dict[str, str]:
 
 
 def _text(encoded: bytes) -> str:
-    """Part of a URL. What is not valid is refused, since a replacement would be another name or key."""
+    """Decodes part of a URL. Invalid bytes are rejected, since a replacement would be another name or key."""
     decoded = unquote_to_bytes(encoded)
     if BAD_ESCAPE.search(encoded):
-        raise _bad("the URL has a % that does not begin an escape", "write % as %25")
+        raise _bad("the URL has a % that does not start an escape", "write % as %25")
     if len(decoded) > KEY_BYTES_MAX:
         raise _bad(f"a name or a key is longer than {KEY_BYTES_MAX} bytes", "use a shorter key")
     if b"\0" in decoded:
-        raise _bad("names and keys have no NUL characters", "leave out %00")
+        raise _bad("names and keys must not have NUL characters", "remove %00")
     try:
         return decoded.decode()
     except UnicodeDecodeError:
@@ -213,13 +213,13 @@ def _bad(what: str, next_step: str) -> Refused:
 
 
 @contextmanager
-def listening(place: Place) -> Iterator[socket.socket]:
-    """A socket that accepts connections, before anything else is started; port 0 is any that is free."""
+def listening(address: ListenAddress) -> Iterator[socket.socket]:
+    """A listening socket, opened before anything else starts; port 0 is any free one."""
     check_installed()
     try:
-        made = socket.create_server((str(place.address), place.port), family=place.family)
+        made = socket.create_server((str(address.ip), address.port), family=address.family)
     except (OSError, OverflowError) as failure:
-        raise unusable(place.host, place.port, failure) from failure
+        raise unusable(address.host, address.port, failure) from failure
     with made:
         yield made
 
@@ -236,8 +236,8 @@ def server(application: Application) -> uvicorn.Server:
             ws="none",
             lifespan="off",
             interface="asgi3",
-            log_level="error",  # what it warns of is what any client can cause
-            access_log=False,  # URLs hold keys
+            log_level="error",  # any client can cause its warnings
+            access_log=False,  # URLs contain keys
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -248,7 +248,7 @@ def server(application: Application) -> uvicorn.Server:
 
 
 def serve(served: Served, at: socket.socket, access: Access) -> None:
-    """Answers until Ctrl-C."""
+    """Serves until Ctrl-C."""
     server(app(served, access)).run(sockets=[at])
 
 
@@ -257,6 +257,6 @@ def check_installed() -> None:
         import_module("uvicorn")
     except ImportError as failure:
         raise InvalidInput(
-            f"to serve tables over HTTP the package {failure.name} is needed",
+            f"serving tables over HTTP needs the package {failure.name}",
             next_step="pip install 'millstream[serve]'",
         ) from failure

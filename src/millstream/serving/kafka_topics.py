@@ -1,6 +1,6 @@
-"""Topics of Kafka, looked up by key: an answer holds all that was committed when it was asked for.
+"""Kafka topics, looked up by key: an answer reflects everything committed at the time of the request.
 
-Values are held as they came, and become a row when they are asked for: by the schema that the topic has then.
+Values are kept encoded, and decoded on lookup with the topic's current schema.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.connectors.catalog import Remembered
+from millstream.connectors.lookups import PlainRow, Row, TableUnavailable, TypedRow
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log import TopicPartition
 from millstream.log.kafka.clients import END, OPEN_SECONDS, READER_DEFAULTS, Clients
-from millstream.log.kafka.failures import admin_module, said_plainly, translated
+from millstream.log.kafka.failures import admin_module, translated, translated_errors
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.messages import nearest_us, times_ms
 from millstream.log.kafka.topics import KafkaTopic, as_kafka, described, offsets
 from millstream.log.layout import TIMESTAMP
 from millstream.records import codec
 from millstream.serving.newest import Found, Index, KeyedTopic, News, always, home_of, newer
-from millstream.serving.rows import PlainRow, Row, TableUnavailable, TypedRow
 
 READ_AT_ONCE = 10_000
 READ_SECONDS = 0.1
 STANDSTILL_SECONDS = 15.0
-LOOK_SECONDS = 2.0  # a topic that was made or deleted meanwhile may be missed for so long
+LOOK_SECONDS = 2.0  # changes of topics may go unnoticed for this long
 
 Messages: TypeAlias = Sequence[Any]
 
 
 class KafkaTopicTable(KeyedTopic[KafkaTopic]):
-    """A topic of Kafka."""
+    """A Kafka topic."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class KafkaTopicTable(KeyedTopic[KafkaTopic]):
         self._log = log
 
     def _topic(self) -> KafkaTopic:
-        """Asked whether it is still the same: what the log knows of it may be some seconds old."""
+        """Checks that it is still the same topic: the log's metadata may be some seconds old."""
         topic = self._log.topic(self._log.resolve(self.name))
         with suppress(UnknownTopic):
             if described(self._log.clients, topic.name, OPEN_SECONDS) == (topic.identity, topic.settings.partitions):
@@ -71,7 +71,7 @@ class KafkaTopicTable(KeyedTopic[KafkaTopic]):
             return newer(found, self._newest(reading, key))
 
     def _newest(self, reading: Reading, key: bytes) -> Found | None:
-        """The last record of a key among those that were not read yet."""
+        """The last record of a key among unread records."""
         of_place: dict[TopicPartition, Any] = {}
         for place, messages in reading.up_to_now():
             for message in messages:
@@ -125,7 +125,7 @@ class KafkaIndex(Index[KafkaTopic]):
 
 
 class Reading:
-    """A client of certain partitions, of no group. It fetches on its own; what came is taken when it is asked for."""
+    """A client of some partitions, without a group. It prefetches; records are taken on request."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -143,25 +143,25 @@ class Reading:
     def add(self, starts: Mapping[TopicPartition, int]) -> None:
         if starts:
             self._reached |= starts
-            with said_plainly(self._clients.where):
+            with translated_errors(self._clients.where):
                 self._client.incremental_assign(list(as_kafka(starts)))
 
     def up_to_now(self) -> Iterator[tuple[TopicPartition, Messages]]:
-        """All that is committed now and was not read yet."""
+        """All committed records that were not read yet."""
         ends = offsets(self._clients, self._reached, "latest", committed=True, seconds=OPEN_SECONDS)
         if any(end < self._reached[place] for place, end in ends.items()):
             raise OffsetLost("a partition ends before what was read of it", where=self._clients.where)
         moved, refusal = time.monotonic(), None
         while any(self._reached[place] < end for place, end in ends.items()):
-            with said_plainly(self._clients.where):
-                first: Any = self._client.poll(READ_SECONDS)  # `consume` would wait for as many as are asked for
+            with translated_errors(self._clients.where):
+                first: Any = self._client.poll(READ_SECONDS)  # `consume` would wait for the full number
                 messages = [] if first is None else [first, *self._client.consume(READ_AT_ONCE, 0)]
             together: dict[TopicPartition, list[Any]] = {}
             for message in messages:
                 error, place = message.error(), TopicPartition(message.topic() or "", message.partition() or 0)
                 if error is None:
                     together.setdefault(place, []).append(message)
-                elif error.name() == END:  # behind markers of transactions, which are not seen
+                elif error.name() == END:  # after transaction markers, which are not returned
                     self._reached[place] = max(self._reached[place], message.offset())
                 elif error.name() == "_AUTO_OFFSET_RESET":
                     raise OffsetLost("records were deleted before they were read", where=str(place))
@@ -179,9 +179,9 @@ class Reading:
         if refusal is not None:
             return translated(refusal, self._clients.where)
         return KafkaUnavailable(
-            f"Kafka has handed nothing over for {STANDSTILL_SECONDS:.0f} seconds, and there is more",
+            f"Kafka has sent nothing for {STANDSTILL_SECONDS:.0f} seconds, although there are more records",
             where=self._clients.where,
-            next_step="see whether its brokers are up and reachable",
+            next_step="check that its brokers are up and reachable",
         )
 
     def close(self) -> None:
@@ -194,11 +194,11 @@ class Reading:
         self.close()
 
 
-# ---------------------------------------------------------------- which topics there are
+# ---------------------------------------------------------------- topics
 
 
 class KafkaTopics:
-    """The topics of a Kafka and whether each is compacted, asked for all at once and at most every few seconds."""
+    """The topics of Kafka and whether each is compacted, fetched together at most every few seconds."""
 
     def __init__(self, log: KafkaLog) -> None:
         self._log = log
@@ -222,5 +222,5 @@ class KafkaTopics:
         except UnknownTopic:
             if names == self._log.topics():
                 raise
-            return self._look()  # one was deleted meanwhile
+            return self._look()  # a topic was deleted meanwhile
         return {resource.name: "compact" in said["cleanup.policy"].value for resource, said in found.items()}

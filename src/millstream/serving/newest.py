@@ -1,7 +1,7 @@
-"""The newest committed record of a key is its row, and a tombstone there means that it has none.
+"""The newest committed record of a key is its row; if it is a tombstone, there is no row.
 
-A key is sought where its hash says first. A topic that has got more partitions still holds old keys where they were: of
-a key in several partitions the record with the newest timestamp counts.
+A key is first looked up in the partition of its hash. A topic whose number of partitions grew still has old keys in
+their old partitions: of a key in several partitions, the record with the newest timestamp counts.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import pyarrow.compute as pc
 
 from millstream import terminal
 from millstream.connectors.catalog import Remembered
+from millstream.connectors.lookups import Key, Row
 from millstream.connectors.topic.records import NULL_KEY, record_keys
 from millstream.errors import OffsetLost, UnknownTopic
 from millstream.log.partitioners import KeyHash
 from millstream.log.ports import BrokerTopic
 from millstream.records import Schema
-from millstream.serving.rows import Key, Row
 
 CHUNKS_MAX = 4096
-SPARE_ROWS = 1 << 16  # so many rows that were replaced are held whatever they cost
+SPARE_ROWS = 1 << 16  # this many replaced rows are always tolerated
 NO_TIME = -1
-ENTRY_BYTES = 200  # of a key in a dict: its slot, the header of its bytes, and the tuple and numbers of its place
+ENTRY_BYTES = 200  # of a key in a dict: its slot, the header of its bytes, and its position
 logger = terminal.logger(__name__)
 
 AnyTopic = TypeVar("AnyTopic", bound=BrokerTopic)
 Found: TypeAlias = "tuple[int, pa.Scalar]"
 """The timestamp of a record in microseconds, and its value, which is null in a tombstone."""
 News: TypeAlias = "tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]"
-"""The number of a partition, and records of it: key, value and timestamp, and their offsets."""
+"""A partition number and some of its records: key, value and timestamp, and their offsets."""
 
 
 class NoRoom(Exception):
@@ -50,8 +50,8 @@ def always() -> bool:
 
 
 class KeyedTopic(ABC, Generic[AnyTopic]):
-    """A topic, looked up by the keys of its records. `follows` keeps an index of all keys in memory, as long as there
-    is `room`; without it each lookup reads the keys of the topic."""
+    """A topic, looked up by record key. `follows` keeps an index of all keys in memory while there is `room`; without
+    it each lookup reads the keys of the topic."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
 
     @abstractmethod
     def _topic(self) -> AnyTopic:
-        """The topic that the name stands for now."""
+        """The topic that the name currently refers to."""
 
     @abstractmethod
     def _index_of(self, topic: AnyTopic) -> Index[AnyTopic]: ...
 
     @abstractmethod
     def _scanned(self, topic: AnyTopic, key: bytes) -> Found | None:
-        """The newest record of a key, by a look at all keys."""
+        """The newest record of a key, by a scan of all keys."""
 
     @abstractmethod
     def _row(self, value: pa.Scalar, topic: AnyTopic) -> Row: ...
@@ -101,8 +101,8 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
                 self._drop_index()
                 self._follows = False
                 logger.warning(
-                    "the index of the table '%s' does not fit into memory beside those in use: each lookup reads all "
-                    "its keys from now on; allow more with --index-mb",
+                    "the index of the table '%s' does not fit into memory next to those in use: each lookup now "
+                    "reads all its keys; allow more memory with --index-mb",
                     self.name,
                 )
         return self._scanned(topic, key)
@@ -139,14 +139,14 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
             index.close()
 
     def _fresh(self, topic: AnyTopic) -> Index[AnyTopic]:
-        """The index with all that is committed by now."""
+        """The index, updated with all committed records."""
         index = self._index
         if index is None or not index.still_good(topic):
             self._drop_index()
             index = self._index = self._index_of(topic)
         try:
             index.refresh(self._room)
-        except (OffsetLost, UnknownTopic):  # truncated, or created again meanwhile: what was read says nothing about it
+        except (OffsetLost, UnknownTopic):  # truncated or recreated meanwhile: the index is no longer valid
             self._drop_index()
             index = self._index = self._index_of(self._topic())
             index.refresh(self._room)
@@ -167,12 +167,12 @@ def home_of(key: bytes, partitions: int) -> int:
     return int(KeyHash()(pa.array([key], pa.binary()), partitions)[0])
 
 
-# ---------------------------------------------------------------- followed
+# ---------------------------------------------------------------- the index
 
 
 @dataclass(slots=True)
 class Held:
-    """What was read of a partition, and where in it the newest record of each key lies: in which chunk and row."""
+    """The records read from a partition, and the chunk and row of the newest record of each key."""
 
     places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     chunks: list[pa.RecordBatch] = field(default_factory=list)
@@ -183,12 +183,12 @@ class Held:
 
     @property
     def held_bytes(self) -> int:
-        """Keys are taken to be as long as those that came so far, on average."""
+        """Estimated with the average key length so far."""
         key_bytes = self.key_bytes_seen // self.keys_seen if self.keys_seen else 0
         return self.chunk_bytes + len(self.places) * (ENTRY_BYTES + key_bytes)
 
     def take(self, stored: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> list[bytes]:
-        """Notes records; gives the keys of the tombstones among them."""
+        """Adds records; returns the keys of their tombstones."""
         number, values = len(self.chunks), stored.column("value")
         keys = stored.column("key").to_pylist()
         times = stored.column("timestamp").cast(pa.int64())
@@ -211,7 +211,7 @@ class Held:
         return chunk.column("time")[row].as_py() or NO_TIME, chunk.column("value")[row]
 
     def forget_replaced(self) -> None:
-        """Brings the rows that are current together, and lets go of all others and of the files they lie in."""
+        """Compacts the current rows, and releases all others and their files."""
         if self.rows <= 2 * len(self.places) + SPARE_ROWS and len(self.chunks) <= CHUNKS_MAX:
             return
         rows: list[list[int]] = [[] for _ in self.chunks]
@@ -219,7 +219,7 @@ class Held:
         for key, (chunk, row) in self.places.items():
             rows[chunk].append(row)
             keys[chunk].append(key)
-        alike: dict[pa.Schema, list[int]] = {}  # the topic may have got another schema on the way
+        alike: dict[pa.Schema, list[int]] = {}  # the topic's schema may have changed
         for chunk, batch in enumerate(self.chunks):
             if rows[chunk]:
                 alike.setdefault(batch.schema, []).append(chunk)
@@ -248,17 +248,17 @@ class Index(ABC, Generic[AnyTopic]):
 
     @abstractmethod
     def _news(self) -> Iterator[News]:
-        """What was committed since the last time."""
+        """The records committed since the last call."""
 
     @abstractmethod
     def _first_offsets(self) -> list[int]:
-        """Where the partitions begin now."""
+        """The current start offsets of the partitions."""
 
     def close(self) -> None:
-        """Lets go of what reads the topic."""
+        """Closes the reader of the topic."""
 
     def still_good(self, topic: AnyTopic) -> bool:
-        """Not of a topic created again, nor if tombstones may have come and gone since the last look."""
+        """Whether the index is valid: not after the topic was recreated, or tombstones may have been compacted away."""
         same = (topic.name, topic.identity) == (self._name, self._identity)
         self._topic = topic
         rest_s = self._clock() - self._read_at
@@ -269,7 +269,7 @@ class Index(ABC, Generic[AnyTopic]):
         return sum(held.held_bytes for held in self._held)
 
     def refresh(self, room: Callable[[], bool] = always) -> None:
-        """Raises NoRoom once it has grown too large; the index is of no use then."""
+        """Raises NoRoom once it has grown too large; the index is unusable then."""
         self._read_at = self._clock()
         settings = self._topic.settings
         self._held += [Held() for _ in range(len(self._held), settings.partitions)]
@@ -290,7 +290,7 @@ class Index(ABC, Generic[AnyTopic]):
         self._firsts = self._first_offsets() if loses_rows else [0] * len(self._held)
 
     def found(self, key: bytes) -> Found | None:
-        """The newest record of a key; of records of the same time, that of the partition where its hash says."""
+        """The newest record of a key; on a tie, that of the partition of its hash."""
         there = {
             number: found
             for number, (held, first) in enumerate(zip(self._held, self._firsts, strict=True))
@@ -302,7 +302,7 @@ class Index(ABC, Generic[AnyTopic]):
         return there[max(there, key=lambda number: (there[number][0], number == home))]
 
     def keys(self) -> Iterator[bytes]:
-        """Those that have a row."""
+        """The keys that have a row."""
         seen: set[bytes] = set()
         for held in self._held:
             for key in held.places:

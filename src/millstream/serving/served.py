@@ -1,4 +1,4 @@
-"""The tables that a server answers for, and only those; their indexes in memory stay within a bound."""
+"""The tables of a server, with a limit on the memory of their indexes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from millstream.connectors.catalog import Remembered
-from millstream.serving.rows import Row
-from millstream.serving.tables import Lookup, Tables
+from millstream.connectors.lookups import Lookup, Row
+from millstream.serving.tables import Tables
 
 TABLES_MAX = 64
 INDEX_BYTES_MAX = 1 << 30
 
 
 class Served:
-    """Tables that are named, or else all that jobs keep, those of jobs that start later included.
+    """The named tables, or else all tables of jobs, including jobs that start later.
 
-    At most `tables_max` are open, and their indexes take at most `index_bytes_max` together: those not used for the
-    longest time are closed first. A table that does not fit even then is looked up without an index.
+    At most `tables_max` are open, and their indexes take at most `index_bytes_max` in total: the least recently used
+    are closed first. A table that still does not fit is looked up without an index.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Served:
         self._tables = tables
         self._named = {name: tables.find(name) for name in names}
         self._tables_max, self._index_bytes_max = tables_max, index_bytes_max
-        self._open: dict[Remembered, Lookup] = {}  # the one used last is the last
+        self._open: dict[Remembered, Lookup] = {}  # least recently used first
         self._users: Counter[Remembered] = Counter()
         self._lock = threading.Lock()
 
@@ -42,8 +42,8 @@ class Served:
         known = self._tables.known(fresh=False)
         if not self._named:
             return {name: table for name, table in known.items() if table.job is not None}
-        # A name keeps standing for the table it was given for, whatever else is called the same later; but a job that
-        # was changed may have noted another key.
+        # A name keeps referring to the same table, even if another one gets that name later; but a changed job may have
+        # recorded another key.
         current = {_identity(table): table for table in known.values()}
         return {name: current.get(_identity(table), table) for name, table in self._named.items()}
 
@@ -51,7 +51,7 @@ class Served:
         return self.listed().get(name)
 
     def row(self, name: str, key: Any) -> Row | None:
-        """None if the table is not listed, too: callers cannot tell the difference."""
+        """Also None if the table is not listed: callers cannot tell the difference."""
         table = self.find(name)
         if table is None:
             return None
@@ -90,7 +90,7 @@ class Served:
             self._make_room()
 
     def _make_room(self) -> bool:
-        """Closes tables nobody is using until the bounds hold; an index that grows asks whether it may go on."""
+        """Closes unused tables until the limits hold; called before an index grows, and returns whether it may."""
         closing = []
         with self._lock:
             while self._held_bytes() > self._index_bytes_max or len(self._open) > self._tables_max:

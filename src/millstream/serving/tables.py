@@ -1,7 +1,7 @@
-"""Finds tables by their names, wherever they are kept, and opens them.
+"""Finds tables by name in any store, and opens them.
 
-A name stands for one table: where several are called the same, the kind, and if need be the database, is put before it
-with a colon.
+A name is unique: if several tables have the same one, it is prefixed with the kind, and if necessary the database, as
+in `kind:name`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from millstream.connectors.catalog import Remembered, remembered
+from millstream.connectors.catalog import TOPIC, Remembered, remembered
+from millstream.connectors.lookups import Lookup, Row
+from millstream.connectors.registry import open_lookup
 from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
 from millstream.log import Broker, EmbeddedLog, connect
-from millstream.serving.databases import PostgresTable, SqliteTable
 from millstream.serving.newest import always
-from millstream.serving.rows import Row
 from millstream.serving.topics import TopicTable, text_table
 from millstream.user_lines import what_exists
 
@@ -30,28 +30,8 @@ if TYPE_CHECKING:
 EXAMPLES = 3
 
 
-class Lookup(Protocol):
-    """A table that is open."""
-
-    @property
-    def key(self) -> tuple[str, ...]: ...
-
-    @property
-    def held_bytes(self) -> int:
-        """About how much memory its index takes."""
-
-    def row(self, key: Any) -> Row | None: ...
-
-    def text(self, key: Any) -> str:
-        """A key as a message says it."""
-
-    def some_keys(self, count: int) -> list[str]: ...
-
-    def close(self) -> None: ...
-
-
 class Tables:
-    """The tables of a log. With `follows`, topics are held as an index in memory: for who looks up more than once."""
+    """The tables of a log. With `follows`, topics have an index in memory: for repeated lookups."""
 
     def __init__(self, log: Broker, *, at: str | None = None, follows: bool = True) -> None:
         self._log = log
@@ -62,15 +42,15 @@ class Tables:
         self._lock = threading.Lock()
 
     def known(self, *, fresh: bool = True) -> dict[str, Remembered]:
-        """By the shortest name that stands for it alone: what jobs have noted, and compacted topics besides.
+        """Tables by their shortest unique name: those recorded by jobs, and compacted topics.
 
-        Not fresh: topics may be those of some seconds ago.
+        The list of topics may be some seconds old.
         """
         log = self._log
         tables = remembered(log.path if isinstance(log, EmbeddedLog) else cast("KafkaLog", log).address)
         topics = self._topics(fresh=fresh)
-        tables = [table for table in tables if table.kind != "topic" or table.name in topics]
-        noted = {table.name for table in tables if table.kind == "topic"}
+        tables = [table for table in tables if table.kind != TOPIC or table.name in topics]
+        noted = {table.name for table in tables if table.kind == TOPIC}
         compacted = [name for name, is_compacted in topics.items() if is_compacted and name not in noted]
         tables += [text_table(name, self._log) for name in compacted]
         counts = Counter(name for table in tables for name in set(_names(table)))
@@ -78,7 +58,7 @@ class Tables:
         return dict(sorted(chosen.items()))
 
     def find(self, name: str) -> Remembered:
-        """The table of a name; a topic's name always stands for something."""
+        """The table of this name, or else the topic."""
         known = self.known(fresh=False)
         if name in known:
             return known[name]
@@ -87,13 +67,13 @@ class Tables:
             return known[name]
         same = [each for each, table in known.items() if name in _names(table)]
         if len(same) > 1:
-            raise InvalidInput(f"several tables are called '{name}'", next_step=f"say which: {', '.join(same)}")
+            raise InvalidInput(f"several tables are named '{name}'", next_step=f"use one of {', '.join(same)}")
         if same:
             return known[same[0]]
         return self._topic(name.removeprefix("topic:"), known)
 
     def open(self, name: str) -> Lookup:
-        """Stays open until all are closed."""
+        """Opens a table until all are closed."""
         table = self.find(name)
         with self._lock:
             if table not in self._open:
@@ -119,11 +99,9 @@ class Tables:
             self._open.clear()
 
     def opened(self, table: Remembered, *, room: Callable[[], bool] = always) -> Lookup:
-        """A table for the caller to close. `room` is asked whether an index may grow further."""
-        if table.kind == "sqlite":
-            return SqliteTable(table)
-        if table.kind == "postgres":
-            return PostgresTable(table, self._at)
+        """Opens a table that the caller closes. `room` decides whether its index may grow."""
+        if table.kind != TOPIC:
+            return open_lookup(table, self._at)
         if isinstance(self._log, EmbeddedLog):
             return TopicTable(self._log, table, follows=self._follows, room=room)
         from millstream.serving.kafka_topics import KafkaTopicTable
@@ -131,14 +109,14 @@ class Tables:
         return KafkaTopicTable(cast("KafkaLog", self._log), table, follows=self._follows, room=room)
 
     def _topic(self, name: str, known: dict[str, Remembered]) -> Remembered:
-        """Of a name that is switched, the key is that of what it stands for."""
+        """A switched name has the key of the topic it refers to."""
         try:
             topic = self._log.topic(self._log.resolve(name)).name
         except (UnknownTopic, InvalidName):
             if not known:
                 raise NotFound(
                     f"there is no table '{name}'",
-                    next_step="there are none yet: run a flow that writes one with table.write(…)",
+                    next_step="there are no tables yet: run a flow that writes one with table.write(…)",
                 ) from None
             raise NotFound(f"there is no table '{name}'", next_step=what_exists(name, known, kind="tables")) from None
         read = [table for table in known.values() if (table.kind, table.name) == ("topic", topic)]
@@ -146,7 +124,7 @@ class Tables:
 
 
 class Topics(Protocol):
-    """Which topics there are, and whether each is compacted."""
+    """The topics, and whether each is compacted."""
 
     def __call__(self, *, fresh: bool = True) -> Mapping[str, bool]: ...
 
@@ -170,8 +148,8 @@ def kafka_topics(log: KafkaLog) -> Topics:
 
 
 def _names(table: Remembered) -> list[str]:
-    """What a table may be called, the shortest first; the last is its own alone."""
-    if table.kind == "topic":
+    """The possible names of a table, shortest first; the last is unique."""
+    if table.kind == TOPIC:
         return [table.name, f"topic:{table.name}"]
     database = PurePath(table.where.partition("?")[0]).name
     return [
@@ -187,7 +165,7 @@ def _listed(keys: Sequence[str]) -> str:
 
 
 class OpenTable:
-    """Made by `open_table(…)`. Any thread may ask."""
+    """A table opened with `open_table(…)`. It is thread-safe."""
 
     def __init__(self, name: str, tables: Tables, log: Broker) -> None:
         self.name = name
@@ -197,7 +175,7 @@ class OpenTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns by which rows are found."""
+        """The key columns."""
         return self._table.key
 
     def get(self, key: Any) -> dict[str, Any] | None:
@@ -217,10 +195,10 @@ class OpenTable:
 
 
 def open_table(name: str, broker: str | os.PathLike[str] | None = None, *, at: str | None = None) -> OpenTable:
-    """Opens a table that a job keeps up to date, or any topic by the keys of its records.
+    """Opens a table that a job keeps up to date, or any topic by record key.
 
-    `broker` is the log's folder or the address of a Kafka, as in `connect`; `at` the whole address of a Postgres
-    database, since of the one that a job noted the password is not kept.
+    `broker` is the log's folder or the address of Kafka, as in `connect`; `at` is the whole address of a Postgres
+    database, since the password in a job's address is not stored.
     """
     log = connect(broker)
     try:

@@ -1,4 +1,4 @@
-"""Topics of the embedded log, looked up by key: its files are mapped, so what is held of them costs little."""
+"""Topics of the embedded log, looked up by key: the files are memory-mapped, so keeping records is cheap."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.connectors.catalog import KEY_TEXT, Remembered
+from millstream.connectors.lookups import PlainRow, Row, TypedRow
 from millstream.log import Broker, EmbeddedLog
 from millstream.log.embedded import Topic
 from millstream.log.kafka.address import SCHEME
@@ -17,14 +18,13 @@ from millstream.log.partition import Partition
 from millstream.log.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import align
 from millstream.serving.newest import NO_TIME, Found, Index, KeyedTopic, News, always, home_of, newer
-from millstream.serving.rows import PlainRow, Row, TypedRow
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
 
 
 def text_table(topic: str, log: Broker) -> Remembered:
-    """A topic that no job remembers, on whichever broker."""
+    """A topic that no job has recorded, on any broker."""
     where = str(log.path) if isinstance(log, EmbeddedLog) else SCHEME + cast("KafkaLog", log).clients.address.servers
     return Remembered(topic, "topic", where, KEY_TEXT, None)
 
@@ -65,11 +65,11 @@ class TopicTable(KeyedTopic[Topic]):
             return PlainRow(value.as_py())
         held = pa.array([value], value.type)
         batch = pa.RecordBatch.from_arrays(held.flatten(), schema=pa.schema(list(value.type)))
-        return TypedRow(align(batch, schema.arrow))  # it may have been read before the topic got a new column
+        return TypedRow(align(batch, schema.arrow))  # it may have been read before the topic gained a column
 
 
 def _newest(log: EmbeddedLog, partition: Partition, key: bytes, since: int = NO_TIME) -> Found | None:
-    """The last record of a key; one that is older than `since` need not be found."""
+    """The last record of a key; records older than `since` may be skipped."""
     wanted = pa.scalar(key, pa.binary())
     found = None
     first = partition.start_offset() if since == NO_TIME else offset_at_time(partition, since)
@@ -84,12 +84,12 @@ def _newest(log: EmbeddedLog, partition: Partition, key: bytes, since: int = NO_
 
 
 def _fetches(log: EmbeddedLog, reader: PartitionReader) -> Iterator[Fetch]:
-    """Frames that have keys. Transactions of producers that died would hold a reader back for ever."""
+    """Frames with keys. Transactions of dead producers would block a reader forever."""
     if reader.partition.marks.read().open:
         log.end_abandoned(reader.partition)
     for fetch in reader.stream():
         if "key" in fetch.stored.schema.names:
-            yield fetch.with_sound_texts()
+            yield fetch.with_checked_texts()
 
 
 class EmbeddedIndex(Index[Topic]):

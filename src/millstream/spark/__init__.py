@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# Not by name on first use, as elsewhere: the module of the same name would take the function's place.
+# Not lazily, as elsewhere: the package of the same name would shadow the function.
 from millstream.spark.session.start import session, stop, warm
 
 if TYPE_CHECKING:

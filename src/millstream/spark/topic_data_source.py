@@ -1,7 +1,7 @@
 """Topics as a PySpark data source: `spark.readStream.format("millstream").option("topic", …)`, without a flow.
 
-Spark plans in one Python process and reads in others; each opens the topic for itself. Rows go to Spark as the Arrow
-batches that are stored, and the offsets in Spark's checkpoint are those of the topic.
+Spark plans in one Python process and reads in others; each opens the topic itself. Rows go to Spark as the
+stored Arrow batches, and the offsets in Spark's checkpoint are those of the topic.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from millstream.connectors.opening_sources import KafkaSource, Offsets, Slab, Slice, TopicSource
+from millstream.connectors.kafka.source import KafkaSource
+from millstream.connectors.source import Offsets, Slab, Slice
 from millstream.connectors.topic.columns import is_metadata
-from millstream.connectors.topic.source import find_topic
+from millstream.connectors.topic.source import TopicSource, find_topic
 from millstream.errors import InvalidInput, InvalidRecord, InvalidSetting, MillstreamError, UnknownTopic
 from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, open_embedded
 from millstream.log.kafka.address import KafkaAddress, as_kafka
@@ -60,19 +61,19 @@ BATCH_ROWS = 100_000
 
 
 def register(spark: SparkSession, *, broker: str | os.PathLike[str] | None = None) -> None:
-    """Registers the format "millstream" with a session. `broker` defaults to MILLSTREAM_BROKER, else `.millstream`."""
+    """Registers the format "millstream" with a session. `broker` defaults to MILLSTREAM_BROKER, or `.millstream`."""
     given = os.fspath(broker) if broker is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
     address = given if "://" in given else str(Path(given).expanduser().absolute())
-    kafka = as_kafka(address)  # whose settings may stand in a file, which is read here
+    kafka = as_kafka(address)  # its settings may be in a file, which is read here
     spark.sparkContext.environment.update(delivery())
-    # A class of its own goes to Spark's processes by value, and with it the address that holds here and now.
+    # A new class is sent to Spark's processes by value, and with it the address.
     bound = {"default_broker": address, "default_kafka": kafka, "__module__": "__main__"}
     spark.dataSource.register(type("MillstreamTopics", (TopicDataSource,), bound))
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """What a user did wrong is told without a stack trace; the process of Spark that this runs in ends with it."""
+def without_traceback() -> Iterator[None]:
+    """Reports a user's mistake without a stack trace; the Spark process that this runs in ends with it."""
     try:
         yield
     except MillstreamError:
@@ -85,12 +86,12 @@ def plainly() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The options, checked."""
+    """The validated options."""
 
     topic: str
     broker: str
     registered: KafkaAddress | None = field(hash=False)
-    """The same, if it is a Kafka and was named when the format was registered: its secrets are known everywhere."""
+    """The broker, if it is Kafka and was given to `register`: all processes have its secrets."""
     starting: str
     ending: str
     limit_rows: int | None
@@ -102,7 +103,7 @@ class Settings:
     def of(cls, options: Mapping[str, str], default_broker: str, default_kafka: KafkaAddress | None = None) -> Settings:
         given = {name.lower(): value for name, value in options.items()}
         known = {name.lower(): name for name in OPTIONS}
-        topic = given.pop("path", None)  # what was given to load()
+        topic = given.pop("path", None)  # the argument of load()
         for name in given:
             if name not in known:
                 raise InvalidSetting(
@@ -110,10 +111,10 @@ class Settings:
                 )
         topic = given.get("topic", topic)
         if not topic:
-            raise InvalidSetting("no topic is named", next_step='name one: .option("topic", "scores")')
+            raise InvalidSetting("no topic is given", next_step='add one: .option("topic", "scores")')
         bad = given.get("badrecords", "fail")
         if bad not in ("fail", "drop"):
-            raise InvalidSetting(f"badRecords is 'fail' or 'drop', not {bad!r}")
+            raise InvalidSetting(f"badRecords must be 'fail' or 'drop', not {bad!r}")
         limit = given.get("maxrecordsperbatch")
         return cls(
             topic=topic,
@@ -129,31 +130,31 @@ class Settings:
 
     @property
     def kafka(self) -> KafkaAddress | None:
-        """The broker, if it is a Kafka. What an option names is looked up in each process: its secrets are not sent."""
+        """The broker, if it is Kafka. One given as an option is resolved in each process: its secrets are not sent."""
         return self.registered or as_kafka(self.broker)
 
 
 def _number(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
-        raise InvalidSetting(f"{name} is a whole number from 1 on, not {text!r}")
+        raise InvalidSetting(f"{name} must be a positive integer, not {text!r}")
     return int(text)
 
 
 def offsets_of(text: str, option: str, source: AnySource) -> Offsets:
-    """'earliest', 'latest', or JSON with an offset per partition, of which those it does not name are earliest."""
+    """'earliest', 'latest', or JSON with an offset per partition; missing partitions start at the earliest."""
     if text in ("earliest", "latest"):
         return source.earliest() if text == "earliest" else source.latest()
     try:
         named = json.loads(text)
         if isinstance(named, dict) and isinstance(named.get(source.topic), dict):
-            named = named[source.topic]  # as for Kafka, where several topics can be read
+            named = named[source.topic]  # as in Spark's Kafka source, which reads several topics
         if not isinstance(named, dict) or not all(type(offset) is int for offset in named.values()):
             raise ValueError
     except ValueError:
         raise InvalidSetting(
             f"{option} cannot be {text!r}",
             where=f"topic '{source.topic}'",
-            next_step="""give 'earliest', 'latest', or offsets by partition: '{"0": 17, "1": 4}'""",
+            next_step="""use 'earliest', 'latest', or offsets by partition: '{"0": 17, "1": 4}'""",
         ) from None
     earliest, latest = source.earliest(), source.latest()
     for name in named:
@@ -161,7 +162,7 @@ def offsets_of(text: str, option: str, source: AnySource) -> Offsets:
             raise InvalidSetting(
                 f"{option} names partition {name!r}, which does not exist",
                 where=f"topic '{source.topic}'",
-                next_step=f"partitions that exist: {', '.join(earliest)}",
+                next_step=f"existing partitions: {', '.join(earliest)}",
             )
     ends = {EARLIEST: earliest, LATEST: latest}
     return {
@@ -179,7 +180,7 @@ class TopicDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        with plainly():  # here, so that it is told by load() and not when a query is under way
+        with without_traceback():  # here, so that load() raises and not a running query
             self._settings = Settings.of(options, self.default_broker, self.default_kafka)
             self._stored, self._identity = _described(self._settings)
 
@@ -201,7 +202,7 @@ class TopicDataSource(DataSource):
 
 
 def _described(settings: Settings) -> tuple[Schema | None, str]:
-    """The schema that a topic stores its values by, and its identity; the values of Kafka are but bytes."""
+    """The schema of a topic's values, and its identity; Kafka's values are plain bytes."""
     if settings.kafka is not None:
         return None, KafkaSource(settings.kafka, settings.topic, KEY_AND_VALUE, format="bytes").identity
     with open_embedded(settings.broker) as log:
@@ -218,16 +219,16 @@ def _source(settings: Settings, schema: Schema) -> AnySource:
 
 @lru_cache(maxsize=16)
 def _opened(settings: Settings, identity: str, ddl: str, pid: int) -> AnySource:
-    """Kept open, for Spark's processes live on; a topic created again under the same name is another."""
+    """Kept open, since Spark's processes live on. A recreated topic of the same name is a different one."""
     source = _source(settings, Schema.of(ddl))
     if source.identity != identity:
         source.close()
-        raise UnknownTopic(f"topic '{settings.topic}' was deleted and created again", next_step="load it again")
+        raise UnknownTopic(f"topic '{settings.topic}' was deleted and recreated", next_step="load it again")
     return source
 
 
 def _format(schema: Schema) -> str:
-    """JSON, unless there is nothing but the value itself to be read."""
+    """JSON, unless only the value itself is read."""
     inside = [field for field in schema.arrow if not is_metadata(field)]
     raw = {pa.binary(): "bytes", pa.string(): "string"}
     return raw.get(inside[0].type, "json") if [field.name for field in inside] == ["value"] else "json"
@@ -241,10 +242,10 @@ class TopicPartitions(InputPartition):
 
 
 class _Reader:
-    """What reading once and reading on have in common. It is sent to other processes, so it holds no open files."""
+    """Shared by batch and streaming reads. It is sent to other processes, so it holds no open files."""
 
     def __init__(self, settings: Settings, identity: str, schema: StructType) -> None:
-        with plainly():
+        with without_traceback():
             self._settings, self._identity = settings, identity
             self._arrow = to_arrow_schema(schema, timezone="UTC")
             self._ddl = Schema.of(self._arrow).ddl
@@ -259,8 +260,8 @@ class _Reader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TopicPartitions):
-            return  # Spark makes one up where there are none
-        with plainly():
+            return  # Spark invents one if there are none
+        with without_traceback():
             source = self._source()
             for slice in partition.slices:
                 for slab in source.read(slice):
@@ -277,25 +278,25 @@ class _Reader:
             yield pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
 
-def _bad_record(letter: Mapping[str, Any], count: int) -> InvalidRecord:
+def _bad_record(dead_letter: Mapping[str, Any], count: int) -> InvalidRecord:
     more = f" ({count - 1} more follow)" if count > 1 else ""
     return InvalidRecord(
-        f"a record cannot be read: {letter['reason']}{more}",
-        where=f"topic '{letter['topic']}', partition {letter['partition']}, offset {letter['offset']}",
-        next_step='leave such records out with .option("badRecords", "drop"), '
+        f"a record cannot be read: {dead_letter['reason']}{more}",
+        where=f"topic '{dead_letter['topic']}', partition {dead_letter['partition']}, offset {dead_letter['offset']}",
+        next_step='skip such records with .option("badRecords", "drop"), '
         "or read them in a flow, where they become dead letters",
     )
 
 
 class TopicReader(_Reader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
-        with plainly():
+        with without_traceback():
             source = self._source()
             start = offsets_of(self._settings.starting, "startingOffsets", source)
             end = offsets_of(self._settings.ending, "endingOffsets", source)
             if any(end[name] < start[name] for name in end):
                 raise InvalidInput(
-                    f"endingOffsets lie before startingOffsets: {end}, {start}", where=f"topic '{source.topic}'"
+                    f"endingOffsets are before startingOffsets: {end}, {start}", where=f"topic '{source.topic}'"
                 )
             return self._planned(start, end)
 
@@ -304,7 +305,7 @@ class TopicStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailabl
     _target: Offsets | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        with plainly():
+        with without_traceback():
             return offsets_of(self._settings.starting, "startingOffsets", self._source())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -312,21 +313,21 @@ class TopicStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailabl
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        with plainly():
+        with without_traceback():
             self._target = self._source().latest()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
-        with plainly():
+        with without_traceback():
             limit_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             end = self._source().limited(start, limit_rows, until=self._target)
             return {**start, **end}
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
-        with plainly():
+        with without_traceback():
             return self._source().latest()
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        with plainly():
+        with without_traceback():
             return self._planned(start, end)
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 """Frames as bytes: Arrow streams, written and read by Arrow's own library, which takes half the time polars does.
 
-Texts are laid out the old way: a view would drag along the texts of all other rows.
+Strings use the offset layout: string views would carry along the strings of all other rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 PLAIN = pa.ipc.IpcWriteOptions()
 UNKNOWN_TYPE = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
-"""What Arrow says to a type that polars has and it has not, such as whole numbers of 128 bits."""
+"""Raised by Arrow for a type that only polars has, such as 128-bit integers."""
 
 
 def to_stream(frame: pl.DataFrame, *, compressed: bool = False) -> bytes:

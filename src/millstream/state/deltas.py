@@ -1,4 +1,4 @@
-"""A delta is what one step changed of the state of a key group, in one value with a checksum."""
+"""A delta is what one step changed in the state of a key group: one value with a checksum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAGIC = b"MSd1"
 
 
 def to_delta(tables: dict[str, Rows]) -> bytes:
-    """Of each table the rows, as an Arrow stream, and the hashes that have none any more."""
+    """For each table, its new rows as an Arrow stream, and the hashes that no longer have any."""
     sizes, contents = [], []
     for name, rows in tables.items():
         live, gone = rows, NO_HASHES
@@ -34,7 +34,7 @@ def to_delta(tables: dict[str, Rows]) -> bytes:
 def from_delta(delta: bytes, empty: dict[str, pl.DataFrame]) -> dict[str, Rows]:
     """The inverse. Raises ValueError or an error of polars if the bytes are not a delta of these tables."""
     if len(delta) < HEAD.size:
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
     magic, checksum, head_bytes = HEAD.unpack_from(delta)
     body = memoryview(delta)[HEAD.size :]
     if magic != MAGIC or checksum != crc32c(body):

@@ -1,7 +1,7 @@
-"""The hash of a key is the same on every machine, in every process and with every version of the libraries below.
+"""The hash of a key is the same on every machine, in every process and with every version of the libraries used.
 
-State on disk and the spread over key groups both rest on it, so a change here is a change of format. Values that are
-equal have equal hashes whatever the width, unit or scale of their column.
+State on disk and the distribution over key groups depend on it, so a change here is a change of format. Equal values
+have equal hashes, whatever the width, unit or scale of their column.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NULL = np.uint64(0xA0761D6478BD642F)
 NAN = np.uint64(0x7FF8000000000000)
 ONE_WORD = 1 << 64
 
-CHUNK = 1 << 14  # values mixed at a time: they stay in the nearest cache
-LONG_BYTES = 512  # longer texts go one by one through a hash written in C
+CHUNK = 1 << 14  # values mixed at a time: they stay in the L1 cache
+LONG_BYTES = 512  # longer strings are hashed one by one, in C
 NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 WORD_MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 
@@ -44,7 +44,7 @@ def key_groups(frame: pl.DataFrame, keys: list[str], count: int) -> npt.NDArray[
 
 
 def groups_of(hashes: Hashes, count: int) -> npt.NDArray[np.int32]:
-    """Spread by the low half of the hash, so that the hashes of one group still differ in their first bits."""
+    """Uses the low half of the hash, so that the hashes within a group still differ in their first bits."""
     low = hashes & np.uint64(0xFFFFFFFF)
     low *= np.uint64(count)
     low >>= np.uint64(32)
@@ -68,7 +68,7 @@ def _column(column: pl.Series) -> Hashes:
 
 
 def _values(column: pl.Series) -> Hashes:
-    """What stands for a null in here does not matter."""
+    """Hashes of the values; those of nulls are arbitrary."""
     kind = column.dtype
     if kind in (pl.Int128, pl.UInt128):
         return _wide(column)
@@ -96,12 +96,12 @@ def _values(column: pl.Series) -> Hashes:
     raise InvalidInput(
         f"a column of type {kind} cannot be a key",
         where=f"column {column.name!r}",
-        next_step="take a number, a text, a time, a boolean or a structure of these as the key",
+        next_step="use a number, a string, a time, a boolean or a struct of these as the key",
     )
 
 
 def _words(column: pl.Series) -> Hashes:
-    """Whole numbers as 64 bits in two's complement, as a copy."""
+    """Integers as 64 bits in two's complement, as a copy."""
     physical = column.cast(pl.Int64) if column.dtype.is_temporal() else column
     if physical.null_count():
         physical = physical.fill_null(False if physical.dtype == pl.Boolean else 0)
@@ -125,14 +125,14 @@ def _wide(column: pl.Series) -> Hashes:
 
 
 def _floats(column: pl.Series) -> Hashes:
-    numbers = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # makes 0.0 of -0.0, and a copy
+    numbers = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # turns -0.0 into 0.0, and makes a copy
     words = numbers.view(np.uint64)
     words[np.isnan(numbers)] = NAN
     return _mix(words)
 
 
 def _decimals(column: pl.Series) -> Hashes:
-    """The digits without zeros at their end, and how many of them stand behind the point."""
+    """The digits without trailing zeros, and how many of them are decimal places."""
     scale_given = column.dtype.scale if isinstance(column.dtype, pl.Decimal) else 0
     digits = column.to_physical().fill_null(0)
     narrow = digits.cast(pl.Int64, strict=False)
@@ -158,12 +158,12 @@ def _wide_decimal(number: int, scale: int) -> int:
 
 
 def _scaled(hashes: Hashes, scales: Hashes) -> Hashes:
-    """A decimal that is whole has the hash of the whole number."""
+    """A decimal without a fraction has the hash of the integer."""
     return np.where(scales > 0, _mix(hashes * MIX_1 ^ scales), hashes)
 
 
 def _texts(column: pl.Series) -> Hashes:
-    """Eight bytes of every text a round. The last word is filled up with zeros; the length tells such texts apart."""
+    """Mixes eight bytes of every string per round, the last ones padded with zeros and distinguished by the length."""
     if column.null_count():
         column = column.fill_null("" if column.dtype == pl.String else b"")
     array = column.rechunk().to_arrow()
@@ -171,7 +171,7 @@ def _texts(column: pl.Series) -> Hashes:
     offsets = np.frombuffer(offset_buffer, np.int64, len(array) + 1, array.offset * 8)
     starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
     size = int(offsets[-1] - offsets[0])
-    content = np.zeros(size + 8, np.uint8)  # a word that begins at the last byte lies inside
+    content = np.zeros(size + 8, np.uint8)  # so that a word that starts at the last byte is in bounds
     if size:
         content[:size] = np.frombuffer(content_buffer, np.uint8, size, int(offsets[0]))
     words: Hashes = np.ndarray((size + 1,), np.dtype("<u8"), content, strides=(1,))
@@ -200,7 +200,7 @@ def _absorbed(hashes: Hashes, words: Hashes, at: npt.NDArray[np.int64], left: np
 
 
 def _lists(column: pl.Series) -> Hashes:
-    """Every item is mixed with its place, and a list is their sum."""
+    """Every item is mixed with its position, and a list is the sum of its items."""
     if isinstance(column.dtype, pl.Array):
         column = column.arr.to_list()
     column = column.fill_null([])
@@ -217,7 +217,7 @@ def _lists(column: pl.Series) -> Hashes:
 
 
 def _mix(words: Hashes) -> Hashes:
-    """The finalizer of splitmix64, in place: every bit of the input moves half of the bits of the output."""
+    """The finalizer of splitmix64, in place: every input bit flips half of the output bits."""
     spare = np.empty(min(len(words), CHUNK), np.uint64)
     for start in range(0, len(words), CHUNK):
         part = words[start : start + CHUNK]

@@ -1,7 +1,7 @@
-"""A run never changes: rows in order of their key's hash, and what falls due when.
+"""A run is immutable: rows in order of their key's hash, and an index by due time.
 
-A run speaks for every hash in it. A hash in it that has no rows left stands there as one dead row, so that older runs
-are not asked for it.
+A run overrides older runs for every hash in it. A hash without any rows left has one dead row, so that older runs are
+not searched for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Flags = npt.NDArray[np.bool_]
 EVENT, CLOCK, HOLD = "event", "clock", "hold"
 MARKS = (EVENT, CLOCK, HOLD)
 ABSENT = (1 << 63) - 1  # a row without this mark; later than the end of time, which can be a deadline
-OWN = "__state."  # how the columns begin that are not the rows' own
+OWN = "__state."  # prefix of columns that are not the rows' own
 HASH_COLUMN, DEAD_COLUMN = OWN + "hash", OWN + "dead"
 FIRST_LOOK = 64
 NO_HASHES: Hashes = np.empty(0, np.uint64)
@@ -33,7 +33,7 @@ NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 @dataclass(slots=True)
 class Rows:
-    """Rows in order of hash. `dead` is missing if all live, a mark if no row has it."""
+    """Rows in order of hash. `dead` is None if all are live, and a mark is None if no row has it."""
 
     content: pl.DataFrame
     hashes: Hashes
@@ -72,7 +72,7 @@ class Rows:
     def live_count(self) -> int:
         return len(self) - (0 if self.dead is None else int(self.dead.sum()))
 
-    def spoken_for(self) -> Hashes:
+    def covered_hashes(self) -> Hashes:
         """The distinct hashes."""
         return distinct(self.hashes)
 
@@ -85,7 +85,7 @@ class Rows:
 
 
 class Run:
-    """Rows, with the order in which they fall due."""
+    """Rows, with the order in which they become due."""
 
     def __init__(self, rows: Rows, orders: dict[str, npt.NDArray[np.uint32]] | None = None) -> None:
         self.rows = rows
@@ -99,7 +99,7 @@ class Run:
         return len(self.rows)
 
     def find(self, hashes: Hashes) -> tuple[Flags, Places]:
-        """Which of some ascending hashes this run speaks for, and where its rows of these lie."""
+        """Which of some ascending hashes this run has, and the positions of their rows."""
         own = self.rows.hashes
         first = np.searchsorted(own, hashes)
         hit: Flags = own[np.minimum(first, len(own) - 1)] == hashes
@@ -110,20 +110,20 @@ class Run:
         starts = np.repeat(first - (np.cumsum(counts) - counts), counts)
         return hit, starts + np.arange(int(counts.sum()))
 
-    def speaks_for(self, hashes: Hashes) -> Flags:
+    def covers(self, hashes: Hashes) -> Flags:
         return within(hashes, self.rows.hashes)
 
     def due(self, mark: str, before: int, now: int, cursor: int) -> Places:
-        """Rows with a mark in (before, now]. What lies before the cursor is known to be replaced."""
+        """Rows with a mark in (before, now]. Those before the cursor are known to be replaced."""
         if mark not in self._orders:
             return np.empty(0, np.int64)
         first, last = max(cursor, self._until(mark, before)), self._until(mark, now)
         return self._orders[mark][first : max(first, min(last, self._marked[mark]))].astype(np.int64)
 
     def first(self, mark: str, cursor: int, newer: Sequence[Run], limit: int) -> tuple[int, int]:
-        """How far the cursor can go, and the first mark from there on if it is below `limit`, else `limit`.
+        """The new cursor, and the first mark from there on if it is below `limit`, else `limit`.
 
-        What has been replaced stays replaced, so a cursor only goes forward and no row is looked at again for long.
+        Replaced rows stay replaced, so a cursor only moves forward and skips them for good.
         """
         if mark not in self._orders:
             return 0, limit
@@ -138,7 +138,7 @@ class Run:
         return cursor, limit
 
     def _until(self, mark: str, time: int) -> int:
-        """How many rows are marked up to a time. Few pages are touched: the times themselves are not in order."""
+        """How many rows are marked up to a time. Touches few pages: the times themselves are not sorted."""
         order, times = self._orders[mark], self.rows.marks[mark]
         low, high = 0, len(order)
         while low < high:
@@ -163,10 +163,10 @@ def within(hashes: Hashes, ascending: Hashes) -> Flags:
 
 
 def visible(hashes: Hashes, newer: Sequence[Run]) -> Flags:
-    """Which rows with these hashes no newer run speaks for."""
+    """Which rows with these hashes are not overridden by a newer run."""
     seen = np.ones(len(hashes), np.bool_)
     for run in newer:
-        seen &= ~run.speaks_for(hashes)
+        seen &= ~run.covers(hashes)
     return seen
 
 
@@ -184,7 +184,7 @@ def sorted_rows(content: pl.DataFrame, hashes: Hashes, marks: dict[str, Times], 
 
 
 def merged(runs: Sequence[Rows], *, oldest: bool) -> Rows:
-    """One run in the place of several, newest first. Nothing lies below the oldest, so it needs no dead rows."""
+    """Merges several runs, newest first. If there is nothing below the oldest, no dead rows are needed."""
     together, start, kept = _joined(runs), 0, []
     for number, rows in enumerate(runs):
         keep = np.ones(len(rows), np.bool_)
@@ -192,7 +192,7 @@ def merged(runs: Sequence[Rows], *, oldest: bool) -> Rows:
             keep = ~rows.dead
         run = Run(rows, {})
         for newer in runs[:number] if len(rows) else ():
-            keep[run.find(newer.spoken_for())[1]] = False
+            keep[run.find(newer.covered_hashes())[1]] = False
         kept.append(np.flatnonzero(keep) + start)
         start += len(rows)
     places = np.concatenate(kept)
@@ -219,28 +219,28 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def write(run: Run, target: IO[bytes]) -> None:
-    """An Arrow file: it can be mapped and used as it lies there."""
+    """Writes an Arrow file, which can be mapped and used in place."""
     run.frame().rechunk().write_ipc(target, compression="uncompressed", record_batch_size=max(1, len(run)))
 
 
 def content_of(path: Path) -> pa.Buffer:
-    """A file as it lies there."""
+    """The content of a file, mapped."""
     with pa.memory_map(str(path)) as source:
         return source.read_buffer()
 
 
 def mapped(path: Path, size_bytes: int, checksum: int, empty: pl.DataFrame) -> Run:
-    """A run from its file. Raises ValueError, OSError or an error of Arrow if the file is not as it was written."""
+    """A run from its file. Raises ValueError, OSError or an Arrow error if the file has changed."""
     content = content_of(path)
     if content.size != size_bytes or crc32c(memoryview(content)) != checksum:
-        raise ValueError(f"{path} is not as it was written")
+        raise ValueError(f"{path} has changed since it was written")
     return decoded(content, empty)
 
 
 def decoded(content: pa.Buffer, empty: pl.DataFrame) -> Run:
     try:
         frame = pl.from_arrow(pa.ipc.open_file(pa.BufferReader(content)).read_all(), rechunk=False)
-    except pa.ArrowNotImplementedError:  # a type that polars has and Arrow has not
+    except pa.ArrowNotImplementedError:  # a type that polars has and Arrow does not
         frame = pl.read_ipc(content.to_pybytes())
     if not isinstance(frame, pl.DataFrame):
         raise ValueError("not the file of a run")
@@ -249,7 +249,7 @@ def decoded(content: pa.Buffer, empty: pl.DataFrame) -> Run:
 
 
 def rows_of(frame: pl.DataFrame, empty: pl.DataFrame) -> Rows:
-    """The inverse of `Rows.frame`. Raises ValueError if the columns are others than those of the state."""
+    """The inverse of `Rows.frame`. Raises ValueError if the columns are not those of the state."""
     named = frame.columns
     own = [name for name in named if not name.startswith(OWN)]
     if own != empty.columns or HASH_COLUMN not in named:

@@ -1,8 +1,8 @@
-"""The state of a step in files: a version always names exactly what was held when it was made.
+"""The state of a step in files: a version always identifies exactly the state at the time it was created.
 
-The state of one key group of one step is a few tables of runs (`tables.py`), each run in a file that never changes.
-The files are only a faster form of the deltas, which are kept elsewhere: nothing is synced, and a version whose files
-are missing or damaged is rebuilt from its deltas.
+The state of one key group of one step is a few tables of runs (`tables.py`), each run in an immutable file. The files
+are only a faster form of the deltas, which are stored elsewhere: nothing is synced, and a version whose files are
+missing or damaged is rebuilt from its deltas.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ DELTA_BYTES = 12 << 20
 MAPPED_BYTES = 1 << 18  # smaller runs stay in memory after they were written
 CACHED_RUNS = 256
 VERSIONS_KEPT = 3
-TIDYING = frozenset("0")  # a version that begins so has the folder tidied: one in sixteen
-YOUNG_SECONDS = 10.0  # a younger file may belong to a version that another process is about to name
+TIDYING = frozenset("0")  # a version that starts with it cleans up the folder: one in sixteen
+YOUNG_SECONDS = 10.0  # a younger file may belong to a version that another process is about to create
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException, pl.exceptions.PolarsError)
 
 opened: OrderedDict[Path, Run] = OrderedDict()
@@ -55,7 +55,7 @@ opened_lock = Lock()
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a step has left behind. An empty delta need not be kept: the version is the one before."""
+    """The result of a step. An empty delta need not be stored: the version is the previous one."""
 
     version: str
     delta: bytes
@@ -76,17 +76,17 @@ class Runs:
     ) -> None:
         self._folder = folder
         self._version: str | None = None
-        # Key groups grow alike; each merges at a size of its own, so that they do not all stop in the same step.
+        # Key groups grow alike; each merges at its own size, so that they do not all pause in the same step.
         like = LIKE + crc32c(str(folder).encode()) % 256 / 256
         self._tables = Tables(keys, empty, own_keys, keep=self._written, like=like)
 
     # ------------------------------------------------------------ a version
 
     def open(self, version: str | None, deltas: Callable[[], Iterable[bytes]]) -> None:
-        """Makes a version the current one; with None nothing is held.
+        """Loads a version; None is the empty state.
 
-        If its files cannot be read it is rebuilt from the deltas: all of them in order, from the beginning or from the
-        last snapshot on.
+        If its files cannot be read, it is rebuilt from the deltas: all of them in order, from the beginning or from the
+        last snapshot.
         """
         if version is not None and version == self._version:
             self._tables.become(self._tables.tables)
@@ -105,7 +105,7 @@ class Runs:
     def _read(self, version: str) -> dict[str, Table]:
         checksum, _, content = (self._folder / f"{version}.json").read_bytes().partition(b"\n")
         if int(checksum) != crc32c(content):
-            raise ValueError("the list of runs is not as it was written")
+            raise ValueError("the list of runs has changed since it was written")
         described: dict[str, Any] = json.loads(content)
         if described.keys() != self._tables.empty.keys():
             raise ValueError("the state has other tables")
@@ -154,13 +154,13 @@ class Runs:
         return self._tables.held(keys, before, now)
 
     def apply(self, changes: Mapping[str, pl.DataFrame], marks: Mapping[str, Marks]) -> Applied:
-        """Puts these rows in the place of what was last held, and names the result with a version."""
+        """Replaces the rows that were last held by these, and gives the result a version."""
         change = self._tables.changed(changes, marks)
         version = self._version
         if change.written or version is None:
             version = uuid.uuid4().hex
             self._name(version, change.tables)
-        # Until here nothing has changed in memory: a caller that could not write can try again.
+        # Nothing has changed in memory so far: a caller whose write failed can try again.
         self._version = version
         self._tables.become(change.tables)
         if version[0] in TIDYING:
@@ -216,11 +216,11 @@ class Runs:
             raise StorageError(
                 f"the state of a step cannot be written: {why.strerror or why}",
                 where=str(self._folder),
-                next_step="see that the folder can be written and its disk has room, then start the job again",
+                next_step="check that the folder is writable and its disk has free space, then restart the job",
             ) from why
 
     def _tidy(self) -> None:
-        """Deletes what no recent version names. Who has a file mapped keeps it; who comes too late rebuilds."""
+        """Deletes files that no recent version uses. A process that has one mapped keeps it; others rebuild."""
         ages = {}
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):
@@ -252,7 +252,7 @@ class Runs:
     # ------------------------------------------------------------ deltas
 
     def snapshot(self) -> Iterator[bytes]:
-        """All that is held, as deltas that take the place of all earlier ones. Each speaks for a range of hashes."""
+        """The whole state, as deltas that replace all earlier ones. Each covers a range of hashes."""
         for name, table in self._tables.tables.items():
             runs = [entry.run.rows for entry in table.entries]
             parts = 1 + sum(stored.size_bytes for home, stored in self._stored() if home is table) // DELTA_BYTES
@@ -269,5 +269,5 @@ class Runs:
             raise DamagedState(
                 f"change {number} of the state of a step cannot be read: {why}",
                 where=str(self._folder),
-                next_step="start the job from an older checkpoint, or without one from the beginning of its topics",
+                next_step="restart the job from an older checkpoint, or without one from the beginning of its topics",
             ) from why

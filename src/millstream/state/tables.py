@@ -1,8 +1,8 @@
-"""The state of one step: rows found by key and by deadline, at a cost that follows what is touched, not what is held.
+"""The state of one step: rows found by key and by deadline, at a cost that depends only on what is touched.
 
-Each table is a list of runs, newest first, and the newest run that has a hash of a key holds all rows of that hash. A
-step reads the rows of the keys it asks for and of those that are due, and writes what replaces them into a run of its
-own; runs of similar size are merged. Where runs are kept is decided by `keep`: in memory, or in files (`runs.py`).
+Each table is a list of runs, newest first, and the newest run that has a key's hash has all rows of that hash. A step
+reads the rows of the keys it asks for and of those that are due, and writes their replacements into its own run; runs
+of similar size are merged. `keep` decides where runs are stored: in memory, or in files (`runs.py`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RUNS_MAX = 8
 LARGE_ROWS, LARGE_ALIKE = 50_000, 6
 MANY_ASKED = 1000
 LIKE = 1.5
-"""Runs up to so many times as large as a new one are merged with it."""
+"""Runs up to this many times as large as a new one are merged with it."""
 PLACE = "__state.place"
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """When a row is due in event time and by the clock, and what it holds the watermark at; null is never."""
+    """When a row is due in event time and in processing time, and where it holds the watermark; null is never."""
 
     event: pl.Expr
     clock: pl.Expr
@@ -55,7 +55,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """Where a run is stored, and what its bytes must be."""
+    """Where a run is stored, and how to verify its bytes."""
 
     file: str
     size_bytes: int
@@ -73,12 +73,12 @@ class Entry:
 
 @dataclass(slots=True)
 class Table:
-    """Its runs, newest first, and how many live rows they hold."""
+    """A table's runs, newest first, and its number of live rows."""
 
     empty: pl.DataFrame
     keys: list[str]
     stays: bool = False
-    """Whether rows that are found stay unless another row of their key replaces them."""
+    """Whether rows that were looked up stay unless another row of their key replaces them."""
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
 
@@ -92,7 +92,7 @@ class Table:
 
 @dataclass(slots=True)
 class Touched:
-    """What a step was given of a table: hashes, those of them that had rows, and the rows that share one by chance."""
+    """What a step read from a table: hashes, those of them that had rows, and rows with colliding hashes."""
 
     hashes: Hashes = field(default_factory=lambda: NO_HASHES)
     found: Hashes = field(default_factory=lambda: NO_HASHES)
@@ -103,12 +103,12 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a step makes of the tables: they are replaced when the change is adopted, and until then untouched."""
+    """The effect of a step on the tables; they are untouched until the change is adopted."""
 
     tables: dict[str, Table]
     written: dict[str, Rows]
     first: dict[str, int]
-    """The smallest mark of each kind over everything held."""
+    """The smallest mark of each kind over the whole state."""
 
     @property
     def rows(self) -> int:
@@ -145,7 +145,7 @@ class Tables:
         }
 
     def become(self, tables: dict[str, Table]) -> None:
-        """Holds these from now on, whatever was held before."""
+        """Replaces the whole state."""
         self.tables, self._touched = tables, {}
 
     # ------------------------------------------------------------ reading
@@ -153,10 +153,10 @@ class Tables:
     def held(
         self, keys: Mapping[str, pl.DataFrame], before: tuple[int, int], now: tuple[int, int]
     ) -> dict[str, pl.DataFrame]:
-        """All rows of the keys asked for, table by table, and of those of which some row is due.
+        """All rows of the requested keys, by table, and of keys with a row that is due.
 
         Due is an event deadline in (before[0], now[0]] or a clock deadline in (before[1], now[1]]. Without key columns
-        there is one key; a frame that has rows or has no columns asks for it.
+        there is one key; a frame that has rows or has no columns requests it.
         """
         self._touched = {}
         return {name: self._held_of(name, keys.get(name), before, now) for name in self.tables}
@@ -176,7 +176,7 @@ class Tables:
             here = run.rows.live(here)
             if len(here):
                 found.append(run.rows.at(here))
-                places.append(found[-1].spoken_for())
+                places.append(found[-1].covered_hashes())
             left = left[~hit]
             if not len(left):
                 break
@@ -198,12 +198,12 @@ class Tables:
         elif not table.keys:
             return table.empty[table.keys], np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
         asked = _fitting(asked, table.empty[table.keys])
-        if len(asked) > MANY_ASKED:  # many rows ask for the same
+        if len(asked) > MANY_ASKED:  # many rows have the same key
             asked = asked.unique()
         return asked, key_hashes(asked, table.keys)
 
     def _due(self, table: Table, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[Run, Places]]:
-        """The rows that are due and have not been replaced, run by run."""
+        """The rows that are due and not replaced, by run."""
         due, runs = [], table.runs()
         for number, entry in enumerate(table.entries):
             by_event = entry.run.due(EVENT, before[0], now[0], entry.cursors.get(EVENT, 0))
@@ -217,7 +217,7 @@ class Tables:
     def _collide(
         keys: list[str], asked: pl.DataFrame, asked_hashes: Hashes, found: pl.DataFrame, found_hashes: Hashes
     ) -> bool:
-        """Whether different keys have one hash. In order of hash, they would stand side by side."""
+        """Whether different keys have the same hash. In hash order, they would be adjacent."""
         hashes = np.concatenate([asked_hashes, found_hashes])
         order = np.argsort(hashes)
         same = hashes[order][1:] == hashes[order][:-1]
@@ -226,7 +226,7 @@ class Tables:
 
     @staticmethod
     def _set_aside(keys: list[str], touched: Touched, found: list[Rows], wanted: pl.DataFrame) -> pl.DataFrame:
-        """Only the rows of the keys that are wanted; those of others come back when the step is applied."""
+        """Only the rows of the wanted keys; those of others are put back when the step is applied."""
         rows = merged(found, oldest=False)
         numbered = rows.content.with_row_index(PLACE)
         given = numbered.join(wanted, on=keys, how="semi", nulls_equal=True, maintain_order="left")[PLACE]
@@ -239,10 +239,10 @@ class Tables:
     # ------------------------------------------------------------ writing
 
     def changed(self, changes: Mapping[str, pl.DataFrame], marks: Mapping[str, Marks]) -> Change:
-        """What the tables become when these rows replace what was last held. Nothing is changed yet.
+        """The tables after these rows replace what was last held. Nothing is changed yet.
 
-        In a table that is named, keys that were asked for or held and have no row now are deleted, unless it has keys
-        of its own: there rows that were found stay. A table that is not named stays as it is.
+        In a table that is named, keys that were requested or held and have no row now are deleted, unless it has its
+        own keys: then rows that were looked up stay. A table that is not named stays as it is.
         """
         changed = {name: self._changed(name, rows, marks.get(name)) for name, rows in changes.items()}
         tables = {name: table.copy() for name, table in self.tables.items()}
@@ -259,7 +259,7 @@ class Tables:
         rows = _fitting(changes, table.empty)
         hashes = key_hashes(rows, table.keys)
         if not within(hashes, touched.hashes).all():
-            raise ValueError(f"rows of keys that were not asked for cannot be put into {name}")
+            raise ValueError(f"rows of keys that were not requested cannot be put into {name}")
         if table.stays:
             return self._put(table, rows, hashes, touched)
         times = _times(rows, marks) if marks and len(rows) else {}
@@ -274,7 +274,7 @@ class Tables:
 
     @staticmethod
     def _put(table: Table, rows: pl.DataFrame, hashes: Hashes, touched: Touched) -> Rows:
-        """New rows alone. A run speaks for all rows of a hash: of others that share one by chance it has a copy."""
+        """Only new rows. A run has all rows of a hash, so it gets a copy of those that collide."""
         sharing = within(touched.found, np.sort(hashes))
         touched.rows = 0
         if sharing.any():
@@ -299,7 +299,7 @@ class Tables:
     def merging(self, size: int, older: list[int]) -> int:
         """How many older runs to merge with a new one: those of about its size, and more if there are too many.
 
-        Large ones wait until several are alike: a look into one more costs less than to write so much again.
+        Large ones wait until several are of similar size: searching one more run costs less than rewriting it.
         """
         merging = 0
         while merging < len(older):
@@ -316,7 +316,7 @@ class Tables:
 
 
 def _fitting(frame: pl.DataFrame, empty: pl.DataFrame) -> pl.DataFrame:
-    """The columns of a table, in its order and its types."""
+    """The columns of a table, in its order and types."""
     frame = frame[empty.columns]
     return frame if frame.schema == empty.schema else frame.cast(empty.schema)
 

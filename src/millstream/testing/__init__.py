@@ -1,4 +1,4 @@
-"""Testing a flow without a JVM: play a script of rows, watermarks and clocks, look at what each step sends, draw it."""
+"""Testing a flow without a JVM: play a script of rows, watermarks and clocks, check each step's output, draw it."""
 
 from millstream.testing.compare import assert_panes, assert_steps
 from millstream.testing.script import play

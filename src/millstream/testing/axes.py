@@ -1,4 +1,4 @@
-"""Scales and ticks: which stretch of time an axis shows, and where it is marked."""
+"""Scales and ticks: the range of time that an axis shows, and its labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TICKS = [
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high` along pixels from `start` to `stop`; what lies beyond is drawn at the edge."""
+    """Maps values from `low` to `high` to pixels from `start` to `stop`; values beyond are drawn at the edge."""
 
     low: float
     high: float
@@ -44,14 +44,14 @@ class Frame:
 
 @dataclass(frozen=True)
 class Axes:
-    """Where event time and processing time lie on a panel."""
+    """The scales of event time and processing time on a panel."""
 
     frame: Frame
     x: Scale
     y: Scale
 
     def edges(self, span: tuple[int | None, int | None]) -> tuple[float, float]:
-        """A window's left and right; one without ends is as wide as the plot, one row's still visible."""
+        """The edges of a window; an unbounded one is as wide as the plot, a single row's still visible."""
         start = self.frame.left if span[0] is None else self.x(span[0])
         end = self.frame.right if span[1] is None else self.x(span[1])
         low, high = min(start, end), max(start, end)
@@ -59,14 +59,14 @@ class Axes:
 
 
 def padded(values: list[int], share: float, alone: float) -> tuple[float, float]:
-    """A stretch around the values with some air; `alone` is that of a single one."""
+    """A range around the values with some margin; `alone` is that of a single one."""
     low, high = (min(values), max(values)) if values else (0, 0)
     air = (high - low) * share or alone
     return low - air, high + air
 
 
 def time_ticks(low: float, high: float, count_max: int) -> list[tuple[int, str]]:
-    """Round times within a stretch and how to write them."""
+    """Round times within a range and their labels."""
     step = next((tick for tick in TICKS if (high - low) / tick <= count_max), TICKS[-1])
     first = -int(-low // step)
     times = [n * step for n in range(first, int(high // step) + 1)]
@@ -79,7 +79,7 @@ def step_ticks(count: int, count_max: int) -> list[tuple[int, str]]:
 
 
 def clock_face(micros: int, step: int = 1) -> str:
-    """A time, as exact as marks so far apart need it."""
+    """A time, as precise as ticks at this distance need."""
     time = moment_of(micros)
     if step >= DAY:
         return f"{time:%Y}" if step > 300 * DAY else f"{time:%b} {time.day}"
@@ -92,7 +92,7 @@ def moment_of(micros: int) -> datetime:
 
 
 def said(micros: int | None) -> str:
-    """A time in words, in full where it has seconds."""
+    """A time for a title, with seconds if it has any."""
     if micros is None:
         return "…"
     time = moment_of(micros)

@@ -1,4 +1,4 @@
-"""Assertions over rows: an expectation names some fields; a failure shows which rows and fields are not as expected."""
+"""Assertions over rows: an expectation names some fields; a failure shows which rows and fields differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AS_EXPECTED = "·"
 
 @dataclass(frozen=True)
 class Pair:
-    """An expected row beside the one that was sent for it; one of them may be absent."""
+    """An expected row and the one that was emitted for it; one of them may be missing."""
 
     expected: Row | None
     sent: Row | None
@@ -29,9 +29,9 @@ class Pair:
 
 
 def assert_panes(sent: Sequence[Row], expected: Sequence[Row], *, ordered: bool = True) -> None:
-    """Asserts that the rows sent are the ones expected, no more and no fewer.
+    """Asserts that the emitted rows are exactly the expected ones.
 
-    An expected row names the fields that matter, nested ones too: `{"total": 14, "pane": {"timing": "on_time"}}`.
+    An expected row names the fields that matter, including nested ones: `{"total": 14, "pane": {"timing": "on_time"}}`.
     `ordered=False` allows any order. Works for panes and for any other rows, such as those of `.late`.
     """
     __tracebackhide__ = True
@@ -43,7 +43,7 @@ def assert_panes(sent: Sequence[Row], expected: Sequence[Row], *, ordered: bool 
 
 
 def assert_steps(out: Sequence[Any], expected: Mapping[int, Any], *, ordered: bool = True) -> None:
-    """Asserts what each step of a script sent, by its number; the steps that are not named must have sent nothing."""
+    """Asserts what each step of a script emitted, by its number; steps that are not named must have emitted nothing."""
     __tracebackhide__ = True
     if not isinstance(expected, Mapping):
         raise _refuse("assert_steps takes a dict of rows by the number of the step", "write {3: [{'total': 14}]}")
@@ -70,7 +70,7 @@ def _check(rows: Any, what: str) -> None:
         raise _refuse(f"'{what}' is a {type(rows).__name__}, not a list of rows", "compare one step: out[i]")
     if not all(isinstance(row, Mapping) for row in rows):
         raise _refuse(
-            f"'{what}' holds something else than rows", "compare one step, out[i], or use assert_steps(out, …)"
+            f"'{what}' has something other than rows", "compare one step, out[i], or use assert_steps(out, …)"
         )
 
 
@@ -78,11 +78,11 @@ def _refuse(what: str, next_step: str) -> InvalidInput:
     return InvalidInput(what, where=users_line(), next_step=next_step)
 
 
-# ---------------------------------------------------------------- which row stands for which
+# ---------------------------------------------------------------- matching rows
 
 
 def differences(expected: Row, sent: Row) -> dict[str, tuple[Any, Any]]:
-    """The fields, by dotted name, that are not as expected: what was expected and what was sent."""
+    """The fields, by dotted name, that differ: the expected and the actual value."""
     found: dict[str, tuple[Any, Any]] = {}
     for name, value in expected.items():
         given = sent.get(name, ABSENT)
@@ -94,7 +94,7 @@ def differences(expected: Row, sent: Row) -> dict[str, tuple[Any, Any]]:
 
 
 def in_order(sent: Sequence[Row], expected: Sequence[Row]) -> list[Pair]:
-    """The cheapest way to turn one list into the other, where a gap costs 1 and a pair what `_cost` says."""
+    """The cheapest alignment of two lists, where a gap costs 1 and a pair `_cost`."""
     table = [[0.0] * (len(sent) + 1) for _ in range(len(expected) + 1)]
     for i in reversed(range(len(expected) + 1)):
         for j in reversed(range(len(sent) + 1)):
@@ -122,7 +122,7 @@ def in_order(sent: Sequence[Row], expected: Sequence[Row]) -> list[Pair]:
 
 
 def in_any_order(sent: Sequence[Row], expected: Sequence[Row]) -> list[Pair]:
-    """As many exact pairs as there can be; of the rest, those that differ least; what is left has no other side."""
+    """As many exact pairs as possible; of the rest, those that differ least; what is left is unpaired."""
     partner = _exact_pairs(sent, expected)
     free = [j for j in range(len(sent)) if j not in partner.values()]
     alike = [(_cost(row, sent[j]), i, j) for i, row in enumerate(expected) if i not in partner for j in free]
@@ -135,7 +135,7 @@ def in_any_order(sent: Sequence[Row], expected: Sequence[Row]) -> list[Pair]:
 
 
 def _exact_pairs(sent: Sequence[Row], expected: Sequence[Row]) -> dict[int, int]:
-    """Which sent row each expected one gets: one that names few fields gives way to one that fits a single row."""
+    """The emitted row of each expected one: one that names few fields yields to one that fits a single row."""
     fits = [[j for j, row in enumerate(sent) if not differences(wanted, row)] for wanted in expected]
     taken: dict[int, int] = {}
 
@@ -154,7 +154,7 @@ def _exact_pairs(sent: Sequence[Row], expected: Sequence[Row]) -> dict[int, int]
 
 
 def _cost(expected: Row, sent: Row) -> float:
-    """0 for a row as expected, below 2 for one that is better shown beside the expected one than as another."""
+    """0 for an exact match, below 2 if a row is better shown next to the expected one than on its own."""
     wrong = differences(expected, sent)
     if not wrong:
         return 0.0
@@ -162,7 +162,7 @@ def _cost(expected: Row, sent: Row) -> float:
     return 1.9 * len(wrong) / len(flat(expected)) + another_window
 
 
-# ---------------------------------------------------------------- telling the difference
+# ---------------------------------------------------------------- describing differences
 
 
 def difference(pairs: Sequence[Pair], sent: Sequence[Row], expected: Sequence[Row]) -> str:
@@ -178,7 +178,7 @@ def difference(pairs: Sequence[Pair], sent: Sequence[Row], expected: Sequence[Ro
 
 def _summary(pairs: Sequence[Pair], sent: Sequence[Row], expected: Sequence[Row]) -> str:
     if all(pair.is_same for pair in in_any_order(sent, expected)):
-        return "the rows expected were sent, in another order"
+        return "the expected rows were sent in another order"
     missing = sum(pair.sent is None for pair in pairs)
     surplus = sum(pair.expected is None for pair in pairs)
     differ = sum(not pair.is_same for pair in pairs) - missing - surplus
@@ -205,7 +205,7 @@ def _is_in(name: str, wrong: Mapping[str, Any]) -> bool:
 
 
 def _at(row: Row, name: str) -> Any:
-    """The field of a dotted name."""
+    """The field with a dotted name."""
     if name in row:
         return row[name]
     head, _, rest = name.partition(".")
@@ -218,16 +218,18 @@ def _line(mark: str, fields: Fields, names: Sequence[str]) -> Fields:
 
 
 def _columns(pairs: Sequence[Pair], sent: Sequence[Row]) -> list[str]:
-    """What the expectations name, in the order of the rows; a surplus row is told by what identifies it too."""
+    """The fields that expectations name, in the order of the rows; for a surplus row also those that identify it."""
     named = dict.fromkeys(name for pair in pairs for name in flat(pair.expected or {}))
     surplus = [pair.sent for pair in pairs if pair.expected is None and pair.sent is not None]
-    told = dict.fromkeys(name for row in surplus for name in flat(_shown(row)))
+    identifying = dict.fromkeys(name for row in surplus for name in flat(_shown(row)))
     order = list(dict.fromkeys(name for row in sent for name in flat(row)))
-    return [name for name in order if name in named or name in told] + [name for name in named if name not in order]
+    return [name for name in order if name in named or name in identifying] + [
+        name for name in named if name not in order
+    ]
 
 
 def _shown(row: Row) -> Row:
-    """A row without what only repeats the rest."""
+    """A row without redundant fields."""
     shown = {name: value for name, value in row.items() if name != "event_time" and (name, value) != ("weight", 1)}
     if is_pane(shown.get("pane")):
         shown["pane"] = {name: shown["pane"][name] for name in ("timing", "index")}

@@ -1,7 +1,7 @@
-"""Draws what was played: event time to the right, processing time upwards, one panel for each key.
+"""Draws a recording: event time to the right, processing time upwards, one panel for each key.
 
 Circles are the elements, the stepped line is the watermark, shaded columns are windows, and a bar across a window is a
-pane, at the processing time when it was sent and in the colour of its timing.
+pane, at the processing time when it fired and in the colour of its timing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from millstream.testing.palette import (
     PAPER,
     PLOT_HEIGHT_MAX_PX,
     PLOT_HEIGHT_PX,
+    RETRACTED,
     RIGHT_PX,
     ROW_HEIGHT_PX,
-    TAKEN_BACK,
     TIMINGS,
     WATERMARK,
     WHITE,
@@ -79,7 +79,7 @@ def _caption(scene: Scene, width: float) -> Iterator[str]:
 
 
 def _plot_height(scene: Scene) -> float:
-    """A step needs room for the bars that lie over each other in it; a clock has a plain scale."""
+    """A step needs room for the bars stacked in it; a clock has a linear scale."""
     if scene.by_clock:
         return PLOT_HEIGHT_PX
     bars = [bar for key in scene.keys for bar in marks.bars_of([pane for pane in scene.panes if pane.key == key])]
@@ -176,8 +176,8 @@ def _samples(scene: Scene) -> Iterator[tuple[str, str]]:
     if Fate.BEHIND in fates:
         yield svg.circle(10, 0, 6, fill=WHITE, stroke=TIMINGS["late"], stroke_width=1.8), "behind the watermark"
     if Fate.LOST in fates:
-        cross = svg.line(5.5, 4.5, 14.5, -4.5, stroke=TAKEN_BACK, stroke_width=1.8)
-        ring = svg.circle(10, 0, 6, fill=WHITE, stroke=TAKEN_BACK, stroke_width=1.8)
+        cross = svg.line(5.5, 4.5, 14.5, -4.5, stroke=RETRACTED, stroke_width=1.8)
+        ring = svg.circle(10, 0, 6, fill=WHITE, stroke=RETRACTED, stroke_width=1.8)
         yield ring + cross, "too late"
     if scene.watermark:
         yield svg.line(1, 0, 18, 0, stroke=WATERMARK, stroke_width=2.2), "watermark"
@@ -190,6 +190,6 @@ def _samples(scene: Scene) -> Iterator[tuple[str, str]]:
     for timing, colour in TIMINGS.items():
         if any(pane.timing == timing for pane in scene.panes):
             yield svg.box(2, -5, 16, 10, rx=3, fill=colour), f"{timing.replace('_', ' ')} pane".replace("unknown ", "")
-    if any(pane.taken_back for pane in scene.panes):
-        struck = svg.line(4, 0, 16, 0, stroke=TAKEN_BACK)
-        yield svg.box(2, -5, 16, 10, rx=3, fill=WHITE, stroke=TAKEN_BACK) + struck, "retraction"
+    if any(pane.retracted for pane in scene.panes):
+        struck = svg.line(4, 0, 16, 0, stroke=RETRACTED)
+        yield svg.box(2, -5, 16, 10, rx=3, fill=WHITE, stroke=RETRACTED) + struck, "retraction"

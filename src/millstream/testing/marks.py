@@ -1,4 +1,4 @@
-"""The marks of a panel: windows, watermark, elements and panes, each a group with a title that says it in words."""
+"""The marks of a panel: windows, watermark, elements and panes, each a group with a descriptive title."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from millstream.testing.palette import (
     INK,
     LANE_PX,
     LETTER_PX,
-    PANES_TOLD_MAX,
+    PANES_SHOWN_MAX,
     PILL_PX,
     RADIUS_PX,
-    TAKEN_BACK,
+    RETRACTED,
     TIMINGS,
     WATERMARK,
     WHITE,
@@ -30,11 +30,11 @@ from millstream.testing.scene import Element, Fate, Move, Pane, Scene, Span
 Box = tuple[float, float, float, float]
 
 
-# ---------------------------------------------------------------- windows and the passing of time
+# ---------------------------------------------------------------- windows and watermarks
 
 
 def windows(scene: Scene, panes: Sequence[Pane], elements: Sequence[Element], axes: Axes) -> Iterator[str]:
-    """A window is shaded from its first element to its last pane; one in processing time lies across."""
+    """A window is shaded from its first element to its last pane; one in processing time is horizontal."""
     spans = dict.fromkeys(pane.span for pane in panes)
     for span in spans:
         left, right = axes.edges(span)
@@ -59,7 +59,7 @@ def _is_within(element: Element, span: Span, until: int) -> bool:
 
 
 def ideal(scene: Scene, axes: Axes) -> Iterator[str]:
-    """Where every element would be if it came at once: only where both axes show the same times."""
+    """Where every element would be if it arrived at once: only if both axes show the same times."""
     low, high = max(axes.x.low, axes.y.low), min(axes.x.high, axes.y.high)
     if scene.by_clock and low < high:
         ends = (axes.x(low), axes.y(low), axes.x(high), axes.y(high))
@@ -67,7 +67,7 @@ def ideal(scene: Scene, axes: Axes) -> Iterator[str]:
 
 
 def watermark(moves: Sequence[Move], axes: Axes, label: str | None = None) -> Iterator[str]:
-    """The line of the watermark or, thinner and with its name, of one partition."""
+    """The line of the watermark or, thinner and labelled, of one partition."""
     if not moves:
         return
     frame, points = axes.frame, []
@@ -110,7 +110,7 @@ class Placed:
 
 
 def placed(elements: Sequence[Element], axes: Axes) -> list[Placed]:
-    """Elements with their place: those on one spot are moved up a little so that each is seen; many are dots."""
+    """Elements with their positions: those on one spot are moved up a little so that each is visible; many are dots."""
     many = len(elements) > ELEMENTS_WITH_LABEL_MAX
     radius = DOT_PX if many else RADIUS_PX if any(element.label for element in elements) else BARE_PX
     found: list[Placed] = []
@@ -129,16 +129,16 @@ def _touch(x: float, y: float, other: Placed) -> bool:
 
 def circle(mark: Placed, axes: Axes, scene: Scene) -> str:
     element, x, y, radius = mark.element, mark.x, mark.y, mark.radius
-    colour = TAKEN_BACK if element.weight < 0 else INK
+    colour = RETRACTED if element.weight < 0 else INK
     fill, stroke, ink = {
         Fate.IN_TIME: (colour, colour, WHITE),
         Fate.BEHIND: (WHITE, TIMINGS["late"], TIMINGS["late"]),
-        Fate.LOST: (WHITE, TAKEN_BACK, INK),
+        Fate.LOST: (WHITE, RETRACTED, INK),
     }[element.fate]
     shapes = [svg.circle(x, y, radius, fill=fill, stroke=stroke, stroke_width=1.8)]
     if element.fate is Fate.LOST:
         far = radius * 0.7
-        shapes.append(svg.line(x - far, y + far, x + far, y - far, stroke=TAKEN_BACK, stroke_width=1.4))
+        shapes.append(svg.line(x - far, y + far, x + far, y - far, stroke=RETRACTED, stroke_width=1.4))
     label = f"-{element.label}" if element.weight < 0 else element.label
     if radius == RADIUS_PX and label:
         shapes.append(_inside(x, y, label, ink) if len(label) <= 3 else _beside(x, y, label, axes.frame))
@@ -164,7 +164,7 @@ def _beside(x: float, y: float, label: str, frame: Frame) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """The panes of one window at one time; bars that would lie over each other are in lanes."""
+    """The panes of one window at one time; bars that would overlap are in lanes."""
 
     panes: tuple[Pane, ...]
     lane: int
@@ -212,7 +212,7 @@ def lines(bars: Sequence[Bar], axes: Axes, scene: Scene) -> Iterator[str]:
 
 
 def pills(bars: Sequence[Bar], axes: Axes, taken: list[Box], scene: Scene) -> Iterator[str]:
-    """The values of the panes, on their bars, beside what was drawn before; what a pane takes back is struck out."""
+    """The values of the panes, on their bars, next to what was drawn before; retracted values are struck out."""
     for bar in bars:
         left, right, y = _place(bar, axes, scene)
         texts = _texts(bar)
@@ -225,13 +225,13 @@ def pills(bars: Sequence[Bar], axes: Axes, taken: list[Box], scene: Scene) -> It
 
 
 def _texts(bar: Bar) -> list[tuple[str, str, bool]]:
-    """Text, colour, and whether it is struck out; of many panes the first and the last are told."""
-    many = len(bar.panes) > PANES_TOLD_MAX
-    told = (bar.panes[0], bar.last) if many else bar.panes
+    """Text, colour, and whether it is struck out; of many panes only the first and the last."""
+    many = len(bar.panes) > PANES_SHOWN_MAX
+    shown = (bar.panes[0], bar.last) if many else bar.panes
     found = []
-    for number, pane in enumerate(told):
+    for number, pane in enumerate(shown):
         found += [("…", TIMINGS[pane.timing], False)] if many and number else []
-        found += [] if many and number else [(label, TAKEN_BACK, True) for label in pane.taken_back]
+        found += [] if many and number else [(label, RETRACTED, True) for label in pane.retracted]
         found.append((pane.label, TIMINGS[pane.timing], False))
     return found
 
@@ -254,7 +254,7 @@ def _pill(x: float, y: float, text: str, colour: str, *, struck: bool) -> str:
 def _free_place(
     left: float, right: float, y: float, width: float, frame: Frame, taken: Sequence[Box]
 ) -> tuple[float, float]:
-    """On the bar if there is room: in its middle, at an end; else above or below it; else beside its window."""
+    """On the bar if there is room: in its middle, at an end; else above or below it; else next to its window."""
     middle = (left + right - width) / 2
     levels = (0.0, -19.0, 19.0, -36.0)
     within = [

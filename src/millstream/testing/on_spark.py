@@ -1,4 +1,4 @@
-"""Plays the steps of a test on Spark: each is a micro-batch of one query, through the same fabric as a job."""
+"""Plays the steps of a test on Spark: each is a micro-batch of one query, through the same code as a job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.local import Flowing, bundle_of, flowing_of
 from millstream.operators import elementwise
-from millstream.operators.windowed import Clock
+from millstream.operators.clock import Clock
 from millstream.plan.bundles import Bundle
 from millstream.plan.nodes import Node
-from millstream.spark.failures import of_query
 from millstream.spark.query.compiler import compiled, started
 from millstream.spark.query.packing import ROWS, from_bytes, to_bytes
-from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
+from millstream.spark.query_failures import of_query
 from millstream.spark.session.start import session
 from millstream.testing.script_feed import Carried, Rows, Scene, ScriptFeed
 
@@ -35,9 +35,9 @@ VARIABLE = "MILLSTREAM_PLAY_BROKER"
 
 
 def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> list[dict[Node, Bundle]]:
-    """What every observed node sends in each step."""
+    """The output of every observed node in each step."""
     outputs = list(dict.fromkeys(observed))
-    layout = Layout(tuple(outputs), groups=1)
+    physical_plan = PhysicalPlan(tuple(outputs), groups=1)
     folder = Path(tempfile.mkdtemp(prefix="millstream-play-"))
     broker = os.environ.get(VARIABLE)
     kafka = _through(broker, folder) if broker else None
@@ -47,13 +47,13 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
         frames: list[list[pl.DataFrame]] = [[] for _ in outputs]
         for row in batch.where("step >= 0").sort("task").collect():
             assert row.kind == ROWS
-            frames[row.step - len(layout.chain)].append(from_bytes(bytes(row.blob)))
+            frames[row.step - len(physical_plan.chain)].append(from_bytes(bytes(row.blob)))
         empty = [elementwise.frame_of([], node) for node in outputs]
         sent.append([pl.concat([none, *some], how="diagonal") for none, some in zip(empty, frames, strict=True)])
 
     try:
         spark = session()
-        shipment = Shipment(uuid.uuid4().hex, layout, 1, str(folder / "runs"))
+        shipment = Shipment(uuid.uuid4().hex, physical_plan, 1, str(folder / "runs"))
         packed = compiled(spark, shipment, ScriptFeed(shipment, _scenes(steps, kafka)))
         writer = packed.writeStream.foreachBatch(collect).option("checkpointLocation", str(folder / "checkpoint"))
         _await(started(spark, shipment, writer.trigger(availableNow=True)), shipment.mark)
@@ -87,7 +87,7 @@ def _through(broker: str, folder: Path) -> Through:
 
 
 def _scenes(steps: Sequence[Mapping[Node, Bundle]], kafka: Through | None) -> tuple[dict[str, Scene], ...]:
-    """What each source sends in each step; its rows travel along, or lie in topics."""
+    """The output of each source in each step; its rows are inlined, or stored in topics."""
     scenes: list[dict[str, Scene]] = [{} for _ in steps]
     for number, node in enumerate(dict.fromkeys(node for step in steps for node in step)):
         frames = [flowing_of(node, step[node]).rows for step in steps]

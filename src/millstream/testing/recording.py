@@ -1,4 +1,4 @@
-"""What a windowed aggregation was given, sent and lost, step by step: all that a figure shows."""
+"""The input, output and late rows of a windowed aggregation, step by step: everything that a figure shows."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Recording:
 
     @classmethod
     def of(cls, flow: Flow, observed: Iterable[Node], path: Path) -> Recording:
-        """Of the last windowed aggregation before the first observed stream that has one."""
+        """Records the last windowed aggregation before the first observed stream that has one."""
         if path.suffix != ".svg":
             raise InvalidInput(
-                f"a figure is an SVG file, not '{path}'", where=users_line(), next_step="draw='name.svg'"
+                f"a figure must be an SVG file, not '{path}'", where=users_line(), next_step="draw='name.svg'"
             )
         if not path.parent.is_dir():
             wrong = f"there is no folder '{path.parent}' for the figure"
-            raise InvalidInput(wrong, where=users_line(), next_step="make it before")
+            raise InvalidInput(wrong, where=users_line(), next_step="create it first")
         for node in observed:
             found = _nearest(node)
             if found is not None:
@@ -52,7 +52,7 @@ class Recording:
         raise InvalidInput(
             "there is nothing to draw: no stream that build returned has windows",
             where=users_line(),
-            next_step="a figure shows the panes of .window(…).agg(…)",
+            next_step="a figure shows panes: use .window(…).agg(…)",
         )
 
     @property

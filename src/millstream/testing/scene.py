@@ -1,6 +1,6 @@
-"""What there is to see in a recording, in event time and processing time; no pixels here.
+"""The contents of a figure, in event time and processing time; no pixels here.
 
-Processing time is the clock, or the number of the step where a script leaves the clock alone.
+Processing time is the clock, or the number of the step if a script does not set the clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABEL_LENGTH_MAX = 22
 
 
 class Fate(Enum):
-    """What became of an element: it was ahead of the watermark, behind it, or lost to a window."""
+    """What happened to an element: it was ahead of the watermark, behind it, or too late for a window."""
 
     IN_TIME = "in time"
     BEHIND = "behind the watermark"
@@ -45,19 +45,19 @@ class Element:
 
 @dataclass(frozen=True)
 class Pane:
-    """A pane, with the values of the panes that it takes back."""
+    """A pane, with the values of the panes that it retracts."""
 
     key: Key
     span: Span
     at: int
     timing: str
     label: str
-    taken_back: tuple[str, ...]
+    retracted: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Move:
-    """The watermark moves; times without end are None."""
+    """The watermark moves; unbounded times are None."""
 
     at: int
     to: int | None
@@ -79,7 +79,7 @@ class Scene:
 
 def scene_of(recording: Recording) -> Scene:
     node, moments = recording.aggregate, recording.moments
-    by_clock = _tells_time(moments)
+    by_clock = _clock_is_used(moments)
     seen = [(moment, moment.clock if by_clock else number) for number, moment in enumerate(moments)]
     elements = list(_elements(node, seen))
     panes = [pane for moment, at in seen for pane in _panes(node, moment.sent, at)]
@@ -103,8 +103,8 @@ def _in_processing_time(node: WindowedAggregate) -> bool:
     return getattr(node.window, "time", "event") == "processing"
 
 
-def _tells_time(moments: Sequence[Moment]) -> bool:
-    """Whether the clock is worth an axis: things happen at several times, and not partly at an unset clock."""
+def _clock_is_used(moments: Sequence[Moment]) -> bool:
+    """Whether the clock is worth an axis: things happen at several times, and never before the clock is set."""
     clocks = {moment.clock for moment in moments if moment.given or moment.sent}
     return len(clocks) > 1 and not (0 in clocks and max(clocks) > YEAR)
 
@@ -143,7 +143,7 @@ def _elements(node: WindowedAggregate, seen: Sequence[tuple[Moment, int]]) -> It
 
 
 def _lost(moments: Sequence[Moment]) -> set[tuple[int, int]]:
-    """Step and place of the elements that went to `.late`: of this step, or of an earlier one in a closed session."""
+    """Step and position of elements that went to `.late`: of this step, or an earlier one in a closed session."""
     lost: set[tuple[int, int]] = set()
     for number, moment in enumerate(moments):
         for late in moment.lost:
@@ -165,7 +165,7 @@ def _is_same(late: Row, row: Row) -> bool:
 
 
 def _inputs(node: WindowedAggregate, rows: Sequence[Row]) -> list[str]:
-    """What the first aggregate that looks into the rows is fed with."""
+    """The input of the first aggregate that uses the rows."""
     arguments = dict(node.arguments)
     wanted = next((arguments[f"{name}.input"] for name, made in node.aggregates if "input" in made.arguments), None)
     if wanted is None or not rows:
@@ -179,18 +179,18 @@ def _inputs(node: WindowedAggregate, rows: Sequence[Row]) -> list[str]:
 
 
 def _panes(node: WindowedAggregate, rows: Sequence[Row], at: int) -> Iterator[Pane]:
-    """Rows of weight -1 belong to the next pane of their key: it takes them back."""
-    taken_back: list[str] = []
+    """Rows of weight -1 belong to the next pane of their key: it retracts them."""
+    retracted: list[str] = []
     for row in rows:
         label = " · ".join(short(row.values[name]) for name, _ in node.aggregates[:3])
         if row.weight < 0:
-            taken_back.append(label)
+            retracted.append(label)
             continue
         key = tuple(row.values[name] for name in node.keys)
         window = row.values["window"]
         span = (_micros(window["start"]), _micros(window["end"]))
-        yield Pane(key, span, at, row.values["pane"]["timing"], label, tuple(taken_back))
-        taken_back = []
+        yield Pane(key, span, at, row.values["pane"]["timing"], label, tuple(retracted))
+        retracted = []
 
 
 def _micros(time: datetime | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Plays a script: each step is one bundle for every input, and what the observed streams send is its result.
+"""Plays a script: each step is one bundle for every input, and the output of the observed streams is its result.
 
 Only `Watermark` moves a watermark and only `Clock` the clock, and neither goes back.
 """
@@ -14,10 +14,11 @@ from typing import Any
 from millstream.errors import InvalidInput
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import frame_of
-from millstream.operators.watermarks import SourceWatermark
-from millstream.plan.flow import Flow, Stream
+from millstream.operators.source_watermarks import SourceWatermark
+from millstream.plan.flow import Flow
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.nodes import Node, Read
+from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
 from millstream.plan.watermarks import Watermark as Strategy
 from millstream.records import batch_to_rows, rows_to_batch
@@ -28,7 +29,7 @@ from millstream.testing.steps import Add, Clock, Partition, Step, Watermark
 from millstream.user_lines import users_line
 
 INPUT = "input"
-WHOLE = ""  # the one partition of a script that names none
+WHOLE = ""  # the only partition of a script that names none
 
 
 def play(
@@ -41,13 +42,13 @@ def play(
     draw: str | Path | None = None,
     watermark: Strategy | None = None,
 ) -> list[Any]:
-    """Builds a flow over a test stream and plays the steps; the i-th result is the list of rows that step i sent.
+    """Builds a flow over a test stream and plays the steps; the i-th result is the list of rows that step i emitted.
 
     `build` takes the test stream and returns the stream to observe, its `.late`, or a dict of streams; then each result
     is a dict of lists. With several inputs `schema` and `event_time` are dicts by input name, `build` takes the inputs
-    by name, and `Add(rows, to=name)` feeds one. `on` is "local", "reference" or "spark". `draw` names an .svg file
-    for a figure of event time against processing time. With a `watermark` such as `ms.bounded("10 seconds")` the rows
-    and the clock move the watermark too, as they do in a running job.
+    by name, and `Add(rows, to=name)` feeds one. `on` is "local", "reference" or "spark". `draw` names an .svg file for
+    a figure of event time against processing time. With a `watermark` such as `ms.bounded("10 seconds")` the rows and
+    the clock also move the watermark, as in a running job.
     """
     run = _engine(on)
     script = Script(build, schema, event_time, watermark, weighted=_weighted_inputs(steps))
@@ -57,7 +58,7 @@ def play(
     played = [(bundles, script.partitions) for bundles in script.bundles(steps)]
     bundles = [given for given, _ in played]
     results = [script.results(sent) for sent in run(observed, bundles)]
-    if recording:  # every engine sends the same, so the figure is made by the one that is always there
+    if recording:  # all engines emit the same, so the figure uses the one that is always available
         for sent, (_, partitions) in zip(_engine("local")(list(recording.nodes), bundles), played, strict=True):
             recording.note(sent, partitions)
         draw_figure(recording)
@@ -65,7 +66,7 @@ def play(
 
 
 def _weighted_inputs(steps: object) -> set[str | None]:
-    """The inputs that a script takes rows back of, None for the only one; the rest is checked by `check`."""
+    """The inputs with retracted rows, None for the only input; `check` validates the rest."""
     inner = [getattr(step, "step", step) for step in steps] if isinstance(steps, Sequence) else []
     return {step.to for step in inner if isinstance(step, Add) and step.weights is not None}
 
@@ -74,21 +75,21 @@ Steps = Sequence[dict[Node, Bundle]]
 
 
 def _engine(on: str) -> Callable[[list[Node], Steps], Iterable[Mapping[Node, Bundle]]]:
-    """What runs a plan, given the nodes to observe and what the sources send in each step."""
+    """Runs a plan, given the nodes to observe and the output of the sources in each step."""
     if on == "reference":
         return lambda observed, steps: map(Reference(observed).step, steps)
     if on == "local":
-        from millstream.local import Local  # brings polars operators that the reference does without
+        from millstream.local import Local  # imports polars operators, which the reference does not need
 
         return lambda observed, steps: map(Local(observed).step, steps)
     if on == "spark":
-        from millstream.testing.on_spark import played  # brings Spark
+        from millstream.testing.on_spark import played  # imports Spark
 
         return played
     raise InvalidInput(
         f"there is no engine {on!r}",
         where=users_line(),
-        next_step="choose on='local', 'reference' or 'spark': they send the same rows, and only 'spark' needs a JVM",
+        next_step="choose on='local', 'reference' or 'spark': they emit the same rows, and only 'spark' needs a JVM",
     )
 
 
@@ -97,7 +98,7 @@ def _is_among(name: str, inputs: Set[str | None], schemas: Sized) -> bool:
 
 
 class Script:
-    """The flow under test, its inputs, and how far watermarks and clock have come."""
+    """The flow under test, its inputs, and the current watermarks and clock."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Script:
         *,
         weighted: Set[str | None] = frozenset(),
     ) -> None:
-        """`weighted` names the inputs of which rows are taken back; None is the only one."""
+        """`weighted` names the inputs with retracted rows; None is the only input."""
         schemas, times = _inputs(schema, event_time)
         self.flow = Flow("play")
         self.streams = {
@@ -139,12 +140,12 @@ class Script:
     # ------------------------------------------------------------ checking
 
     def check(self, steps: Sequence[Step]) -> None:
-        """Refuses a script before any of it is played."""
+        """Validates a script before any of it is played."""
         if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
-            raise _refuse(f"steps are a list, not {_said(steps)}", "write [Add([…]), Watermark(…), Clock(…)]")
+            raise _refuse(f"steps must be a list, not {_said(steps)}", "write [Add([…]), Watermark(…), Clock(…)]")
         for number, step in enumerate(steps):
             if not isinstance(step, Add | Watermark | Clock | Partition):
-                raise _refuse(f"step {number} is {_said(step)}", "a step is an Add, Watermark, Clock or Partition")
+                raise _refuse(f"step {number} is {_said(step)}", "a step must be an Add, Watermark, Clock or Partition")
             inner = step.step if isinstance(step, Partition) else step
             if isinstance(inner, Add):
                 self._input_of(inner)
@@ -152,7 +153,7 @@ class Script:
     def _input_of(self, step: Add) -> str:
         known = ", ".join(self.reads)
         if step.to is None and len(self.reads) > 1:
-            raise step.refuse("rows are added to one of several inputs", f"say which: Add(…, to=…), one of {known}")
+            raise step.refuse("rows are added to one of several inputs", f"name it: Add(…, to=…), one of {known}")
         if step.to is not None and step.to not in self.reads:
             raise step.refuse(f"there is no input {step.to!r}", f"inputs that exist: {known}")
         return step.to or next(iter(self.reads))
@@ -160,10 +161,10 @@ class Script:
     # ------------------------------------------------------------ playing
 
     def bundles(self, steps: Sequence[Step]) -> Iterator[dict[Node, Bundle]]:
-        """What every input sends in each step."""
+        """The output of every input in each step."""
         names = dict.fromkeys(step.name for step in steps if isinstance(step, Partition)) or {WHOLE: None}
         self.partitions = dict.fromkeys(names, BEGINNING)
-        told = {
+        sources = {
             name: SourceWatermark(node, names, self.clock) for name, node in self.reads.items() if self.follows_rows
         }
         reached = dict.fromkeys(self.reads, BEGINNING)
@@ -175,19 +176,19 @@ class Script:
             if isinstance(inner, Add):
                 name = self._input_of(inner)
                 rows = {name: self._rows(inner, number)}
-                if told:
-                    told[name].observe(touched[0], frame_of(_with_times(rows[name]), self.reads[name]), self.clock)
+                if sources:
+                    sources[name].observe(touched[0], frame_of(_with_times(rows[name]), self.reads[name]), self.clock)
             elif isinstance(inner, Watermark):
                 to = END if inner.to is None else micros(inner.to)
                 self.partitions = self.partitions | {name: max(self.partitions[name], to) for name in touched}
             elif isinstance(inner, Clock):
                 self.clock = max(self.clock, micros(inner.to))
             for name in self.reads:
-                by_rows = told[name].now(self.clock) if told else BEGINNING
+                by_rows = sources[name].now(self.clock) if sources else BEGINNING
                 reached[name] = max(reached[name], min(self.partitions.values()), by_rows)
-            idle = {name for name, source in told.items() if source.is_idle(self.clock)}
-            if idle and len(idle) < len(told):  # a silent source is not waited for as long as another one speaks
-                slowest = min(reached[name] for name in told if name not in idle)
+            idle = {name for name, source in sources.items() if source.is_idle(self.clock)}
+            if idle and len(idle) < len(sources):  # an idle source is ignored while another one is active
+                slowest = min(reached[name] for name in sources if name not in idle)
                 reached |= {name: max(reached[name], slowest) for name in idle}
             yield {
                 node: Bundle(rows.get(name, []), before[name], reached[name], clock_before, self.clock)
@@ -218,7 +219,7 @@ class Script:
 
 
 def net(rows: Sequence[Row]) -> list[Row]:
-    """What changed in a table all in all: each row once, what is taken back first."""
+    """The net change of a table: each row once, retractions first."""
     found: dict[str, Row] = {}
     for row in rows:
         same = repr(sorted(row.values.items()))
@@ -232,24 +233,26 @@ def _with_times(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _result(row: Row) -> dict[str, Any]:
-    """A row as the user sees it: one that takes another back says so, also where the stream has no such column."""
+    """A row as the user sees it: a retraction is marked, even if the stream has no such column."""
     return row.values if row.weight == 1 or "weight" in row.values else {**row.values, "weight": row.weight}
 
 
-# ---------------------------------------------------------------- what play is given
+# ---------------------------------------------------------------- arguments of play
 
 
 def _inputs(schema: Any, event_time: Any) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Schemas and event times by the name of the input."""
     if not isinstance(schema, Mapping):
         if isinstance(event_time, Mapping):
-            raise _refuse("event_time is a dict, and schema is not", "with several inputs both are, by input name")
+            raise _refuse(
+                "event_time is a dict, but schema is not", "with several inputs both must be dicts, by input name"
+            )
         return {INPUT: schema}, {INPUT: event_time}
     if not schema:
         raise _refuse("schema names no input", "write schema={'clicks': '…', 'views': '…'}")
     if event_time is not None and not isinstance(event_time, Mapping):
         raise _refuse(
-            f"event_time is {event_time!r}, and there are several inputs",
+            f"event_time is {event_time!r}, but there are several inputs",
             f"write event_time={{{', '.join(f'{name!r}: …' for name in schema)}}}",
         )
     times = dict(event_time or {})
@@ -260,14 +263,16 @@ def _inputs(schema: Any, event_time: Any) -> tuple[dict[str, Any], dict[str, str
 
 
 def _read(stream: Stream) -> Read:
-    node = stream.node if isinstance(stream.node, Read) else stream.node.inputs[0]  # changes lose their weight at once
+    node = (
+        stream.node if isinstance(stream.node, Read) else stream.node.inputs[0]
+    )  # changes are turned into plain rows at once
     assert isinstance(node, Read)
     return node
 
 
 def _call(build: Callable[..., Any], streams: Mapping[str, Stream], *, by_name: bool) -> Any:
     if not callable(build):
-        raise _refuse(f"build is {_said(build)}", "it is a function of the test stream")
+        raise _refuse(f"build is {_said(build)}", "it must be a function of the test stream")
     given = () if by_name else tuple(streams.values())
     named = dict(streams) if by_name else {}
     try:

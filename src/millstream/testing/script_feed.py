@@ -1,4 +1,4 @@
-"""The feed of a test: steps that are known beforehand, each of them a batch."""
+"""The feed of a test: a script of steps, each of them a batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 from millstream.operators.stateful import SENT
 from millstream.spark.query.packing import from_bytes, to_batch
 from millstream.spark.query.state_runner import Shipment
+from millstream.spark.query.task_messages import SourceControl
 
 
 class Rows(Protocol):
@@ -20,7 +21,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Carried:
-    """Rows that travel with the script."""
+    """Rows that are part of the script."""
 
     packed: bytes
 
@@ -30,7 +31,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a source sends in one step of a script."""
+    """The output of a source in one step of a script."""
 
     rows: Rows
     watermark_before: int
@@ -40,7 +41,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class ScriptFeed:
-    """A feed of steps that are known beforehand, for tests: each is a batch."""
+    """A feed of scripted steps, for tests: each is a batch."""
 
     shipment: Shipment
     steps: tuple[dict[str, Scene], ...]
@@ -51,17 +52,17 @@ class ScriptFeed:
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
         return {"step": min(start["step"] + 1, len(self.steps))}
 
-    def stop_at_present(self) -> None:
+    def stop_at_latest(self) -> None:
         pass
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[int]:
         return range(start["step"], end["step"])
 
     def read(self, task: int) -> Iterator[pa.RecordBatch]:
-        plan = self.shipment.plan
+        plan = self.shipment.worker_plan
         reached = max(scene.watermark_before for scene in self.steps[task].values())
-        for number, source in enumerate(plan.layout.sources):
+        for number, source in enumerate(plan.physical_plan.sources):
             scene = self.steps[task][source.name]
-            packer = plan.packer(source, task=number, reached=reached)
+            packer = plan.packer(source, task=number, watermark_max=reached)
             packer.add({SENT: scene.rows.frame()}, scene.now)
-            yield to_batch(list(packer.pack({"watermark": scene.watermark, "now": scene.now})))
+            yield to_batch(list(packer.pack(SourceControl(source.name, scene.now, watermark=scene.watermark))))

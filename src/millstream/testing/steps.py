@@ -1,4 +1,4 @@
-"""The steps of a script are values; what can be refused without knowing the flow is refused where a step is written."""
+"""The steps of a script are values; what can be validated without the flow is validated where a step is written."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def written_at() -> str | None:
 
 @dataclass(frozen=True)
 class Step:
-    """One bundle of a script; `place` is the line where the user wrote it."""
+    """One bundle of a script; `user_line` is where the user wrote it."""
 
-    place: str | None = field(default_factory=written_at, init=False, repr=False, compare=False)
+    user_line: str | None = field(default_factory=written_at, init=False, repr=False, compare=False)
 
     def refuse(self, what: str, next_step: str | None = None) -> InvalidInput:
-        return InvalidInput(what, where=self.place, next_step=next_step)
+        return InvalidInput(what, where=self.user_line, next_step=next_step)
 
     def _check_instant(self, time: object) -> None:
         name = type(self).__name__
         if not isinstance(time, datetime):
             raise self.refuse(f"{name} takes a datetime, not {time!r}", WITH_A_ZONE)
         if time.utcoffset() is None:
-            raise self.refuse(f"{name} takes a time with a time zone, and {time} has none", WITH_A_ZONE)
+            raise self.refuse(f"{name} takes a time with a time zone, but {time} has none", WITH_A_ZONE)
 
 
 @dataclass(frozen=True)
 class Add(Step):
-    """Rows come, in this order. `to` names the input if there are several; a weight of -1 takes an equal row back."""
+    """Rows arrive, in this order. `to` names the input if there are several; a weight of -1 retracts an equal row."""
 
     rows: Sequence[Mapping[str, Any]]
     to: str | None = None
@@ -57,17 +57,17 @@ class Add(Step):
         if self.weights is None:
             return
         if isinstance(self.weights, str | bytes) or not isinstance(self.weights, Sequence):
-            raise self.refuse(f"weights are a list, one for each row, not {self.weights!r}")
+            raise self.refuse(f"weights must be a list, one for each row, not {self.weights!r}")
         if len(self.weights) != len(self.rows):
-            raise self.refuse(f"there are {len(self.rows)} rows and {len(self.weights)} weights", "give each row one")
+            raise self.refuse(f"there are {len(self.rows)} rows, but {len(self.weights)} weights", "give each row one")
         wrong = [weight for weight in self.weights if isinstance(weight, bool) or weight not in (1, -1)]
         if wrong:
-            raise self.refuse(f"a weight is 1 or -1, not {wrong[0]!r}")
+            raise self.refuse(f"a weight must be 1 or -1, not {wrong[0]!r}")
 
 
 @dataclass(frozen=True)
 class Watermark(Step):
-    """The watermark is set; None is the end of time. One that goes back is ignored."""
+    """Sets the watermark; None is the end of time. Going back is ignored."""
 
     to: datetime | None
 
@@ -78,7 +78,7 @@ class Watermark(Step):
 
 @dataclass(frozen=True)
 class Clock(Step):
-    """Processing time is set; it starts at 1970. One that goes back is ignored."""
+    """Sets the processing time; it starts at 1970. Going back is ignored."""
 
     to: datetime
 
@@ -95,8 +95,12 @@ class Partition(Step):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise self.refuse(f"a partition has a name, not {self.name!r}", "write Partition('p0', Watermark(…))")
+            raise self.refuse(f"a partition must have a name, not {self.name!r}", "write Partition('p0', Watermark(…))")
         if isinstance(self.step, Partition):
-            raise self.refuse(f"partition '{self.name}' holds partition '{self.step.name}'", "a partition has no parts")
+            raise self.refuse(
+                f"partition '{self.name}' contains partition '{self.step.name}'", "partitions cannot be nested"
+            )
         if not isinstance(self.step, Add | Watermark | Clock):
-            raise self.refuse(f"partition '{self.name}' holds {self.step!r}", "it holds an Add, Watermark or Clock")
+            raise self.refuse(
+                f"partition '{self.name}' contains {self.step!r}", "it must contain an Add, Watermark or Clock"
+            )

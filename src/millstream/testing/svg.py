@@ -1,4 +1,4 @@
-"""Text of SVG: a shape is a string, numbers are short, and what a user wrote is escaped."""
+"""SVG text: a shape is a string, numbers are short, and user text is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
 
 
 def tag(name: str, content: str | None = None, /, **attributes: object) -> str:
-    """An element; `class_` and `stroke_width` are written as SVG spells them. What is None is left out."""
+    """An element; `class_` and `stroke_width` are written as SVG spells them. None is omitted."""
     said = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_text(value))}"
         for key, value in attributes.items()
@@ -25,7 +25,7 @@ def _text(value: object) -> str:
 
 
 def _content(text: str) -> str:
-    """Control characters have no place in XML, not even as references."""
+    """Control characters are not allowed in XML, not even as references."""
     return escape(escaped(text))
 
 
@@ -56,7 +56,7 @@ def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> str
 
 
 def picture(width: float, height: float, parts: Iterable[str], *, background: str) -> str:
-    """A whole file, one shape a line, readable on a light and on a dark page."""
+    """A whole file, one shape per line, readable on light and dark pages."""
     size = f"{_text(float(width))} {_text(float(height))}"
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{_text(float(width))}"'

@@ -1,4 +1,4 @@
-"""Rows as an aligned table of text, the same for printing and for telling differences."""
+"""Rows as an aligned table of text, for printing and for differences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def print_panes(out: Sequence[Any]) -> None:
-    """Prints what `play` gave, or one step of it, as a table: a line for each row, steps counted as in `out[i]`."""
-    lines = [_for_people(place, row) for place, row in _rows(out)]
+    """Prints the result of `play`, or one step of it, as a table: one line per row, steps numbered as in `out[i]`."""
+    lines = [_with_short_pane(place, row) for place, row in _rows(out)]
     if all(_is_end_of_window(row) for _, row in _rows(out)):
         lines = [{name: value for name, value in line.items() if name != "event_time"} for line in lines]
     if all(line.get("weight") == 1 for line in lines):
@@ -42,8 +42,8 @@ def _is_step_of_several(step: Any) -> bool:
     )
 
 
-def _for_people(place: Fields, row: Fields) -> Fields:
-    """A pane told by its timing and index alone."""
+def _with_short_pane(place: Fields, row: Fields) -> Fields:
+    """A pane is shown by its timing and index alone."""
     shown = dict(place)
     for name, value in row.items():
         shown[name] = f"{value['timing']} {value['index']}" if name == "pane" and is_pane(value) else value
@@ -51,7 +51,7 @@ def _for_people(place: Fields, row: Fields) -> Fields:
 
 
 def _is_end_of_window(row: Fields) -> bool:
-    """Whether the row's event time says no more than its window does."""
+    """Whether the row's event time follows from its window."""
     window, time = row.get("window"), row.get("event_time")
     if window is None or not is_span(window) or "event_time" not in row:
         return False
@@ -64,7 +64,7 @@ def _is_end_of_window(row: Fields) -> bool:
 def aligned(rows: Sequence[Fields], *, times: ShortTimes | None = None, escapes: bool = True) -> list[str]:
     """A heading and a line for each row, in columns; a field that a row lacks is left empty.
 
-    A pipe may be given contents as they are; `escapes` keeps them from acting on a terminal, and each in one line.
+    In a pipe, contents may be unchanged; `escapes` protects a terminal, and keeps each on one line.
     """
     times = times or ShortTimes(times_in(list(rows)))
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,7 +1,7 @@
-"""Plays a test with Kafka in and Kafka out: its rows come from topics, and what it sends is read back from topics.
+"""Plays a test with Kafka in and Kafka out: its rows are read from topics, and its output is read back from topics.
 
-`MILLSTREAM_PLAY_BROKER=kafka://…` has every test on Spark played so. It shows that rows, times and weights come
-through Kafka as they are; a usual test does not need it.
+`MILLSTREAM_PLAY_BROKER=kafka://…` plays every Spark test this way. It shows that rows, times and weights pass through
+Kafka unchanged; ordinary tests do not need it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
+from millstream.connectors.kafka.endpoint import kafka
 from millstream.connectors.kafka.source import KafkaSource
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.connectors.source import Slice
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.log import KafkaLog
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.plan import endpoints as places
 from millstream.plan.nodes import Node
 from millstream.records import Schema
 
@@ -64,10 +64,10 @@ class Through:
         self._play = uuid.uuid4().hex[:12]
 
     def sent(self, name: str, node: Node, frames: Sequence[pl.DataFrame]) -> list[Portion]:
-        """Frames written as batches of a sink; where the rows of each are now."""
+        """Writes frames as batches of a sink; returns where the rows of each are now."""
         topic, schema = f"play.{self._play}.{name}", _schema(node)
         sink = open_sink(
-            places.kafka(topic=topic),
+            kafka(topic=topic),
             schema,
             job=self._play,
             step=name,
@@ -97,11 +97,11 @@ class Through:
 
 
 def _behind(source: KafkaSource, start: int, rows: int) -> int:
-    """The end of a batch of a sink, which readers see a little after it was committed: its rows, and a mark behind."""
+    """The end of a batch of a sink, visible shortly after its commit: its rows, and a mark after them."""
     wanted = start + rows + 1 if rows else start
     deadline = time.monotonic() + PATIENCE_S
     while (end := source.latest()[ONLY]) < wanted:
-        assert time.monotonic() < deadline, f"{wanted - end} of {rows} rows are not there after {PATIENCE_S} seconds"
+        assert time.monotonic() < deadline, f"{wanted - end} of {rows} rows have not arrived after {PATIENCE_S} seconds"
         time.sleep(LOOK_S)
     return end
 

@@ -1,4 +1,4 @@
-"""Times as people write them: as short as they can be told apart."""
+"""Times for human readers: as short as they can be distinguished."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ShortTimes:
-    """Writes times without what all of them share: the day if it is one, the seconds if there are none."""
+    """Formats times without what all of them share: the day if there is only one, the seconds if there are none."""
 
     def __init__(self, times: Iterable[datetime]) -> None:
         known = [time.astimezone(UTC) for time in times]
@@ -34,7 +34,7 @@ class ShortTimes:
 
 
 def times_in(value: Any) -> Iterable[datetime]:
-    """Every time in rows, however deep."""
+    """Every time in rows, however deeply nested."""
     if isinstance(value, datetime):
         yield value
     elif isinstance(value, Mapping):

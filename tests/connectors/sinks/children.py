@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import millstream
-from millstream.connectors.sink import open_sink  # noqa: F401  loaded before children are forked
+from millstream.connectors.opening import open_sink  # noqa: F401  loaded before children are forked
 
 from .support import SCORES, Target, table, weights
 

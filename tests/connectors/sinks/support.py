@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from psycopg.rows import dict_row
 
-from millstream.connectors.sink import open_sink
+import millstream as ms
+from millstream.connectors.opening import open_sink
 from millstream.log import EmbeddedLog
-from millstream.plan import endpoints as places
 from millstream.records import Schema, rows_to_batch
 
 SCORES = Schema.of("team string, score int")
@@ -37,12 +37,12 @@ class Target:
     def place(self):
         made = {
             "topic": lambda: "scores",
-            "parquet": lambda: places.files(self.folder / "out", "parquet"),
-            "json": lambda: places.files(self.folder / "out", "json"),
-            "csv": lambda: places.files(self.folder / "out", "csv"),
-            "sqlite": lambda: places.sqlite(self.folder / "scores.db", "scores", key=self.key),
-            "postgres": lambda: places.postgres(self.dsn, "scores", key=self.key),
-            "kafka": lambda: places.kafka(self.dsn, topic=f"scores-{self.folder.parent.name}-{self.folder.name}"),
+            "parquet": lambda: ms.files(self.folder / "out", "parquet"),
+            "json": lambda: ms.files(self.folder / "out", "json"),
+            "csv": lambda: ms.files(self.folder / "out", "csv"),
+            "sqlite": lambda: ms.sqlite(self.folder / "scores.db", "scores", key=self.key),
+            "postgres": lambda: ms.postgres(self.dsn, "scores", key=self.key),
+            "kafka": lambda: ms.kafka(self.dsn, topic=f"scores-{self.folder.parent.name}-{self.folder.name}"),
         }
         return made[self.kind]()
 

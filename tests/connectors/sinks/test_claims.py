@@ -7,11 +7,11 @@ import psycopg
 import pytest
 
 import millstream as ms
-from millstream.connectors.claims import Claim, keeper_of
+from millstream.connectors.claims import Claim
 from millstream.connectors.file_ledger import FileLedger
+from millstream.connectors.opening import keeper_of
 from millstream.errors import SinkUnavailable, StartOverRefused
 from millstream.log import EmbeddedLog
-from millstream.plan import endpoints as places
 
 from .support import KINDS, SCORES, Target, table
 
@@ -163,7 +163,7 @@ def test_only_files_of_the_job_are_deleted(tmp_path, broker):
 
 def test_what_a_function_did_is_undone_by_hand(tmp_path, broker):
     ledger = FileLedger(tmp_path / "job", "s")
-    own = keeper_of(places.foreach_batch(print), Claim.here("j", "s", ledger.run, tmp_path), ledger, broker)
+    own = keeper_of(ms.foreach_batch(print), Claim.here("j", "s", ledger.run, tmp_path), ledger, broker)
     own.check_clear()
     ledger.record(0)
     assert own.look().newest == 0

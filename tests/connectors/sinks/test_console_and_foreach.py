@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 import millstream as ms
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import SinkFailed, SinkUnavailable
 from millstream.records import Schema
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidInput, InvalidSchema, SinkFailed, SinkUnavailable
 from millstream.records import Schema
 

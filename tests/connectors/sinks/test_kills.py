@@ -38,13 +38,13 @@ def found_rows(target):
 
 
 KINDS = [
-    ("topic", None, False),
+    pytest.param("topic", None, False, marks=pytest.mark.more),
     ("topic", None, True),
     ("parquet", None, True),
-    ("csv", None, False),
-    ("sqlite", None, True),
+    pytest.param("csv", None, False, marks=pytest.mark.more),
+    pytest.param("sqlite", None, True, marks=pytest.mark.more),
     ("sqlite", "team", True),
-    ("postgres", None, True),
+    pytest.param("postgres", None, True, marks=pytest.mark.more),
     ("postgres", "team", True),
 ]
 

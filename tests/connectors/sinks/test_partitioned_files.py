@@ -19,7 +19,7 @@ from millstream.connectors import file_ledger
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.files.drafts import Drafting
 from millstream.connectors.files.sink import FilesSink
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidPlan, SinkFailed, SinkUnavailable
 from millstream.plan.partition_folders import folder_name, folder_values
 from millstream.records import Schema
@@ -206,8 +206,8 @@ def test_a_batch_that_stopped_between_renames_goes_on_with_the_drafts_that_were_
     seen = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("*.parquet")}
     assert len(seen) == at - 1
     again = opened()
-    drafts = again.shared().draft(table(BIDS, DAYS[:2]), None)
-    again.write_with_drafts(0, table(BIDS, DAYS[2:]), None, [drafts])
+    drafts = again.preparer().prepare(0, 1, table(BIDS, DAYS[:2]), None).receipt
+    again.write_prepared(0, table(BIDS, DAYS[2:]), None, [drafts])
     again.close()
     assert {path: path.stat().st_ino for path in seen} == seen
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
@@ -319,10 +319,12 @@ def test_an_edited_note_moves_no_file_but_drafts_and_nowhere_else(tmp_path, open
 @pytest.mark.parametrize("format", ["parquet", "json", "csv"])
 def test_what_workers_drafted_appears_with_what_the_driver_has(tmp_path, opened, format):
     sink = opened("dt", format=format)
-    drafting = pickle.loads(pickle.dumps(sink.shared()))  # as it comes to a worker
-    drafts = [drafting.draft(table(BIDS, DAYS[:2]), None), drafting.draft(table(BIDS, DAYS[2:3]), None)]
+    drafting = pickle.loads(pickle.dumps(sink.preparer()))  # as it comes to a worker
+    drafts = [
+        drafting.prepare(3, shard, table(BIDS, days), None).receipt for shard, days in ((1, DAYS[:2]), (2, DAYS[2:3]))
+    ]
     assert list((tmp_path / "out").rglob(f"*.{format}")) == []
-    sink.write_with_drafts(3, table(BIDS, DAYS[3:]), None, drafts)
+    sink.write_prepared(3, table(BIDS, DAYS[3:]), None, drafts)
     names = sorted(path.name.partition("-0000000003")[2] for path in (tmp_path / "out").rglob(f"*.{format}"))
     assert names == [f"-0001.{format}", f"-0001.{format}", f"-0002.{format}", f".{format}"]
     sink.close()
@@ -331,20 +333,20 @@ def test_what_workers_drafted_appears_with_what_the_driver_has(tmp_path, opened,
 
 def test_drafts_of_a_try_that_failed_are_removed(tmp_path, opened):
     sink = opened()
-    lost, used = (sink.shared().draft(table(BIDS, DAYS), None) for _ in range(2))
-    sink.write_with_drafts(0, table(BIDS, []), None, [used])
-    sink.write_with_drafts(0, table(BIDS, []), None, [lost])
+    lost, used = (sink.preparer().prepare(0, 1, table(BIDS, DAYS), None).receipt for _ in range(2))
+    sink.write_prepared(0, table(BIDS, []), None, [used])
+    sink.write_prepared(0, table(BIDS, []), None, [lost])
     sink.close()
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
 
 
 def test_drafts_that_are_gone_stop_the_job(tmp_path, opened):
     sink = opened()
-    drafts = sink.shared().draft(table(BIDS, DAYS), None)
+    drafts = sink.preparer().prepare(0, 1, table(BIDS, DAYS), None).receipt
     for path in (tmp_path / "out").rglob("*.tmp"):
         path.unlink()
-    with pytest.raises(SinkFailed, match="are gone"):
-        sink.write_with_drafts(0, table(BIDS, []), None, [drafts])
+    with pytest.raises(SinkFailed, match="drafts of this batch are missing"):
+        sink.write_prepared(0, table(BIDS, []), None, [drafts])
     sink.write(0, table(BIDS, DAYS), None)
     sink.close()
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
@@ -352,20 +354,22 @@ def test_drafts_that_are_gone_stop_the_job(tmp_path, opened):
 
 def test_a_disk_that_went_away_behind_a_worker_is_waited_for(tmp_path, opened):
     sink = opened()
-    drafts = sink.shared().draft(table(BIDS, DAYS), None)
+    drafts = sink.preparer().prepare(0, 1, table(BIDS, DAYS), None).receipt
     (tmp_path / "out").rename(tmp_path / "away")
     with pytest.raises(SinkUnavailable, match="cannot be reached"):
-        sink.write_with_drafts(0, table(BIDS, []), None, [drafts])
+        sink.write_prepared(0, table(BIDS, []), None, [drafts])
     assert not (tmp_path / "out").exists()
     (tmp_path / "away").rename(tmp_path / "out")
-    sink.write_with_drafts(0, table(BIDS, []), None, [drafts])
+    sink.write_prepared(0, table(BIDS, []), None, [drafts])
     sink.close()
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
 
 
 def test_rows_that_are_taken_back_have_their_weight_in_drafts_too(tmp_path, opened):
     sink = opened("dt")
-    sink.write_with_drafts(0, table(BIDS, []), None, [sink.shared().draft(table(BIDS, DAYS[:1]), weights(-1))])
+    sink.write_prepared(
+        0, table(BIDS, []), None, [sink.preparer().prepare(0, 1, table(BIDS, DAYS[:1]), weights(-1)).receipt]
+    )
     sink.close()
     assert found(tmp_path / "out") == {"dt=2023-11-14": [{"price": 1, "hm": "22:13", "weight": -1}]}
 
@@ -409,7 +413,7 @@ def test_batches_share_folders(tmp_path, opened):
     ("columns", "said"),
     [
         ("DT", "no such column"),
-        (["price", "dt", "hm", "f", "b", "a", "i"], "cannot be the name of a folder"),
+        (["price", "dt", "hm", "f", "b", "a", "i"], "cannot be a folder name"),
         ("f", "'f' is float"),
         ("b", "'b' is binary"),
         ("a", "'a' is array"),
@@ -432,7 +436,7 @@ def test_a_column_is_left_for_the_files():
 
 
 def test_a_value_too_long_for_a_name_is_an_error_where_nobody_takes_its_row(tmp_path, opened):
-    with pytest.raises(SinkFailed, match="its value of 'dt' makes a folder's name of 303 bytes"):
+    with pytest.raises(SinkFailed, match="its value of 'dt' makes a folder name of 303 bytes"):
         opened("dt").write(0, table(BIDS, [{"price": 1, "dt": "x" * 300}]), None)
 
 
@@ -441,5 +445,5 @@ def test_folders_that_the_disk_takes_for_one_are_refused(tmp_path, opened):
     (tmp_path / "out/dt=a").mkdir(parents=True)
     (tmp_path / "out/dt=A").symlink_to(tmp_path / "out/dt=a")
     rows = [{"price": 1, "dt": "a"}, {"price": 2, "dt": "A"}]
-    with pytest.raises(SinkFailed, match="rows would be mixed up"):
+    with pytest.raises(SinkFailed, match="rows would be mixed"):
         opened("dt").write(0, table(BIDS, rows), None)

@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidInput
-from millstream.plan import endpoints as places
 from millstream.records import Schema
 
 from .support import KINDS, SCORES, Target, table
@@ -83,7 +82,7 @@ def test_several_chunks_and_other_encodings_of_the_same_values_are_taken(target)
     assert target.rows() == [A, B]
 
 
-@pytest.mark.parametrize("place", [places.rate(5), places.socket("localhost", 9), places.files("x", "avro"), 17])
+@pytest.mark.parametrize("place", [ms.rate(5), ms.socket("localhost", 9), ms.files("x", "avro"), 17])
 def test_what_cannot_be_written_is_refused(place, tmp_path, log):
     with pytest.raises(InvalidInput):
         open_sink(place, SCORES, job="j", step="s", broker=log, folder=tmp_path)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.log import EmbeddedLog
 from millstream.records import Schema
 

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.connectors.databases.sqlite import SqliteSink
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidPlan, InvalidSchema, SinkFailed
 from millstream.records import Schema
-from soak import examples
+from properties import examples
 
 from .support import SCORES, Target, table, weights
 
@@ -123,7 +122,7 @@ def test_append_takes_back_one_equal_row(target):
 def test_what_is_taken_back_but_not_there_is_told_and_does_no_harm(target, caplog):
     write(target, [pane("x", 1)], [pane("x", 9, -1)])
     assert [row["total"] for row in target.rows()] == [1]
-    assert "1 rows were to be taken back from table 'scores'" in caplog.text
+    assert "1 rows were retracted that table 'scores' does not have" in caplog.text
 
 
 def test_windows_without_an_end_have_null_and_are_still_one_key(target):
@@ -372,8 +371,10 @@ def test_a_table_that_takes_no_rows_is_named_with_what_can_be_done(tmp_path):
         db.execute("CREATE TABLE kept (n)")
         db.execute("CREATE VIEW t AS SELECT n FROM kept")
         db.commit()
-    sink = SqliteSink(ms.sqlite(path, "t"), Schema.of("n int"), job="j", step="out", run="r")
+    sink = open_sink(
+        ms.sqlite(path, "t"), Schema.of("n int"), job="j", step="out", broker=tmp_path / "log", folder=tmp_path / "job"
+    )
     with pytest.raises(SinkFailed, match="cannot modify t because it is a view") as failed:
         sink.write(0, pa.table({"n": pa.array([1], pa.int32())}), None)
     assert "sqlite3 results.db .schema" in failed.value.next_step
-    assert "write to a table of another name" in failed.value.next_step
+    assert "write to another table" in failed.value.next_step

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.connectors.topic.records import producer_name
 from millstream.errors import InvalidSchema, InvalidSetting, ProducerFenced, SinkUnavailable, StorageError
 from millstream.log import EmbeddedLog

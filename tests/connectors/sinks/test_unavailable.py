@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 import millstream as ms
-from millstream.connectors.sink import open_sink
+from millstream.connectors.opening import open_sink
 from millstream.errors import DiskFull, InvalidInput, InvalidSchema, SinkFailed, SinkUnavailable
 from millstream.log import EmbeddedLog
 from millstream.records import Schema

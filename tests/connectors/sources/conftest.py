@@ -1,16 +1,9 @@
-"""A log in a folder of its own, and sources that are closed after the test."""
+"""Sources that are closed after the test."""
 
 import pytest
 
-from millstream.connectors.opening_sources import open_source
-from millstream.log import EmbeddedLog
+from millstream.connectors.opening import open_source
 from millstream.records import Schema
-
-
-@pytest.fixture
-def log(tmp_path):
-    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -244,7 +244,7 @@ def test_dictionaries_of_nested_values_are_refused(kind):
     ],
 )
 def test_kinds_of_columns_that_no_topic_has_are_refused(column):
-    assert "which is not read" in refusal(stored([pa.RecordBatch.from_arrays([column], names=["a"])]))
+    assert "which is not supported" in refusal(stored([pa.RecordBatch.from_arrays([column], names=["a"])]))
 
 
 # ---------------------------------------------------------------- schemas

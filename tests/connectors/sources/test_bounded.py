@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -19,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
-from connectors.sinks.postgres import Server
 from millstream.connectors.static_rows import load
 from millstream.errors import InvalidInput, NotFound, StorageError
 from millstream.records import Schema
+from postgres_server import Server
 
 SCHEMA = Schema.of("id int NOT NULL, name string, score double")
 ROWS = [{"id": 1, "name": "ann", "score": 1.5}, {"id": 2, "name": None, "score": 2.0}]
@@ -41,13 +40,6 @@ WIDE_ROW = {
     "content": b"\x00",
     "tags": ["a", "b"],
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
 
 
 def written(folder: Path, format: str) -> Path:

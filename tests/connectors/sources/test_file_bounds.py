@@ -21,9 +21,9 @@ import pytest
 from millstream.connectors.files import avro_file, parquet_pages
 from millstream.connectors.files import bounds as file_bounds
 from millstream.connectors.files import lines as file_lines
+from millstream.connectors.files.endpoint import files
 from millstream.connectors.files.lines import csv_records
 from millstream.errors import InvalidInput, InvalidSetting
-from millstream.plan.endpoints import files
 
 from .reading import dead, rows, slabs
 
@@ -31,9 +31,9 @@ READ = """
 import json, resource, sys, tempfile
 from pathlib import Path
 import fastavro, pyarrow.parquet
-from millstream.plan.endpoints import files
+from millstream.connectors.files.endpoint import files
 from millstream.records import Schema
-from millstream.connectors.opening_sources import open_source
+from millstream.connectors.opening import open_source
 path, format, schema, room_mb = json.loads(sys.stdin.read())
 limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + room_mb * 1_000_000
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -229,7 +229,7 @@ def test_a_block_that_unpacks_to_too_much_is_refused(inbox, open_, monkeypatch, 
     [letter] = dead(source)
     assert len(rows(source)) == 100
     assert (letter["topic"], letter["offset"]) == ("a", 100)
-    assert "unpacks to more than 1 MiB" in letter["reason"] or "it says that it has 3 MiB" in letter["reason"]
+    assert "unpacks to more than 1 MiB" in letter["reason"] or "it claims to have 3 MiB" in letter["reason"]
 
 
 def packed(codec, data):
@@ -261,12 +261,12 @@ def test_what_fastavro_writes_is_read(inbox, open_, codec):
         (container(b'"int"', [(1, b"\x02")]), "its schema is not that of a record"),
         (container(b"\xff", []), "its schema cannot be used"),
         (container(json.dumps(SCORE | {"doc": " " * (2 << 20)}).encode(), []), "more than 1 MiB"),
-        (container(SCORE, [], "lzo"), "packed with 'lzo'"),
+        (container(SCORE, [], "lzo"), "its codec is 'lzo'"),
         (b"Obj\x01" + varint(10**9), "header has more than 10000 entries"),
         (b"Obj\x01" + varint(1) + varint(10**12), "header has more than 4 MiB"),
-        (b"Obj\x01" + b"\xff" * 100, "longer than numbers are"),
+        (b"Obj\x01" + b"\xff" * 100, "a number has too many bytes"),
         (b"Obj\x01", "ends in the middle"),
-        (b"", "does not begin as one"),
+        (b"", "does not start like one"),
         (container(SCORE, []) + varint(1) + varint(1 << 60), "at most 64 MiB"),
         (container(SCORE, []) + varint(-1) + varint(1), "a block of -1 records"),
         (container(SCORE, [(5, b"\x02")]), "cannot hold 5 records"),

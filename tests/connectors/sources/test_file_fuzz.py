@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from millstream.connectors.files.endpoint import files
 from millstream.errors import InvalidInput
-from millstream.plan.endpoints import files
 from millstream.records import Schema
 
 from .reading import slabs

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from millstream.connectors.files.endpoint import files
 from millstream.errors import DamagedLog, InvalidInput, NotFound
-from millstream.plan.endpoints import files
 
 from .reading import dead, offsets, rows, slabs
 
@@ -252,7 +252,7 @@ def test_a_column_whose_type_would_lose_values_is_refused(inbox, open_):
         rows(open_(files(inbox, "parquet"), "score string"))
 
 
-@pytest.mark.parametrize(("change", "message"), [("delete", "is gone"), ("append", "has changed")])
+@pytest.mark.parametrize(("change", "message"), [("delete", "the file was deleted"), ("append", "has changed")])
 def test_a_file_that_vanished_or_changed_is_told(inbox, open_, change, message):
     path = write(inbox / "a", scores(2))
     source = open_(files(inbox, "json"), SCORES)

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
-from millstream.connectors.sink import open_sink
+from millstream.connectors.files.endpoint import files
+from millstream.connectors.opening import open_sink
 from millstream.connectors.static_rows import load
 from millstream.errors import InvalidInput, InvalidPlan
-from millstream.plan.endpoints import files
 from millstream.records import Schema, rows_to_batch
 
 from .reading import dead, offsets, rows
@@ -90,7 +90,7 @@ def test_a_value_of_another_type_is_one_dead_letter_for_the_file(inbox, open_, f
     assert rows(source) == [{"n": 3, "hour": 12}]
     (letter,) = dead(source)
     assert (letter["topic"], letter["offset"], letter["value"]) == ("hour=noon/a", 0, None)
-    assert letter["reason"] == "column 'hour': expected int, found 'noon' in the name of its folder"
+    assert letter["reason"] == "column 'hour': expected int, found 'noon' in the folder name"
 
 
 def test_a_large_file_in_a_wrong_folder_is_one_letter_however_it_is_shared_out(inbox, open_):
@@ -121,7 +121,7 @@ def test_columns_nobody_looks_at_are_not_made(inbox, open_):
 def test_nested_columns_are_not_read_from_folders(inbox, open_):
     write(inbox / "a=1/a", [{"n": 1}], "parquet")
     (letter,) = dead(open_(files(inbox), "n int, a array<int>"))
-    assert "array<int> cannot be read from the name of a folder" in letter["reason"]
+    assert "array<int> cannot be read from a folder name" in letter["reason"]
 
 
 def test_other_folders_and_hidden_ones_are_not_looked_into(inbox, open_):
@@ -175,7 +175,7 @@ def test_names_are_decoded(inbox, open_, name, found):
 
 def test_a_name_that_is_no_text_is_a_dead_letter(inbox, open_):
     write(inbox / "team=%FF/a", [{"n": 1}], "json")
-    assert "is no valid text" in dead(open_(files(inbox, "json"), "n int, team string"))[0]["reason"]
+    assert "is not valid text" in dead(open_(files(inbox, "json"), "n int, team string"))[0]["reason"]
 
 
 @pytest.mark.parametrize("format", ["parquet", "json", "csv"])
@@ -218,8 +218,8 @@ def test_a_table_known_beforehand_is_read_the_same_way(inbox):
 
 def test_partition_by_is_not_for_reading():
     flow = ms.Flow("f")
-    with pytest.raises(InvalidPlan, match="says how files are written") as refused:
+    with pytest.raises(InvalidPlan, match="partition_by applies to writing") as refused:
         flow.read(ms.files("in", partition_by="dt"), "n int, dt date")
     assert refused.value.where.startswith(f"{__file__}:")
-    with pytest.raises(InvalidPlan, match="says how files are written"):
+    with pytest.raises(InvalidPlan, match="partition_by applies to writing"):
         load(ms.files("in", partition_by="dt"), Schema.of("n int, dt date"))

@@ -83,7 +83,7 @@ def decoded(answers, *values):
         (schema(json.dumps(SCORE).replace('"int"', '{"type":"array","items":' * 300 + '"int"' + "}" * 300)), "nested"),
         (schema(json.dumps(SCORE).replace('"int"', '"Score"')), "a record always contains itself"),
         (schema('{"type": "record", "name": "\\ud800", "fields": [{"name": "n", "type": "\\ud800x"}]}'), "cannot be"),
-        ((200, [b'{"schema": "", "schemaType": "\\ud800"}']), "it is of ?, not of Avro"),
+        ((200, [b'{"schema": "", "schemaType": "\\ud800"}']), "it is ?, not Avro"),
         ((200, [b'{"schema": {"type": "int"}}']), "cannot be used"),
         ((200, [b'{"schema": "{}", "references": [{"name": "a", "subject": "a", "version": 1}]}']), "other schemas"),
         (schema(json.dumps(LINKED)), "nested more than 200 levels deep"),
@@ -130,7 +130,7 @@ def test_the_errors_by_themselves(answers):
     answers.known[7] = (200, [b'{"schema": "x", "schemaType": "PROTOBUF"}'])
     with pytest.raises(UnknownSchema, match="has no schema 5"):
         answers.registry.avro(5)
-    with pytest.raises(UnusableSchema, match="of PROTOBUF"):
+    with pytest.raises(UnusableSchema, match="is PROTOBUF"):
         answers.registry.avro(7)
 
 
@@ -139,7 +139,7 @@ def test_the_errors_by_themselves(answers):
     [
         ((200, [b"[" * 200_000]), InvalidSetting, "nested too deeply"),
         ((200, [b"<html>"]), InvalidSetting, "not JSON"),
-        ((200, [b"[]"]), InvalidSetting, "something else"),
+        ((200, [b"[]"]), InvalidSetting, "something other than a schema"),
         ((405, [b""]), NotFound, "HTTP 405"),
         ((429, [b""]), KafkaUnavailable, "does not answer"),
     ],

@@ -263,7 +263,7 @@ def test_a_partition_added_later_begins_at_its_beginning(log, open_):
 
 def test_a_partition_that_is_not_there_any_more_is_told(log, open_):
     log.create_topic("scores", schema=SCORES)
-    with pytest.raises(OffsetLost, match="no such partition"):
+    with pytest.raises(OffsetLost, match="the topic no longer has it"):
         open_("scores", SCORES).limited({"0": 0, "1": 5}, None)
 
 

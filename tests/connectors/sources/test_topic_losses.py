@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
-from millstream.connectors.opening_sources import TopicSource, open_source
+from millstream.connectors.opening import open_source
+from millstream.connectors.topic.source import TopicSource
 from millstream.errors import InvalidInput, OffsetLost
-from millstream.jobs.job import Settings
 from millstream.log import EmbeddedLog
+from millstream.plan.run_settings import Settings
 from millstream.records import Schema
-from millstream.spark.query.lost_records import taken_losses, with_on_lost
+from millstream.spark.query.lost_records import with_on_lost
 
 SCHEMA = Schema.of("n int")
 
@@ -61,8 +62,8 @@ def test_it_goes_on_and_tells(tmp_path: Path, start: int, choice: str, caplog: p
     assert source.lost_records == first - 10
     [told] = [record.getMessage() for record in caplog.records]  # once, however often it is met
     assert f"offsets 10 to {start - 1} were deleted" in told
-    assert f"{first - 10} offsets are passed over, going on at offset {first}" in told
-    assert [taken_losses(source), taken_losses(source)] == [[told], []]
+    assert f"{first - 10} offsets are skipped, resuming at offset {first}" in told
+    assert [source.take_losses(), source.take_losses()] == [[told], []]
     source.close()
 
 
@@ -78,7 +79,7 @@ def test_a_flow_and_a_run_choose() -> None:
     assert for_all[1].inputs[0].source.on_lost == "error"
     with pytest.raises(InvalidInput, match="on_lost='never' is unknown"):
         flow.read("u", "n int", on_lost="never")
-    with pytest.raises(InvalidInput, match="on_lost is about topics"):
+    with pytest.raises(InvalidInput, match="on_lost applies to topics only"):
         flow.read(ms.rate(1), "n int", on_lost="latest")
     with pytest.raises(InvalidInput, match="on_lost='never' is unknown"):
         Settings.of({"on_lost": "never"})

@@ -32,10 +32,6 @@ OTHER_BOOT = b"another boot id."
 FRAME_HEADER = struct.Struct("<IIqIIqqiiH14x")
 
 
-def in_memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
 class Rec(NamedTuple):
     """A record as a test looks at it; the time is in microseconds."""
 
@@ -172,7 +168,7 @@ def read_mark(folder: Path) -> Mark:
 
 
 def rebooted(folder: Path) -> None:
-    """As if the machine had been started anew since the mark was written."""
+    """As if the machine had been restarted since the mark was written."""
     MarkFile.create(folder / "mark", replace(read_mark(folder), boot=OTHER_BOOT), Disk())
 
 
@@ -232,7 +228,7 @@ class Steps:
 class DyingPartition(Partition):
     """A dead process does not clear up behind itself."""
 
-    def _take_back(self, mark: Mark) -> None:
+    def _roll_back(self, mark: Mark) -> None:
         self._close_active()
 
 

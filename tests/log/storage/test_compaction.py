@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from folders import MEMORY
 from millstream.log.compaction import compact
 from millstream.log.layout import stored_schema
 from millstream.log.reader import PartitionReader, offset_at_time
@@ -15,7 +16,7 @@ from millstream.log.retention import delete_old, delete_replaced
 from millstream.log.topics import TopicSettings
 from millstream.log.upkeep import clean_partition
 from millstream.records import Schema
-from soak import examples
+from properties import examples
 
 from .support import (
     Killed,
@@ -24,7 +25,6 @@ from .support import (
     copied,
     drain,
     frame,
-    in_memory,
     keyed,
     made,
     opened,
@@ -228,7 +228,7 @@ def test_a_schema_that_grew(folder):
 
 
 def test_a_process_that_knows_only_the_old_schema_loses_no_column(folder):
-    """It looks for the schema of now before it writes anything anew."""
+    """It looks up the current schema before it rewrites anything."""
     old, new = (stored_schema(Schema.of(ddl)) for ddl in ("n int", "n int, text string"))
     partition = opened(folder, 4096, old)
     stale = opened(folder, 4096, old)
@@ -339,7 +339,7 @@ steps = st.lists(
 @given(steps)
 def test_against_a_plain_dict(steps):
     """Random appends, transactions and compactions; a list and a dict by key say what must be left."""
-    home = Path(tempfile.mkdtemp(dir=in_memory()))
+    home = Path(tempfile.mkdtemp(dir=MEMORY))
     partition = opened(home / "0")
     stored, epochs, open_, aborted = [], dict.fromkeys(range(4), 1), {}, set()
     for what, *details in steps:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,21 +23,22 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
+from folders import MEMORY
 from millstream.errors import DamagedLog, MillstreamError
 from millstream.log import partition as partitions
 from millstream.log.aborted import AbortedTransactions
 from millstream.log.disk import Disk, FileLock, sync_folder, write_document
 from millstream.log.frame import Draft, draft
 from millstream.log.layout import stored_schema
-from millstream.log.mark import Mark, MarkFile, Place
+from millstream.log.mark import FrameBoundary, Mark, MarkFile
 from millstream.log.partition import Partition
 from millstream.log.reader import PartitionReader
 from millstream.log.repair import repair
-from millstream.log.segment import SegmentName, header_bytes
+from millstream.log.segment import PREFIX, SegmentName, header_bytes
 from millstream.log.validity import BatchReader, Malformed
 from millstream.records import Schema
 
-from .support import SCHEMA, TINY, batch, frame, in_memory
+from .support import SCHEMA, TINY, batch, frame
 
 TYPED = stored_schema(Schema.of("text string, items array<int>"))
 MUTATIONS = Path(__file__).with_name("mutations.py")
@@ -119,7 +121,7 @@ def test_values_outside_of_their_bytes_are_refused(folder, offsets):
     partition = opened(folder, TYPED)
     sound = draft(typed_batch(pa.array(["abc", "def"])), 0)
     partition.append([crafted(with_offsets(bytes(sound.body), offsets), 2, flags=sound.flags)], sync=False)
-    with pytest.raises(DamagedLog, match=r"outside of its bytes|no batch of records"):
+    with pytest.raises(DamagedLog, match=r"outside its bytes|not a batch of records"):
         read(partition)
 
 
@@ -191,7 +193,7 @@ def test_a_frame_that_ends_behind_the_last_offset_is_refused(partition, folder):
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"".join(map(bytes, frame(b"x").at((1 << 63) - 1))))
     mark = partition.marks.read()
-    partition.marks.write(replace(mark, end=Place(1 << 62, 0, path.stat().st_size)), sync=False)
+    partition.marks.write(replace(mark, end=FrameBoundary(1 << 62, 0, path.stat().st_size)), sync=False)
     assert path.stat().st_size > size
     with pytest.raises(DamagedLog):
         read(opened(folder))
@@ -213,7 +215,7 @@ def test_a_segment_of_other_columns_than_records_have_is_refused(partition, fold
     content = header_bytes(0, schema)
     segment_of(folder).write_bytes(content + b"".join(map(bytes, frame(b"one", b"two").at(0))))
     mark = partition.marks.read()
-    partition.marks.write(replace(mark, end=Place(2, 0, segment_of(folder).stat().st_size)), sync=False)
+    partition.marks.write(replace(mark, end=FrameBoundary(2, 0, segment_of(folder).stat().st_size)), sync=False)
     with pytest.raises(DamagedLog, match="schema"):
         read(opened(folder))
 
@@ -309,7 +311,9 @@ def test_a_mark_with_negative_numbers_is_refused(folder, number):
     numbers = [0] * 7
     numbers[number] = -1
     folder.mkdir()
-    MarkFile.create(folder / "mark", Mark(Place(*numbers[:3]), Place(*numbers[3:6]), (), numbers[6]), Disk())
+    MarkFile.create(
+        folder / "mark", Mark(FrameBoundary(*numbers[:3]), FrameBoundary(*numbers[3:6]), (), numbers[6]), Disk()
+    )
     with pytest.raises(DamagedLog):
         MarkFile(folder / "mark", Disk()).read()
 
@@ -320,7 +324,7 @@ def test_new_files_take_the_place_of_links_and_never_follow_them(folder, preciou
     draft_name = f".topic.json.{os.getpid()}.{threading.get_ident()}"
     for name in ("mark.new", draft_name, "00000000000000000000.seg"):
         (folder / name).symlink_to(precious)
-    MarkFile.create(folder / "mark", Mark(Place(0, 0, 64), Place(0, 0, 64)), Disk())
+    MarkFile.create(folder / "mark", Mark(FrameBoundary(0, 0, 64), FrameBoundary(0, 0, 64)), Disk())
     write_document(folder / "topic.json", {"a": 1})
     partitions.segments.create(SegmentName(0, None, folder), SCHEMA, Disk())
     assert precious.read_bytes() == before
@@ -339,11 +343,28 @@ def test_a_partition_that_is_a_link_is_refused(partition, folder):
         sync_folder(folder.parent / "pipe")
 
 
+def test_a_list_whose_items_have_a_name_that_is_not_utf8_is_refused(folder):
+    """Arrow reads such a schema and ignores the name; polars panics at it."""
+    nested = stored_schema(Schema.of("items array<int>"))
+    name = nested.field("value").type.field("items").type.value_field.name.encode()
+    partitions.create(folder, nested, Disk())
+    row = pa.RecordBatch.from_pylist([{"timestamp": 0, "value": {"items": [1]}}], nested)
+    opened(folder, nested).append([draft(row, 0)], sync=False)
+    path = segment_of(folder)
+    header, _, frames = path.read_bytes().rpartition(name + b"\0")
+    content = bytearray(header + b"\xd8" + name[1:] + b"\0" + frames)
+    length = PREFIX.unpack_from(content)[3]
+    struct.pack_into("<I", content, 7, crc32c(memoryview(content)[11 : PREFIX.size + length]))
+    path.write_bytes(content)
+    with pytest.raises(DamagedLog, match="the name of a field is not UTF-8"):
+        read(opened(folder, nested))
+
+
 # ---------------------------------------------------------------- at random
 
 
 def mutate(seed, rounds, timeout):
-    home = Path(tempfile.mkdtemp(prefix="millstream-test-", dir=in_memory()))
+    home = Path(tempfile.mkdtemp(prefix="millstream-test-", dir=MEMORY))
     try:
         done = subprocess.run(
             [sys.executable, str(MUTATIONS), str(home), str(seed), str(rounds)],

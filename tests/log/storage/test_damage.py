@@ -55,6 +55,7 @@ def check_flips(folder, bits):
     assert read_on(folder, committed=True) == (committed_only, None)
 
 
+@pytest.mark.more
 def test_a_flipped_bit_at_every_byte_of_every_segment(folder):
     """One bit at each byte: records before the damaged frame are read, then its place is named."""
     dice = random.Random(5)

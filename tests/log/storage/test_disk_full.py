@@ -36,7 +36,7 @@ def fill(partition, *, sync):
 
     with pytest.raises(DiskFull) as refused:
         store_more()
-    assert "make room" in refused.value.next_step
+    assert "free some space" in refused.value.next_step
     return stored
 
 
@@ -101,7 +101,7 @@ LIMITED = """
             partition.append([frame(b"%06d" % stored * 50)], sync=False)
             stored += 1
     except DiskFull as error:
-        assert "make room" in error.next_step
+        assert "free some space" in error.next_step
     for _ in range(3):
         try:
             partition.append([frame(b"small"), frame(b"x" * 5000)], sync=True)

@@ -65,7 +65,7 @@ def test_a_full_disk_at_every_call(folder, sync, share):
     refusals = list(outcomes(folder, sync=sync, share=share, code=errno.ENOSPC))
     assert len(refusals) >= (8 if sync else 6)
     assert all(type(refusal) is DiskFull for refusal in refusals)
-    assert all("make room" in refusal.next_step and str(folder.parent) in refusal.where for refusal in refusals)
+    assert all("free some space" in refusal.next_step and str(folder.parent) in refusal.where for refusal in refusals)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_syncing_and_rolling_on_a_failing_disk(folder):
 
 
 def test_a_disk_that_fails_for_long_uses_up_no_files(folder):
-    """Each retry opens the segment anew; none of them may leave a file open behind it."""
+    """Each retry reopens the segment; none of them may leave a file open behind it."""
     disk = FailingDisk()
     partition = opened(folder, disk=disk)
     partition.append([frame(b"first")], sync=False)

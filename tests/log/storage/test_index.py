@@ -90,7 +90,7 @@ def damages(content):
 
 
 def test_a_damaged_index_finds_what_a_good_one_finds(folder):
-    """Whatever is in the file: the same records, times and the newest; and the next append mends it."""
+    """Whatever is in the file: the same records, times and the newest; and the next append repairs it."""
     filled(folder)
     path = index_of(folder)
     good, expected = path.read_bytes(), everything_found(folder)
@@ -110,6 +110,7 @@ def test_a_damaged_index_finds_what_a_good_one_finds(folder):
         assert segment.max_timestamp(end) == 10**6, what
 
 
+@pytest.mark.more
 def test_every_flipped_bit_of_an_index_is_harmless(folder):
     filled(folder, 20)
     path = index_of(folder)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from millstream.errors import DamagedLog, TransactionAborted
 from millstream.log.disk import Disk
-from millstream.log.mark import BOOT, OPEN_TRANSACTIONS_MAX, SLOT_BYTES, Mark, MarkFile, OpenTransaction, Place
+from millstream.log.mark import BOOT, OPEN_TRANSACTIONS_MAX, SLOT_BYTES, FrameBoundary, Mark, MarkFile, OpenTransaction
 
 from .support import flip, frame, opened, transactional, values_of
 
-START = Place(0, 0, 64)
+START = FrameBoundary(0, 0, 64)
 numbers = st.integers(0, 2**62)
-places = st.builds(Place, numbers, numbers, numbers)
-transactions = st.builds(OpenTransaction, st.integers(-1, 2**62), st.integers(0, 2**31 - 1), places)
+boundaries = st.builds(FrameBoundary, numbers, numbers, numbers)
+transactions = st.builds(OpenTransaction, st.integers(-1, 2**62), st.integers(0, 2**31 - 1), boundaries)
 
 
 def marked(path, mark):
@@ -23,7 +23,7 @@ def marked(path, mark):
     return MarkFile(path, Disk())
 
 
-@given(places, places, st.lists(transactions, max_size=OPEN_TRANSACTIONS_MAX).map(tuple), numbers, numbers)
+@given(boundaries, boundaries, st.lists(transactions, max_size=OPEN_TRANSACTIONS_MAX).map(tuple), numbers, numbers)
 def test_a_mark_comes_back_as_it_was(tmp_path_factory, end, synced, open_, aborted_count, sequence):
     path = tmp_path_factory.mktemp("mark") / "mark"
     marks = marked(path, Mark(end, synced, open_, aborted_count, BOOT, sequence))
@@ -34,24 +34,24 @@ def test_a_mark_comes_back_as_it_was(tmp_path_factory, end, synced, open_, abort
 
 def filled(path, *, writes):
     """A mark written so often, with so many open transactions that a slot is full."""
-    open_ = tuple(OpenTransaction(i, i, Place(i, i, i)) for i in range(OPEN_TRANSACTIONS_MAX))
+    open_ = tuple(OpenTransaction(i, i, FrameBoundary(i, i, i)) for i in range(OPEN_TRANSACTIONS_MAX))
     marks = marked(path, Mark(START, START, open_))
     for number in range(1, writes + 1):
-        marks.write(replace(marks.read(), end=Place(number, 0, 64)), sync=True)
+        marks.write(replace(marks.read(), end=FrameBoundary(number, 0, 64)), sync=True)
     return marks
 
 
-@pytest.mark.parametrize("writes", [0, 1, 2, 3])
-@pytest.mark.parametrize("first_sequence", [0, 1])
+@pytest.mark.parametrize("writes", [*(pytest.param(n, marks=pytest.mark.more) for n in range(3)), 3])
+@pytest.mark.parametrize("first_sequence", [pytest.param(0, marks=pytest.mark.more), 1])
 def test_a_write_torn_at_any_byte_leaves_the_mark_before_it(tmp_path, writes, first_sequence):
     """The next write is cut short at every byte: the mark read then is the old one, or the new one if all is there."""
     path = tmp_path / "mark"
-    open_ = tuple(OpenTransaction(i, i, Place(i, i, i)) for i in range(OPEN_TRANSACTIONS_MAX))
+    open_ = tuple(OpenTransaction(i, i, FrameBoundary(i, i, i)) for i in range(OPEN_TRANSACTIONS_MAX))
     marks = marked(path, Mark(START, START, open_, sequence=first_sequence))
     for number in range(1, writes + 1):
-        marks.write(replace(marks.read(), end=Place(number, 0, 64)), sync=True)
+        marks.write(replace(marks.read(), end=FrameBoundary(number, 0, 64)), sync=True)
     before, content = marks.read(), path.read_bytes()
-    after = marks.write(replace(before, end=Place(99, 99, 99)), sync=True)
+    after = marks.write(replace(before, end=FrameBoundary(99, 99, 99)), sync=True)
     changed = path.read_bytes()
     slot = after.sequence % 2 * SLOT_BYTES
     differing = [position for position in range(len(content)) if content[position] != changed[position]]
@@ -61,14 +61,16 @@ def test_a_write_torn_at_any_byte_leaves_the_mark_before_it(tmp_path, writes, fi
         assert marks.read() == (after if cut > differing[-1] else before), cut
 
 
-@pytest.mark.parametrize("writes", [0, 1, 2])
+@pytest.mark.parametrize("writes", [*(pytest.param(n, marks=pytest.mark.more) for n in range(2)), 2])
 def test_a_flipped_bit_never_makes_up_a_mark(tmp_path, writes):
     """Every byte of the file, one bit each: the mark is the newest or the one before it, or is refused by name."""
     path = tmp_path / "mark"
     marks = filled(path, writes=writes)
     known = [marks.read()]
     if writes:
-        known.append(replace(known[0], end=Place(writes - 1, 0, 64) if writes > 1 else START, sequence=writes - 1))
+        known.append(
+            replace(known[0], end=FrameBoundary(writes - 1, 0, 64) if writes > 1 else START, sequence=writes - 1)
+        )
     refused = set()
     for position in range(2 * SLOT_BYTES):
         flip(path, position, position % 8)
@@ -99,12 +101,16 @@ def test_a_missing_mark_is_refused(folder):
 
 
 def test_what_is_stable_is_below_every_open_transaction():
-    mark = Mark(Place(50, 40, 500), START)
+    mark = Mark(FrameBoundary(50, 40, 500), START)
     assert mark.stable == mark.end
-    mark = mark.with_open(1, 1, Place(30, 20, 700)).with_open(2, 1, Place(10, 0, 100)).with_open(1, 1, mark.end)
-    assert mark.stable == Place(10, 0, 100)
-    assert mark.without_open(2, 1).stable == Place(30, 20, 700)
-    assert mark.without_open(2, 2).stable == Place(10, 0, 100)
+    mark = (
+        mark.with_open(1, 1, FrameBoundary(30, 20, 700))
+        .with_open(2, 1, FrameBoundary(10, 0, 100))
+        .with_open(1, 1, mark.end)
+    )
+    assert mark.stable == FrameBoundary(10, 0, 100)
+    assert mark.without_open(2, 1).stable == FrameBoundary(30, 20, 700)
+    assert mark.without_open(2, 2).stable == FrameBoundary(10, 0, 100)
 
 
 def test_too_many_open_transactions_are_refused_and_room_comes_back(folder):
@@ -112,7 +118,7 @@ def test_too_many_open_transactions_are_refused_and_room_comes_back(folder):
     partition = opened(folder, 1 << 20)
     for number in range(OPEN_TRANSACTIONS_MAX):
         partition.append([transactional(b"%d" % number, producer=number)], sync=False)
-    with pytest.raises(TransactionAborted, match="the most it can hold"):
+    with pytest.raises(TransactionAborted, match="the maximum"):
         partition.append([frame(b"first"), transactional(b"too many", producer=9999)], sync=False)
     assert len(values_of(partition)) == OPEN_TRANSACTIONS_MAX
     partition.append([frame(b"plain"), transactional(b"more", producer=3)], sync=False)

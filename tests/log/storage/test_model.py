@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from folders import MEMORY
 from millstream.errors import OffsetLost
 from millstream.log.compaction import compact
 from millstream.log.frame import TRANSACTIONAL
@@ -30,7 +31,7 @@ from millstream.log.layout import stored_schema
 from millstream.log.reader import PartitionReader, offset_at_time
 from millstream.log.retention import delete_old, delete_replaced
 from millstream.records import Schema
-from soak import examples
+from properties import examples
 
 from .support import (
     DyingDisk,
@@ -38,7 +39,6 @@ from .support import (
     Killed,
     Rec,
     batch,
-    in_memory,
     layout,
     made,
     opened,
@@ -116,7 +116,7 @@ class Model:
 class PartitionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.home = Path(tempfile.mkdtemp(prefix="millstream-model-", dir=in_memory()))
+        self.home = Path(tempfile.mkdtemp(prefix="millstream-model-", dir=MEMORY))
         self.folder = self.home / "0"
         self.version = 0
         self.model = Model()
@@ -162,7 +162,7 @@ class PartitionMachine(RuleBasedStateMachine):
             self.model.add(piece)
 
     def recover(self):
-        """What a dead process left is found by whoever writes next; fillers use up an offset each."""
+        """What a dead process left is found by the next writer; fillers use up an offset each."""
         left, self.model.left_behind = self.model.left_behind, []
         fillers = {found.base_offset for path in segments(self.folder) for found in layout(path) if found.is_filler}
         self.pass_over(fillers)
@@ -360,7 +360,7 @@ class PartitionMachine(RuleBasedStateMachine):
         offset = int(share * (self.model.end + 1))
         limit = self.model.stable if committed else self.model.end
         if offset > self.model.end or (offset < self.model.start and offset < limit):
-            with pytest.raises(OffsetLost, match=f"now holds {self.model.start} to {self.model.end}"):
+            with pytest.raises(OffsetLost, match=f"now has {self.model.start} to {self.model.end}"):
                 read_all(self.handles[handle], offset, committed=committed)
             return
         expected = [record for record in self.model.visible(committed=committed) if record.offset >= offset]

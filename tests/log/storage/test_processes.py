@@ -64,6 +64,7 @@ def check(folder, told):
     return numbers
 
 
+@pytest.mark.more
 def test_several_at_once(folder):
     """Four processes into small segments: nothing lost, nothing twice, each one's records in order."""
     opened(folder)
@@ -136,6 +137,7 @@ def kill_at_random(folder, rounds, seed):
     assert len(numbers) > rounds // 2
 
 
+@pytest.mark.more
 def test_killed_at_random_moments(folder):
     """Appenders die in the middle of whatever they do, again and again; others go on behind them."""
     kill_at_random(folder, rounds=60, seed=4)

@@ -62,7 +62,7 @@ def test_one_frame_at_least_and_not_much_more(folder):
 def test_an_offset_that_is_not_there(folder, offset):
     partition = opened(folder)
     partition.append([frame(*[b"x"] * 5)], sync=False)
-    with pytest.raises(OffsetLost, match=f"offset {offset} is not there any more: the partition now holds 0 to 5"):
+    with pytest.raises(OffsetLost, match=f"offset {offset} no longer exists: the partition now has 0 to 5"):
         read_all(partition, offset)
 
 
@@ -241,7 +241,7 @@ def test_a_reader_that_fell_behind_is_told_what_is_left(folder):
     delete_old(partition, before_us=9, bytes_max=None)
     start = partition.start_offset()
     found = []
-    with pytest.raises(OffsetLost, match=f"the partition now holds {start} to 12") as lost:
+    with pytest.raises(OffsetLost, match=f"the partition now has {start} to 12") as lost:
         found.extend(record for some in iter(lambda: records_of(reader, max_bytes=1), []) for record in some)
     assert [record.offset for record in found] == list(range(1, reader.offset))
     assert "topic 'topic', partition 0" in lost.value.where

@@ -176,5 +176,5 @@ def test_a_reader_ahead_of_what_survived_is_told(folder):
     path.write_bytes(path.read_bytes()[: layout(path)[0].position])
     rebooted(folder)
     partition = opened(folder)
-    with pytest.raises(OffsetLost, match=f"now holds 0 to {partition.end_offset()}"):
+    with pytest.raises(OffsetLost, match=f"now has 0 to {partition.end_offset()}"):
         values_of(partition, 10)

@@ -131,7 +131,7 @@ def test_a_damaged_header_of_a_segment_with_an_older_schema(folder):
 
 
 def test_a_lost_mark(folder):
-    """Missing, empty, or both slots damaged: made anew from the frames; nothing acknowledged is gone."""
+    """Missing, empty, or both slots damaged: rebuilt from the frames; nothing acknowledged is gone."""
     everything = filled(folder)
     for damage in ("missing", "empty", "damaged"):
         copy = copied(folder, "copy")

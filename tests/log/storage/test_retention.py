@@ -49,7 +49,7 @@ def test_an_old_active_segment_is_closed_so_that_it_can_go(folder):
     assert delete_old(partition, before_us=10**9, bytes_max=None) == []
     assert partition.append([frame(b"b", times=[7])], sync=False) == [1]
     assert read_all(partition, 1)[0].value == b"b"
-    with pytest.raises(OffsetLost, match="offset 0 is not there any more: the partition now holds 1 to 2"):
+    with pytest.raises(OffsetLost, match="offset 0 no longer exists: the partition now has 1 to 2"):
         read_all(partition, 0)
 
 

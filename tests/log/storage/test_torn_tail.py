@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from folders import MEMORY
 from millstream.errors import DamagedLog, TransactionAborted
 from millstream.log.mark import OPEN_TRANSACTIONS_MAX
 from millstream.log.reader import PartitionReader
-from soak import examples
+from properties import examples
 
 from .support import (
     DyingDisk,
@@ -22,7 +23,6 @@ from .support import (
     copied,
     frame,
     header_size,
-    in_memory,
     killed_while_appending,
     layout,
     opened,
@@ -66,6 +66,7 @@ def goes_on(folder, kept):
     assert values_of(opened(folder, 1 << 20)) == [*expected, b"newer"]
 
 
+@pytest.mark.more
 def test_a_tail_cut_at_every_byte(folder):
     """The file ends at every byte above the mark in turn: whole frames there are kept, the rest is cut."""
     stored(folder)
@@ -82,6 +83,7 @@ def test_a_tail_cut_at_every_byte(folder):
         goes_on(copy, kept=whole)
 
 
+@pytest.mark.more
 def test_a_tail_damaged_at_every_byte(folder):
     """A byte above the mark is wrong: the frames before its own are kept, that one and what follows is cut."""
     stored(folder)
@@ -101,7 +103,7 @@ def test_a_tail_damaged_at_every_byte(folder):
 @given(st.integers(0, 3), st.sampled_from(["random", "zeros", "a frame again", "a frame from elsewhere"]), st.data())
 def test_garbage_above_the_mark_is_cut(kept, kind, data):
     """Behind any number of whole frames: bytes that are no frame, or a whole one with an offset that is not due."""
-    home = Path(tempfile.mkdtemp(dir=in_memory()))
+    home = Path(tempfile.mkdtemp(dir=MEMORY))
     folder = home / "0"
     stored(folder)
     mark = read_mark(folder).end.position
@@ -171,6 +173,7 @@ def test_a_next_segment_that_was_only_begun(folder, size):
     assert values_of(opened(folder)) == [b"a" * 3000, *kept, b"new", b"newer" * 700]
 
 
+@pytest.mark.more
 def test_a_segment_cut_below_the_mark_is_refused_with_the_byte(folder):
     """At every byte: nobody may append, a reader gets what is whole and is told where it ends."""
     stored(folder)

@@ -1,7 +1,7 @@
-"""What a batch of weighted rows changes in a table, worked out for the whole batch before the table is touched.
+"""The changes that a batch of weighted rows makes to a table, computed before the table is touched.
 
-An append table holds every row as often as the sum of its weights says. An upsert table is changed row after row: one
-of weight +1 takes the place of its key, one of weight -1 clears it if it equals what stands there.
+An append table contains every row as often as the sum of its weights. An upsert table is changed row by row: one of
+weight +1 replaces the row of its key, one of weight -1 deletes it if the two are equal.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ COPIES = "__copies"
 
 @dataclass(frozen=True)
 class Changes:
-    """Applied in this order; all frames have the columns of the table, `deleted` besides how many copies."""
+    """Applied in this order; all frames have the columns of the table, `deleted` also the number of copies."""
 
     deleted: pl.DataFrame
-    """Rows that go, if the table has them."""
+    """Rows to delete, if the table has them."""
     cleared: pl.DataFrame
-    """Rows whose keys go, whatever stands there. Only of an upsert table."""
+    """Rows whose keys are deleted unconditionally. Upsert tables only."""
     put: pl.DataFrame
-    """Rows that come; those of an upsert table take the place of their keys, of which each has one."""
+    """Rows to insert; in an upsert table they replace the rows of their keys, at most one per key."""
 
 
 def append_changes(rows: pl.DataFrame, weights: pl.Series | None) -> Changes:
@@ -50,7 +50,7 @@ def upsert_changes(rows: pl.DataFrame, weights: pl.Series | None, key: Sequence[
     placed = rows.with_row_index(PLACE).with_columns(weights.alias(WEIGHT))
     newest = placed.filter(pl.col(WEIGHT) > 0).unique(key, keep="last", maintain_order=True).drop(WEIGHT)
     back = placed.filter(pl.col(WEIGHT) < 0).drop(WEIGHT)
-    # Taken back after it came: whatever the table held before was replaced by it, so the key goes.
+    # Retracted after it was added: it replaced whatever the table had before, so the key is deleted.
     gone = (
         back.join(newest, on=rows.columns, how="inner", nulls_equal=True, suffix="_new", maintain_order="left")
         .filter(pl.col(PLACE) > pl.col(f"{PLACE}_new"))
@@ -58,7 +58,7 @@ def upsert_changes(rows: pl.DataFrame, weights: pl.Series | None, key: Sequence[
         .unique(key, maintain_order=True)
     )
     put = newest.join(gone, on=key, how="anti", nulls_equal=True, maintain_order="left").select(rows.columns)
-    # Of keys without a new row, what stands in the table decides.
+    # Keys without a new row depend on the row in the table.
     deleted = (
         back.join(newest, on=key, how="anti", nulls_equal=True, maintain_order="left")
         .select(rows.columns)

@@ -1,4 +1,4 @@
-"""The claim of a table: a row of the table `_millstream_outputs` beside it."""
+"""The claim of a table: a row of the table `_millstream_outputs` next to it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from millstream.connectors.claims import Claim, Found, shared
+from millstream.connectors.databases.endpoints import Postgres, Sqlite
 from millstream.connectors.databases.sqlite import BUSY_SECONDS, quoted
 from millstream.connectors.databases.tables import LEDGER
 from millstream.errors import SinkUnavailable
-from millstream.plan.endpoints import Postgres, Sqlite
 from millstream.postgres_address import secrets_of, without_password
 from millstream.secrets import concealed
 
 OUTPUTS = "_millstream_outputs"
 COLUMNS = "job text NOT NULL, step text NOT NULL, run text NOT NULL, folder text NOT NULL, host text NOT NULL"
 Do = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
-"""Runs a statement, with ? for each value, and gives its rows."""
+"""Runs a statement, with ? for each value, and returns its rows."""
 
 
 class TableKeeper(ABC):
@@ -40,7 +40,7 @@ class TableKeeper(ABC):
 
     @abstractmethod
     def _session(self, *, create: bool) -> AbstractContextManager[Do | None]:
-        """One transaction; None if there is no database and none is to be created."""
+        """One transaction; None if there is no database and `create` is False."""
 
     @abstractmethod
     def _exists(self, do: Do, table: str) -> bool: ...
@@ -57,7 +57,7 @@ class TableKeeper(ABC):
             return Found(there, self._claimed(do, batches), batches.get(self._claim.run))
 
     def _claimed(self, do: Do, batches: dict[str, int]) -> Claim | None:
-        """A table written by an older version has no claim: then the runs that it has batches of say whose it is."""
+        """A table written by an older version has no claim: its owner is then derived from the runs in the ledger."""
         if self._exists(do, self._outputs):
             rows = do(f"SELECT run, folder, host FROM {self._outputs} WHERE job = ? AND step = ?", self._of_step)
             for run, folder, host in rows:
@@ -129,9 +129,9 @@ class TableKeeper(ABC):
 
 
 class SqliteKeeper(TableKeeper):
-    def __init__(self, place: Sqlite, claim: Claim) -> None:
-        self._path = Path(place.path).expanduser().absolute()
-        super().__init__(claim, place.table, f"table '{place.table}' of {self._path}")
+    def __init__(self, endpoint: Sqlite, claim: Claim) -> None:
+        self._path = Path(endpoint.path).expanduser().absolute()
+        super().__init__(claim, endpoint.table, f"table '{endpoint.table}' of {self._path}")
 
     @contextmanager
     def _session(self, *, create: bool) -> Iterator[Do | None]:
@@ -152,15 +152,15 @@ class SqliteKeeper(TableKeeper):
         return bool(do(f"PRAGMA table_info({table})", ()))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """There is nothing to close."""
 
 
 class PostgresKeeper(TableKeeper):
     _has_schemas = True
 
-    def __init__(self, place: Postgres, claim: Claim) -> None:
-        self._dsn = place.dsn.reveal()
-        super().__init__(claim, place.table, f"table '{place.table}' of {without_password(self._dsn)}")
+    def __init__(self, endpoint: Postgres, claim: Claim) -> None:
+        self._dsn = endpoint.dsn.reveal()
+        super().__init__(claim, endpoint.table, f"table '{endpoint.table}' of {without_password(self._dsn)}")
 
     @contextmanager
     def _session(self, *, create: bool) -> Iterator[Do | None]:
@@ -193,18 +193,18 @@ class PostgresKeeper(TableKeeper):
         return do("SELECT to_regclass(?)", (table,)) != [(None,)]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """There is nothing to close."""
 
 
 def _in_postgres(statement: str) -> str:
-    """With the marks of psycopg, and with the % in quoted names doubled."""
+    """With psycopg's placeholders, and the % in quoted names doubled."""
     parts = re.split(r'("(?:[^"]|"")*")', statement)
     return "".join(part.replace("%", "%%") if part[:1] == '"' else part.replace("?", "%s") for part in parts)
 
 
 def _unreachable(what: str, why: str, where: str) -> SinkUnavailable:
     return SinkUnavailable(
-        f"{what} cannot be reached: {why}", where=where, next_step="see that it is up and can be written from here"
+        f"{what} cannot be reached: {why}", where=where, next_step="check that it is up and writable from here"
     )
 
 

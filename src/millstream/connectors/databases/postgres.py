@@ -1,7 +1,7 @@
-"""A table of a Postgres database: the rows of a batch and the ledger's entry are one transaction.
+"""A Postgres table: the rows of a batch and the ledger entry are one transaction.
 
-Rows travel by COPY: straight into the table where they are only added, else into a temporary table, from which a few
-statements change the table as a whole.
+Rows are sent with COPY: straight into the table if they are only added, else into a temporary table, from which a few
+statements change the whole table.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.connectors.connector import Writing
 from millstream.connectors.databases.changes import COPIES, Changes
+from millstream.connectors.databases.endpoints import Postgres
 from millstream.connectors.databases.tables import LEDGER, Layout, Units, warn_of_missing
 from millstream.connectors.flat_rows import as_json, texts_of_decimals, texts_of_times
 from millstream.connectors.refusals import Refuse, RowRefused, has_nul, refusals_of, stop, unfit
+from millstream.connectors.sink import Sink
 from millstream.errors import InvalidInput, InvalidSchema, MillstreamError, SinkFailed, SinkUnavailable
-from millstream.plan.endpoints import Postgres
 from millstream.postgres_address import secrets_of, without_password
-from millstream.records import Schema
 from millstream.secrets import concealed
 
 if TYPE_CHECKING:
@@ -30,44 +31,44 @@ if TYPE_CHECKING:
 
 STAGE = "_millstream_stage"
 WHAT = "_millstream_what"
-ESCAPED = {"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"}  # the backslash first, since it stands in the others
+ESCAPED = {"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"}  # the backslash first, since the others contain it
 CONNECT_SECONDS = 10
 NAME_BYTES_MAX = 63
-CREATION_LOCK = 5_701_224_901  # any number that all Millstreams agree on
+CREATION_LOCK = 5_701_224_901  # arbitrary, but the same in all versions of Millstream
 FOR_GOOD = re.compile(
     r'authentication failed|database ".*" does not exist|role ".*" does not exist|no pg_hba\.conf entry|'
     r"no password supplied"
 )
 OF_A_ROW = ("22", "23", "44", "54", "21", "P0001")
-"""Of SQLSTATE: data, constraints, views, limits such as that of an index entry, and triggers of the user."""
+"""SQLSTATE classes: data, constraints, views, limits such as that of an index entry, and user triggers."""
 UNFIT = {"a NUL character, which texts of Postgres cannot hold": has_nul}
-# What libpq says of such an address may quote a part of the password.
+# libpq's message for such an address may quote part of the password.
 UNREADABLE = re.compile(
     r'missing "=" after|invalid (connection option|URI|port|integer|percent)|in URI|connection info string|Servname'
 )
 
 
 NEXT_STEP = (
-    "compare the table's columns, constraints and triggers with the rows (\\d in psql): change the table, or bring the "
-    "rows to it with select(…); to start with a new table, write to another name"
+    "compare the table's columns, constraints and triggers with the rows (\\d in psql): change the table, or convert "
+    "the rows with select(…); to start with a new table, write to another name"
 )
 
 
-class PostgresSink:
-    def __init__(self, place: Postgres, schema: Schema, *, job: str, step: str, run: str) -> None:
-        self._psycopg = connection_driver(step)
-        self._dsn = place.dsn.reveal()
-        self._where = f"step '{step}', table '{place.table}' of {without_password(self._dsn)}"
-        folder, _, name = place.table.rpartition(".")
+class PostgresSink(Sink):
+    def __init__(self, endpoint: Postgres, writing: Writing) -> None:
+        self._psycopg = connection_driver(writing.step)
+        self._dsn = endpoint.dsn.reveal()
+        self._where = f"step '{writing.step}', table '{endpoint.table}' of {without_password(self._dsn)}"
+        folder, _, name = endpoint.table.rpartition(".")
         prefix = f"{quoted(folder)}." if folder else ""
         self._name = name
         self._table = prefix + quoted(name)
         self._ledger = prefix + quoted(LEDGER)
-        self._job, self._step, self._run_name = job, step, run
-        self._layout = Layout(place, schema, stored)
+        self._job, self._step, self._run_name = writing.job, writing.step, writing.run
+        self._layout = Layout(endpoint, writing.schema, stored)
         self._check_names()
         self._db: psycopg.Connection[Any] | None = None
-        with suppress(SinkUnavailable):  # `write` says so, and tries again
+        with suppress(SinkUnavailable):  # `write` reports it and retries
             self._run(None, None)
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
@@ -89,7 +90,7 @@ class PostgresSink:
     # ------------------------------------------------------------ one transaction
 
     def _run(self, batch: int | None, put: Callable[[psycopg.Connection[Any]], None] | None) -> None:
-        """Puts the rows of a batch; without one it only sees that the table is there."""
+        """Writes the rows of a batch; without one it only ensures that the table exists."""
         try:
             db = self._db or self._open()
             if batch is not None and put is not None:
@@ -121,7 +122,7 @@ class PostgresSink:
         return db
 
     def _is_new(self, db: psycopg.Connection[Any], batch: int) -> bool:
-        """Also holds the ledger's row, so that another process of this job waits for the end of this transaction."""
+        """Also locks the ledger's row, so that another process of this job waits for this transaction."""
         done = self._do(
             db,
             f"INSERT INTO {self._ledger} AS held VALUES (%s, %s, %s, %s) ON CONFLICT (job, step, run) "
@@ -136,7 +137,7 @@ class PostgresSink:
     # ------------------------------------------------------------ the table
 
     def _prepare(self, db: psycopg.Connection[Any]) -> None:
-        self._do(db, "SELECT pg_advisory_xact_lock(%s)", (CREATION_LOCK,))  # creating is not safe among several
+        self._do(db, "SELECT pg_advisory_xact_lock(%s)", (CREATION_LOCK,))  # concurrent creation is not safe
         self._do(
             db,
             f"CREATE TABLE IF NOT EXISTS {self._ledger} "
@@ -162,20 +163,20 @@ class PostgresSink:
             self._check_unique(db)
 
     def _check_names(self) -> None:
-        """Postgres cuts longer names short without a word."""
+        """Postgres silently truncates longer names."""
         if long := [name for name in (self._name, *self._layout.names) if len(name.encode()) > NAME_BYTES_MAX]:
             raise InvalidSchema(
                 f"names in Postgres have at most {NAME_BYTES_MAX} bytes: {', '.join(long)}",
                 where=self._where,
-                next_step="rename the columns before they are written",
+                next_step="rename the columns before writing",
             )
 
     def _check_case(self, found: Sequence[str]) -> None:
         if wrong := [name for name in self._layout.names if name not in found]:
             raise InvalidSchema(
-                f"the table '{self._name}' that is there spells columns differently: {', '.join(wrong)}",
+                f"the existing table '{self._name}' spells columns differently: {', '.join(wrong)}",
                 where=self._where,
-                next_step=f"Postgres tells upper and lower case apart; its columns: {', '.join(found)}",
+                next_step=f"Postgres column names are case-sensitive; its columns: {', '.join(found)}",
             )
 
     def _check_unique(self, db: psycopg.Connection[Any]) -> None:
@@ -189,20 +190,20 @@ class PostgresSink:
         if not any(set(names) == set(self._layout.key) for (names,) in indexes):
             keys = ", ".join(map(quoted, self._layout.key))
             raise InvalidSchema(
-                f"the table '{self._name}' that is there has no unique index over the key",
+                f"the existing table '{self._name}' has no unique index over the key",
                 where=self._where,
                 next_step=f"CREATE UNIQUE INDEX ON {self._table} ({keys}) NULLS NOT DISTINCT",
             )
 
-    # ------------------------------------------------------------ changing it
+    # ------------------------------------------------------------ changes
 
     def _attempt(self, db: psycopg.Connection[Any], units: Units, *, staged: bool) -> None:
         try:
-            with db.transaction():  # inside the batch's own, so a savepoint
+            with db.transaction():  # nested in the batch's, so a savepoint
                 if staged:
-                    self._do(db, f"TRUNCATE {STAGE}")  # what was staged for an earlier part is done
+                    self._do(db, f"TRUNCATE {STAGE}")  # the rows of an earlier part
                 self._apply(db, self._layout.changes(units))
-                self._do(db, "SET CONSTRAINTS ALL IMMEDIATE")  # those that are deferred must not fail the commit
+                self._do(db, "SET CONSTRAINTS ALL IMMEDIATE")  # deferred constraints must not fail the commit
         except self._psycopg.Error as error:
             if not (error.sqlstate or "").startswith(OF_A_ROW):
                 raise
@@ -227,7 +228,7 @@ class PostgresSink:
             self._copy(db, f"{self._table} ({self._listed()})", changes.put)
 
     def _delete_rows(self) -> str:
-        """Of equal rows as many as are taken back."""
+        """Deletes as many equal rows as are retracted."""
         found = self._found("delete", self._layout.names, f", s.{COPIES}, s.ctid AS staged")
         return (
             f"DELETE FROM {self._table} WHERE ctid = ANY(ARRAY(SELECT place FROM (SELECT place, {COPIES}, "
@@ -236,9 +237,9 @@ class PostgresSink:
         )
 
     def _found(self, what: str, compared: Sequence[str], extra: str = "") -> str:
-        """Where rows lie (t) that equal staged ones (s), which is told by their text, since nulls are equal there.
+        """The ctids of rows (t) that equal staged ones (s), compared by their text, in which nulls are equal.
 
-        Those without null in the columns to look up are asked for by `=` as well: an index may help with that.
+        Rows without nulls in the lookup columns are also compared by `=`, so that an index can be used.
         """
         whole = " = ".join(f"ROW({', '.join(f'{side}.{quoted(name)}' for name in compared)})::text" for side in "ts")
         by_index = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in self._layout.lookup)
@@ -276,7 +277,7 @@ class PostgresSink:
             return SinkUnavailable(
                 f"Postgres cannot be written: {said}",
                 where=self._where,
-                next_step="see that the server is up and can be reached from here",
+                next_step="check that the server is up and reachable from here",
             )
         what = "Postgres refuses the table" if batch is None else f"Postgres refuses batch {batch}"
         return SinkFailed(f"{what}: {said}", where=self._where, next_step=error.diag.message_hint or NEXT_STEP)
@@ -291,7 +292,7 @@ def connection_driver(step: str) -> Any:
         import psycopg
     except ImportError as error:
         raise InvalidInput(
-            "to write to Postgres the package psycopg is needed",
+            "writing to Postgres needs the package psycopg",
             where=f"step '{step}'",
             next_step="pip install 'millstream[postgres]'",
         ) from error
@@ -361,7 +362,7 @@ def fits(kind: pa.DataType, found: str) -> bool:
 
 
 def stored(array: pa.Array) -> pa.Array:
-    """Numbers and booleans as they are, everything else as a text that Postgres reads."""
+    """Numbers and booleans as they are, everything else as text that Postgres parses."""
     kind = array.type
     if pa.types.is_nested(kind):
         return as_json(array)

@@ -1,4 +1,4 @@
-"""A table of a SQLite file: the rows of a batch and the ledger's entry are one transaction."""
+"""A SQLite table: the rows of a batch and the ledger entry are one transaction."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.connectors.connector import Writing
 from millstream.connectors.databases.changes import COPIES, Changes
+from millstream.connectors.databases.endpoints import Sqlite
 from millstream.connectors.databases.tables import LEDGER, Layout, Units, warn_of_missing
 from millstream.connectors.flat_rows import as_json, texts_of_decimals, texts_of_times
 from millstream.connectors.refusals import AS_TEXT, Refuse, RowRefused, refusals_of, stop, unfit
+from millstream.connectors.sink import Sink
 from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
-from millstream.plan.endpoints import Sqlite
-from millstream.records import Schema
 
 BUSY_SECONDS = 10.0
 PASSING = ("BUSY", "LOCKED", "IOERR", "FULL", "CANTOPEN", "READONLY", "PROTOCOL", "NOMEM", "PERM", "INTERRUPT")
@@ -25,15 +26,15 @@ OF_A_ROW = ("CONSTRAINT", "MISMATCH", "TOOBIG")
 ATTEMPT = "_millstream_attempt"
 
 
-class SqliteSink:
-    def __init__(self, place: Sqlite, schema: Schema, *, job: str, step: str, run: str) -> None:
-        self._path = Path(place.path).expanduser()
-        self._table = place.table
-        self._job, self._step, self._run_name = job, step, run
-        self._layout = Layout(place, schema, stored)
+class SqliteSink(Sink):
+    def __init__(self, endpoint: Sqlite, writing: Writing) -> None:
+        self._path = Path(endpoint.path).expanduser()
+        self._table = endpoint.table
+        self._job, self._step, self._run_name = writing.job, writing.step, writing.run
+        self._layout = Layout(endpoint, writing.schema, stored)
         self._db: sqlite3.Connection | None = None
         self._indexed = False
-        with suppress(SinkUnavailable):  # `write` says so, and tries again
+        with suppress(SinkUnavailable):  # `write` reports it and retries
             self._run(None, None)
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
@@ -55,7 +56,7 @@ class SqliteSink:
     # ------------------------------------------------------------ one transaction
 
     def _run(self, batch: int | None, put: Callable[[sqlite3.Connection], None] | None) -> None:
-        """Puts the rows of a batch; without one it only sees that the table is there."""
+        """Writes the rows of a batch; without one it only ensures that the table exists."""
         try:
             db = self._db or self._open()
             if batch is not None and put is not None:
@@ -71,7 +72,7 @@ class SqliteSink:
             raise
 
     def _open(self) -> sqlite3.Connection:
-        with suppress(OSError):  # SQLite says what is wrong with the folder
+        with suppress(OSError):  # SQLite reports what is wrong with the folder
             self._path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         self._db = db
@@ -107,7 +108,7 @@ class SqliteSink:
             self._index(db)
 
     def _index(self, db: sqlite3.Connection) -> None:
-        """So that rows are found without reading the whole table."""
+        """Indexes the lookup columns, so that rows are found without a table scan."""
         if not self._indexed:
             name, columns = quoted(f"{self._table}_millstream"), listed(self._layout.lookup)
             db.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {quoted(self._table)} ({columns})")
@@ -148,12 +149,12 @@ class SqliteSink:
             return SinkUnavailable(
                 f"SQLite cannot be written: {error}",
                 where=where,
-                next_step="see who holds the file, and that its folder has room and may be written",
+                next_step="check that the file is not locked, and that its folder is writable and has free space",
             )
         what = "SQLite refuses the table" if batch is None else f"SQLite refuses batch {batch}"
         next_step = (
             f"compare the rows with the table and its triggers (sqlite3 {self._path.name} .schema): change the table, "
-            f"bring the rows to it with select(…), or write to a table of another name"
+            f"convert the rows with select(…), or write to another table"
         )
         return SinkFailed(f"{what}: {error}", where=where, next_step=next_step)
 
@@ -171,7 +172,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def same(names: Sequence[str]) -> str:
-    """A condition that also holds where both are null."""
+    """A condition that is also true if both are null."""
     return " AND ".join(f"{quoted(name)} IS ?" for name in names)
 
 
@@ -187,7 +188,7 @@ def sql_type(kind: pa.DataType) -> str:
 
 
 def fits(kind: pa.DataType, found: str) -> bool:
-    """Whether a declared type leaves the values as they are: SQLite turns texts that look like numbers into numbers."""
+    """Whether a declared type preserves the values: SQLite converts text that looks like a number."""
     wanted = sql_type(kind)
     if wanted == "INTEGER":
         return "INT" in found or "BOOL" in found or not found
@@ -199,8 +200,8 @@ def fits(kind: pa.DataType, found: str) -> bool:
 
 
 def stored(array: pa.Array) -> pa.Array:
-    """As SQLite holds it: whole numbers, floats, texts and bytes. Times are texts that sort as they do, durations
-    microseconds, decimals texts, since SQLite's own numbers would round them."""
+    """As SQLite stores it: integers, floats, texts and bytes. Times are texts that sort like times, durations are
+    microseconds, and decimals are texts, since SQLite's numbers would round them."""
     kind = array.type
     if pa.types.is_nested(kind):
         return as_json(array)

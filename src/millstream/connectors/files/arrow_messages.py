@@ -1,12 +1,12 @@
-"""What the messages of an Arrow IPC file unpack to, known from their metadata before Arrow reads any of them.
+"""The unpacked size of the messages of an Arrow IPC file, computed from their metadata before Arrow reads them.
 
-Arrow takes as much memory as a message asks for: a compressed buffer of a few bytes may unpack to gigabytes, a column
-of type null has two billion rows in no bytes, and the tables of a schema may share each other, so that a kilobyte
-describes a million columns. Every message is therefore read and checked here first, and Arrow gets only those that fit
-the bounds of Parquet files. Arrow's own check of the bytes follows: offsets, texts and places in dictionaries.
+Arrow allocates as much memory as a message asks for: a compressed buffer of a few bytes may unpack to gigabytes, a
+column of type null has two billion rows in no bytes, and the tables of a schema may share each other, so that a
+kilobyte describes a million columns. Every message is therefore parsed and checked here first, and Arrow gets only
+those within the bounds of Parquet files. Arrow then validates the bytes: offsets, texts and dictionary indices.
 
-Arrow has a form for streams and one for files, whose footer holds the schema and the places of the messages. Arrow gets
-a stream of both: the messages that the footer names, each checked where it lies.
+Arrow has a stream format and a file format, whose footer contains the schema and the offsets of the messages. Arrow
+gets a stream in both cases: the messages that the footer lists, each checked in place.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from millstream.connectors.source import SLAB_ROWS
 from millstream.records.bounds import size_text
 
 METADATA_BYTES_MAX = 16 << 20
-FIELDS_MAX = 100_000  # columns, and what they consist of
-DEPTH_MAX = 64  # as deep as Arrow reads
-RECORD_BYTES_MIN = 8  # of a record without bytes of its own: its timestamp in the log
+FIELDS_MAX = 100_000  # columns and their children
+DEPTH_MAX = 64  # Arrow's own limit
+RECORD_BYTES_MIN = 8  # of a record without content: its timestamp in the log
 MAGIC = b"ARROW1"
 _CONTINUES = b"\xff\xff\xff\xff"
 _CHUNK_BYTES = 16 << 20
@@ -58,18 +58,18 @@ def arrow_schema(source: BinaryIO) -> pa.Schema:
 
 
 def _check_values(batch: pa.RecordBatch, bounds: FileBounds) -> None:
-    """Every value lies in the bytes of its column, and texts are UTF-8."""
-    batch.validate()  # that buffers are as long as they have to be, and nothing that takes long
+    """Checks that values are within the bytes of their column, and that texts are UTF-8."""
+    batch.validate()  # cheap: only checks the lengths of buffers
     views = [view for column in batch.columns for view in _views(column)]
-    bounds.unpack(sum(int(parquet_pages.lengths(view).sum()) for view in views))  # each is looked at, often the same
+    bounds.unpack(sum(int(parquet_pages.lengths(view).sum()) for view in views))  # each is checked, often repeatedly
     batch.validate(full=True)
     for view in views:
-        if view.null_count:  # of nulls, Arrow checks no views, but its cast reads them
+        if view.null_count:  # Arrow does not check the views of nulls, but its cast reads them
             pa.Array.from_buffers(pa.binary_view(), len(view), [None, *view.buffers()[1:]]).validate(full=True)
 
 
 def _views(array: pa.Array) -> Iterator[pa.Array]:
-    """The texts that are kept as views, in this column and below; no offset is used, for they are not checked yet."""
+    """The texts stored as views, in this column and its children; offsets are not used, as they are not yet checked."""
     kind, types = array.type, pa.types
     if types.is_string_view(kind) or types.is_binary_view(kind):
         yield array
@@ -106,7 +106,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 class CheckedMessages:
-    """A file for Arrow to read from that holds the messages of another, each of them checked."""
+    """A file for Arrow that contains the checked messages of another one."""
 
     def __init__(self, source: BinaryIO, bounds: FileBounds) -> None:
         self._source = source
@@ -114,12 +114,12 @@ class CheckedMessages:
         self.read_bytes = 0
         self._parts: deque[bytes] = deque()
         self._dictionary_bytes: dict[int, int] = {}
-        self._places: deque[int] | None = None  # of the messages that are left, in a file
+        self._offsets: deque[int] | None = None  # of the remaining messages, in a file
         self._has_ended = False
         self.closed = False
 
     def read(self, size: int) -> bytes:
-        """Arrow reads a message in the parts that it is kept in here, so that none has to be copied."""
+        """Arrow reads a message in the same parts as they are buffered here, so that none is copied."""
         if not self._parts and not self._has_ended:
             self._next()
         found = b""
@@ -136,7 +136,7 @@ class CheckedMessages:
         self.closed = True
 
     def _take(self, size: int) -> bytes:
-        """As many bytes as asked for; fewer where the file ends. Memory is taken for bytes that are there alone."""
+        """The requested number of bytes, fewer at the end of the file. Memory is only allocated for existing bytes."""
         chunks = []
         while size > 0 and (chunk := self._source.read(min(size, _CHUNK_BYTES))):
             chunks.append(chunk)
@@ -152,9 +152,9 @@ class CheckedMessages:
 
     def _next(self) -> None:
         is_first = not self.read_bytes
-        if self._places:
-            self._source.seek(self._places.popleft())
-        elif self._places is not None:
+        if self._offsets:
+            self._source.seek(self._offsets.popleft())
+        elif self._offsets is not None:
             self._has_ended = True
             return
         prefix = self._take(4)
@@ -173,14 +173,14 @@ class CheckedMessages:
 
     def _hand_over(self, prefix: bytes, metadata: bytes) -> None:
         body = self._checked(metadata)
-        if self._places is None:
+        if self._offsets is None:
             self.bounds.file_bytes = max(self.bounds.file_bytes, self.read_bytes)
         self._parts += [part for part in (prefix, _LENGTH.pack(len(metadata)), metadata, body) if part]
 
     def _open_file(self) -> None:
         source = self._source
         if not source.seekable():
-            raise Unreadable("Arrow's form for files cannot be read from a pipe; name the file, or write a stream")
+            raise Unreadable("Arrow's file format cannot be read from a pipe; name the file, or write a stream")
         size_bytes = source.seek(0, io.SEEK_END)
         self.bounds.file_bytes = size_bytes
         ending = _LENGTH.size + len(MAGIC)
@@ -195,7 +195,7 @@ class CheckedMessages:
         source.seek(size_bytes - ending - length)
         footer = self._whole(length)
         try:
-            self._places = deque(_Tables(footer).messages())
+            self._offsets = deque(_Tables(footer).messages())
             schema = _schema_message(footer)
         except struct.error:
             raise Unreadable("the footer cannot be read") from None
@@ -207,7 +207,7 @@ class CheckedMessages:
         try:
             return self._checked_body(tables, tables.root())
         except struct.error:
-            raise Unreadable("the description of a message cannot be read") from None
+            raise Unreadable("the metadata of a message cannot be read") from None
 
     def _checked_body(self, tables: _Tables, message: int) -> bytes:
         kind, header, body_bytes = tables.byte(message, 6), tables.table(message, 8), tables.long(message, 10)
@@ -235,7 +235,7 @@ class CheckedMessages:
         return body
 
     def _keep(self, number: int, size_bytes: int, *, adds: bool) -> None:
-        """Dictionaries stay in memory until another takes their place."""
+        """Dictionaries stay in memory until they are replaced."""
         self._dictionary_bytes[number] = size_bytes + (self._dictionary_bytes.get(number, 0) if adds else 0)
         total = sum(self._dictionary_bytes.values())
         if total > parquet_pages.PAGES_BYTES_MAX:
@@ -245,13 +245,13 @@ class CheckedMessages:
 def _check_metadata_bytes(length: int) -> None:
     if not 0 <= length <= METADATA_BYTES_MAX:
         raise Unreadable(
-            f"a message is described by {size_text(length)}, more than {size_text(METADATA_BYTES_MAX)}: the file is "
-            f"damaged, or not of Arrow"
+            f"the metadata of a message has {size_text(length)}, more than {size_text(METADATA_BYTES_MAX)}: it is "
+            f"damaged, or not an Arrow file"
         )
 
 
 def _schema_message(footer: bytes) -> bytes:
-    """The schema in a footer as a message of its own: a table before the footer, that refers to the schema in it."""
+    """The schema in a footer as a message: a table before the footer that refers to the schema in it."""
     tables = _Tables(footer)
     root = tables.root()
     schema = tables.table(root, 6)
@@ -266,13 +266,13 @@ def _limit() -> str:
 
 
 def _unpacked_bytes(tables: _Tables, batch: int, body: bytes) -> int:
-    """What the buffers of a batch take in memory, which begin with their size if they are compressed."""
+    """The memory of a batch's buffers, which start with their size if they are compressed."""
     buffers = tables.pairs(batch, 8)
     begins, sizes = buffers[:, 0], buffers[:, 1]
     if ((begins < 0) | (sizes < 0) | (sizes > len(body)) | (begins > len(body) - sizes)).any():
-        raise Unreadable("values lie outside of the bytes of their batch")
+        raise Unreadable("values are outside the bytes of their batch")
     if tables.views(batch) > len(buffers):
-        raise Unreadable("a batch has fewer buffers than it names")
+        raise Unreadable("a batch has fewer buffers than it lists")
     if tables.table(batch, 10) is None:
         return len(body)
     total = 0
@@ -291,7 +291,7 @@ _BLOCK = struct.Struct("<q i 4x q")  # where a message is in a file, and its siz
 
 
 class _Tables:
-    """The tables of a flatbuffer: as few of their fields as have to be known, by their places in the format."""
+    """The tables of a flatbuffer: only the needed fields, by their ids in the format."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -300,10 +300,10 @@ class _Tables:
     def root(self) -> int:
         return self._at(_INT, 0)
 
-    def _at(self, kind: struct.Struct, place: int) -> int:
-        if place < 0:  # which would count from the end
+    def _at(self, kind: struct.Struct, position: int) -> int:
+        if position < 0:  # would count from the end
             raise struct.error
-        return int(kind.unpack_from(self._content, place)[0])
+        return int(kind.unpack_from(self._content, position)[0])
 
     def _field(self, table: int, entry: int) -> int | None:
         fields = table - self._at(_INT, table)
@@ -313,34 +313,34 @@ class _Tables:
         return table + offset if offset else None
 
     def byte(self, table: int, entry: int) -> int:
-        place = self._field(table, entry)
-        return 0 if place is None else self._content[place] if place < len(self._content) else 0
+        position = self._field(table, entry)
+        return 0 if position is None else self._content[position] if position < len(self._content) else 0
 
     def short(self, table: int, entry: int) -> int:
-        place = self._field(table, entry)
-        return 0 if place is None else self._at(_SHORT, place)
+        position = self._field(table, entry)
+        return 0 if position is None else self._at(_SHORT, position)
 
     def long(self, table: int, entry: int) -> int:
-        place = self._field(table, entry)
-        return 0 if place is None else self._at(_LONG, place)
+        position = self._field(table, entry)
+        return 0 if position is None else self._at(_LONG, position)
 
     def table(self, table: int, entry: int) -> int | None:
-        place = self._field(table, entry)
-        return None if place is None else place + self._at(_INT, place)
+        position = self._field(table, entry)
+        return None if position is None else position + self._at(_INT, position)
 
     def _vector(self, table: int, entry: int, width: int) -> tuple[int, int]:
         """Where the items begin, and how many there are."""
-        place = self.table(table, entry)
-        if place is None:
+        position = self.table(table, entry)
+        if position is None:
             return 0, 0
-        count = self._at(_LENGTH, place)
-        if count < 0 or place + 4 + count * width > len(self._content):
-            raise Unreadable("the description of a message cannot be read")
-        return place + 4, count
+        count = self._at(_LENGTH, position)
+        if count < 0 or position + 4 + count * width > len(self._content):
+            raise Unreadable("the metadata of a message cannot be read")
+        return position + 4, count
 
     def tables(self, table: int, entry: int) -> Iterator[int]:
         begin, count = self._vector(table, entry, 4)
-        return (place + self._at(_INT, place) for place in range(begin, begin + 4 * count, 4))
+        return (position + self._at(_INT, position) for position in range(begin, begin + 4 * count, 4))
 
     def pairs(self, table: int, entry: int) -> np.ndarray:
         """The items of a vector of two long numbers each."""
@@ -348,31 +348,31 @@ class _Tables:
         return np.frombuffer(self._content, "<i8", 2 * count, begin if count else 0).reshape(count, 2)
 
     def values(self, batch: int) -> int:
-        """Of all columns of a batch, and of what they consist of."""
+        """The nodes of all columns of a batch and their children."""
         lengths = self.pairs(batch, 6)[:, 0]
         if (lengths < 0).any() or self.long(batch, 4) < 0:
-            raise Unreadable("a column has less than no rows")
+            raise Unreadable("a column has a negative number of rows")
         return sum(lengths.tolist())
 
     def views(self, batch: int) -> int:
         begin, count = self._vector(batch, 12, 8)
         counts = np.frombuffer(self._content, "<i8", count, begin if count else 0).tolist()
         if any(number < 0 for number in counts):
-            raise Unreadable("a batch has fewer buffers than it names")
+            raise Unreadable("a batch has fewer buffers than it lists")
         return sum(counts)
 
     def messages(self) -> Iterator[int]:
         """Where the messages of a file are, of which this is the footer; dictionaries first."""
         for entry in (8, 10):
             begin, count = self._vector(self.root(), entry, _BLOCK.size)
-            for place in range(begin, begin + count * _BLOCK.size, _BLOCK.size):
-                found = self._at(_LONG, place)
+            for position in range(begin, begin + count * _BLOCK.size, _BLOCK.size):
+                found = self._at(_LONG, position)
                 if found < 0:
-                    raise Unreadable("a message lies before the file")
+                    raise Unreadable("a message is before the start of the file")
                 yield found
 
     def check_schema(self, schema: int) -> None:
-        """A table may be part of many others: what is counted is what Arrow makes of them."""
+        """A table may be part of many others: counted as often as Arrow instantiates it."""
         self.count_texts(schema, 8)
         count = 0
         waiting = deque((field, 1) for field in self._limited(schema, 6))
@@ -402,9 +402,11 @@ class _Tables:
         if kind == _TIMESTAMP and about is not None:
             self._count_text(about, 6)
         if kind in _REFUSED:
-            raise Unreadable(f"a column is {_REFUSED[kind]}, which is not read; write it as a plain column")
+            raise Unreadable(f"a column is {_REFUSED[kind]}, which is not supported; write it as a plain column")
         if kind in _NESTED and self.table(field, 12) is not None:
-            raise Unreadable(f"a column is a dictionary of {_NESTED[kind]}, which is not read; write it without one")
+            raise Unreadable(
+                f"a column is a dictionary of {_NESTED[kind]}, which is not supported; write it without one"
+            )
 
     def count_texts(self, table: int, entry: int) -> None:
         for pair in self.tables(table, entry):

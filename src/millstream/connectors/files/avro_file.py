@@ -1,7 +1,7 @@
-"""An Avro file brings its schema and comes in blocks; nothing of either is trusted before it has been bounded.
+"""Avro files: the schema and the blocks are untrusted, and checked against limits first.
 
-fastavro unpacks a block whatever its size and decodes with any schema, so it only sees records that were unpacked and
-measured here.
+fastavro unpacks blocks of any size and accepts any schema, so it only gets records that were unpacked and measured
+here.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ BLOCK_BYTES_MAX = 64 << 20  # packed or not
 
 
 class Block(NamedTuple):
-    """Records that follow one another, and why the one behind them cannot be used, if it cannot."""
+    """Consecutive records, and why the one after them cannot be used, if it cannot."""
 
     records: list[dict[str, Any]]
     size_bytes: int
     fault: str | None = None
-    lost: int = 0  # how many records that fault concerns
+    lost: int = 0  # how many records the fault affects
 
 
 class AvroFile:
     def __init__(self, file: BinaryIO, bounds: FileBounds) -> None:
-        """Raises Unreadable if it is no Avro file, or none whose schema can be used."""
+        """Raises Unreadable if it is not an Avro file with a usable schema."""
         self._file = file
         self._bounds = bounds
         if file.read(len(MAGIC)) != MAGIC:
-            raise Unreadable("it does not begin as one")
+            raise Unreadable("it does not start like one")
         about = self._header()
         self._sync = self._exactly(SYNC_BYTES)
         codec = valid_text(about.get("avro.codec", b"null").decode(errors="replace")[:40])
         if codec not in _UNPACK:
-            raise Unreadable(f"it is packed with '{codec}'; those that can be read: {', '.join(_UNPACK)}")
+            raise Unreadable(f"its codec is '{codec}'; supported codecs: {', '.join(_UNPACK)}")
         self._unpack = _UNPACK[codec]
         try:
             self._writer = writer_of(about.get("avro.schema", b"").decode())
@@ -60,7 +60,7 @@ class AvroFile:
         self.names = {field["name"] for field in parsed["fields"]}
 
     def blocks(self) -> Iterator[Block]:
-        """All that there is, in order, until Unreadable is raised; what came before that is good."""
+        """All records in order, until Unreadable is raised; those before it are good."""
         while (count := self._varint(may_end=True)) is not None:
             size = self._varint() or 0
             if count < 0 or not 0 <= size <= BLOCK_BYTES_MAX:
@@ -71,10 +71,10 @@ class AvroFile:
                 raise Unreadable(f"a block of {len(data)} bytes cannot hold {count} records")
             yield from self._decoded(count, data)
             if self._exactly(SYNC_BYTES) != self._sync:
-                raise Unreadable("a block does not end as it should")
+                raise Unreadable("a block does not end with the sync marker")
 
     def _decoded(self, count: int, data: bytes) -> Iterator[Block]:
-        """A large block comes in several, so that few records are there at once."""
+        """A large block is split, so that few records are in memory at once."""
         import fastavro
 
         read, parsed, check = fastavro.schemaless_reader, self._writer.parsed, self._writer.shape.check
@@ -89,10 +89,10 @@ class AvroFile:
                 if must_check:
                     check(data, source.tell())
                 records.append(read(source, parsed, None))
-            except Refused as refusal:  # where the next one begins is not known
+            except Refused as refusal:  # the start of the next one is unknown
                 yield Block(records, source.tell() - begin, _with_rest(str(refusal), left - 1), left)
                 return
-            except Exception as error:  # the bytes are anyone's, and so is what a parser makes of them
+            except Exception as error:  # untrusted bytes: a parser may raise anything
                 yield Block(records, source.tell() - begin)
                 raise Unreadable(why_unreadable(error)) from None
             if is_large or len(data) > size_max:
@@ -155,14 +155,14 @@ class AvroFile:
             value |= (byte[0] & 0x7F) << shift
             if byte[0] < 0x80:
                 return (value >> 1) ^ -(value & 1)
-        raise Unreadable("a number is longer than numbers are")
+        raise Unreadable("a number has too many bytes")
 
 
 def _with_rest(fault: str, count: int) -> str:
     return f"{fault}; the {count} records after it in its block are lost as well" if count else fault
 
 
-# ---------------------------------------------------------------- what blocks are packed with
+# ---------------------------------------------------------------- codecs
 
 
 def _zstd(packed: bytes, size_max: int) -> bytes:
@@ -172,7 +172,7 @@ def _zstd(packed: bytes, size_max: int) -> bytes:
 
 
 def _snappy(packed: bytes, size_max: int) -> bytes:
-    """The size stands at the beginning, and a checksum at the end."""
+    """Starts with the size and ends with a checksum."""
     size = shift = 0
     for byte in packed[:5]:
         size |= (byte & 0x7F) << shift
@@ -180,7 +180,7 @@ def _snappy(packed: bytes, size_max: int) -> bytes:
         if byte < 0x80:
             break
     if size >= size_max:
-        raise ValueError(f"it says that it has {size_text(size)}")
+        raise ValueError(f"it claims to have {size_text(size)}")
     content = pa.Codec("snappy").decompress(packed[:-4], decompressed_size=size, asbytes=True)
     if zlib.crc32(content) != int.from_bytes(packed[-4:], "big"):
         raise ValueError("its checksum is wrong")

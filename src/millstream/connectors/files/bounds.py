@@ -1,4 +1,4 @@
-"""How much one file may become: a record of it in bytes, and all of it as a multiple of its size on disk."""
+"""Limits for one file: the bytes of a record, and the unpacked size as a multiple of the size on disk."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from millstream.records.bounds import size_text
 
-EXPANDED_BYTES_MIN = 1 << 30  # less than this is no danger, whatever it was packed into
+EXPANDED_BYTES_MIN = 1 << 30  # less than this is always safe
 
 
 class Unreadable(Exception):
-    """From here on a file is damaged, or more than the bounds allow."""
+    """From here on a file is damaged or exceeds the limits."""
 
 
 @dataclass
 class FileBounds:
-    """The bounds for one file, and how much of it has been unpacked so far."""
+    """The limits for one file, and how much has been unpacked so far."""
 
     file_bytes: int
     record_bytes_max: int
@@ -24,7 +24,7 @@ class FileBounds:
     allowed_with: str = "files(…, max_expansion=…)"
 
     def unpack(self, size_bytes: int) -> None:
-        """Counts; raises Unreadable when it is too much altogether."""
+        """Counts unpacked bytes; raises Unreadable above the limit."""
         self.unpacked_bytes += size_bytes
         if self.expansion_max is None or self.unpacked_bytes <= EXPANDED_BYTES_MIN:
             return

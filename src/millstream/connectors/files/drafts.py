@@ -1,9 +1,7 @@
-"""Files that are not visible yet: rows are drafted where they are, in the driver or in a worker, and the sink moves all
-drafts of a batch into place.
+"""Drafts: files that are not yet visible, written by the driver or a worker, and renamed by the sink when it commits.
 
-Drafts lie in a hidden folder of the run, beside the files they become, so that one rename is all. The driver alone
-makes that folder: a worker that does not find it is on a machine that does not share the disk, and sends its rows
-instead.
+Drafts are in a hidden folder of the run, next to the files they become, so that a rename is enough. Only the driver
+creates that folder: a worker that does not find it does not share the disk, and sends its rows to the driver instead.
 """
 
 from __future__ import annotations
@@ -22,23 +20,26 @@ import pyarrow.parquet as pq
 
 from millstream.connectors.files.partitioned import by_folder, without_folder
 from millstream.connectors.flat_rows import flat_rows
-from millstream.connectors.refusals import AS_TEXT, unfit
+from millstream.connectors.refusals import AS_TEXT, kept, unfit, without
+from millstream.connectors.sink import Prepared, Preparer
 from millstream.connectors.weights import aligned, one_batch, with_weights
 from millstream.plan.partition_folders import NAME_BYTES_MAX
 from millstream.records import Schema, align, codec
 
 WRITING = min(4, os.cpu_count() or 1)
-"""Threads that write files: most of it is done where the interpreter does not hold it up."""
+"""Threads that write files: most of the work releases the GIL."""
 PATH_BYTES_MAX = 4095
 FILE_BYTES_MAX = 32
-"""What the name of a file has besides step and run."""
+"""The part of a file name after step and run."""
 
 Draft = tuple[str, str]
-"""The name of a draft, and the folder it is for, below that of the sink."""
+"""The name of a draft, and its target folder below that of the sink."""
 
 
 @dataclass(frozen=True)
-class Drafting:
+class Drafting(Preparer):
+    """Writes rows as drafts."""
+
     sink_folder: Path
     name: str
     format: str
@@ -50,19 +51,30 @@ class Drafting:
     def folder(self) -> Path:
         return self.sink_folder / self.name
 
+    def prepare(self, batch: int, shard: int, rows: pa.Table, weights: pa.Array | None) -> Prepared | None:
+        """None if the disk is not shared: then the folder for drafts does not exist."""
+        return self.drafted(shard, rows, weights) if self.folder.is_dir() else None
+
+    def drafted(self, shard: int, rows: pa.Table, weights: pa.Array | None) -> Prepared:
+        refused = self.unfit(rows)
+        fit = without(rows, refused)
+        fit_weights = weights.filter(kept(rows.num_rows, refused)) if refused and weights is not None else weights
+        drafts = self.draft(fit, fit_weights) if fit.num_rows else []
+        return Prepared({"shard": shard, "drafts": [list(draft) for draft in drafts]}, refused)
+
     def unfit(self, rows: pa.Table) -> dict[int, str]:
-        """The rows that cannot be in a file, and why."""
+        """The rows that cannot be stored in a file, with the reasons."""
         written = rows if self.format != "parquet" else rows.select(list(self.partition_by))
         found = unfit(written, AS_TEXT)
         if not self.partition_by:
             return found
-        # Below the folder of the sink there is also the name of the file: step, run, batch, number and ending.
+        # The path also contains the name of the file: step, run, batch, number and suffix.
         taken = len(os.fsencode(self.sink_folder)) + len(os.fsencode(self.name)) + FILE_BYTES_MAX
         room_bytes = PATH_BYTES_MAX - taken
         return found | without_folder(rows, self.partition_by, self.name_bytes_max, room_bytes)
 
     def draft(self, rows: pa.Table, weights: pa.Array | None) -> list[Draft]:
-        """Rows as files, one for each folder they are for: on disk when this returns, and none if it fails."""
+        """Writes rows to one file per target folder: durable when this returns, and none remain if it fails."""
         rows = with_weights(aligned(rows, self.schema), weights)
         parts = [(f"{uuid.uuid4().hex}.tmp", str(below), part) for below, part in by_folder(rows, self.partition_by)]
         try:
@@ -93,7 +105,7 @@ def json_lines(rows: pa.Table) -> bytes:
 
 
 def csv_file(rows: pa.Table) -> bytes:
-    """With a heading; structs are taken apart, arrays and maps are JSON."""
+    """With a header; structs are flattened, arrays and maps are JSON."""
     flat = flat_rows(one_batch(rows))
     heading = io.StringIO()
     csv.writer(heading, lineterminator="").writerow(flat.schema.names)

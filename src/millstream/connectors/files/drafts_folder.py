@@ -1,8 +1,8 @@
-"""The hidden folder of a run's drafts: found again by a path that stands in a ledger, so never trusted by name alone.
+"""The hidden folder of a run's drafts: its path comes from a ledger, so it is never trusted by name alone.
 
-A ledger is a file that anybody with access to the job's folder can edit. A folder counts as a run's own only if it has
-the name that the run gives it, is a folder and not a link to one, and holds the marker that was put there when the
-sink created it. Only drafts and the marker are ever deleted from it: anything else stays, and the folder with it.
+Anyone with access to the job's folder can edit a ledger. A folder counts as a run's own only if it has the run's name,
+is not a symbolic link, and contains the marker from its creation by the sink. Only drafts and the marker are ever
+deleted from it: anything else is kept, and so is the folder then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def folder_name(step: str, run: str) -> str:
 
 
 def mark(folder: Path, step: str, run: str) -> None:
-    """Makes a folder, which may be there already, one that drafts may be deleted from."""
+    """Creates the folder if needed, and marks it as one that drafts may be deleted from."""
     if _marker_of(folder) != _marker(step, run):
         marker = folder / MARKER
         descriptor = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -33,7 +33,7 @@ def mark(folder: Path, step: str, run: str) -> None:
 
 
 def is_own(folder: Path, step: str, run: str) -> bool:
-    """Whether a folder is that of a run's drafts. One that is not there is not."""
+    """Whether a folder exists and belongs to a run's drafts."""
     if not RUN.fullmatch(run) or folder.name != folder_name(step, run) or ".." in folder.parts:
         return False
     try:
@@ -44,10 +44,10 @@ def is_own(folder: Path, step: str, run: str) -> bool:
 
 
 def clear(folder: Path, step: str, run: str, *, whole: bool) -> None:
-    """Deletes the drafts of a run and, with `whole`, their folder, unless something else lies in it."""
+    """Deletes the drafts of a run and, with `whole`, their folder, unless it contains anything else."""
     if not is_own(folder, step, run):
         return
-    # From here on by descriptor: what is swapped for a link meanwhile is not followed.
+    # By descriptor from here on: links that are swapped in meanwhile are not followed.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         names = [entry.name for entry in os.scandir(descriptor)]
@@ -63,7 +63,7 @@ def clear(folder: Path, step: str, run: str, *, whole: bool) -> None:
 
 
 def is_below(path: str) -> bool:
-    """Whether a path that was noted stays below the folder it is joined to."""
+    """Whether a recorded path stays below the folder it is joined to."""
     parts = PurePosixPath(path)
     return bool(parts.parts) and not parts.is_absolute() and ".." not in parts.parts and "\0" not in path
 

@@ -1,7 +1,7 @@
-"""A format turns one file into rows, each with its number in the file; what cannot be read becomes a dead letter.
+"""A format turns one file into numbered rows; what cannot be decoded becomes a dead letter.
 
-Rows of Parquet and Avro are counted from 0. Those of CSV and JSON have the number of their line, as editors show it.
-What the names of a file's folders say fills columns that the file does not have.
+Rows of Parquet and Avro are numbered from 0. Those of CSV and JSON have their line number, as shown by editors.
+Values in folder names fill columns that the file does not have.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from millstream.records.rows import PythonRules
 
 Said = Mapping[str, str | None]
 EMPTY: Said = {}
-WHOLE_FILE = 0  # the number in the letter of a file of which nothing can be read
+WHOLE_FILE = 0  # the row number in the dead letter of an unreadable file
 
 
 class WrongFolder(Exception):
-    """What a folder's name says is no value of its column."""
+    """The value in a folder name does not fit its column."""
 
 
 class Part(NamedTuple):
-    """Some rows of a file, their numbers in it, and what could not be read."""
+    """Some rows of a file, their numbers, and what could not be decoded."""
 
     rows: pa.Table
     numbers: npt.NDArray[np.int64]
@@ -52,14 +52,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Filling:
-    """Values for columns that are not in a file. Until they are filled in these are null, whatever the schema says."""
+    """Values for columns that are not in a file. Until filled in, these are null, even if declared NOT NULL."""
 
     schema: pa.Schema
     values: Mapping[str, pa.Scalar]
 
     @classmethod
     def of(cls, schema: Schema, said: Said, there: Container[str]) -> Filling:
-        """`said` by the folders of a file that has the columns `there`."""
+        """`said` are the values in folder names; `there` are the columns of the file."""
         fields, values = [], {}
         for field in schema.arrow:
             if field.name in said and field.name not in there:
@@ -71,21 +71,21 @@ class Filling:
         return cls(pa.schema(fields), values)
 
     def filled(self, batch: pa.RecordBatch) -> pa.Table:
-        """All columns of the schema; where a value is said, it stands in for null."""
+        """All columns of the schema; values from folder names replace nulls."""
         rows = pa.Table.from_batches([align(batch, self.schema)])
         for name, value in self.values.items():
             if value.is_valid:
-                place = rows.schema.get_field_index(name)
-                rows = rows.set_column(place, rows.schema.field(place), pc.fill_null(rows.column(place), value))
+                index = rows.schema.get_field_index(name)
+                rows = rows.set_column(index, rows.schema.field(index), pc.fill_null(rows.column(index), value))
         return rows
 
 
 def parts_of(
     path: Path, format: str, schema: Schema, first: int, end: int | None, bounds: FileBounds, said: Said = EMPTY
 ) -> Iterator[Part]:
-    """The rows of a file; `first` and `end` bound those of Parquet, the others are always read whole.
+    """The rows of a file; `first` and `end` limit those of Parquet, other formats are always read whole.
 
-    `said` is what the names of its folders say, by column.
+    `said` are the values in folder names, by column.
     """
     readers = {"avro": avro_parts, "csv": csv_parts, "json": json_parts}
     parts = (
@@ -164,18 +164,18 @@ def parquet_parts(
 def _intact(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
         yield from batches
-    except OSError as damage:  # what Arrow raises for bytes that make no sense
+    except OSError as damage:  # what Arrow raises for invalid bytes
         raise Unreadable(str(damage)) from None
 
 
 def _check_columns(path: Path, there: pa.Schema, wanted: Schema, filled: Container[str]) -> None:
     for field in wanted.arrow:
-        place = there.get_field_index(field.name)
-        if place < 0:
+        index = there.get_field_index(field.name)
+        if index < 0:
             if not field.nullable and field.name not in filled:
                 raise _missing(path, field.name, there.names)
             continue
-        found = Schema.of(pa.schema([there.field(place)]))
+        found = Schema.of(pa.schema([there.field(index)]))
         if can_evolve(found, pa.schema([field.with_nullable(True)])):
             raise InvalidInput(
                 f"column '{field.name}' is {_kind(found)} in the file and cannot be read as "
@@ -191,7 +191,7 @@ def _kind(schema: Schema) -> str:
 
 def _missing(path: Path, name: str, there: Sequence[str]) -> InvalidInput:
     return InvalidInput(
-        f"the file has no column '{name}', which the schema says is NOT NULL",
+        f"the file has no column '{name}', which the schema declares NOT NULL",
         where=str(path),
         next_step=f"the file's columns: {', '.join(there)}",
     )
@@ -226,7 +226,7 @@ def avro_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPT
 
 
 class _AvroRows:
-    """Records of a file as far as there are columns for them."""
+    """The records of a file, reduced to the columns of the schema."""
 
     def __init__(self, schema: Schema, filling: Filling, first: int = 0) -> None:
         self._filling = filling
@@ -265,7 +265,7 @@ def _plain(value: Any) -> Any:
 
 
 def json_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
-    filling = Filling.of(schema, said, there=())  # each line has what it has
+    filling = Filling.of(schema, said, there=())  # lines may have different columns
     decoder = codec("json", Schema(filling.schema))
     with opened(path) as file:
         for chunk in chunks(lines(file, bounds)):
@@ -298,7 +298,7 @@ def _header_names(path: Path, header: Line) -> list[str]:
     except Refused as refusal:
         raise Unreadable(str(refusal)) from None
     if twice := name_given_twice(names):
-        raise InvalidInput(f"the header line names column '{twice}' twice", where=str(path))
+        raise InvalidInput(f"duplicate column '{twice}' in the header line", where=str(path))
     return names
 
 

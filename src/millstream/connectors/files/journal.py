@@ -1,6 +1,6 @@
-"""The journal of files: entry `n` is the file that offset `n` stands for, for ever.
+"""The journal of files: entry `n` is permanently the file with offset `n`.
 
-Only appended to, and synced before anybody can rely on an entry; a line cut short by a crash was never relied on.
+Append-only, and synced before an entry is used; a line truncated by a crash was never used.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Journal:
             self.refresh()
         if number >= len(self._entries):
             raise DamagedLog(
-                f"the journal of files has {len(self._entries)} entries, and number {number} was asked for",
+                f"the journal of files has {len(self._entries)} entries, but number {number} was requested",
                 where=str(self.path),
-                next_step="restore the file from a copy, or run the job with --start-over",
+                next_step="restore the file from a backup, or run the job with --start-over",
             )
         return self._entries[number]
 
     def refresh(self) -> None:
-        """Reads what was added since."""
+        """Reads the entries added since the last call."""
         with storage_errors(self.path):
             if not self.path.exists():
                 return
@@ -62,7 +62,7 @@ class Journal:
                 raise DamagedLog(
                     f"line {len(self) + 1} of the journal of files cannot be read",
                     where=str(self.path),
-                    next_step="restore the file from a copy, or run the job with --start-over",
+                    next_step="restore the file from a backup, or run the job with --start-over",
                 ) from None
         self._read_bytes += len(whole)
 

@@ -1,4 +1,4 @@
-"""The lines of a file, packed or not: each is given whole, or it is too long and only its beginning is."""
+"""The lines of a file, compressed or not: each is returned whole, or only its start if it is too long."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from millstream.records.bounds import size_text
 
 CHUNK_LINES = 20_000
 CHUNK_BYTES = 16 << 20
-CSV_RECORD_LINES_MAX = 1000  # a quote that is still open after so many lines was never meant to be one
+CSV_RECORD_LINES_MAX = 1000  # a quote that is still open after this many lines is a stray one
 BLOCK_BYTES = 1 << 20
-LINE_END_BYTES = 16  # carriage returns, which do not count
-SHOWN_BYTES = 1000  # of a line that is too long
+LINE_END_BYTES = 16  # carriage returns do not count
+SHOWN_BYTES = 1000  # of a line that exceeds the limit
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, Unreadable)
 
 
 Line = tuple[int, bytes, str | None]
-"""The number, as editors count, the content, and why it cannot be used: then the content is only its beginning."""
+"""The line number, the content, and why it cannot be used: then the content is only its start."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def lines(file: BinaryIO, bounds: FileBounds) -> Iterator[list[Line]]:
-    """Those that are not empty, some at a time."""
+    """Non-empty lines, in chunks."""
     size_max = bounds.record_bytes_max
     number, open_ = 1, _OpenLine(size_max)
     while block := file.read1(BLOCK_BYTES):  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def lines(file: BinaryIO, bounds: FileBounds) -> Iterator[list[Line]]:
 
 
 class _OpenLine:
-    """The pieces of a line that has not ended, as far as they are kept."""
+    """The pieces of an incomplete line, up to the limit."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -74,7 +74,7 @@ class _OpenLine:
         self._size += len(piece)
 
     def ended(self, number: int) -> list[Line]:
-        """It, or nothing if it is empty; the next one begins."""
+        """The complete line, or nothing if it is empty; starts the next one."""
         content, size = b"".join(self._pieces), self._size
         self._pieces, self._size = [], 0
         return [_line(number, content, size, self._size_max)] if content.rstrip(b"\r") else []
@@ -85,11 +85,11 @@ def _line(number: int, content: bytes, size: int, size_max: int) -> Line:
     if len(text) <= size_max and size == len(content):
         return number, text, None
     fault = f"the line has {size_text(size)}, more than the limit of {size_text(size_max)}"
-    return number, text[:SHOWN_BYTES], f"{fault}; to read it, say files(…, max_record=…)"
+    return number, text[:SHOWN_BYTES], f"{fault}; to read it, set files(…, max_record=…)"
 
 
 def chunks(found: Iterator[list[Line]]) -> Iterator[list[Line]]:
-    """So many at a time that few bytes are held; those before the place where a file is damaged come as well."""
+    """Lines in chunks of few bytes, including those before a damaged part of the file."""
     chunk: list[Line] = []
     size = 0
     try:
@@ -108,7 +108,7 @@ def chunks(found: Iterator[list[Line]]) -> Iterator[list[Line]]:
 
 
 def csv_records(found: Iterator[Line], size_max: int) -> Iterator[list[Line]]:
-    """CSV records: a line whose quotes are still open goes on in the next one."""
+    """CSV records: a line with an open quote continues in the next one."""
     for line in found:
         number, content, fault = line
         if fault is not None or content.count(b'"') % 2 == 0:
@@ -124,5 +124,5 @@ def csv_records(found: Iterator[Line], size_max: int) -> Iterator[list[Line]]:
             if more[1].count(b'"') % 2:
                 yield [(number, b"\n".join(text for _, text, _ in held), None)]
                 break
-        else:  # it is never closed: only the line it is in is lost by that
+        else:  # never closed: only its line is lost
             yield held

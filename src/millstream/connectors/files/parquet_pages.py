@@ -1,8 +1,8 @@
-"""What the pages of a Parquet file unpack to, known from their headers before Arrow unpacks any of them.
+"""The unpacked size of the pages of a Parquet file, computed from their headers before Arrow unpacks them.
 
-Arrow takes as much memory as a file asks for: a page of a few bytes may unpack to 2 GB, and a dictionary with one long
-text may stand for it in a billion rows. Of such files this module finds out how many rows may be read at once, and
-refuses those for which no number is small enough.
+Arrow allocates as much memory as a file asks for: a page of a few bytes may unpack to 2 GB, and one long text in a
+dictionary may be repeated in a billion rows. This module computes how many rows may be read at once, and rejects files
+for which no number is small enough.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from millstream.connectors.source import SLAB_ROWS
 from millstream.log.validity import is_ascii
 from millstream.records.bounds import size_text
 
-BATCH_BYTES = 128 << 20  # of rows that are read at once
-PAGES_BYTES_MAX = 1 << 30  # of one row group: the dictionaries and the largest pages of all columns that are read
+BATCH_BYTES = 128 << 20  # of rows read at once
+PAGES_BYTES_MAX = 1 << 30  # per row group: the dictionaries and the largest pages of all columns read
 ROW_BYTES_MAX = 1 << 30
-REPEATED_EXPANSION_MAX = 50  # of arrays and maps, whose values a number of rows does not bound
+REPEATED_EXPANSION_MAX = 50  # of arrays and maps, whose size does not depend on the number of rows
 PAGES_MAX = 100_000
 _LENGTH = struct.Struct("<I")
 SEARCHED_BYTES_MAX = 4 << 20  # of a dictionary; writers end it at 1 MiB
@@ -38,26 +38,26 @@ _CODECS = {"UNCOMPRESSED": "", "SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "br
 _DICTIONARY_PAGE, _INDEX_PAGE = 2, 1
 _DELTA_BYTE_ARRAY = 7
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-_WIDTH_MIN = 16  # what a number may become in Arrow: a decimal
+_WIDTH_MIN = 16  # the widest number in Arrow: a decimal
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """How to read a row group: so many rows at once, and these columns as they are packed."""
+    """How to read a row group: the number of rows at once, and the columns to leave dictionary-encoded."""
 
     batch_rows: int
     packed: tuple[str, ...]
 
 
 def parquet_file(source: Path | BinaryIO, packed: Sequence[str] = ()) -> pq.ParquetFile:
-    # Not mapped: where somebody cuts a mapped file short, the process dies instead of reporting it.
+    # Not mapped: if a mapped file is truncated, the process dies instead of reporting it.
     return pq.ParquetFile(source, pre_buffer=False, read_dictionary=list(packed))
 
 
 def group_batches(
     source: Path | BinaryIO, stored: pq.ParquetFile, group: int, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group, in batches that take little memory; `stored` is the source, opened."""
+    """The rows of a row group, in batches of little memory; `stored` is the opened source."""
     with ExitStack() as opened:
         raw = opened.enter_context(source.open("rb")) if isinstance(source, Path) else source
         how = _reading(raw, stored, group, names)
@@ -68,10 +68,10 @@ def group_batches(
 
 @dataclass
 class _Pages:
-    """Of one column in a row group."""
+    """The pages of one column in a row group."""
 
     dictionary_bytes: int = 0
-    dictionary_at: tuple[int, int] = (0, 0)  # where it begins and ends, packed
+    dictionary_at: tuple[int, int] = (0, 0)  # start and end, compressed
     largest_bytes: int = 0
     total_bytes: int = 0
     values: int = 0
@@ -83,8 +83,8 @@ def _reading(file: BinaryIO, stored: pq.ParquetFile, group: int, names: Sequence
     about = stored.metadata.row_group(group)
     memory_bytes = row_bytes = 0
     packed = []
-    for place in range(about.num_columns):
-        column, kind = about.column(place), stored.schema.column(place)
+    for index in range(about.num_columns):
+        column, kind = about.column(index), stored.schema.column(index)
         path = kind.path
         if not any(path == name or path.startswith(f"{name}.") for name in names):
             continue
@@ -123,7 +123,7 @@ def _check_repeated(path: str, pages: _Pages, width: int) -> None:
 
 
 def unpacked(batch: pa.RecordBatch, plain: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batch with the types that the file has, in so many pieces that each is small."""
+    """The batch with the file's own types, in small pieces."""
     names = batch.schema.names
     size_bytes = sum(map(_unpacked_bytes, batch.columns))
     if size_bytes > BATCH_BYTES and batch.num_rows > 1:
@@ -135,13 +135,13 @@ def unpacked(batch: pa.RecordBatch, plain: pa.Schema) -> Iterator[pa.RecordBatch
     if any(column.type != plain.field(name).type for name, column in zip(names, batch.columns, strict=True)):
         columns = [_plain(batch.column(name), plain.field(name).type) for name in names]
         batch = pa.RecordBatch.from_arrays(columns, names=names)
-    yield batch  # as it is where nothing is packed: one without columns has rows as well
+    yield batch  # unchanged if nothing is encoded: a batch without columns also has rows
 
 
 def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
-    if pa.types.is_nested(kind):  # to cast a slice of lists is to cast the items of all of them
+    if pa.types.is_nested(kind):  # casting a slice of lists casts the items of all of them
         column = pa.concat_arrays([column])
     if pa.types.is_dictionary(column.type) and _is_view(column.type.value_type):  # which Arrow cannot cast
         _check_row_bytes(int(lengths(column.dictionary).sum()))
@@ -155,7 +155,7 @@ def _check_row_bytes(size_bytes: int) -> None:
 
 
 def invalid_rows(batch: pa.RecordBatch, first: int = 0) -> list[int]:
-    """The rows with a text that is none: Arrow does not check texts when it reads them, and later uses fail."""
+    """The rows with invalid UTF-8: Arrow does not check texts when it reads them, and later uses fail."""
     if all(map(is_ascii, batch.columns)):
         return []
     try:
@@ -165,13 +165,13 @@ def invalid_rows(batch: pa.RecordBatch, first: int = 0) -> list[int]:
         if batch.num_rows <= 1:
             return [first] * batch.num_rows
     half = batch.num_rows // 2
-    # Not slices: of those, all that they are slices of would be looked at.
+    # Not slices: for those, the whole underlying array would be checked.
     begin, end = (batch.take(pa.array(range(*ends), pa.int64())) for ends in ((0, half), (half, batch.num_rows)))
     return invalid_rows(begin, first) + invalid_rows(end, first + half)
 
 
 def _unpacked_bytes(array: pa.Array) -> int:
-    """Of the texts that several rows may share: those in dictionaries, and views. All else is as large as it is."""
+    """The lengths of texts that rows may share: dictionaries and views. Other texts have their own bytes."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         if not _is_text(kind.value_type):
@@ -182,7 +182,7 @@ def _unpacked_bytes(array: pa.Array) -> int:
     if pa.types.is_struct(kind):
         return sum(map(_unpacked_bytes, array.flatten()))
     if pa.types.is_map(kind):
-        # Not .keys and .items: those are of the whole array, of which this may be a slice.
+        # Not .keys and .items: they ignore that this may be a slice.
         return _unpacked_bytes(pa.ListArray.from_arrays(array.offsets, _entries(array)).flatten())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _unpacked_bytes(array.flatten())
@@ -192,7 +192,7 @@ def _unpacked_bytes(array: pa.Array) -> int:
 def lengths(texts: pa.Array) -> np.ndarray:
     if not len(texts):
         return np.empty(0, np.int64)
-    if _is_view(texts.type):  # 16 bytes each, of which the first four are the length
+    if _is_view(texts.type):  # 16 bytes each, the first four are the length
         views = np.frombuffer(texts.buffers()[1], np.int32, 4 * len(texts), 16 * texts.offset)
         return np.maximum(views[::4], 0, dtype=np.int64)
     found: np.ndarray = pc.fill_null(pc.binary_length(texts).cast(pa.int64()), 0).to_numpy()
@@ -223,7 +223,7 @@ def _pages(file: BinaryIO, column: pq.ColumnChunkMetaData) -> _Pages:
         at = column.dictionary_page_offset
     end = at + column.total_compressed_size
     if at < 0:
-        raise Unreadable("a column begins before the file")
+        raise Unreadable("a column starts before the file")
     for _ in range(PAGES_MAX):
         if at >= end or found.values >= column.num_values:
             return found
@@ -252,7 +252,7 @@ def _number(header: Any, field: int) -> int:
 
 
 def _are_shorter(limit: int, file: BinaryIO, pages: _Pages, compression: str) -> bool:
-    """Whether no text in a dictionary is longer; False if that cannot be found out cheaply."""
+    """Whether no text in a dictionary is longer; False if that cannot be determined cheaply."""
     if pages.dictionary_bytes > SEARCHED_BYTES_MAX or compression not in _CODECS:
         return False
     begin, end = pages.dictionary_at
@@ -275,7 +275,7 @@ def _are_shorter(limit: int, file: BinaryIO, pages: _Pages, compression: str) ->
 
 
 def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:
-    """The header at this place, and where it ends. Statistics in it can be large, but rarely are."""
+    """The header at this offset, and its end. Statistics in it can be large, but rarely are."""
     size = HEADER_BYTES
     while True:
         file.seek(at)
@@ -290,7 +290,7 @@ def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:
 
 
 class _Thrift:
-    """Thrift's compact form: structs as dicts by field number, of which only whole numbers and structs are kept."""
+    """Thrift's compact protocol: structs as dicts by field number, with only integers and structs."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

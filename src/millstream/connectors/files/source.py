@@ -1,7 +1,7 @@
-"""Files as a source: each new file gets the next number, and a journal remembers which file that was.
+"""Files as a source: each new file gets the next offset, which is recorded in a journal.
 
-Files are taken whole, once, in order of (modification time, name) among those found together. Offsets count files;
-inside a slice, `file << 40 | row` names a row. Folders such as `dt=2024-03-01` are looked into, and fill columns.
+Files are read whole, once, in order of (modification time, name) among those found together. Offsets count files;
+inside a slice, `file << 40 | row` identifies a row. Folders such as `dt=2024-03-01` are searched, and fill columns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,32 +22,34 @@ from millstream.connectors.dead_letters import Origin, letters, without_missing
 from millstream.connectors.files.bounds import FileBounds
 from millstream.connectors.files.formats import Part, parts_of, row_groups
 from millstream.connectors.files.journal import Entry, Journal
-from millstream.connectors.source import Offsets, Slab, Slice
+from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.errors import InvalidInput, NotFound
 from millstream.log.disk import storage_errors
-from millstream.plan.endpoints import Files
 from millstream.plan.partition_folders import folder_values, is_folder_name
 from millstream.records import Failure, Schema
+
+if TYPE_CHECKING:
+    from millstream.connectors.files.endpoint import Files
 
 PARTITION = "files"
 BATCH_BYTES = 256 << 20
 ROW_BITS = 40
 LOOK_SECONDS = 0.2
-SPLIT_BYTES = 1 << 20  # a smaller Parquet file is not worth a look into its footer
+SPLIT_BYTES = 1 << 20  # the footer of a smaller Parquet file is not worth reading
 
 
-class FilesSource:
-    def __init__(self, place: Files, schema: Schema, *, folder: Path, columns: Schema | None = None) -> None:
-        """Of Parquet only `columns` are read; a line of text is read whole, and is right or wrong as a whole."""
-        place.check_read()
-        self.place = place
-        self.schema = columns if columns is not None and place.format == "parquet" else schema
-        self._pattern = os.path.abspath(os.path.expanduser(place.path))  # noqa: PTH100, PTH111 - it may be a glob
+class FilesSource(Source):
+    def __init__(self, endpoint: Files, schema: Schema, *, folder: Path, columns: Schema | None = None) -> None:
+        """Of Parquet only `columns` are read; a line of text is always decoded as a whole."""
+        endpoint.check_read()
+        self.endpoint = endpoint
+        self.schema = columns if columns is not None and endpoint.format == "parquet" else schema
+        self._pattern = os.path.abspath(os.path.expanduser(endpoint.path))  # noqa: PTH100, PTH111 - it may be a glob
         self._journal = Journal(folder / "files.journal")
 
     @property
     def decodes(self) -> bool:
-        return self.place.decodes
+        return self.endpoint.decodes
 
     # ------------------------------------------------------------ what there is
 
@@ -64,19 +67,19 @@ class FilesSource:
     def at(self, moment: datetime) -> Offsets:
         raise InvalidInput(
             "files cannot be read from a point in time",
-            where=str(self.place),
+            where=str(self.endpoint),
             next_step="start at 'earliest' or 'latest'",
         )
 
     def _discover(self) -> None:
-        """Puts files that were not there before into the journal."""
+        """Adds new files to the journal."""
         self._journal.refresh()
         found = []
         with storage_errors(Path(self._pattern)):
             for path in self._listed():
                 if path not in self._journal:
-                    with suppress(FileNotFoundError):  # renamed or deleted between the two looks
-                        about = os.stat(path)  # noqa: PTH116 - in a folder of many files, a Path for each is felt
+                    with suppress(FileNotFoundError):  # renamed or deleted in between
+                        about = os.stat(path)  # noqa: PTH116 - a Path per file is slow in large folders
                         found.append(Entry(path, about.st_size, about.st_mtime_ns))
         self._journal.append(sorted(found, key=lambda entry: (entry.modified_ns, entry.path)))
 
@@ -94,20 +97,20 @@ class FilesSource:
             raise NotFound(
                 "there is no such folder or file",
                 where=self._pattern,
-                next_step="make the folder first, or give a glob such as 'data/*.parquet'",
+                next_step="create the folder first, or use a glob such as 'data/*.parquet'",
             )
         yield self._pattern
 
     # ------------------------------------------------------------ planning a batch
 
     def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
-        """At most `files_per_batch` files; how many rows they have is not known before they are read.
+        """At most `files_per_batch` files; their number of rows is not known in advance.
 
-        Unsaid, a batch that is limited at all takes files until they are large together.
+        By default, a limited batch takes files up to a total size.
         """
         begun, end = start.get(PARTITION, 0), self.latest()[PARTITION]
-        if self.place.files_per_batch is not None:
-            end = min(end, begun + self.place.files_per_batch)
+        if self.endpoint.files_per_batch is not None:
+            end = min(end, begun + self.endpoint.files_per_batch)
         elif limit_rows is not None:
             size_bytes, number = 0, begun
             while number < end and size_bytes < BATCH_BYTES:
@@ -116,7 +119,7 @@ class FilesSource:
         return {PARTITION: max(begun, end)}
 
     def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
-        """By file, and by row groups where a Parquet file is large; even in bytes."""
+        """By file, and by row group for large Parquet files; balanced by bytes."""
         units: list[tuple[Slice, int]] = []
         for number in range(start.get(PARTITION, 0), end[PARTITION]):
             units += self._units(number)
@@ -133,17 +136,17 @@ class FilesSource:
         return [task for task in made if task]
 
     def _units(self, number: int) -> list[tuple[Slice, int]]:
-        """The smallest pieces of a file that can be read alone, and how much each weighs."""
+        """The smallest pieces of a file that can be read separately, with their sizes."""
         entry = self._journal.entry(number)
         first, end = number << ROW_BITS, (number + 1) << ROW_BITS
         groups = (
-            row_groups(Path(entry.path)) if self.place.format == "parquet" and entry.size_bytes > SPLIT_BYTES else []
+            row_groups(Path(entry.path)) if self.endpoint.format == "parquet" and entry.size_bytes > SPLIT_BYTES else []
         )
         if len(groups) < 2:
             return [(Slice(PARTITION, first, end), entry.size_bytes + 1)]
         units, row = [], first
-        for place, (rows, size_bytes) in enumerate(groups):
-            until = end if place == len(groups) - 1 else row + rows
+        for index, (rows, size_bytes) in enumerate(groups):
+            until = end if index == len(groups) - 1 else row + rows
             units.append((Slice(PARTITION, row, until), size_bytes + 1))
             row = until
         return units
@@ -171,13 +174,15 @@ class FilesSource:
         said = folder_values(below)
         name = os.fsencode(below if said else path.name).decode(errors="replace")
         with storage_errors(path):
-            bounds = FileBounds(entry.size_bytes, self.place.max_record_bytes, self.place.max_expansion)
-            for part in parts_of(path, self.place.format, self.schema, first, None if whole else until, bounds, said):
+            bounds = FileBounds(entry.size_bytes, self.endpoint.max_record_bytes, self.endpoint.max_expansion)
+            for part in parts_of(
+                path, self.endpoint.format, self.schema, first, None if whole else until, bounds, said
+            ):
                 yield self._slab(part, number, name)
-        self._check_unchanged(entry)  # as well afterwards: it may have been written to meanwhile
+        self._check_unchanged(entry)  # again afterwards: it may have been modified meanwhile
 
     def _below(self, path: str) -> str:
-        """The path of a file below the place's own folder, or below that in which its glob begins."""
+        """The path of a file relative to the endpoint's folder, or to the fixed part of its glob."""
         if path.startswith(self._pattern.rstrip(os.sep) + os.sep):
             return path[len(self._pattern.rstrip(os.sep)) + 1 :]
         if path == self._pattern or not glob.has_magic(self._pattern):
@@ -199,15 +204,15 @@ class FilesSource:
             about = os.stat(entry.path)  # noqa: PTH116
         except FileNotFoundError:
             raise InvalidInput(
-                "the file was there when the job found it, and is gone before it was read",
+                "the file was deleted after the job found it and before it was read",
                 where=entry.path,
-                next_step="put it back; delete files only after the batch that reads them is done",
+                next_step="restore it; delete files only after the batch that reads them is complete",
             ) from None
         if (about.st_size, about.st_mtime_ns) != (entry.size_bytes, entry.modified_ns):
             raise InvalidInput(
                 f"the file has changed since the job found it: {entry.size_bytes} bytes then, {about.st_size} now",
                 where=entry.path,
-                next_step="put the old content back with its time; write new files under a name that begins with '.' "
+                next_step="restore its content and modification time; write new files under a name starting with '.' "
                 "and rename them when they are complete",
             )
 
@@ -216,15 +221,14 @@ class FilesSource:
 
 
 def _in_folder(folder: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """The files of a folder and of the folders in it that are named by a column and a value, each column once: where a
-    link leads back to a folder above, that is not looked into for ever."""
+    """The files of a folder and its partition folders, each column once, so that links do not loop."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_file():
                 if not _is_hidden(entry.name):
                     yield entry.path
             elif is_folder_name(entry.name) and (column := entry.name.partition("=")[0]) not in above:
-                with suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or no folder
+                with suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or not a folder
                     yield from _in_folder(entry.path, above | {column})
 
 
@@ -237,6 +241,6 @@ def _is_below_hidden(path: Path) -> bool:
 
 
 def _spelled_out(pattern: str) -> int:
-    """How much of a glob names one folder alone."""
+    """The length of the fixed part of a glob."""
     magic = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
     return pattern[:magic].rfind(os.sep) + 1

@@ -1,7 +1,7 @@
-"""The claim of a topic of Kafka: a record of the topic of markers, whose key is the name of the sink's producer.
+"""The claim of a Kafka topic: a record in the markers topic, keyed by the name of the sink's producer.
 
-It is no part of a transaction, and is read without waiting for transactions of others: so another run of the same job
-is noticed before its producer is fenced.
+It is not part of a transaction, and is read without waiting for open transactions: so another run of the same job is
+detected before its producer is fenced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millstream.errors import KafkaUnavailable, SinkUnavailable, UnknownTopic
 from millstream.log import TopicPartition
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import ANSWER_SECONDS, OPEN_SECONDS, Clients
-from millstream.log.kafka.failures import client_module, said_plainly
+from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import described, offsets
 
@@ -56,7 +56,7 @@ class KafkaKeeper:
         try:
             if self._opened is None:
                 self._opened = KafkaLog(self._address)
-            with said_plainly(self.where):
+            with translated_errors(self.where):
                 yield self._opened
         except KafkaUnavailable as error:
             raise SinkUnavailable(
@@ -94,7 +94,7 @@ class KafkaKeeper:
         producer = clients.producer(acks="all")
         producer.produce(TOPIC, json.dumps(document).encode(), self._key, place(self._key))
         if producer.flush(ANSWER_SECONDS):
-            raise KafkaUnavailable("Kafka has not taken the claim of the job", where=self.where)
+            raise KafkaUnavailable("Kafka has not stored the claim of the job", where=self.where)
 
     def check_clear(self) -> None:
         with self._kafka() as log:
@@ -132,10 +132,10 @@ class KafkaKeeper:
         return any(ends[each] > begin for each, begin in offsets(log.clients, places, "earliest").items())
 
     def clear(self) -> None:
-        """The topic is deleted and created again: who has read it must not take the new records for further ones."""
+        """Deletes and recreates the topic, so that consumers do not mistake the new records for a continuation."""
         with self._kafka() as log:
             producer = log.clients.producer(transactional_id=self._producer)
-            producer.init_transactions(OPEN_SECONDS)  # a run that still writes is shut out
+            producer.init_transactions(OPEN_SECONDS)  # fences a run that is still writing
             make_ready(log.clients)
             created = self._created(log.clients)
             if _identity(log.clients, self._topic) and self._has_records(log):
@@ -171,7 +171,7 @@ def _document(value: bytes | None) -> dict[str, Any] | None:
 
 
 def _records(clients: Clients, numbers: Iterable[int]) -> Iterator[tuple[bytes, bytes | None]]:
-    """The records of partitions of the topic of markers, those of open transactions too, as key and value."""
+    """The records of markers partitions as key and value, including those of open transactions."""
     if not _identity(clients, TOPIC):
         return
     places = [TopicPartition(TOPIC, number) for number in sorted(set(numbers))]
@@ -202,7 +202,7 @@ def _records(clients: Clients, numbers: Iterable[int]) -> Iterator[tuple[bytes, 
                 raise KafkaUnavailable(
                     f"the topic {TOPIC} cannot be read",
                     where=clients.where,
-                    next_step="see whether its brokers are up and reachable",
+                    next_step="check that its brokers are up and reachable",
                 )
     finally:
         consumer.close()

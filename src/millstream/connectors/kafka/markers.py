@@ -1,7 +1,7 @@
-"""The newest batch that a step of a run has written to Kafka: a record of a compacted topic.
+"""The newest batch that a step of a run has written to Kafka: a record in a compacted topic.
 
-It is written in the transaction of the batch, so it is there if and only if the rows are. Offsets of a consumer group
-could hold it too, but Kafka forgets those of a group that was idle for a week; a compacted topic forgets nothing.
+It is written in the batch's transaction, so it exists if and only if the rows do. Consumer group offsets would do too,
+but Kafka expires those of a group that was idle for a week; a compacted topic keeps them.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from millstream import terminal
 from millstream.errors import KafkaUnavailable, SinkFailed
 from millstream.log import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
-from millstream.log.kafka.failures import client_module, said_plainly, translated
+from millstream.log.kafka.failures import client_module, translated, translated_errors
 from millstream.log.kafka.topics import kept_settings, make_topic, offsets
 from millstream.log.murmur2 import murmur2
 
 TOPIC = "_millstream_markers"
-PARTITIONS = 16  # never another number: it says where a marker is looked for
+PARTITIONS = 16  # must never change: it determines the partition of a marker
 SETTINGS = {
     "cleanup.policy": "compact",
-    "segment.bytes": str(8 << 20),  # a part that is still written to is not compacted, and is read whole
+    "segment.bytes": str(8 << 20),  # the active segment is not compacted, and is read in full
     "segment.ms": str(3_600_000),
     "min.cleanable.dirty.ratio": "0.1",
 }
 HELD_BACK_S = 10
 READ_AT_ONCE = 1000
-READ_S = 0.05  # it waits so long for as many
+READ_S = 0.05  # the longest wait for a full batch
 logger = terminal.logger(__name__)
 
 
 @dataclass(frozen=True)
 class Marker:
-    """Of one step of one run of a job."""
+    """The marker of one step of one run of a job."""
 
     clients: Clients
     producer: str
     run: str
     said: dict[str, str] = field(default_factory=dict)
-    """Further information for people who look at the topic."""
+    """Additional information for anyone inspecting the topic."""
 
     @property
     def key(self) -> bytes:
@@ -52,9 +52,9 @@ class Marker:
         return place(self.key)
 
     def record(self, batch: int) -> dict[str, Any]:
-        """What a producer is to send with the rows of a batch, as the last record of its transaction.
+        """The marker of a batch, to be sent as the last record of its transaction.
 
-        As the last: a process that dies before the commit holds up who reads the same partition, if it came so far.
+        The last: if the process dies before the commit, the open transaction blocks readers of the marker's partition.
         """
         value = json.dumps({**self.said, "batch": batch}).encode()
         return {"topic": TOPIC, "value": value, "key": self.key, "partition": self.partition}
@@ -62,11 +62,11 @@ class Marker:
     def newest(self) -> int | None:
         """The newest batch written; None before the first.
 
-        Only true after `init_transactions` of the producer: it ends what an earlier one has left open.
+        Only valid after the producer's `init_transactions`, which aborts open transactions of an earlier one.
         """
         own = TopicPartition(TOPIC, self.partition)
-        # To the end of what was sent, which may lie behind what is committed: while the transaction of another job is
-        # open, a reader does not get to the markers after it, and one of ours may be among them.
+        # Up to the high watermark, not the last stable offset: while another job's transaction is open, a reader does
+        # not get the markers after it, and one of ours may be among them.
         end = offsets(self.clients, [own], "latest")[own]
         consumer = self.clients.consumer(
             group_id=self.producer,
@@ -77,7 +77,7 @@ class Marker:
             fetch_wait_max_ms=10,
         )
         try:
-            with said_plainly(self._where):
+            with translated_errors(self._where):
                 consumer.assign([client_module().TopicPartition(*own, 0)])
                 return self._read(consumer, end)
         finally:
@@ -106,17 +106,17 @@ class Marker:
             if time.monotonic() - came > HELD_BACK_S:
                 raise self._held_back(refusal)
         if newest is None and foreign is not None:
-            # One of ours may have been here: a newer record of the same key has taken its place.
+            # It may have replaced one of ours: compaction keeps the newest record of a key.
             raise SinkFailed(
                 f"the record at offset {foreign} has the key of this step and was not written by Millstream, so it is "
                 "not known which batches were written",
                 where=self._where,
-                next_step="run the job under another name, or into another topic; and let nobody but Millstream "
+                next_step="run the job under another name, or into another topic; only Millstream may "
                 f"write to {TOPIC}",
             )
         if foreign is not None:
             logger.warning(
-                "%s, offset %d: not written by Millstream, and passed over: leave this topic to it",
+                "%s, offset %d: skipped a record that was not written by Millstream; do not write to this topic",
                 self._where,
                 foreign,
             )
@@ -129,9 +129,9 @@ class Marker:
                 return told
             raise told
         return KafkaUnavailable(
-            "the transaction of another job that has ended in the middle of a batch is still open",
+            "the transaction of another job that was killed in the middle of a batch is still open",
             where=self._where,
-            next_step="start that job again, or wait: Kafka ends it in some minutes",
+            next_step="restart that job, or wait: Kafka aborts it in a few minutes",
         )
 
 
@@ -141,7 +141,7 @@ def place(key: bytes) -> int:
 
 
 def batch_of(value: bytes | None) -> int | None:
-    """None of what is no marker: any client may have written it."""
+    """None if it is not a marker: any client may write to the topic."""
     try:
         batch = json.loads(value or b"")["batch"]
     except (ValueError, RecursionError, LookupError, TypeError):
@@ -150,13 +150,13 @@ def batch_of(value: bytes | None) -> int | None:
 
 
 def make_ready(clients: Clients) -> None:
-    """Makes the topic of markers, or sees that the one that is there keeps what is in it."""
+    """Creates the markers topic, or checks that the existing one is compacted."""
     if TOPIC not in clients.retrying(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, clients.where):
         make_topic(clients, TOPIC, PARTITIONS, SETTINGS, missing_ok=True)
     policy = kept_settings(clients, TOPIC)["cleanup.policy"]
     if policy != "compact":
         raise SinkFailed(
-            f"the topic {TOPIC} says which batches were written, and would forget it: its cleanup.policy is '{policy}'",
+            f"the topic {TOPIC} records which batches were written, but its cleanup.policy is '{policy}'",
             where=clients.where,
             next_step="set its cleanup.policy to 'compact'",
         )

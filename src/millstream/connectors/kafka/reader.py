@@ -1,4 +1,4 @@
-"""Reads ranges of one partition of Kafka, one after the other; what was fetched ahead serves the range that follows."""
+"""Reads consecutive ranges of one Kafka partition; prefetched records serve the next range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from millstream.errors import KafkaUnavailable
 from millstream.log.kafka.clients import PASSING, REFUSED_SECONDS, Clients
-from millstream.log.kafka.failures import client_module, said_plainly, translated
+from millstream.log.kafka.failures import client_module, translated, translated_errors
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -20,14 +20,14 @@ CHUNK_RECORDS = 20_000
 TAKE_SECONDS = 0.01
 STALL_SECONDS_MAX = 60.0
 FETCHING = {
-    "group.id": "millstream",  # the client wants one; nothing is committed to it
+    "group.id": "millstream",  # required by the client; nothing is committed to it
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
-    "fetch.wait.max.ms": 25,  # a range that ends in a gap is over when the broker says that there is no more
-    "fetch.queue.backoff.ms": 2,  # 1000 unless said, for which a reader stands still that was too fast
+    "fetch.wait.max.ms": 25,  # a range that ends in a gap ends when the broker has no more records
+    "fetch.queue.backoff.ms": 2,  # default: 1000, which stalls a reader with a full queue
     "queued.min.messages": 20_000,
     "queued.max.messages.kbytes": 16_384,
     "max.partition.fetch.bytes": 2 << 20,
@@ -49,21 +49,21 @@ Taken = tuple[list["Message"], npt.NDArray[np.int64]]
 class PartitionReader:
     def __init__(self, clients: Clients, topic: str, number: int, where: str, look: Callable[[], None]) -> None:
         self.lost_at: int | None = None
-        """After a range: the offset that the broker no longer has, or has not yet."""
+        """After a range: the offset that the broker no longer has, or does not have yet."""
         self._clients = clients
         self._place = (topic, number)
         self._where = f"{where}, partition {number}"
         self._look = look
         self._consumer = clients.consumer(defaults=FETCHING, **{name: FETCHING[name] for name in FIXED})
         self._at: int | None = None  # where the last range ended
-        self._scanned = 0  # before this everything was seen, but for what waits
+        self._scanned = 0  # everything before this was seen, except for buffered records
         self._waiting: list[Message] = []
 
     def read(self, start: int, end: int) -> Iterator[Taken]:
-        """The records of a range with their offsets. Broken off at `lost_at` if the broker does not have them."""
+        """The records of a range with their offsets. Stops at `lost_at` if the broker does not have them."""
         self.lost_at = None
         if start != self._at:
-            with said_plainly(self._where):
+            with translated_errors(self._where):
                 self._consumer.assign([client_module().TopicPartition(*self._place, start)])
             self._scanned, self._waiting = start, []
         self._at = None  # a reader that abandons a range starts the next from scratch
@@ -90,7 +90,7 @@ class PartitionReader:
             taken, self._waiting = self._waiting, []
             return taken
         count = min(CHUNK_RECORDS, end - self._scanned)
-        with said_plainly(self._where):
+        with translated_errors(self._where):
             return self._consumer.consume(count, TAKE_SECONDS)
 
     def _records(self, taken: list[Message], end: int) -> Iterator[Taken]:
@@ -112,7 +112,7 @@ class PartitionReader:
             yield taken[:inside], numbers[:inside]
 
     def _heard(self, message: Message) -> None:
-        """What the client says in between."""
+        """Handles the client's events."""
         error: Any = message.error()
         name = error.name()
         if name == "_PARTITION_EOF":
@@ -128,7 +128,7 @@ class PartitionReader:
         return KafkaUnavailable(
             f"offsets {self._scanned} to {end - 1} were not sent within {STALL_SECONDS_MAX:.0f} seconds",
             where=self._where,
-            next_step="see whether the partition has a leader",
+            next_step="check that the partition has a leader",
         )
 
     def close(self) -> None:

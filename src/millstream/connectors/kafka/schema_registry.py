@@ -1,8 +1,8 @@
 """Values in Confluent's wire format: a zero, the id of the writer's schema in four bytes, then the record itself.
 
-The schema is asked for once, at a schema registry, by its id. Ids and schemas come from the writers of the topic: a
-value without a known id, or with a schema that cannot be used, is a dead letter. A registry that cannot be asked is an
-error: it would be one for every value that follows.
+The schema is fetched once by id from a schema registry. Ids and schemas come from the writers of the topic: a value
+without a known id, or with an unusable schema, is a dead letter. An unreachable registry is an error, since it would
+affect every value.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from millstream.secrets import Secret, revealed, shown_address
 MAGIC = 0
 HEADER_BYTES = 5
 ANSWER_SECONDS = 10.0
-ANSWER_SECONDS_MAX = 30.0  # altogether, for one that comes in drops
+ANSWER_SECONDS_MAX = 30.0  # in total, for an answer that trickles in
 ANSWER_BYTES_MAX = 4 << 20
 READ_BYTES = 1 << 16
 KNOWN_MAX, KNOWN_CHARACTERS_MAX = 1000, 16 << 20
-FORGET_SECONDS = 60.0  # a schema that was missing may have been registered meanwhile
+FORGET_SECONDS = 60.0  # a missing schema may have been registered since
 TRIES = 3
-UNKNOWN = (400, 404, 410, 422)  # for an id out of their range, registries differ
+UNKNOWN = (400, 404, 410, 422)  # registries differ in their answer to an id out of range
 PASSING = (408, 429)
 USER = "basic.auth.user.info"
 
 
 class _Refusing(urllib.request.HTTPRedirectHandler):
-    """A client that follows a redirect takes the password along, to whatever host that is."""
+    """Redirects are not followed: the password would be sent to another host."""
 
     def redirect_request(self, req: urllib.request.Request, *_: Any) -> None:
-        return None  # which makes the answer an error
+        return None  # the redirect becomes an error
 
 
 logger = terminal.logger(__name__)
@@ -62,7 +62,7 @@ _OPENER = urllib.request.build_opener(_Refusing)
 
 @dataclass(frozen=True)
 class _Known:
-    """What a registry answered for an id: the schema's text, or why there is none."""
+    """The registry's answer for an id: the schema's text, or an error."""
 
     text: str = ""
     error: UnknownSchema | UnusableSchema | None = None
@@ -71,7 +71,7 @@ class _Known:
 
 @dataclass(eq=False)
 class Registry:
-    """A schema registry, asked over HTTP. What it once said holds for ever: an id is never given twice."""
+    """A client of a schema registry. Schemas are cached forever, since ids are never reused."""
 
     url: str
     user: Secret | None = None
@@ -81,7 +81,7 @@ class Registry:
 
     @classmethod
     def of(cls, url: str, address: KafkaAddress) -> Registry:
-        """With the user that the settings of the Kafka name, if any."""
+        """With the user in the Kafka settings, if any."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidSetting(
@@ -89,21 +89,21 @@ class Registry:
             )
         if "@" in parts.netloc:
             raise InvalidSetting(
-                "a user and a password do not belong into an address: it is shown and stored",
+                "the address must not have a user or a password: it is shown and stored",
                 where=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
-                next_step=f"give them with settings={{'{USER}': 'name:password'}}",
+                next_step=f"set them with settings={{'{USER}': 'name:password'}}",
             )
         if parts.query or parts.fragment:
             raise InvalidSetting(
-                "a query does not belong into the address of a schema registry: it is shown and stored",
+                "the address of a schema registry must not have a query: it is shown and stored",
                 where=shown_address(url),
-                next_step="leave out what stands behind the '?'",
+                next_step="remove everything after the '?'",
             )
         user = revealed(address.settings).get(USER)
         return cls(url.rstrip("/"), Secret(user) if user else None)
 
     def avro(self, number: int) -> str:
-        """The text of the Avro schema with this id; UnknownSchema or UnusableSchema if there is none to use."""
+        """The text of the Avro schema with this id; raises UnknownSchema or UnusableSchema."""
         known = self._known.get(number)
         if known is None or known.until < time.monotonic():
             known = self._looked_up(number)
@@ -120,7 +120,7 @@ class Registry:
             return _Known(error=error, until=time.monotonic() + FORGET_SECONDS)
         kind = found.get("schemaType", "AVRO")
         if kind != "AVRO":
-            return _Known(error=self.unusable(number, f"it is of {valid_text(str(kind)[:40])}, not of Avro"))
+            return _Known(error=self.unusable(number, f"it is {valid_text(str(kind)[:40])}, not Avro"))
         if found.get("references"):
             return _Known(error=self.unusable(number, "it refers to other schemas, which is not supported"))
         return _Known(str(found["schema"]))
@@ -142,7 +142,7 @@ class Registry:
                     found = json.loads(self._content(answer, number))
                 if isinstance(found, dict) and "schema" in found:
                     return found
-                raise self._strange(number, "something else than a schema")
+                raise self._strange(number, "something other than a schema")
             except urllib.error.HTTPError as refusal:
                 refusal.close()
                 if refusal.code < 400:
@@ -162,11 +162,11 @@ class Registry:
         raise KafkaUnavailable(
             f"the schema registry does not answer: {reason}",
             where=self.url,
-            next_step="see whether it runs; the job goes on from its last complete batch",
+            next_step="check that it is running; the job resumes from its last completed batch",
         )
 
     def _content(self, answer: Any, number: int) -> bytes:
-        """The answer's bytes, but not more than a schema can have, nor for longer than it can take."""
+        """The answer's bytes, limited in size and time."""
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
         content = bytearray()
         while piece := answer.read1(READ_BYTES):
@@ -186,44 +186,44 @@ class Registry:
             next_step="read such values with format='bytes'",
         )
 
-    def _elsewhere(self, place: str | None) -> MillstreamError:
+    def _elsewhere(self, address: str | None) -> MillstreamError:
         return InvalidSetting(
-            f"the schema registry sends on to {shown_address(place or 'another place')}, where the password does not "
+            f"the schema registry redirects to {shown_address(address or 'another host')}, where the password does not "
             "follow",
             where=self.url,
-            next_step="if that is right, name that place: registry='https://host'",
+            next_step="if that is right, use that address: registry='https://host'",
         )
 
     def _strange(self, number: int, what: str) -> MillstreamError:
         return InvalidSetting(
             f"asked for schema {number}, the schema registry answers with {what}",
             where=self.url,
-            next_step="see whether the address is right: registry='http://host:8081'",
+            next_step="check the address: registry='http://host:8081'",
         )
 
     def _refused(self, number: int, status: int) -> MillstreamError:
         if status in (401, 403):
             return NoAccess(
-                "the schema registry refused the user or the password",
+                "the schema registry rejected the user or the password",
                 where=self.url,
-                next_step=f"give them with settings={{'{USER}': 'name:password'}}",
+                next_step=f"set them with settings={{'{USER}': 'name:password'}}",
             )
         if status in UNKNOWN:
             return UnknownSchema(
-                f"the schema registry has no schema {number}, which a value was written with (HTTP {status})",
+                f"the schema registry has no schema {number}, which a value refers to (HTTP {status})",
                 where=self.url,
-                next_step="see whether it is the registry that the producers use",
+                next_step="check that it is the registry that the producers use",
             )
         return NotFound(
             f"the schema registry does not answer a request for a schema (HTTP {status})",
             where=self.url,
-            next_step="see whether the address is right: registry='http://host:8081'",
+            next_step="check the address: registry='http://host:8081'",
         )
 
 
 @dataclass(frozen=True)
 class RegistryCodec(Codec):
-    """Reads what is behind the header; what it writes has none, for nobody gave it an id."""
+    """Decodes the bytes after the header; encodes without a header, for lack of an id."""
 
     format: str
     registry: Registry = field(compare=False, repr=False)
@@ -236,30 +236,30 @@ class RegistryCodec(Codec):
         return codec(self.format, self.schema)._encoded(rows)
 
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
-        places: dict[int, list[int]] = {}
-        for place, value in enumerate(values):
+        positions: dict[int, list[int]] = {}
+        for position, value in enumerate(values):
             if len(value) < HEADER_BYTES or value[0] != MAGIC:
-                faults[place] = "the value does not begin with the id of a schema, as a registry's do"
+                faults[position] = "the value does not start with a schema id"
             else:
                 number = int.from_bytes(value[1:HEADER_BYTES], "big") if self.format == "avro" else 0
-                places.setdefault(number, []).append(place)
+                positions.setdefault(number, []).append(position)
         columns: list[list[Any]] = [[None] * len(values) for _ in self.schema.names]
-        for number, own in places.items():
+        for number, own in positions.items():
             found: Faults = {}
             try:
                 reader = self._reader(number)
             except (UnknownSchema, UnusableSchema) as refusal:
                 faults.update(dict.fromkeys(own, refusal.what))
                 continue
-            read = reader._columns([values[place][HEADER_BYTES:] for place in own], found)
+            read = reader._columns([values[position][HEADER_BYTES:] for position in own], found)
             faults.update({own[index]: reason for index, reason in found.items()})
             for column, parts in zip(columns, read, strict=True):
-                for place, part in zip(own, parts, strict=True):
-                    column[place] = part
+                for position, part in zip(own, parts, strict=True):
+                    column[position] = part
         return columns
 
     def _reader(self, number: int) -> Codec:
-        """For values of the writer's schema; what a registry has no say in, such as JSON, is read as it is."""
+        """For values of the writer's schema; formats without one, such as JSON, are read as they are."""
         if self.format != "avro":
             return codec(self.format, self.schema)
         text = self.registry.avro(number)

@@ -1,7 +1,7 @@
-"""A batch in a topic of Kafka: its records and the marker that it was written are one transaction.
+"""A batch in a Kafka topic: its records and its marker are one transaction.
 
-Values are JSON. A new producer of a step ends what an older one has left open, and shuts it out; then it looks for the
-marker. So a batch whose commit nobody heard of is either found, or was not written and never will be.
+Values are JSON. A new producer of a step aborts the open transaction of an older one and fences it; then it reads the
+marker. So a batch whose commit was not acknowledged is either found, or was not written and never will be.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from millstream.connectors.connector import Writing
 from millstream.connectors.kafka.markers import Marker, make_ready
 from millstream.connectors.refusals import Refuse, stop
 from millstream.connectors.topic.records import RecordsSink, as_texts
@@ -23,25 +24,24 @@ from millstream.log.kafka.clients import OPEN_SECONDS
 from millstream.log.kafka.failures import client_module, translated
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import kept_settings
-from millstream.records import Schema
 
-ROWS_AT_ONCE = 1 << 16  # encoded and handed over, so that sending begins while the rest is still rows
+ROWS_AT_ONCE = 1 << 16  # encoded at a time, so that sending starts while the rest is still rows
 PROGRESS_S = 30
-"""So long no record is taken, or a commit unanswered, until Kafka counts as down."""
+"""After this long without an accepted record or an answer to a commit, Kafka counts as down."""
 ROOM_S = 0.05
 ABORT_S = 5
 TIMEOUT = "transaction.timeout.ms"
 DEFAULTS = {
-    TIMEOUT: 300_000,  # of a job that died and is not started again, readers wait so long for the open batch
+    TIMEOUT: 300_000,  # how long readers wait for the open batch of a dead job
     "partitioner": "murmur2_random",
     "compression.type": "lz4",
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 256 << 10,
-    "delivery.report.only.error": True,  # to hear of each record would cost more than to send it
+    "delivery.report.only.error": True,  # a report per record would cost more than sending it
 }
 TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 OVERHEAD_BYTES = 100
-"""At most, of a record that is alone in its batch."""
+"""The maximum overhead of a record that is alone in its batch."""
 LASTING_CODES = (
     TOO_LARGE,
     "RECORD_LIST_TOO_LARGE",
@@ -55,14 +55,14 @@ LASTING_CODES = (
     "_UNSUPPORTED_FEATURE",
     "SECURITY_DISABLED",
 )
-"""What Kafka refuses today it refuses tomorrow. Everything else may pass."""
+"""Permanent errors. All others are retried."""
 
 
 class KafkaSink(RecordsSink):
     LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (*RecordsSink.LASTING, NoAccess)
 
-    def __init__(self, log: KafkaLog | KafkaAddress, topic: str, schema: Schema, **named: Any) -> None:
-        """An address is connected to when it answers: a Kafka that is down is no reason not to begin."""
+    def __init__(self, log: KafkaLog | KafkaAddress, topic: str, writing: Writing) -> None:
+        """Connects lazily: a job can start while Kafka is down."""
         self._kafka = log
         self._address = str(log) if isinstance(log, KafkaAddress) else log.address
         self._producer: Any = None
@@ -73,7 +73,7 @@ class KafkaSink(RecordsSink):
         self._record_bytes_max: int | None = None
         self._is_too_large = False
         self._undelivered: Any = None
-        super().__init__(topic, schema, owns_log=isinstance(log, KafkaAddress), **named)
+        super().__init__(topic, writing, owns_log=isinstance(log, KafkaAddress))
 
     def _log(self) -> KafkaLog:
         if isinstance(self._kafka, KafkaAddress):
@@ -118,11 +118,11 @@ class KafkaSink(RecordsSink):
                 self._producer.produce(**self._marker.record(batch))
                 self._producer.commit_transaction(PROGRESS_S)
         except KafkaUnavailable:
-            raise  # an abort would wait for it in vain; the next producer ends the transaction
+            raise  # an abort would hang; the next producer aborts the transaction
         except BaseException:
             with suppress(
                 client_module().KafkaException, SystemError
-            ):  # so that readers need not wait for the next producer
+            ):  # so that readers do not have to wait for the next producer
                 self._producer.abort_transaction(ABORT_S)
             raise
         self._newest = batch
@@ -140,14 +140,14 @@ class KafkaSink(RecordsSink):
         try:
             super().write(batch, rows, weights, refuse)
         except SinkFailed:
-            # Brokers refuse all that travels together with a record that is too large. Now that their limit is
-            # asked for, the batch is written without such records.
+            # Brokers reject the whole request with a record that is too large. Now that their limit is known, the
+            # batch is written without such records.
             if not self._is_too_large or not self._learn_limit():
                 raise
             super().write(batch, rows, weights, refuse)
 
     def _learn_limit(self) -> bool:
-        """Whether the topic's limit for a record is now known that was not before."""
+        """Looks up the topic's record size limit; returns whether it was unknown before."""
         before = self._record_bytes_max
         with self._unavailable_if_it_may_pass():
             self._record_bytes_max = int(kept_settings(self._log().clients, self._topic)["max.message.bytes"])
@@ -169,7 +169,7 @@ class KafkaSink(RecordsSink):
         self._produce((None, key) for key in keys)
 
     def _produce(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[int, str]:
-        """Hands records over; those that are too large, by their number, and why."""
+        """Sends records; returns those that are too large, by number, with the reason."""
         produce, topic, refused = self._producer.produce, self._topic, {}
         bytes_max, failed = self._record_bytes_max, client_module().KafkaException
         for number, (value, key) in enumerate(records):
@@ -187,7 +187,7 @@ class KafkaSink(RecordsSink):
         return refused
 
     def _produce_when_there_is_room(self, value: bytes | None, key: bytes | None) -> None:
-        """A large record may need the room of many that the client still holds."""
+        """A large record may need the buffer space of many records that are still queued."""
         while True:
             is_empty = not len(self._producer)
             self._until_fewer(lambda: self._producer.poll(ROOM_S))
@@ -198,9 +198,9 @@ class KafkaSink(RecordsSink):
                 if is_empty:
                     size_bytes = len(value or b"") + len(key or b"")
                     raise SinkFailed(
-                        f"a record of step '{self._step}' has {size_bytes:,} bytes, more than the client may hold",
+                        f"a record of step '{self._step}' has {size_bytes:,} bytes, more than the client can buffer",
                         where=self._where,
-                        next_step="raise queue.buffering.max.kbytes in the settings of this Kafka",
+                        next_step="raise queue.buffering.max.kbytes in the settings",
                     ) from None
 
     def _flush(self) -> None:
@@ -208,7 +208,7 @@ class KafkaSink(RecordsSink):
             self._until_fewer(lambda: self._producer.flush(1))
 
     def _note_undelivered(self, error: Any, _: Any) -> None:
-        """The first record that a broker refused: with it the transaction has failed, and the rest is not sent."""
+        """The first record that a broker rejected: the transaction has failed, and the rest is not sent."""
         if error is not None and not error.name().startswith("_PURGE"):
             self._undelivered = self._undelivered or error
 
@@ -217,9 +217,9 @@ class KafkaSink(RecordsSink):
         while before and len(self._producer) >= before:
             if time.monotonic() > deadline:
                 raise KafkaUnavailable(
-                    f"Kafka has taken no record for {PROGRESS_S} seconds",
+                    f"Kafka has accepted no record for {PROGRESS_S} seconds",
                     where=self._where,
-                    next_step="see whether its brokers are up and reachable",
+                    next_step="check that its brokers are up and reachable",
                 )
             wait()
             if self._undelivered is not None:
@@ -236,7 +236,7 @@ class KafkaSink(RecordsSink):
         try:
             yield
         except (client_module().KafkaException, SystemError) as raised:
-            # The client may report a record while an error of its own is on its way: then Python raises SystemError.
+            # The client may report a record while its own error is pending: then Python raises SystemError.
             known = raised.__cause__ if isinstance(raised, SystemError) else raised
             if not isinstance(known, client_module().KafkaException):
                 raise
@@ -244,8 +244,7 @@ class KafkaSink(RecordsSink):
             raise self._told(self._why(error) if in_transaction else error) from known
 
     def _why(self, error: Any) -> Any:
-        """A record that comes after the one that failed is only told that something did; a commit, which cannot
-        succeed any more, says what."""
+        """Records after a failed one only report that something failed; the doomed commit reports the cause."""
         if error.name() in ("_STATE", "_FATAL"):
             try:
                 self._producer.commit_transaction(ABORT_S)
@@ -260,15 +259,15 @@ class KafkaSink(RecordsSink):
         if isinstance(told, ProducerFenced):
             lasted_s = time.time() - self._begun_at
             if lasted_s >= self._timeout_ms / 1000:
-                return KafkaUnavailable(f"Kafka has ended a batch that took {lasted_s:.0f} s", where=self._where)
+                return KafkaUnavailable(f"Kafka aborted a batch that took {lasted_s:.0f} s", where=self._where)
             return ProducerFenced(
-                f"step '{self._step}' of job '{self._job}' is written by another process now",
+                f"step '{self._step}' of job '{self._job}' is now written by another process",
                 where=self._where,
                 next_step="stop one of the two, or give this flow another name",
             )
         self._is_too_large = self._is_too_large or error.name() in (TOO_LARGE, "RECORD_LIST_TOO_LARGE")
         if error.name() in LASTING_CODES:
-            return SinkFailed(f"Kafka refuses the rows of step '{self._step}': {error.str()}", where=self._where)
+            return SinkFailed(f"Kafka rejects the rows of step '{self._step}': {error.str()}", where=self._where)
         return told
 
 

@@ -1,7 +1,7 @@
-"""A topic of Kafka as a source: committed records only, up to the first transaction that is still open.
+"""A Kafka topic as a source: committed records only, up to the first open transaction.
 
-Offsets have gaps: marks of transactions, records that were aborted or compacted away. So a slice is over when its
-reader has come to its end, not when a certain record was seen.
+Offsets have gaps: transaction markers, records that were aborted or compacted away. So a slice ends at its reader's
+position, not at a particular record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from millstream import terminal
 from millstream.connectors.kafka.reader import FETCHING, STALL_SECONDS_MAX, PartitionReader
 from millstream.connectors.kafka.schema_registry import Registry, registry_codec
-from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, cut, fair_shares
+from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, Source, cut, fair_shares
 from millstream.connectors.topic.columns import Chunk, Columns, DecodedColumns, is_metadata
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log.groups import TopicPartition
@@ -36,14 +36,14 @@ WEIGH_SECONDS = 30.0
 WEIGHED_RECORDS = 50  # of each partition
 LOOK_SECONDS = 1.0  # for new partitions
 POLL_SECONDS, POLL_SECONDS_MAX = 0.002, 0.025
-READERS_MAX = 4  # each has connections of its own, and records that it fetched ahead
+READERS_MAX = 4  # each has its own connections and prefetched records
 RECORD_BYTES = 64  # what a record takes besides key and value
 
 logger = terminal.logger(__name__)
 
 
-class KafkaSource:
-    """Partitions are named by their numbers. `on_lost` says what follows when records were deleted unread."""
+class KafkaSource(Source):
+    """Partitions are named by number. `on_lost` is the policy for records that were deleted before they were read."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class KafkaSource:
         self.topic = topic
         self.schema = schema
         self.lost_records = 0
+        """How many offsets this process has skipped."""
         self.losses: list[str] = []
-        """What was skipped, for the owner of the job."""
-        """How many offsets were given up, so far as this process knows."""
+        """Descriptions of skipped records."""
         self._where = f"topic '{topic}' of {address}"
         self._on_lost = on_lost
         self._columns = _columns(schema, format, Registry.of(registry, address) if registry else None)
@@ -71,13 +71,13 @@ class KafkaSource:
         self._looked_at = float("-inf")
         self._readers: dict[int, PartitionReader] = {}
         self._noticed: dict[str, int] = {}
-        """By partition, the offset that was last found lost: it is met when a batch is planned, and when it is cut."""
+        """By partition, the last offset found lost: it is seen both when a batch is planned and when it is cut."""
         self._row_bytes = 0.0
         self._weighed_at = float("-inf")
 
     @property
     def identity(self) -> str:
-        """Of the topic as it was opened: one created again under the same name has another."""
+        """The id of the opened topic: one recreated under the same name has another."""
         if self._identity is None:
             self._look()
         assert self._identity is not None
@@ -90,7 +90,7 @@ class KafkaSource:
     # ------------------------------------------------------------ what there is
 
     def _look(self) -> None:
-        """Notices new partitions, and a topic of the same name in place of the one that was opened."""
+        """Detects new partitions, and a topic that was recreated under the same name."""
         if self._identity is None:
             self._clients.check()
         identity, count = described(self._clients, self.topic)
@@ -98,7 +98,7 @@ class KafkaSource:
             raise UnknownTopic(
                 f"topic '{self.topic}' was deleted and created again",
                 where=self._where,
-                next_step="start again from the earliest offset of the new one",
+                next_step="restart from the earliest offset of the new one",
             )
         self._identity, self._partitions, self._looked_at = identity, count, time.monotonic()
 
@@ -117,14 +117,14 @@ class KafkaSource:
         return self._offsets(self.partitions, int(moment.timestamp() * 1000))
 
     def _offsets(self, names: list[str], spec: str | int, *, committed: bool = False) -> Offsets:
-        places = [TopicPartition(self.topic, int(name)) for name in names]
-        found = offsets(self._clients, places, spec, committed=committed)
-        return {str(place.partition): offset for place, offset in sorted(found.items())}
+        partitions = [TopicPartition(self.topic, int(name)) for name in names]
+        found = offsets(self._clients, partitions, spec, committed=committed)
+        return {str(each.partition): offset for each, offset in sorted(found.items())}
 
     # ------------------------------------------------------------ planning a batch
 
     def row_bytes(self) -> float:
-        """How large a record is on average: some are looked at now and then."""
+        """The average size of a record, sampled from time to time."""
         if time.monotonic() - self._weighed_at > WEIGH_SECONDS:
             self._weighed_at = time.monotonic()
             self._row_bytes = self._weighed() or self._row_bytes
@@ -150,8 +150,12 @@ class KafkaSource:
             consumer.close()
         return RECORD_BYTES + sum(sizes) / len(sizes) if sizes else 0.0
 
+    def take_losses(self) -> list[str]:
+        taken, self.losses = self.losses, []
+        return taken
+
     def limited(self, start: Offsets, limit_rows: int | None, *, until: Offsets | None = None) -> Offsets:
-        """`until` bounds it further: what came later, and partitions it does not name, are left for another time."""
+        """`until` is a further bound: later records, and partitions it does not contain, are left for another batch."""
         exist = self.partitions
         stable = self._offsets(exist, "latest", committed=True)
         begun = self._begun(start, exist, stable)
@@ -171,7 +175,7 @@ class KafkaSource:
         return cut([Slice(name, min(begun[name], there[name]), there[name]) for name in ordered], tasks)
 
     def _still_there(self, end: Offsets) -> Offsets:
-        """As much of a batch as the partitions have: one that was planned before may end behind what is left."""
+        """Cuts a batch to what the partitions have: one planned earlier may end beyond what is left."""
         last = self._offsets(list(end), "latest")
         for name, offset in end.items():
             if offset > last[name]:
@@ -179,17 +183,17 @@ class KafkaSource:
         return {name: min(offset, last[name]) for name, offset in end.items()}
 
     def _begun(self, start: Offsets, exist: list[str], end: Offsets) -> Offsets:
-        """Where each partition begins that has an end; what is asked for must still be there."""
+        """The start of each partition that has an end; its records must still be retained."""
         for name in [*start, *end]:
             if name not in exist:
                 raise OffsetLost(
-                    f"partition {name} was read before, and the topic has no such partition: it was created again",
+                    f"partition {name} was read before, but the topic no longer has it: it was recreated",
                     where=self._where,
-                    next_step="start again from the earliest or latest offset",
+                    next_step="restart from the earliest or latest offset",
                 )
         first = self._offsets(list(end), "earliest")
         begun = {name: start.get(name, first[name]) for name in end}
-        # Behind the end of what is committed there may be more, and a job may begin there: at a certain time.
+        # There may be records beyond the last stable offset, and a job that starts at a time may start there.
         ahead = [name for name, offset in begun.items() if offset > end[name]]
         last = end | (self._offsets(ahead, "latest") if ahead else {})
         for name, offset in begun.items():
@@ -198,21 +202,21 @@ class KafkaSource:
         return begun
 
     def _instead(self, name: str, offset: int, first: int, end: int) -> int:
-        """Where to go on when records are lost; raises if that was not allowed."""
+        """Where to resume after lost records; raises if the policy does not allow it."""
         instead = first if self._on_lost == "earliest" else max(first, end)
         self._notice(self._lost(name, offset, first, end), name, offset, instead)
         return instead
 
     def _notice(self, error: OffsetLost, name: str, offset: int, instead: int) -> None:
-        """Raises, or tells and counts the same loss once."""
+        """Raises, or reports and counts each loss once."""
         if self._on_lost == "error":
             raise error
         if self._noticed.get(name) != offset:
             self._noticed[name] = offset
             passed = max(0, instead - offset)
             self.lost_records += passed
-            told = f"{error.what} ({error.where}): {passed} offsets are passed over"
-            self.losses.append(f"{told}, going on at offset {instead}, as on_lost='{self._on_lost}' says")
+            loss = f"{error.what} ({error.where}): {passed} offsets are skipped"
+            self.losses.append(f"{loss}, resuming at offset {instead} (on_lost='{self._on_lost}')")
             logger.warning("%s", self.losses[-1])
 
     def _lost(self, name: str, offset: int, first: int, end: int) -> OffsetLost:
@@ -221,13 +225,13 @@ class KafkaSource:
             return OffsetLost(
                 f"offsets {offset} to {first - 1} were deleted by retention before they were read",
                 where=where,
-                next_step="start again from the earliest offset, or say on_lost='earliest'; and lengthen the topic's "
-                "retention.ms so that it covers the time a reader may stand still",
+                next_step="restart from the earliest offset, or set on_lost='earliest'; and increase the topic's "
+                "retention.ms to more than the longest downtime of a reader",
             )
         return OffsetLost(
-            f"offset {offset} was read before, but the partition now ends at {end}: it was truncated or created again",
+            f"offset {offset} was read before, but the partition now ends at {end}: it was truncated or recreated",
             where=where,
-            next_step="start again from the earliest or latest offset",
+            next_step="restart from the earliest or latest offset",
         )
 
     def wait(self, start: Offsets, timeout_s: float) -> bool:
@@ -278,7 +282,7 @@ class KafkaSource:
             except KafkaUnavailable:
                 if self._still_there({slice.partition: slice.end})[slice.partition] == slice.end:
                     raise
-                return  # there is no more to come
+                return  # nothing more will arrive
             if reader.lost_at is None:
                 return
             again = self._past_lost(slice, reader.lost_at)
@@ -289,18 +293,18 @@ class KafkaSource:
             start = again
 
     def _past_lost(self, slice: Slice, offset: int) -> int:
-        """The broker no longer has what the batch was to read."""
+        """The broker no longer has the records of the batch."""
         self._look()
         first = self._offsets([slice.partition], "earliest")[slice.partition]
         end = self._offsets([slice.partition], "latest")[slice.partition]
         if first <= offset <= end:
             time.sleep(POLL_SECONDS_MAX)
-            return offset  # it was away for a moment, as while leaders change
+            return offset  # temporarily missing, as during a leader change
         instead = self._instead(slice.partition, offset, first, end)
         return slice.end if self._on_lost == "latest" or offset > end else instead
 
     def _reader(self, number: int) -> PartitionReader:
-        """That of the partition, kept open between batches; the one unused for longest gives way."""
+        """The partition's reader, kept open between batches; the least recently used one is evicted."""
         reader = self._readers.pop(number, None)
         if reader is None:
             self._look()
@@ -335,7 +339,7 @@ _STORED = stored_schema(None)
 
 
 def _pieces(messages: list[Message]) -> Iterator[slice]:
-    """Parts not much larger than a slab: a compressed batch comes whole, and a small one may hold gigabytes."""
+    """Chunks not much larger than a slab: a compressed batch arrives whole, and a small one may contain gigabytes."""
     if not messages:
         return
     sizes = list(map(len, messages))  # of their values
@@ -351,7 +355,7 @@ def _pieces(messages: list[Message]) -> Iterator[slice]:
 
 
 def _times(messages: list[Message]) -> pa.Array:
-    """A record of an old producer may have no time; and what no timestamp can hold is none."""
+    """A record of an old producer may have no time; one out of range is treated as missing."""
     made = times_ms(messages)
     return pa.array(nearest_us(made), pa.int64(), mask=(made < 0) | (made > TIME_MS_MAX)).cast(TIMESTAMP)
 

@@ -55,13 +55,13 @@ class TopicKeeper:
             held = db.execute("SELECT * FROM sink_outputs WHERE topic = ?", (self._topic,)).fetchall()
         own = {int(row["id"]) for row in rows}
         foreign = set().union(*(partition.producer_ids() for partition in topic.partitions())) - own
-        if topic.settings.compaction:  # compacted records do not say who wrote them
+        if topic.settings.compaction:  # compacted records have no producer id
             is_own = any((row["job"], row["step"]) == self._of_step and row["created"] for row in held)
             others = any((row["job"], row["step"]) != self._of_step and row["run"] for row in held)
             foreign = foreign if others or not is_own else set()
         if foreign:
             raise shared(
-                f"the topic '{self._topic}' holds records that the job '{self._claim.job}' did not write, "
+                f"the topic '{self._topic}' has records that the job '{self._claim.job}' did not write, "
                 "so it is not emptied",
                 self.where,
                 f"delete it if they are not needed (millstream topics delete {self._topic}), and start over again; "
@@ -69,7 +69,7 @@ class TopicKeeper:
             )
 
     def clear(self) -> None:
-        """The topic is deleted and created again: who has read it must not take the new records for further ones."""
+        """Deletes and recreates the topic, so that consumers do not mistake the new records for a continuation."""
         if self._topic in self._log.topics():
             settings = self._log.describe_topic(self._topic).settings
             if any(partition.end_offset() for partition in self._log.topic(self._topic).partitions()):
@@ -84,4 +84,4 @@ class TopicKeeper:
             db.execute("UPDATE sink_outputs SET run = '' WHERE job = ? AND step = ?", self._of_step)
 
     def close(self) -> None:
-        """The log belongs to the job."""
+        """The job closes the log."""

@@ -1,7 +1,7 @@
-"""A column of a schema is the topic's own of that name, or else what each record knows of itself under that name.
+"""Maps records to rows: a column is the topic's column of that name, or else the record metadata of that name.
 
-A topic with a schema gives its stored columns as they lie. The values of one without are decoded, each alone; those
-that cannot be read become dead letters, and no row is ever lost without one.
+A topic with a schema returns its stored columns. The values of one without are decoded individually; those that
+cannot be decoded become dead letters, so that no record is lost silently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ METADATA: dict[str, tuple[pa.DataType, ...]] = {
     "timestamp": (TIMESTAMP,),
     "headers": (HEADERS,),
 }
-SMALL_FRAME_ROWS = 2048  # frames smaller than this are joined: many tiny chunks cost more than one copy
+SMALL_FRAME_ROWS = 2048  # smaller frames are joined: many tiny chunks cost more than one copy
 RAW = ("bytes", "string")
 
 
@@ -41,7 +41,7 @@ def is_metadata(field: pa.Field) -> bool:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Records of one partition that follow one another, as they are stored."""
+    """Consecutive records of one partition, as stored."""
 
     topic: str
     partition: int
@@ -63,9 +63,9 @@ class Chunk:
         """One array per frame, or a joined one if the frames are small."""
         parts = []
         for fetch in self.fetches:
-            place = fetch.stored.schema.get_field_index(name)
-            if place >= 0:
-                parts.append(fetch.stored.column(place))
+            index = fetch.stored.schema.get_field_index(name)
+            if index >= 0:
+                parts.append(fetch.stored.column(index))
             else:
                 parts.append(no_values(fetch.schema.field(name).type, fetch.stored.num_rows))
         if len(parts) > 1 and self.rows < SMALL_FRAME_ROWS * len(parts):
@@ -73,21 +73,21 @@ class Chunk:
         return parts
 
     def refused(self) -> dict[int, str]:
-        """Why records cannot be read, by their place among all."""
+        """Why records cannot be decoded, by position."""
         found: dict[int, str] = {}
         begin = 0
         for fetch in self.fetches:
-            found |= {begin + place: reason for place, reason in fetch.refused.items()}
+            found |= {begin + index: reason for index, reason in fetch.refused.items()}
             begin += fetch.stored.num_rows
         return found
 
     def keys_not_text(self) -> npt.NDArray[np.int64]:
-        """The positions of the keys that `metadata` cannot give as text."""
+        """The positions of keys that are not valid text."""
         keys = pa.chunked_array(self.stored("key"))
         return np.flatnonzero(pc.xor(keys.is_null(), texts(keys).is_null()).to_numpy())
 
     def metadata(self, field: pa.Field, offsets: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-        """What the records know of themselves under this name; as text, a key that is none is null."""
+        """The record metadata of this name; read as text, a key that is not valid text is null."""
         if field.name == "topic":
             return pa.chunked_array([pa.repeat(self.topic, len(offsets))])
         if field.name == "partition":
@@ -126,7 +126,7 @@ class Columns(Protocol):
 def columns_of(
     topic: str, stored: Schema | None, wanted: Schema, format: str, columns: Schema | None = None
 ) -> Columns:
-    """`columns` are those that somebody looks at: of what is stored by column no other is read."""
+    """`columns` are those that are used: of columnar data no others are read."""
     if stored is None:
         return DecodedColumns(wanted, format)
     return StoredColumns(topic, stored, wanted, columns or wanted)
@@ -154,10 +154,10 @@ class StoredColumns:
         whole = not any(value.null_count for value in values)
         parts = [value.flatten() for value in values]  # a column is null where the whole value is: a tombstone
         bad = _bad_keys(chunk, self._key, None)
-        schema = self._whole if bad else self._schema  # a dead letter holds the whole row
+        schema = self._whole if bad else self._schema  # a dead letter contains the whole row
         columns = [self._column(field, values[0].type, parts, chunk, offsets) for field in schema]
         rows = pa.Table.from_arrays(columns, schema=nullable(schema))
-        if not whole and self._key is None:  # a deletion means nothing to a reader that does not ask for the key
+        if not whole and self._key is None:  # a tombstone is meaningless without the key
             present = pa.chunked_array([value.is_valid() for value in values])
             rows, offsets = rows.filter(present), offsets[present.to_numpy()]
         return without_missing(partition, chunk.origin, rows, offsets, schema, reasons=bad)
@@ -171,8 +171,8 @@ class StoredColumns:
         offsets: npt.NDArray[np.int64],
     ) -> pa.ChunkedArray:
         if field.name in self._own:
-            place = stored.get_field_index(field.name)  # looked up each time: the topic may gain columns
-            column = pa.chunked_array([part[place] for part in parts])
+            index = stored.get_field_index(field.name)  # looked up each time: the topic may gain columns
+            column = pa.chunked_array([part[index] for part in parts])
             return column if column.type.equals(field.type) else _widened(column, field)
         if is_metadata(field):
             return chunk.metadata(field, offsets)
@@ -201,7 +201,7 @@ def _check_column(topic: str, stored: Schema, field: pa.Field) -> None:
         _check_metadata(topic, field)
     elif not field.nullable:
         raise InvalidInput(
-            f"the topic has no column '{field.name}', which the schema says is NOT NULL",
+            f"the topic has no column '{field.name}', which the schema declares NOT NULL",
             where=where,
             next_step=f"the topic's columns: {stored.ddl}; besides them a record has {', '.join(METADATA)}",
         )
@@ -221,9 +221,9 @@ def _check_metadata(topic: str, field: pa.Field) -> None:
 
 
 class DecodedColumns:
-    """The values are decoded; a field that a JSON object has goes before what the record knows under the same name.
+    """Decodes the values; a field of a JSON object takes precedence over metadata of the same name.
 
-    `make` makes the codec for the columns that values have, if it is not just that of the format.
+    `make` creates the codec for the columns of values, if it is not simply that of the format.
     """
 
     def __init__(self, wanted: Schema, format: str, make: Callable[[Schema], Codec] | None = None) -> None:
@@ -233,7 +233,7 @@ class DecodedColumns:
         metadata = [field for field in wanted.arrow if is_metadata(field)]
         self._metadata = {field.name for field in metadata}
         inside = [field for field in wanted.arrow if by_name or field.name not in self._metadata]
-        # Whether a column that may come from either is missing can only be said after both were asked.
+        # Whether a column that may come from either is missing is only known after both were tried.
         inside = [field.with_nullable(field.nullable or field.name in self._metadata) for field in inside]
         self._codec: Codec | None = None
         if inside:
@@ -278,7 +278,7 @@ class DecodedColumns:
     ) -> Slab:
         rows = pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._nullable)
         bad = _bad_keys(chunk, self._key, kept)
-        if bad:  # where the value had a key of its own, that of the record was not asked for
+        if bad:  # where the value has its own key, that of the record does not count
             missing = set(np.flatnonzero(columns["key"].is_null().to_numpy()).tolist())
             bad = {row: reason for row, reason in bad.items() if row in missing}
         if refused := chunk.refused():
@@ -288,7 +288,7 @@ class DecodedColumns:
 
 
 def _bad_keys(chunk: Chunk, key: pa.Field | None, kept: npt.NDArray[np.int64] | None) -> dict[int, str]:
-    """Of the rows made of the records at `kept` (all of them, if that is None), those whose key is no text."""
+    """Of the rows made from the records at `kept` (None: all), those whose key is not valid text."""
     if key is None or key.type != pa.string():
         return {}
     bad = chunk.keys_not_text()
@@ -299,7 +299,7 @@ def _bad_keys(chunk: Chunk, key: pa.Field | None, kept: npt.NDArray[np.int64] | 
 def _with_tombstones(
     rows: pa.RecordBatch, indices: npt.NDArray[np.int64], tombstones: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], pa.RecordBatch]:
-    """Rows of nulls in their places."""
+    """Inserts rows of nulls at their positions."""
     all_indices = np.concatenate([indices, tombstones])
     order = np.argsort(all_indices, kind="stable")
     places = pa.array(np.where(order < len(indices), order, -1), pa.int64())

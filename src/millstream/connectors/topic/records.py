@@ -1,17 +1,17 @@
-"""Rows as records of a topic, whichever broker holds it: keys, weights, tombstones, and the schema the topic must have.
+"""Rows as records of a topic on any broker: keys, weights, tombstones, and the topic's schema.
 
-The topic is made with the schema of the rows. Records are keyed by the key columns of the rows: one column as its text,
-several as a JSON object, so that rows of a key, and what takes them back, stay in one partition and in order.
+The topic is created with the schema of the rows. Records are keyed by the key columns of the rows: one column as text,
+several as a JSON object, so that rows of a key and their retractions stay in one partition and in order.
 
-Of a table with a key the topic is a copy: it is compacted, the newest record of a key is its row, and a row that goes
-is a tombstone.
+For a table with a key the topic is a compacted copy: the newest record of a key is its row, and a deleted row becomes a
+tombstone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import ClassVar
@@ -20,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.connectors.connector import Writing
 from millstream.connectors.flat_rows import as_json
 from millstream.connectors.refusals import AS_TEXT, Refuse, kept, refusals_of, stop, unfit
+from millstream.connectors.sink import Sink
 from millstream.connectors.weights import WEIGHT, one_batch, weighted, with_weights
 from millstream.errors import (
     AlreadyExists,
@@ -40,36 +42,30 @@ from millstream.records import Schema, align, can_evolve, codec
 NULL_KEY = b"\0null"
 
 
-class RecordsSink(ABC):
-    """What a broker adds is how the records of a batch and the note of it become one change."""
+class RecordsSink(Sink):
+    """Subclasses define how a broker commits a batch's records and its ledger entry atomically."""
 
     LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (DamagedLog, NotALog, UnsupportedFormat)
-    """Storage errors that waiting does not fix."""
+    """Storage errors that a retry does not fix."""
 
     def __init__(
         self,
         topic: str,
-        schema: Schema,
+        writing: Writing,
         *,
-        job: str,
-        step: str,
-        run: str,
-        keys: Sequence[str] = (),
-        table: bool = False,
-        partitions: int = 1,
         owns_log: bool = False,
     ) -> None:
-        self._is_copy = table and bool(keys)
+        self._is_copy = writing.is_table and bool(writing.keys)
         self._owns_log = owns_log
-        self._partitions = partitions
+        self._partitions = writing.partitions
         self._topic = topic
-        self._schema = schema
-        self._job, self._step, self._run = job, step, run
-        self._keys = tuple(schema.field(key).name for key in keys)
-        self._producer_name = producer_name(job, step)
+        self._schema = writing.schema
+        self._job, self._step, self._run = writing.job, writing.step, writing.run
+        self._keys = tuple(writing.schema.field(key).name for key in writing.keys)
+        self._producer_name = producer_name(writing.job, writing.step)
         self._target: Schema | None = None
         self._is_open = False
-        with suppress(SinkUnavailable), self._unavailable_if_it_may_pass():  # `write` says so, and tries again
+        with suppress(SinkUnavailable), self._unavailable_if_it_may_pass():  # `write` reports it and retries
             self._open()
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
@@ -104,7 +100,7 @@ class RecordsSink(ABC):
         if self._owns_log:
             self._log().close()
 
-    # ------------------------------------------------------------ what the broker adds
+    # ------------------------------------------------------------ defined by each broker
 
     @abstractmethod
     def _log(self) -> Broker:
@@ -112,7 +108,7 @@ class RecordsSink(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Learns which batches were written; called until it succeeds."""
+        """Finds out which batches were written; retried until it succeeds."""
 
     @abstractmethod
     def _has(self, batch: int) -> bool:
@@ -120,11 +116,11 @@ class RecordsSink(ABC):
 
     @abstractmethod
     def _note(self, batch: int) -> None:
-        """A batch that had nothing to write."""
+        """Records a batch that had nothing to write."""
 
     @abstractmethod
     def _transaction(self, batch: int) -> AbstractContextManager[None]:
-        """What is put inside it becomes seen at its end, together with the note of the batch, or not at all."""
+        """A transaction: its records become visible with the batch's ledger entry, or not at all."""
 
     @abstractmethod
     def _writes_texts(self) -> bool:
@@ -132,15 +128,15 @@ class RecordsSink(ABC):
 
     @abstractmethod
     def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> dict[int, str]:
-        """Puts rows, with the columns of the topic's schema if it has one. Which of them it refuses, and why."""
+        """Writes rows, with the columns of the topic's schema if it has one. Returns the rejected rows."""
 
     @abstractmethod
     def _put_tombstones(self, keys: list[bytes]) -> None:
-        """Of keys that have no row any more. One that is too long for a record never had one."""
+        """Writes tombstones for keys without a row. A key that is too long for a record never had one."""
 
     @abstractmethod
     def _drop_producer(self) -> None:
-        """The next batch begins with a new one of the same name, which ends what this one left open."""
+        """Drops the producer: the next batch starts a new one of the same name, which aborts open transactions."""
 
     # ------------------------------------------------------------ the topic
 
@@ -165,7 +161,7 @@ class RecordsSink(ABC):
         self._is_open = True
 
     def _prepare(self, schema: Schema) -> None:
-        """Makes the topic, or sees that the one that is there can take the rows."""
+        """Creates the topic, or checks that the existing one fits the rows."""
         if self._topic not in self._log().topics():
             self._create(schema)
         held = self._log().describe_topic(self._topic).settings.schema
@@ -176,7 +172,7 @@ class RecordsSink(ABC):
             raise InvalidSchema(
                 f"the rows of step '{self._step}' do not fit topic '{self._topic}': {'; '.join(reasons)}",
                 where=f"its schema: {held}",
-                next_step="write to another topic, or bring the rows to its schema with select(…)",
+                next_step="write to another topic, or convert the rows to its schema with select(…)",
             )
         self._target = held
 
@@ -189,7 +185,7 @@ class RecordsSink(ABC):
             raise InvalidSetting(
                 f"topic '{self._topic}' cannot be created: {error.what}",
                 where=f"step '{self._step}'",
-                next_step="choose the number of its partitions where it is written: write(…, partitions=…)",
+                next_step="set its number of partitions: write(…, partitions=…)",
             ) from error
 
     def _put_rows(self, rows: pa.RecordBatch) -> dict[int, str]:
@@ -197,7 +193,7 @@ class RecordsSink(ABC):
         return self._put(aligned, record_keys(rows, self._keys))
 
     def _put_changes(self, rows: pa.RecordBatch, weights: pa.Array) -> dict[int, str]:
-        """The new rows of a table, and tombstones for keys that have none."""
+        """The new rows of a table, and tombstones for keys without one."""
         there = pc.greater(weights, 0)
         put = rows.filter(there)
         keys = record_keys(rows, self._keys)
@@ -211,13 +207,13 @@ class RecordsSink(ABC):
 
 
 def as_texts(rows: pa.RecordBatch) -> pa.Array:
-    """Each row as a JSON object, as it stands in a topic of bytes."""
+    """Each row as a JSON object, for a topic of bytes."""
     schema = Schema.of(rows.schema)
     return codec("json", schema).encode(align(rows, schema.arrow))
 
 
 def record_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.Array | None:
-    """The key of each record; that of a single column which is null is one that no text is: it needs a place too."""
+    """The key of each record; a single null column has a key that is not valid text, since it needs a partition too."""
     if not keys:
         return None
     if len(keys) > 1:
@@ -232,7 +228,7 @@ def record_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.Array | None:
 
 
 def producer_name(job: str, step: str) -> str:
-    """Legal whatever the names are, and another one for every job and step."""
+    """A valid name, unique per job and step."""
     digest = hashlib.sha256(f"{job}\0{step}".encode()).hexdigest()[:12]
     parts = [re.sub(r"[^A-Za-z0-9_-]", "_", part)[:80] for part in (job, step)]
     return f"sink.{parts[0] or '_'}.{parts[1] or '_'}.{digest}"

@@ -1,28 +1,27 @@
-"""A batch in a topic of the embedded log: its records and the ledger's entry are committed by one verdict."""
+"""A batch in a topic of the embedded log: its records and the ledger's entry are committed together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pyarrow as pa
 
+from millstream.connectors.connector import Writing
 from millstream.connectors.topic.records import RecordsSink, as_texts
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.log.ledger import Ledger, send_keyed
-from millstream.records import Schema
 
-BATCH_ROWS = 1 << 18  # a frame of the log is held in memory whole
+BATCH_ROWS = 1 << 18  # a frame of the log is held in memory
 
 
 class TopicSink(RecordsSink):
-    def __init__(self, log: EmbeddedLog, topic: str, schema: Schema, **named: Any) -> None:
+    def __init__(self, log: EmbeddedLog, topic: str, writing: Writing, *, owns_log: bool = False) -> None:
         self._embedded = log
         self._producer: Producer | None = None
         self._ledger: Ledger
-        super().__init__(topic, schema, **named)
+        super().__init__(topic, writing, owns_log=owns_log)
 
     def _log(self) -> EmbeddedLog:
         return self._embedded
@@ -67,7 +66,7 @@ class TopicSink(RecordsSink):
                 producer.send_batch(self._topic, part)
             else:
                 send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS))
-        return {}  # the log takes records of any size
+        return {}  # the log accepts records of any size
 
     def _put_tombstones(self, keys: list[bytes]) -> None:
         for key in keys:

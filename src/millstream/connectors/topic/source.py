@@ -1,4 +1,4 @@
-"""A topic as a source: committed records only, up to the first transaction that is still open."""
+"""A topic as a source: committed records only, up to the first open transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from millstream import terminal
-from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, cut, fair_shares
+from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, Source, cut, fair_shares
 from millstream.connectors.topic.columns import Chunk, columns_of
 from millstream.errors import OffsetLost, UnknownTopic
 from millstream.log import EmbeddedLog, open_embedded
@@ -24,8 +24,8 @@ WEIGH_SECONDS = 10.0
 LOOK_SECONDS = 1.0  # for new partitions, and for transactions whose producer died
 
 
-class TopicSource:
-    """Partitions are named by their numbers."""
+class TopicSource(Source):
+    """Partitions are named by number."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TopicSource:
         self._noticed: dict[str, int] = {}
         self.lost_records = 0
         self.losses: list[str] = []
-        """What was skipped, for the owner of the job."""
+        """Descriptions of skipped records."""
         self._log: EmbeddedLog = open_embedded(broker)
         try:
             found = find_topic(self._log, topic)
@@ -60,7 +60,7 @@ class TopicSource:
 
     @property
     def identity(self) -> str:
-        """Of the topic as it was opened: one created again under the same name has another."""
+        """The id of the opened topic: one recreated under the same name has another."""
         return self._identity
 
     @property
@@ -85,7 +85,7 @@ class TopicSource:
         return {name: self._log.offset_at_time(self.topic, int(name), moment) for name in self.partitions}
 
     def _end_abandoned(self, partitions: list[Partition]) -> None:
-        """Transactions of dead producers would hold readers back for ever."""
+        """Transactions of dead producers would block readers forever."""
         if time.monotonic() - self._freed_at < LOOK_SECONDS:
             return
         self._freed_at = time.monotonic()
@@ -96,7 +96,7 @@ class TopicSource:
     # ------------------------------------------------------------ planning a batch
 
     def row_bytes(self) -> float:
-        """How large a record is on average, as it was stored; looked up now and then."""
+        """The average stored size of a record, refreshed from time to time."""
         if time.monotonic() - self._weighed_at > WEIGH_SECONDS:
             self._weighed_at = time.monotonic()
             found = self._log.describe_topic(self.topic).partitions
@@ -104,8 +104,12 @@ class TopicSource:
             self._row_bytes = sum(partition.size_bytes or 0 for partition in found) / max(1, records)
         return self._row_bytes
 
+    def take_losses(self) -> list[str]:
+        taken, self.losses = self.losses, []
+        return taken
+
     def limited(self, start: Offsets, limit_rows: int | None, *, until: Offsets | None = None) -> Offsets:
-        """`until` bounds it further: what came later, and partitions it does not name, are left for another time."""
+        """`until` is a further bound: later records, and partitions it does not contain, are left for another batch."""
         begun = self._begun(start)
         end = {name: max(offset, begun[name]) for name, offset in self.latest().items()}
         if until is not None:
@@ -122,15 +126,15 @@ class TopicSource:
         return cut([Slice(name, min(begun[name], end[name]), end[name]) for name in ordered], tasks)
 
     def _begun(self, start: Offsets, named: Offsets | None = None) -> Offsets:
-        """Where each partition begins; what is asked for must still be there."""
+        """The start of each partition; its records must still be retained."""
         begun = {}
         exist = self.partitions
         for name in start:
             if name not in exist:
                 raise OffsetLost(
-                    f"partition {name} was read before, and the topic has no such partition: it was created again",
+                    f"partition {name} was read before, but the topic no longer has it: it was recreated",
                     where=f"topic '{self.topic}'",
-                    next_step="give the job another name or folder, so that it reads the topic from its start",
+                    next_step="give the job another name or folder to read the topic from the beginning",
                 )
         for name in exist if named is None else named:
             partition = self._partition(name)
@@ -142,7 +146,7 @@ class TopicSource:
         return begun
 
     def _instead(self, partition: Partition, offset: int) -> int:
-        """Where to go on when records are lost; raises if that was not allowed, else tells of the same loss once."""
+        """Where to resume after lost records; raises if the policy does not allow it, else reports each loss once."""
         error = self._lost(partition, offset)
         if self._on_lost == "error":
             raise error
@@ -153,8 +157,8 @@ class TopicSource:
             self._noticed[name] = offset
             passed = max(0, instead - offset)
             self.lost_records += passed
-            told = f"{error.what} ({error.where}): {passed} offsets are passed over"
-            self.losses.append(f"{told}, going on at offset {instead}, as on_lost='{self._on_lost}' says")
+            loss = f"{error.what} ({error.where}): {passed} offsets are skipped"
+            self.losses.append(f"{loss}, resuming at offset {instead} (on_lost='{self._on_lost}')")
             logger.warning("%s", self.losses[-1])
         return instead
 
@@ -165,14 +169,14 @@ class TopicSource:
             return OffsetLost(
                 f"offsets {offset} to {first - 1} were deleted by retention before they were read",
                 where=where,
-                next_step="go on with on_lost='earliest' (millstream run --on-lost earliest), and lengthen the topic's "
-                "retention so that it covers the time a reader may stand still: "
+                next_step="continue with on_lost='earliest' (millstream run --on-lost earliest), and increase the "
+                "topic's retention to more than the longest downtime of a reader: "
                 f"millstream topics change {self.topic} --retention …",
             )
         return OffsetLost(
-            f"offset {offset} was read before, but the partition now ends at {end}: it was truncated or created again",
+            f"offset {offset} was read before, but the partition now ends at {end}: it was truncated or recreated",
             where=where,
-            next_step="go on with on_lost='earliest' or 'latest' (millstream run --on-lost earliest)",
+            next_step="continue with on_lost='earliest' or 'latest' (millstream run --on-lost earliest)",
         )
 
     def wait(self, start: Offsets, timeout_s: float) -> bool:
@@ -210,7 +214,7 @@ class TopicSource:
             yield self._columns.slab(slice.partition, Chunk(self.topic, partition.number, gathered))
 
     def _fetches(self, partition: Partition, slice: Slice) -> Iterator[Fetch]:
-        """The frames of a slice, the first and the last of them cut to it."""
+        """The frames of a slice, the first and the last cut to its bounds."""
         stable, start = partition.stable_offset(), slice.start
         if stable < slice.end:
             raise self._lost(partition, slice.end)
@@ -226,7 +230,7 @@ class TopicSource:
                 if reader.offset > slice.end:
                     fetch = _before(fetch, slice.end)
                 if fetch.stored.num_rows:
-                    yield fetch.with_sound_texts()
+                    yield fetch.with_checked_texts()
                 if reader.offset >= slice.end:
                     return
         except OffsetLost:
@@ -235,12 +239,12 @@ class TopicSource:
             yield from self._fetches(partition, replace(slice, start=reader.offset))
 
     def _partition(self, name: str) -> Partition:
-        """Held here, so that its files stay open between batches."""
+        """Cached, so that its files stay open between batches."""
         number = int(name)
         held = self._held.get(number)
         if held is None:
             held = self._held[number] = find_topic(self._log, self.topic).partition(number)
-        held.check_alive()  # a topic of the same name may stand in its place
+        held.check_alive()  # it may have been recreated under the same name
         return held
 
     def close(self) -> None:
@@ -258,7 +262,7 @@ def find_topic(log: EmbeddedLog, name: str) -> Topic:
             unknown.what,
             where=str(log.path),
             next_step=f"topics that exist: {', '.join(log.topics()) or 'none'}; "
-            f"one is made by: millstream topics create {name}",
+            f"create it with: millstream topics create {name}",
         ) from None
 
 

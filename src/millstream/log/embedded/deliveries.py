@@ -1,4 +1,4 @@
-"""One consumer of a queue of the embedded log: claims messages, answers for them, and writes dead letters."""
+"""One consumer of a queue of the embedded log: claims messages, settles them, and writes dead letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddedDeliveries:
-    patience_seconds = 0.0  # one look finds everything
+    patience_seconds = 0.0  # one pass finds everything
 
     def __init__(self, log: EmbeddedLog, name: str, topic: str, settings: QueueSettings, participants: Path) -> None:
         self._log = log
@@ -47,14 +47,14 @@ class EmbeddedDeliveries:
     # ------------------------------------------------------------ claiming
 
     def claim(self, count: int, seconds: float) -> Claim:
-        self._give_up_claim()
+        self._release_claim()
         claim = self._claim(count)
         if seconds > 0 and not claim.deliveries:
             self._wakeup.wait(min(seconds, CHECK_SECONDS))
         return claim
 
-    def _give_up_claim(self) -> None:
-        """What was claimed for a call that then raised can be delivered again at once."""
+    def _release_claim(self) -> None:
+        """Releases what was claimed for a call that then raised, so that it can be delivered at once."""
         claim = self._claim_made
         if claim is not None and not claim.is_taken and claim.deliveries:
             with self._log.coordinator.change() as db:
@@ -79,17 +79,17 @@ class EmbeddedDeliveries:
         now = time.time()
         with self._log.coordinator.change() as db:
             if time.monotonic() - self._freed_at >= CHECK_SECONDS:
-                self._free_dead(db)
+                self._release_dead(db)
                 self._freed_at = time.monotonic()
             again, spent = self._claim_due(db, count, now)
             fresh = self._claim_fresh(db, count - len(again), now)
-            claim = self._claim_made = Claim(again + fresh)  # before it is committed: see _give_up_claim
+            claim = self._claim_made = Claim(again + fresh)  # before it is committed: see _release_claim
         if spent:
             self._move_to_dead_letters(spent)
         return claim
 
-    def _free_dead(self, db: sqlite3.Connection) -> None:
-        """What a dead consumer held can be delivered again at once."""
+    def _release_dead(self, db: sqlite3.Connection) -> None:
+        """Releases the messages of dead consumers, so that they can be delivered at once."""
         owners = db.execute(
             "SELECT DISTINCT owner FROM deliveries WHERE queue = ? AND owner IS NOT NULL", (self._name,)
         )
@@ -101,7 +101,7 @@ class EmbeddedDeliveries:
             )
 
     def _claim_due(self, db: sqlite3.Connection, count: int, now: float) -> tuple[list[Delivery], list[sqlite3.Row]]:
-        """Deliveries that are due again, and those that had all their tries."""
+        """Deliveries that are due again, and those that have used all their tries."""
         due = db.execute(
             "SELECT * FROM deliveries WHERE queue = ? AND due_at <= ? ORDER BY due_at LIMIT ?", (self._name, now, count)
         ).fetchall()
@@ -123,7 +123,7 @@ class EmbeddedDeliveries:
         return messages, spent
 
     def _claim_fresh(self, db: sqlite3.Connection, count: int, now: float) -> list[Delivery]:
-        """Records that were never handed out, from each partition in turn."""
+        """Records that were never delivered, from each partition in turn."""
         (out,) = db.execute("SELECT count(*) FROM deliveries WHERE queue = ?", (self._name,)).fetchone()
         count = min(count, self._settings.max_in_flight - out)
         messages: list[Delivery] = []
@@ -142,11 +142,11 @@ class EmbeddedDeliveries:
         return messages
 
     def _advance(self, db: sqlite3.Connection, number: int, count: int) -> list[Record]:
-        """The next records of a partition, and the cursor moved behind them."""
+        """The next records of a partition; moves the cursor past them."""
         row = db.execute(
             "SELECT next_offset FROM queue_cursors WHERE queue = ? AND partition = ?", (self._name, number)
         ).fetchone()
-        if row is None:  # a partition added since
+        if row is None:  # a partition that was added since
             db.execute(
                 "INSERT INTO queue_cursors (queue, partition, next_offset) VALUES (?, ?, 0)", (self._name, number)
             )
@@ -171,7 +171,7 @@ class EmbeddedDeliveries:
         return taken.records()
 
     def _fetch(self, number: int, offset: int) -> Batch | None:
-        """Records of a partition from an offset on; those read before are not read again."""
+        """Records of a partition from an offset on, cached."""
         kept = self._fetched.get(number)
         if kept is None or not kept.offsets[0] <= offset <= kept.offsets[-1]:
             reader = self._readers[number]
@@ -195,7 +195,7 @@ class EmbeddedDeliveries:
     def _deadline(self, now: float) -> float:
         return now + self._settings.timeout.total_seconds()
 
-    # ------------------------------------------------------------ answering
+    # ------------------------------------------------------------ settling
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
         with self._log.coordinator.change() as db:
@@ -206,7 +206,7 @@ class EmbeddedDeliveries:
             self._forget(db, self._delivery(db, message), "acknowledged")
 
     def acknowledging(self, messages: Sequence[Message]) -> Included:
-        """After an abort the messages stay delivered, and come again when their time is over."""
+        """After an abort the messages stay delivered, and are delivered again when they time out."""
         return Included(lambda db: self._acknowledge(db, messages))
 
     def refuse(self, message: Message, reason: str, delay: timedelta, dead: bool) -> None:
@@ -257,7 +257,7 @@ class EmbeddedDeliveries:
     # ------------------------------------------------------------ dead letters
 
     def _move_to_dead_letters(self, spent: Sequence[sqlite3.Row]) -> None:
-        """Moves messages that had all their tries to the dead letters: in one transaction, so each goes there once."""
+        """Moves messages that have used all their tries to the dead letters, exactly once: in a transaction."""
         assert self._settings.dead_letters is not None
         with (
             FileLock(self._participants / f".queue-{self._name}"),
@@ -272,12 +272,12 @@ class EmbeddedDeliveries:
                             original = self._original(record)
                             letter = dead_letter(place, record.offset, original, row["tries"], row["reason"])
                             producer.send(self._settings.dead_letters, letter, key=record.key)
-            except TransactionAborted:  # another consumer was quicker
+            except TransactionAborted:  # another consumer was faster
                 return
 
     def _bury(self, db: sqlite3.Connection, spent: Sequence[sqlite3.Row]) -> None:
         if not all(self._forget(db, row, "dead") for row in spent):
-            raise TransactionAborted("a message was answered by another consumer meanwhile")
+            raise TransactionAborted("a message was settled by another consumer meanwhile")
 
     def _original(self, record: Record) -> bytes | None:
         schema = self._log.topic(self._topic).settings.schema

@@ -1,4 +1,4 @@
-"""Reads the partitions of a consumer from their segments, each in turn, and sleeps until one of them grows."""
+"""Reads a consumer's partitions from their segments, in turn, and sleeps until one of them grows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from millstream.log.embedded.log import EmbeddedLog
 
 SLEEP_SECONDS_MAX = 60.0
-LONE_SLEEP_SECONDS_MAX = 1.0  # without a group nothing but the clock tells of new partitions
+LONE_SLEEP_SECONDS_MAX = 1.0  # without a group, new partitions are only found by checking
 
 
 class EmbeddedFetching:
@@ -96,7 +96,7 @@ class EmbeddedFetching:
             for fetch in self._read(place, max_bytes):
                 self.offering.waiting.append(Batch(place.topic, place.partition, fetch.offsets, fetch.records))
         if seconds > 0 and not self.offering.waiting:
-            # Sleeps less when a transaction holds a reader back, for its producer may be dead.
+            # Sleeps less while an open transaction blocks a reader: its producer may be dead.
             patience = CHECK_SECONDS if self._end_abandoned() else SLEEP_SECONDS_MAX
             self._wakeup.wait(min(seconds, self._sleep_seconds_max, patience))
 
@@ -118,7 +118,7 @@ class EmbeddedFetching:
             self._end_abandoned()
 
     def _end_abandoned(self) -> bool:
-        """Ends transactions of dead producers that hold this consumer back; whether any transaction does."""
+        """Ends transactions of dead producers that block this consumer; whether any transaction still does."""
         self._freed_at = time.monotonic()
         held_back = [r for r in self.readers.values() if r.committed and r.partition.marks.read().open]
         for reader in held_back:
@@ -130,7 +130,7 @@ class EmbeddedFetching:
         return {place: reader.end_offset() for place, reader in self.readers.items()}
 
     def ends_if_known(self) -> dict[TopicPartition, int]:
-        return {}  # the files were just read to their ends
+        return {}  # the files were just read to the end
 
     def lag(self) -> int:
         return sum(reader.lag() for reader in self.readers.values())
@@ -139,4 +139,4 @@ class EmbeddedFetching:
         self._wakeup.close()
 
     def close(self) -> None:
-        """The files of a partition are closed with the last reader that uses them."""
+        """The files of a partition are closed with its last reader."""

@@ -1,4 +1,4 @@
-"""The folder of an embedded log: created where it is new or empty, refused where something else lies in it."""
+"""The folder of an embedded log: created if it is new or empty, rejected if it contains anything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPEN_FILES = 65536
 
 
 def raise_file_limit() -> None:
-    """A partition needs a handful of open files, and the usual soft limit is meant for programs that use select()."""
+    """A partition needs several open files, and the usual soft limit is meant for programs that use select()."""
     with suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -29,7 +29,7 @@ def raise_file_limit() -> None:
 
 
 def changes_lock(folder: Path) -> FileLock:
-    """Held while the log is made and topics are changed."""
+    """Held while the log is created and topics are changed."""
     return FileLock(folder / ".lock")
 
 
@@ -45,7 +45,7 @@ def open_folder(folder: Path, group: str | None) -> None:
                 if strangers:
                     (folder / ".lock").unlink()
                     raise NotALog(
-                        "the folder has other things in it and is not a log",
+                        "the folder is not empty and is not a log",
                         where=f"{folder} ({', '.join(sorted(strangers)[:3])})",
                         next_step="choose an empty or new folder with --log or MILLSTREAM_BROKER",
                     )
@@ -64,7 +64,7 @@ def open_folder(folder: Path, group: str | None) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the leftovers of a process that died while it created or deleted a topic."""
+    """Removes what a process left that died while it created or deleted a topic."""
     with suppress(FileNotFoundError):
         for entry in list(os.scandir(folder / "topics")):
             if entry.name.startswith((".deleted-", ".new-")):
@@ -74,8 +74,8 @@ def _sweep(folder: Path) -> None:
 
 
 def _is_own(folder: Path, name: str) -> bool:
-    """Whether this is left of a log whose creation was cut short."""
+    """Whether this was left by an interrupted creation of a log."""
     if name in FOLDERS:
         return not any((folder / name).iterdir())
-    # Jobs of a flow that reads and writes elsewhere keep their folders here, too.
+    # Jobs of flows that read and write elsewhere also keep their folders here.
     return name in (".lock", "jobs") or name.startswith(f".{DESCRIPTION}.")

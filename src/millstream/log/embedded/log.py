@@ -40,11 +40,11 @@ from millstream.log.embedded.deliveries import EmbeddedDeliveries
 from millstream.log.embedded.fetching import EmbeddedFetching
 from millstream.log.embedded.folder import changes_lock, open_folder, raise_file_limit
 from millstream.log.embedded.member import EmbeddedMember
-from millstream.log.embedded.read_offsets import cut_progress, furthest_read
+from millstream.log.embedded.read_offsets import furthest_read, truncate_progress
 from millstream.log.embedded.storing import EmbeddedStorage
 from millstream.log.embedded.switch_file import SWITCHES, SwitchFile
 from millstream.log.embedded.times import offsets_at, time_reached
-from millstream.log.embedded.topic import Topic, cutter
+from millstream.log.embedded.topic import Topic, truncation_of
 from millstream.log.groups import GroupInfo, Membership, TopicPartition
 from millstream.log.layout import stored_schema
 from millstream.log.open_clients import Parts
@@ -67,7 +67,7 @@ COORDINATOR = "coordinator.sqlite"
 
 @contextmanager
 def _held(locks: Iterable[FileLock]) -> Iterator[None]:
-    """All of them, taken in order of partition as everywhere."""
+    """Holds all locks, acquired in partition order as everywhere."""
     with ExitStack() as held:
         for lock in locks:
             held.enter_context(lock)
@@ -84,9 +84,9 @@ def _undescribed(name: str, folder: Path) -> DamagedLog:
 
 
 class EmbeddedLog(Switching):
-    """Opens the log in a folder, and makes it there if the folder is new or empty."""
+    """Opens the log in a folder; creates it if the folder is new or empty."""
 
-    poll_seconds_min = 1.0  # members check on each other several times within it
+    poll_seconds_min = 1.0  # members check on each other several times in this interval
     transaction_type: type = sqlite3.Connection
 
     def __init__(
@@ -97,7 +97,7 @@ class EmbeddedLog(Switching):
         disk: Disk | None = None,
         shared_group: str | None = None,
     ) -> None:
-        """`shared_group` opens the log to the members of a group for good; by default it is its owner's alone."""
+        """`shared_group` permanently opens the log to the members of a group; by default it is private to its owner."""
         self.path = Path(path).expanduser().absolute()
         self._disk = disk or Disk()
         raise_file_limit()
@@ -116,10 +116,10 @@ class EmbeddedLog(Switching):
         path = self.path / COORDINATOR
         if not path.exists() and self.topics():
             raise DamagedLog(
-                "the coordinator's file is missing: what groups, queues and named producers have done is in it",
+                "the coordinator's file is missing: it has the progress of groups, queues and named producers",
                 where=str(path),
-                next_step="restore it; if it is lost for good, make an empty file of that name: "
-                "groups, queues and named producers then start over",
+                next_step="restore it; if it is lost, create an empty file of that name: groups, queues and named "
+                "producers then start over",
             )
 
     def _lock(self) -> FileLock:
@@ -128,16 +128,14 @@ class EmbeddedLog(Switching):
     # ------------------------------------------------------------ topics
 
     def create_topic(self, name: str, **settings: Any) -> TopicInfo:
-        """Creates a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
+        """Creates a topic. The settings are those of `TopicSettings`; durations and sizes as text or as values."""
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
         check_partition_count(made.partitions)
         folder = self._folder(name)
         self._check_name_free(name)
         if folder.exists():
-            raise AlreadyExists(
-                f"there is a topic '{name}' already", next_step="choose another name, or change that one"
-            )
+            raise AlreadyExists(f"topic '{name}' already exists", next_step="choose another name, or change that one")
         draft = self.path / "topics" / f".new-{uuid.uuid4().hex}"
         with storage_errors(draft):
             make_folder(draft)
@@ -150,27 +148,27 @@ class EmbeddedLog(Switching):
             except (OSError, StorageError) as error:
                 shutil.rmtree(draft, ignore_errors=True)
                 if folder.exists():
-                    raise AlreadyExists(f"there is a topic '{name}' already") from error
+                    raise AlreadyExists(f"topic '{name}' already exists") from error
                 raise
         return self.describe_topic(name)
 
     def topics(self) -> list[str]:
-        """Folders of other names, and files, are not topics, however they came there."""
+        """Files, and folders with other names, are not topics."""
         with storage_errors(self.path), os.scandir(self.path / "topics") as entries:
             return sorted(
                 entry.name for entry in entries if is_name(entry.name) and entry.is_dir(follow_symlinks=False)
             )
 
     def topic(self, name: str) -> Topic:
-        """The topic as described now; its partitions are kept open between calls."""
+        """The topic's current description; its partitions are kept open between calls."""
         self._check_open()
         folder = self._folder(checked_name(name, "topic"))
         try:
             with self._topics_lock:
                 if folder.is_symlink():
-                    raise damaged(folder, "a link lies in place of the topic's folder")
+                    raise damaged(folder, "the topic's folder was replaced by a link")
                 found = (folder / TOPIC).stat()
-                # Clocks of file systems are coarse: a new file in the same tick has another number at least.
+                # File system clocks are coarse, but a new file in the same tick has at least another inode.
                 version = (found.st_mtime_ns, found.st_ino, folder.stat().st_ino)
                 known = self._topics.get(name)
                 if known is None or known[0] != version:
@@ -198,7 +196,7 @@ class EmbeddedLog(Switching):
     def describe_topic(self, name: str) -> TopicInfo:
         topic = self.topic(name)
         infos = []
-        for number in range(topic.settings.partitions):  # one by one: each holds files open as long as it is used
+        for number in range(topic.settings.partitions):  # one by one: each keeps files open while it is used
             partition = topic.partition(number)
             mark = partition.marks.read()
             infos.append(
@@ -222,7 +220,7 @@ class EmbeddedLog(Switching):
             if made.partitions > topic.settings.partitions:
                 check_partition_count(made.partitions)
             opened = topic.partitions()
-            # No record may come in between the look whether there are any and the new description.
+            # No record may be written between the check for records and the new description.
             with _held(partition.lock for partition in opened):
                 for partition in opened:
                     partition.check_alive()
@@ -240,7 +238,7 @@ class EmbeddedLog(Switching):
 
     @contextmanager
     def moving(self, name: str, to: str) -> Iterator[Topic]:
-        """Blocks writers of a topic; afterwards they get an error that names where it has moved."""
+        """Blocks writers of a topic; afterwards they get an error that names the new topic."""
         with self._lock():
             topic = self.topic(name)
             opened = topic.partitions()
@@ -261,11 +259,11 @@ class EmbeddedLog(Switching):
                 draft.rename(topic.folder / str(number))
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its records and what groups and queues remember of it. Writers at work are refused."""
+        """Deletes a topic, its records, and the offsets of groups and queues. Active writers get an error."""
         topic = self.topic(name)
         queues.check_unused(self.coordinator, name)
         grave = self.path / "topics" / f".deleted-{uuid.uuid4().hex}"
-        # Not through the partitions, which cannot be opened when they are damaged.
+        # Not through the partitions: damaged ones cannot be opened.
         folders = [topic.folder / str(number) for number in range(topic.settings.partitions)]
         folders = [folder for folder in folders if folder.is_dir()]
         with self._lock(), storage_errors(topic.folder):
@@ -274,17 +272,17 @@ class EmbeddedLog(Switching):
                 if any(lock.gone for lock in locks) or self.topic(name).identity != topic.identity:
                     raise UnknownTopic(f"topic '{name}' was deleted meanwhile")
                 self._forget_version(name)
-                # First: a new topic of this name must never find what groups remember of this one.
+                # First: a new topic of this name must never find the old one's offsets.
                 with self.coordinator.change(durable=True) as db:
                     for table in ("offsets", "ownership", "transaction_partitions"):
                         db.execute(f"DELETE FROM {table} WHERE topic = ?", (name,))
                 topic.folder.rename(grave)
                 sync_folder(grave.parent)
-                shutil.rmtree(grave, ignore_errors=True)  # what is left is swept when the log is next opened
+                shutil.rmtree(grave, ignore_errors=True)  # the rest is removed when the log is next opened
         self._forget(name)
 
     def _cut(self, topic: str, partition: int, end_offset: int) -> None:
-        cut_progress(self.coordinator, TopicPartition(topic, partition), end_offset)
+        truncate_progress(self.coordinator, TopicPartition(topic, partition), end_offset)
 
     def _forget(self, name: str) -> None:
         with self._topics_lock:
@@ -299,7 +297,7 @@ class EmbeddedLog(Switching):
         """The offset of the first record at or after a time."""
         return offset_at_time(self.topic(topic).partition(partition), microseconds(moment))
 
-    # ------------------------------------------------------------ where readers start that are switched
+    # ------------------------------------------------------------ where switched readers start
 
     def _stable_offsets(self, topic: str) -> dict[int, int]:
         return {partition.number: partition.stable_offset() for partition in self.topic(topic).partitions()}
@@ -378,7 +376,7 @@ class EmbeddedLog(Switching):
         return {partition.number: (partition.start_offset(), partition.stable_offset()) for partition in found}
 
     def check_idle(self, group: str) -> None:
-        """Refuses to touch a group whose members are at work."""
+        """Refuses to change a group with active members."""
         groups.change_idle_group(self.coordinator, self._participants, group)
 
     def reset_group(self, name: str, topic: str, to: Start) -> GroupInfo:
@@ -424,7 +422,7 @@ class EmbeddedLog(Switching):
         topic, settings = queues.load(self.coordinator, name)
         return topic, settings, EmbeddedDeliveries(self, name, topic, settings, self._participants)
 
-    # ------------------------------------------------------------ upkeep and the end
+    # ------------------------------------------------------------ upkeep and closing
 
     def clean(self, topic: str | None = None) -> None:
         """Applies retention and compaction now, instead of in the background."""
@@ -433,7 +431,7 @@ class EmbeddedLog(Switching):
             upkeep.clean(self.topic(name), forced=True)
 
     def repair_topic(self, name: str) -> list[Repaired]:
-        """Keeps what is intact of damaged partitions, and reports what is lost. Nobody else may use the topic."""
+        """Keeps the intact records of damaged partitions, and reports what is lost. Nobody else may use the topic."""
         topic = self.topic(name)
         for number in range(topic.settings.partitions):
             with storage_errors(topic.folder):
@@ -444,7 +442,7 @@ class EmbeddedLog(Switching):
                 number,
                 topic.stored_schema,
                 self._disk,
-                on_cut=cutter(self._cut, name, number),
+                on_truncate=truncation_of(self._cut, name, number),
                 known_end=furthest_read(self.coordinator, TopicPartition(name, number)),
             )
             for number in range(topic.settings.partitions)
@@ -464,7 +462,7 @@ class EmbeddedLog(Switching):
             raise ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
 
     def close(self) -> None:
-        """Closes the producers, consumers and queues made here as well; raises what the first of them raises."""
+        """Also closes the producers, consumers and queues opened here; raises the first of their errors."""
         if self._closed:
             return
         if self._upkeep is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddedMember:
-    """Keeps no reference to its consumer: one that is forgotten without being closed is gone at once."""
+    """Keeps no reference to its consumer: a consumer that is garbage collected without being closed leaves at once."""
 
     def __init__(self, log: EmbeddedLog, group: str, settings: ConsumerSettings) -> None:
         self._log = log

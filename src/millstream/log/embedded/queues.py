@@ -1,7 +1,7 @@
-"""The queues of an embedded log, as the coordinator keeps them.
+"""The queues of an embedded log, as the coordinator stores them.
 
-Per partition a cursor marks up to where records have been handed out at all; a delivery stands for each record that is
-in flight or waits to be delivered again. What lies before the cursor and has no delivery is done.
+Each partition has a cursor: records before it have been delivered at least once. A delivery stands for a record that is
+in flight or waits to be redelivered. A record before the cursor without a delivery is done.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def delete(coordinator: Coordinator, participants: Path, name: str) -> None:
         }
         if busy := [owner for owner in owners if is_alive(participants, owner)]:
             raise InvalidInput(
-                f"{len(busy)} consumers are at work on queue '{name}'", next_step="stop them first, then try again"
+                f"queue '{name}' has {len(busy)} active consumers", next_step="stop them first, then try again"
             )
         for table in ("deliveries", "queue_cursors"):
             db.execute(f"DELETE FROM {table} WHERE queue = ?", (name,))

@@ -1,4 +1,4 @@
-"""How far groups and queues have read a partition, compared with where it ends."""
+"""The positions of groups and queues, compared with the end of a partition."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from millstream.log.groups import TopicPartition
 OF_QUEUES = "partition = :partition AND queue IN (SELECT name FROM queues WHERE topic = :topic)"
 
 
-def cut_progress(coordinator: Coordinator, place: TopicPartition, end_offset: int) -> None:
-    """Nobody has read further than a partition now ends: its next records have offsets that were used before."""
+def truncate_progress(coordinator: Coordinator, place: TopicPartition, end_offset: int) -> None:
+    """Moves positions back to the new end of a partition: its next records reuse offsets."""
     beyond = {"topic": place.topic, "partition": place.partition, "end": end_offset}
     with coordinator.change(durable=True) as db:
         db.execute(
@@ -22,7 +22,7 @@ def cut_progress(coordinator: Coordinator, place: TopicPartition, end_offset: in
 
 
 def furthest_read(coordinator: Coordinator, place: TopicPartition) -> int:
-    """The furthest position of any group or queue: the partition had at least so many records."""
+    """The furthest position of any group or queue: the partition had at least this many records."""
     with coordinator.look() as db:
         rows = db.execute(
             "SELECT next_offset FROM offsets WHERE topic = :topic AND partition = :partition UNION ALL "

@@ -37,7 +37,7 @@ class EmbeddedStorage:
     def store(self, chunk: Chunk, placed: Placed) -> None:
         if chunk.work is None:
             chunk.work = self._plan(chunk.topic, placed)
-        topic = placed.topic  # not looked up again: another one may have the name by now
+        topic = placed.topic  # not looked up again: another topic may have the name by now
         assert isinstance(topic, Topic)
         while chunk.work:
             work = chunk.work[0]
@@ -61,7 +61,7 @@ class EmbeddedStorage:
             chunk.stored.append(chunk.work.pop(0))
 
     def _plan(self, topic: str, placed: Placed) -> list[PartitionWork]:
-        """The frames of a chunk, partition by partition."""
+        """The frames of a chunk, per partition."""
         if not placed.batch.num_rows:
             return []
         chosen = placed.partitions

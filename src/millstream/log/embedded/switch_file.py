@@ -1,6 +1,6 @@
-"""The switches of an embedded log are one small file, replaced as a whole: after a crash the old one holds or the new.
+"""The switches of an embedded log are one small file, replaced as a whole: a crash leaves the old or the new one.
 
-A change is noticed by the file's age and number, so a reader pays one stat per poll.
+A change is detected by the file's age and inode, so a reader pays one stat per poll.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SwitchFile(Switches):
 
     def write(self, switches: Mapping[str, Switch]) -> None:
         write_document(self.path, {name: switch.to_document() for name, switch in sorted(switches.items())})
-        self._known = ((-1,), {})  # clocks are coarse: this process reads again what it wrote in any case
+        self._known = ((-1,), {})  # clocks are coarse: this process always rereads its own write
 
     def _read(self) -> Mapping[str, Switch]:
         try:
@@ -45,7 +45,7 @@ class SwitchFile(Switches):
                 return {name: Switch.of(name, entry) for name, entry in read_document(self.path).items()}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidName) as error:
             raise DamagedLog(
-                f"what names stand for cannot be read: {error}",
+                f"the switches cannot be read: {error}",
                 where=str(self.path),
-                next_step="restore the file from a copy; without it every name stands for its own topic",
+                next_step="restore the file from a copy; without it every name refers to the topic of that name",
             ) from error

@@ -1,4 +1,4 @@
-"""Offsets in other topics that correspond to a time, for readers that are switched over."""
+"""Offsets in other topics that correspond to a time, for readers that are switched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def offsets_at(partitions: Iterable[Partition], time_us: int | None) -> dict[int
 
 
 def time_reached(positions: Iterable[tuple[Partition, int]]) -> int | None:
-    """The time (µs) of the first record that is not yet read; of a reader that has read all, just after the last."""
+    """The time (µs) of the first unread record; if all were read, just after the last one."""
     unread, read = [], []
     for partition, offset in positions:
         first = min(max(offset, partition.start_offset()), partition.end_offset())

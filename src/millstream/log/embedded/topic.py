@@ -15,7 +15,7 @@ from millstream.log.topics import TopicSettings
 
 
 class Topic:
-    """A topic as this process knows it."""
+    """A topic, as this process has it open."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Topic:
         folder: Path,
         disk: Disk,
         latest: Callable[[str], Topic],
-        on_cut: Callable[[str, int, int], None],
+        on_truncate: Callable[[str, int, int], None],
         moved_to: str | None = None,
     ) -> None:
         self.name = name
@@ -36,13 +36,13 @@ class Topic:
         self.stored_schema = stored_schema(settings.schema)
         self._disk = disk
         self._latest = latest
-        self._on_cut = on_cut
-        # A partition is held by its users; with the last of them its files are closed.
+        self._on_truncate = on_truncate
+        # A partition's files are closed with its last user.
         self._partitions: weakref.WeakValueDictionary[int, Partition] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
 
     def take_over(self, before: Topic) -> None:
-        """Takes over the partitions that are open, under the current settings."""
+        """Takes over the open partitions, with the current settings."""
         self._partitions, self._lock = before._partitions, before._lock
         for reference in self._partitions.valuerefs():
             partition = reference()
@@ -51,7 +51,7 @@ class Topic:
                 partition.moved_to = self.moved_to
 
     def forget(self) -> None:
-        """Releases the partitions; one that is still in use stays open."""
+        """Releases the partitions; those in use stay open."""
         with self._lock:
             self._partitions.clear()
 
@@ -73,12 +73,12 @@ class Topic:
                     self.settings.segment_bytes,
                     self._disk,
                     renew=_renewer(self._latest, self.name, self.identity),
-                    on_cut=cutter(self._on_cut, self.name, number),
+                    on_truncate=truncation_of(self._on_truncate, self.name, number),
                 )
                 found.moved_to = self.moved_to
                 self._partitions[number] = found
                 try:
-                    found.refresh()  # this description may be outdated, or that of a topic deleted meanwhile
+                    found.refresh()  # this description may be outdated, or of a topic that was deleted since
                 except BaseException:
                     self._partitions.pop(number, None)
                     raise
@@ -89,7 +89,7 @@ class Topic:
 
 
 def _renewer(latest: Callable[[str], Topic], name: str, identity: str) -> Callable[[], None]:
-    """Notices a change of settings, and raises if the topic was deleted."""
+    """Detects a change of settings, and raises if the topic was deleted."""
 
     def renew() -> None:
         if latest(name).identity != identity:
@@ -98,5 +98,5 @@ def _renewer(latest: Callable[[str], Topic], name: str, identity: str) -> Callab
     return renew
 
 
-def cutter(on_cut: Callable[[str, int, int], None], topic: str, number: int) -> Callable[[int], None]:
-    return lambda end_offset: on_cut(topic, number, end_offset)
+def truncation_of(on_truncate: Callable[[str, int, int], None], topic: str, number: int) -> Callable[[int], None]:
+    return lambda end_offset: on_truncate(topic, number, end_offset)

@@ -1,1 +1,1 @@
-"""Apache Kafka as a broker, by confluent-kafka."""
+"""Apache Kafka as a broker, through confluent-kafka."""

@@ -1,7 +1,7 @@
-"""Where a Kafka is and how it is talked to: `kafka://host:9092,other:9092?name=value`.
+"""The address of a Kafka cluster and its client settings: `kafka://host:9092,other:9092?name=value`.
 
-Settings are those of librdkafka, under their own names. Secrets do not stand in an address, which is shown and stored:
-they stand in a file (`?settings=client.properties`, or named by MILLSTREAM_KAFKA_SETTINGS), or are given in the flow.
+Settings have librdkafka's names. An address is displayed and stored, so it must not contain secrets: those are in a
+file (`?settings=client.properties`, or named by MILLSTREAM_KAFKA_SETTINGS), or given in the flow.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from millstream.secrets import Secret, hidden, is_secret, revealed
 SCHEME = "kafka://"
 SETTINGS_VARIABLE = "MILLSTREAM_KAFKA_SETTINGS"
 PORT = 9092
-OF_REGISTRY = ("basic.auth.", "schema.registry.")  # stand beside Kafka's own in many a file of settings
+OF_REGISTRY = ("basic.auth.", "schema.registry.")  # often in the same file as Kafka's settings
 CLIENT_DEFAULTS = {
     "client.id": "millstream",
-    "reconnect.backoff.max.ms": 2000,  # a broker that comes back is found soon
+    "reconnect.backoff.max.ms": 2000,  # find a broker soon after it comes back
     "log_level": 3,
 }
 
 
 @dataclass(frozen=True)
 class KafkaAddress:
-    """As text it is the address that was given, without secrets: it can be sent, shown and read again."""
+    """Its text is the given address without secrets: it can be sent, displayed and parsed again."""
 
     servers: str
     settings: Mapping[str, str | Secret] = field(default_factory=dict)
@@ -38,30 +38,28 @@ class KafkaAddress:
     @classmethod
     def of(cls, address: str) -> KafkaAddress:
         if not address.startswith(SCHEME):
-            raise InvalidSetting(
-                f"'{address}' is not the address of a Kafka", next_step=f"for example {SCHEME}host:{PORT}"
-            )
+            raise InvalidSetting(f"'{address}' is not a Kafka address", next_step=f"for example {SCHEME}host:{PORT}")
         servers, _, query = address.removeprefix(SCHEME).rstrip("/").partition("?")
         if "@" in servers:
             raise InvalidSetting(
-                "a user and a password do not belong into an address: it is shown and stored",
+                "an address must not contain a user or password: it is displayed and stored",
                 where=SCHEME + servers.rpartition("@")[2],
-                next_step=f"write them into a file and name it: {SCHEME}host:{PORT}?settings=FILE",
+                next_step=f"put them in a file and name it: {SCHEME}host:{PORT}?settings=FILE",
             )
         said = dict(parse_qsl(query.rstrip("/"), keep_blank_values=True))
         file = said.pop("settings", None) or os.environ.get(SETTINGS_VARIABLE)
         for name in said:
             if is_secret(name):
                 raise InvalidSetting(
-                    f"'{name}' is not known to be harmless, and an address is shown and stored",
+                    f"setting '{name}' may be secret, and an address is displayed and stored",
                     where=SCHEME + servers,
-                    next_step=f"write it into a file and name that: {SCHEME}{servers}?settings=FILE",
+                    next_step=f"put it in a file and name that: {SCHEME}{servers}?settings=FILE",
                 )
         settings = {**(properties(Path(file)) if file else {}), **said}
         return cls(with_ports(servers), hidden(settings), address)
 
     def client(self, **more: Any) -> dict[str, Any]:
-        """The settings of a client of confluent-kafka, secrets in the clear; dots of names as underscores."""
+        """Client settings for confluent-kafka, secrets in clear text; dots in names become underscores."""
         plain = {name.replace("_", "."): value for name, value in more.items()}
         own = {name: value for name, value in revealed(self.settings).items() if not name.startswith(OF_REGISTRY)}
         return {"bootstrap.servers": self.servers, **CLIENT_DEFAULTS, **own, **plain}
@@ -71,7 +69,7 @@ class KafkaAddress:
 
 
 def as_kafka(broker: str | KafkaAddress | None) -> KafkaAddress | None:
-    """The address of a broker, if that is a Kafka."""
+    """The broker's address, if it is Kafka."""
     if isinstance(broker, str) and broker.startswith(SCHEME):
         return KafkaAddress.of(broker)
     return broker if isinstance(broker, KafkaAddress) else None
@@ -85,21 +83,21 @@ def address_of(
     topic: str,
     step: str,
 ) -> KafkaAddress:
-    """Where a topic is that a flow names: at these servers, or at the job's own broker."""
+    """The address of a flow's topic: at these servers, or at the job's own broker."""
     if servers is not None:
         return KafkaAddress(with_ports(servers), settings)
     own = as_kafka(broker)
     if own is None:
         raise InvalidInput(
-            f"kafka(topic='{topic}') names no servers, and the job's own broker is no Kafka",
+            f"kafka(topic='{topic}') names no servers, and the job's own broker is not Kafka",
             where=f"step '{step}'",
-            next_step=f"say kafka('host:{PORT}', topic='{topic}'), or run with broker='{SCHEME}host:{PORT}'",
+            next_step=f"write kafka('host:{PORT}', topic='{topic}'), or run with broker='{SCHEME}host:{PORT}'",
         )
     return replace(own, settings={**own.settings, **settings})
 
 
 def with_ports(servers: str) -> str:
-    """Servers separated by commas, each with a port; refuses what is none."""
+    """Servers separated by commas, each with a port; rejects anything else."""
     found = []
     for server in servers.split(","):
         host, _, port = (
@@ -114,12 +112,12 @@ def with_ports(servers: str) -> str:
 
 
 def properties(file: Path) -> dict[str, str]:
-    """The settings in a file, one `name=value` in a line; lines that begin with # are remarks."""
+    """The settings in a file, one `name=value` per line; lines that start with # are comments."""
     try:
         lines = file.expanduser().read_text().splitlines()
     except OSError as error:
         raise NotFound(
-            f"the settings of Kafka cannot be read: {error.strerror}", where=str(file), next_step="name another file"
+            f"the Kafka settings cannot be read: {error.strerror}", where=str(file), next_step="name another file"
         ) from error
     found = {}
     for number, line in enumerate(lines, 1):

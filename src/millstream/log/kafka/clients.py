@@ -1,6 +1,6 @@
-"""Clients of one Kafka: made with the same settings, logging through `logging`, and retried when they are slow.
+"""Clients of one Kafka cluster, with shared settings, logging through `logging`, and retries.
 
-Nothing of Kafka is loaded before the first of them is made.
+Nothing of Kafka is imported before the first client is created.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess
 from millstream.log.kafka.address import KafkaAddress
-from millstream.log.kafka.failures import client_module, said_plainly, translated
+from millstream.log.kafka.failures import client_module, translated, translated_errors
 from millstream.secrets import concealed
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 OPEN_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
-REFUSED_SECONDS = 5.0  # one broker may refuse for a moment what the others have
-GLANCE_SECONDS = 2.0  # for what can do without the answer
-# What may pass: another broker takes over, or the same one comes back.
+REFUSED_SECONDS = 5.0  # one broker may briefly refuse what the others accept
+GLANCE_SECONDS = 2.0  # for callers that can do without the answer
+# Transient errors: another broker takes over, or the same one comes back.
 PASSING = frozenset(
     (
         "_TIMED_OUT",
@@ -53,15 +53,15 @@ PASSING = frozenset(
         "UNKNOWN_LEADER_EPOCH",
     )
 )
-# The client keeps asking with the epoch it knows, for as long as it lives: a new one looks up the current leader.
+# The client keeps using the epoch it knows for as long as it lives; a new one looks up the current leader.
 OUTDATED = frozenset(("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION"))
 UNKNOWN = frozenset(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"))
-NEWS_SECONDS = 10.0  # within which every broker knows a new topic
+NEWS_SECONDS = 10.0  # until every broker knows a new topic
 END = "_PARTITION_EOF"
-RECORD_BYTES_MAX = 1_000_000_000  # the broker's own limit is the one that counts
+RECORD_BYTES_MAX = 1_000_000_000  # the broker's own limit decides
 PRODUCER_DEFAULTS = {
     "partitioner": "murmur2_random",
-    "linger.ms": 0,  # records have lingered in the buffer
+    "linger.ms": 0,  # records have already lingered in the buffer
     "compression.type": "lz4",
     "queue.buffering.max.messages": 1_000_000,
     "message.max.bytes": RECORD_BYTES_MAX,
@@ -72,7 +72,7 @@ Answer = TypeVar("Answer")
 
 
 class _Concealing(logging.Filter):
-    """The client hides some of its settings in its messages, not all that are secret."""
+    """Redacts secrets that the client itself does not hide in its messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = concealed(record.getMessage()), ()
@@ -80,22 +80,22 @@ class _Concealing(logging.Filter):
 
 
 heard = terminal.logger("millstream.kafka", _Concealing())
-heard.addHandler(logging.NullHandler())  # give it a handler to read the messages of the client
+heard.addHandler(logging.NullHandler())  # add a handler to see the client's messages
 
 
 class Clients:
-    """Makes the clients for one address; secrets stand in their settings alone."""
+    """Creates the clients for one address; only their settings contain secrets."""
 
     def __init__(self, address: KafkaAddress) -> None:
         self.address = address
         self.where = str(address)
         self.refused: MillstreamError | None = None
         self._made: dict[str, float] = {}
-        with said_plainly(self.where):
+        with translated_errors(self.where):
             self.admin = self._admin()
 
     def settings(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
-        """`defaults` can be overridden by the address; `fixed` it cannot."""
+        """The address can override `defaults`, but not `fixed`."""
         return {**(defaults or {}), **self.address.client(**fixed), "logger": heard, "error_cb": self._on_error}
 
     def _admin(self) -> AdminClient:
@@ -104,22 +104,22 @@ class Clients:
         return AdminClient(self.settings())
 
     def producer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> Producer:
-        with said_plainly(self.where):
+        with translated_errors(self.where):
             made: Producer = client_module().Producer(self.settings(defaults=defaults, **fixed))
             return made
 
     def consumer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> Consumer:
-        with said_plainly(self.where):
+        with translated_errors(self.where):
             made: Consumer = client_module().Consumer(self.settings(defaults=defaults, **fixed))
             return made
 
     def share_consumer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> ShareConsumer:
-        with said_plainly(self.where):
+        with translated_errors(self.where):
             made: ShareConsumer = client_module().ShareConsumer(self.settings(defaults=defaults, **fixed))
             return made
 
     def _on_error(self, error: KafkaError) -> None:
-        """What the client reports on its own: most of it passes, a refused login does not."""
+        """Errors that the client reports on its own: most are transient, a refused login is not."""
         heard.debug("%s: %s", self.where, error.str())
         if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
             self.refused = translated(error, self.where)
@@ -127,10 +127,10 @@ class Clients:
             self.refused = NoAccess(
                 f"the broker and this client do not trust each other: {error.str()}",
                 where=self.where,
-                next_step="see security.protocol and ssl.ca.location",
+                next_step="check security.protocol and ssl.ca.location",
             )
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ requests
 
     def check(self) -> None:
         """Raises within a few seconds if no broker answers, or none accepts this user."""
@@ -147,30 +147,30 @@ class Clients:
                     raise self.refused from None
                 if time.monotonic() >= deadline:
                     raise KafkaUnavailable(
-                        f"no broker of Kafka answers within {OPEN_SECONDS:.0f} seconds",
+                        f"no Kafka broker answered within {OPEN_SECONDS:.0f} seconds",
                         where=self.where,
-                        next_step="see whether it runs, and whether the address is right",
+                        next_step="check that it is running and that the address is right",
                     ) from error
 
     def retrying(self, ask: Callable[[], Answer], where: str, seconds: float = ANSWER_SECONDS) -> Answer:
-        """The answer to a request, repeated while brokers go away and come back."""
+        """The answer to a request, retried while brokers are away."""
         kafka_exception = client_module().KafkaException
         begun = time.monotonic()
         while True:
             try:
                 answer = ask()
-                self.refused = None  # it has passed, or was another broker's
+                self.refused = None  # it has passed, or came from another broker
                 return answer
             except TimeoutError as error:
                 raise KafkaUnavailable(
-                    f"Kafka has not answered within {seconds:.0f} seconds",
+                    f"Kafka did not answer within {seconds:.0f} seconds",
                     where=f"{where}, {self.where}",
-                    next_step="see whether its brokers are up and reachable",
+                    next_step="check that its brokers are up and reachable",
                 ) from error
             except kafka_exception as error:
                 self.admin.poll(0)
                 name, waited = error.args[0].name(), time.monotonic() - begun
-                if not name.startswith("_"):  # the answer of a broker, which accepts this user
+                if not name.startswith("_"):  # an answer from a broker that accepts this user
                     self.refused = None
                 elif self.refused is not None and (name not in PASSING or waited > REFUSED_SECONDS):
                     raise self.refused from None
@@ -182,7 +182,7 @@ class Clients:
                 time.sleep(0.1)
 
     def made(self, topic: str) -> None:
-        """A topic was created here; brokers that do not know it yet are asked again."""
+        """Remembers a topic that was just created; brokers that do not know it yet are asked again."""
         self._made[topic] = time.monotonic()
 
     def removed(self, topic: str) -> None:

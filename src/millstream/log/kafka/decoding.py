@@ -1,4 +1,4 @@
-"""From the messages of Kafka's client to batches of columns, as every consumer hands them out."""
+"""Turns messages of Kafka's client into the batches of columns that every consumer returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The first record that does not fit the schema of its topic, or cannot be read at all."""
+    """The first record that does not fit the schema of its topic, or cannot be decoded."""
 
     offset: int
     reason: str
@@ -33,7 +33,7 @@ class Unreadable:
         return InvalidRecord(
             f"a record {self.what}: {self.reason}",
             where=f"{place}, offset {self.offset}",
-            next_step=f"it was not written through Millstream; go on behind it: seek({self.offset + 1})",
+            next_step=f"it was not written by Millstream; skip it: seek({self.offset + 1})",
         )
 
 
@@ -45,7 +45,7 @@ def _json(schema: Schema) -> Codec:
 def to_batch(
     place: TopicPartition, schema: Schema | None, messages: Sequence[Message]
 ) -> tuple[Batch | None, Unreadable | None]:
-    """The records up to the first that cannot be read, and that."""
+    """The records up to the first that cannot be decoded, and that one."""
     headers, bad = headers_of(messages)
     if not bad:
         return _to_batch(place, schema, messages, headers)

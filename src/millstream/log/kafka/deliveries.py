@@ -1,9 +1,9 @@
-"""One consumer of a queue on Kafka: a share group, whose brokers give each record to one consumer, and count its tries.
+"""One consumer of a queue on Kafka, a share group: its brokers deliver each record to one consumer and count tries.
 
-What they do not do is done here: a message that had all its tries becomes a dead letter before they would forget it,
-and records from before the queue was created are skipped. Kafka's client takes no more messages while one of the last
-is unanswered, so a queue that is asked for more meanwhile joins the group once more. Dead letters are written at least
-once.
+Millstream adds what brokers do not do: a message that has used all its tries becomes a dead letter before they discard
+it, and records from before the queue was created are skipped. Kafka's client fetches nothing while any message of its
+last poll is unsettled, so a queue that needs more joins the group with another client. Dead letters are written at
+least once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millstream.errors import InvalidInput, MillstreamError
 from millstream.log.batches import Record
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.decoding import to_batch
-from millstream.log.kafka.failures import client_module, said_plainly
+from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.queues import ANSWER_SECONDS, group_of
 from millstream.log.ports import Claim, Delivery
 from millstream.log.producer import Producer
@@ -40,7 +40,7 @@ GONE = ("INVALID_RECORD_STATE", "_STATE", "UNKNOWN_MEMBER_ID", "SHARE_SESSION_NO
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A message that this process has, and until when no other gets it."""
+    """A message that this process has acquired, and until when."""
 
     message: Any
     tries: int
@@ -51,7 +51,7 @@ class _Held:
 
     @property
     def is_handed(self) -> bool:
-        """Whether the user has it: what was claimed for a call that then raised the user never got."""
+        """Whether the user has it: messages acquired for a call that then raised were never returned."""
         return self.claim is not None and self.claim.is_taken
 
     @property
@@ -62,10 +62,10 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """One client in the share group; it takes no more until all that it has is answered."""
+    """One client in the share group; it fetches nothing until all its messages are settled."""
 
     client: ShareConsumer
-    is_polling: bool = False  # also after a poll that an exception ended: what came with it nobody knows
+    is_polling: bool = False  # also after a poll ended by an exception: its messages are unknown
     held: dict[tuple[int, int], _Held] = field(default_factory=dict)
 
 
@@ -77,14 +77,14 @@ class KafkaDeliveries:
         self._name = name
         self._topic, self._settings, self._starts = topic, settings, starts
         self._members: list[_Member] = []
-        self._producer: Producer | None = None  # of dead letters
+        self._producer: Producer | None = None  # for dead letters
         self._lock = threading.RLock()
         self._has_received = False
         self._closed = False
 
     @property
     def patience_seconds(self) -> float:
-        """A new member of a share group gets its share with its second heartbeat, after some five seconds."""
+        """A new member of a share group is assigned partitions with its second heartbeat, after about five seconds."""
         return FETCH_SECONDS if self._has_received else JOIN_SECONDS
 
     def claim(self, count: int, seconds: float) -> Claim:
@@ -100,14 +100,14 @@ class KafkaDeliveries:
             return claim
 
     def _drop_interrupted(self) -> None:
-        """A client whose poll ended in an exception may hold messages that never got here: they are delivered again."""
+        """A client whose poll ended in an exception may hold messages that never got here: they are redelivered."""
         for member in [member for member in self._members if member.is_polling]:
-            with suppress(MillstreamError), said_plainly(f"queue '{self._name}'"):
+            with suppress(MillstreamError), translated_errors(f"queue '{self._name}'"):
                 member.client.close()
             self._members.remove(member)
 
     def _give_back(self) -> None:
-        """Releases what was not answered in time, and what no call asked for within half of the time."""
+        """Releases messages that were not settled in time, and those that no call took within half of the time."""
         now, half = time.monotonic(), self._settings.timeout.total_seconds() / 2
         for member in self._members:
             late = [d for d in member.held.values() if now > (d.until if d.is_handed else d.until - half)]
@@ -129,7 +129,7 @@ class KafkaDeliveries:
     def _is_for_users(self, member: _Member, held: _Held) -> bool:
         partition, offset = held.key
         if offset < self._starts.get(partition, 0):
-            self._answer(member, [held], "ACCEPT")  # from before the queue was made
+            self._answer(member, [held], "ACCEPT")  # from before the queue was created
             return False
         if held.unreadable is not None or held.tries > self._settings.max_tries:
             self._end(member, held, held.unreadable or "not acknowledged in time")
@@ -137,7 +137,7 @@ class KafkaDeliveries:
         return True
 
     def _poll(self, timeout: float) -> None:
-        """Lets a client that has nothing to answer fetch; if there is none, another one joins."""
+        """Fetches with a client that has nothing unsettled; if there is none, another one joins."""
         member = next((member for member in self._members if not member.held), None)
         if member is None:
             if len(self._members) == MEMBERS_MAX:
@@ -147,7 +147,7 @@ class KafkaDeliveries:
         begun = time.monotonic()
         member.is_polling = True
         try:
-            with said_plainly(f"queue '{self._name}'"):
+            with translated_errors(f"queue '{self._name}'"):
                 messages = member.client.poll(timeout)
         except MillstreamError:
             member.is_polling = False
@@ -174,13 +174,13 @@ class KafkaDeliveries:
             group_id=group_of(self._name),
             share_acknowledgement_mode="explicit",
         )
-        with said_plainly(f"queue '{self._name}'"):
+        with translated_errors(f"queue '{self._name}'"):
             client.subscribe([self._topic])
         member = _Member(client)
         self._members.append(member)
         return member
 
-    # ------------------------------------------------------------ answering
+    # ------------------------------------------------------------ settling
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
         with self._lock:
@@ -194,7 +194,7 @@ class KafkaDeliveries:
 
     def acknowledging(self, messages: Sequence[Message]) -> NoReturn:
         raise InvalidInput(
-            "a transaction of Kafka cannot include messages of a queue",
+            "a Kafka transaction cannot include messages of a queue",
             where=f"queue '{self._name}'",
             next_step="use a consumer with delivery='exactly_once', or acknowledge after the transaction",
         )
@@ -204,9 +204,9 @@ class KafkaDeliveries:
             member, held = self._found(message)
             if delay:
                 raise InvalidInput(
-                    "a queue on Kafka cannot wait before it delivers a message again",
+                    "a queue on Kafka cannot delay redelivery",
                     where=f"queue '{self._name}'",
-                    next_step="refuse it without a delay, or send it to a topic for later",
+                    next_step="reject it without a delay, or send it to a topic for later",
                 )
             if dead or held.tries >= self._settings.max_tries:
                 self._end(member, held, reason)
@@ -217,7 +217,7 @@ class KafkaDeliveries:
         raise InvalidInput(
             "Kafka's client cannot extend the time of a message yet",
             where=f"queue '{self._name}'",
-            next_step="make the queue with a longer timeout",
+            next_step="create the queue with a longer timeout",
         )
 
     def _found(self, message: Message) -> tuple[_Member, _Held]:
@@ -229,17 +229,17 @@ class KafkaDeliveries:
         raise expired(self._name, message.record, can_extend=False)
 
     def _answer(self, member: _Member, several: Sequence[_Held], how: str) -> bool:
-        """Whether the brokers accepted the answer: they do not when the time was over."""
+        """Whether the brokers accepted the answer: they do not after the message timed out."""
         confluent_kafka = client_module()
         kind = getattr(confluent_kafka.AcknowledgeType, how)
         taken = True
         for held in several:
             try:
                 member.client.acknowledge(held.message, kind)
-            except confluent_kafka.IllegalStateException:  # the client itself has given it up
+            except confluent_kafka.IllegalStateException:  # the client itself has released it
                 taken = False
             member.held.pop(held.key, None)
-        with said_plainly(f"queue '{self._name}'"):
+        with translated_errors(f"queue '{self._name}'"):
             answers = member.client.commit_sync(ANSWER_SECONDS)
             for failure in answers.values():
                 if failure is None:
@@ -252,7 +252,7 @@ class KafkaDeliveries:
     # ------------------------------------------------------------ dead letters
 
     def _end(self, member: _Member, held: _Held, reason: str) -> None:
-        """First the dead letter, then the end of the message: if this process dies in between, another one follows."""
+        """First writes the dead letter, then settles the message: a crash in between leads to a second dead letter."""
         if self._producer is None:
             self._producer = self._log.producer(acks="all")
         assert self._settings.dead_letters is not None
@@ -262,7 +262,7 @@ class KafkaDeliveries:
         self._producer.send(self._settings.dead_letters, letter, key=message.key()).wait(ANSWER_SECONDS)
         self._answer(member, [held], "REJECT")
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ closing
 
     def close(self) -> None:
         with self._lock:
@@ -273,7 +273,7 @@ class KafkaDeliveries:
                 with suppress(MillstreamError):
                     if member.held:
                         self._answer(member, list(member.held.values()), "RELEASE")
-                    with said_plainly(f"queue '{self._name}'"):
+                    with translated_errors(f"queue '{self._name}'"):
                         member.client.close()
             self._members.clear()
             if self._producer is not None:

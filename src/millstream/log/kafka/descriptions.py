@@ -1,7 +1,7 @@
-"""What Kafka does not keep of ours lies in the compacted topic `_millstream`: one JSON document per kind and name.
+"""Metadata that Kafka does not store is in the compacted topic `_millstream`: one JSON document per kind and name.
 
-All of it is read when it is first asked for, and what came since at later looks. Who writes waits until the brokers
-have it and until this process has read it. Two that change the same document at once: the later one holds.
+It is read completely on first use, and incrementally after that. A writer waits until the brokers have the document and
+this process has read it back. If two write the same document at once, the last one wins.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Descriptions:
         self._views: dict[str, Documents] = {}
 
     def of(self, kind: str, *, fresh: bool = True) -> Documents:
-        """By name; the same object as long as nothing of this kind has changed. Not fresh: of a second ago at most."""
+        """By name; the same object as long as nothing of this kind has changed. If not `fresh`, up to a second old."""
         with self._lock:
             if fresh or time.monotonic() - self._looked_at > LOOK_SECONDS:
-                (self._look if fresh or self._looked_at < 0 else self._glance)()
+                (self._look if fresh or self._looked_at < 0 else self._refresh_if_reachable)()
             return self._views.setdefault(kind, dict(self._known.get(kind, {})))
 
     def write(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Puts a document in the place of the one before; None takes it away."""
+        """Replaces a document; None deletes it."""
         with self._lock:
             self._ensure_topic()
             value = None if document is None else json.dumps(document).encode()
@@ -94,7 +94,7 @@ class Descriptions:
         self._writer.flush(ANSWER_SECONDS)
         if not reports:
             self._writer.purge()
-            raise KafkaUnavailable("Kafka does not take what is to be noted", where=self._where)
+            raise KafkaUnavailable("Kafka does not accept the description", where=self._where)
         error, sent = reports[0]
         if error is not None:
             raise translated(error, self._where)
@@ -103,15 +103,15 @@ class Descriptions:
 
     # ------------------------------------------------------------ reading
 
-    def _glance(self) -> None:
-        """Who can do with what is known does not wait for brokers that are away."""
+    def _refresh_if_reachable(self) -> None:
+        """A refresh that does not wait for unavailable brokers: what is known will do."""
         try:
             self._look(GLANCE_SECONDS)
         except KafkaUnavailable:
             self._looked_at = time.monotonic() + ABSENCE_SECONDS
 
     def _look(self, seconds: float = ANSWER_SECONDS) -> None:
-        """Reads up to where the topic ends now; there may be no such topic yet."""
+        """Reads up to the current end of the topic, if it exists."""
         confluent_kafka = client_module()
         if self._reader is None:
             self._reader = self._clients.consumer(
@@ -142,12 +142,13 @@ class Descriptions:
             for message in reader.consume(500, 0.2):
                 self._take(message)
         self._looked_at = time.monotonic()
-        for (kind, name), offset in self._unreadable.items():  # and nothing newer took its place
+        for (kind, name), offset in self._unreadable.items():  # and not replaced by anything newer
             logger.warning(
-                "%s, offset %d: what is said of %r cannot be read and is passed over: leave this topic to Millstream",
+                "%s, offset %d: the description of %r cannot be read and is skipped: only Millstream should write "
+                "to this topic",
                 self._where,
                 offset,
-                f"{kind}/{name}"[:SHOWN_CHARACTERS_MAX],  # anybody may have written it: it is shown escaped
+                f"{kind}/{name}"[:SHOWN_CHARACTERS_MAX],  # anybody may have written it: shown escaped
             )
         self._unreadable.clear()
 

@@ -1,7 +1,7 @@
-"""Reads the partitions of a consumer through Kafka's client.
+"""Reads a consumer's partitions through Kafka's client.
 
-The client is the member of the group, too. It reports what happens to partitions while it is polled, and it is polled
-only after what was handed out before counts as done.
+The client is also the member of the group. It reports assigned and revoked partitions only while it is polled, and it
+is polled only after the records returned before count as done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, END, GLANCE_SECONDS, READER_DEFAULTS
 from millstream.log.kafka.decoding import to_batch
-from millstream.log.kafka.failures import said_plainly, translated
+from millstream.log.kafka.failures import translated, translated_errors
 from millstream.log.kafka.times import COUNTED_MAX, offsets_at, time_reached
 from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.offers import Offering
@@ -36,7 +36,7 @@ SLICE_SECONDS = 0.2
 SERVE_SECONDS = 0.1
 CLOSE_SECONDS = 0.005
 COUNTING_SECONDS = 1.0
-GRACE_SECONDS = 2.0  # records that are on the broker already are waited for, even by a poll without a timeout
+GRACE_SECONDS = 2.0  # even a poll without a timeout waits for records that are already on the broker
 FETCHED_MAX = 5000
 GONE_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC")
 logger = terminal.logger(__name__)
@@ -44,7 +44,7 @@ logger = terminal.logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class KafkaPosition:
-    """How far a partition was read. Markers of transactions have offsets, too, and are read without being seen."""
+    """The position in a partition. Transaction markers also have offsets, and are passed without being seen."""
 
     offset: int
 
@@ -64,9 +64,9 @@ class KafkaFetching:
         self.where = f"group '{self._group}', {self._clients.where}" if self._group else self._clients.where
         self.readers: dict[TopicPartition, KafkaPosition] = {}
         self.offering = Offering(self.readers)
-        self.unbegun: set[TopicPartition] = set()  # assigned by the group, and not begun yet
+        self.unbegun: set[TopicPartition] = set()  # assigned by the group, but not started yet
         self._faults: dict[TopicPartition, MillstreamError] = {}  # raised by every poll until the user seeks elsewhere
-        self._placing: dict[TopicPartition, int] = {}  # where the client is being sent, until it is there
+        self._placing: dict[TopicPartition, int] = {}  # target offsets of the client until it gets there
         self._polled_at = 0.0
         session = min(SESSION_SECONDS, settings.poll_seconds_max)
         self.client = log.clients.consumer(
@@ -95,7 +95,7 @@ class KafkaFetching:
         return offsets(self._clients, [place], spec, committed=at == "stable")[place]
 
     def open(self, places: Sequence[TopicPartition]) -> None:
-        """The brokers have the partitions open."""
+        """Nothing to do: the brokers have the partitions open."""
 
     def begin(self, starts: Mapping[TopicPartition, int]) -> None:
         self._placing |= starts
@@ -118,9 +118,9 @@ class KafkaFetching:
             self.instruct(self.client.incremental_unassign, dict.fromkeys(gone, 0))
 
     def start_over(self) -> None:
-        """An exception may have come between what the client has and what is known here.
+        """Reconciles the client's assignment with ours after an exception in between.
 
-        A partition that the client no longer has, and was not just being sent to, was taken away by the group.
+        A partition that the client no longer has, and was not just being moved to, was revoked by the group.
         """
         self._faults.clear()
         held = self._held_by_client()
@@ -138,7 +138,7 @@ class KafkaFetching:
         return offsets_at(self._clients, places, time_reached(self._clients, positions))
 
     def _place_client(self, starts: Mapping[TopicPartition, int]) -> None:
-        """The client goes to these offsets, and forgets what it had fetched of the partitions."""
+        """Moves the client to these offsets and drops what it had fetched of the partitions."""
         self._placing |= starts
         if held := self._held_by_client() & starts.keys():
             self.instruct(self.client.incremental_unassign, dict.fromkeys(held, 0))
@@ -147,11 +147,11 @@ class KafkaFetching:
             self._placing.pop(place, None)
 
     def _held_by_client(self) -> set[TopicPartition]:
-        with said_plainly(self.where):
+        with translated_errors(self.where):
             return {TopicPartition(held.topic, held.partition) for held in self.client.assignment()}
 
     def instruct(self, act: Callable[[list[Any]], None], starts: Mapping[TopicPartition, int]) -> None:
-        with said_plainly(self.where):
+        with translated_errors(self.where):
             act(list(as_kafka(starts)))
 
     # ------------------------------------------------------------ fetching
@@ -160,7 +160,7 @@ class KafkaFetching:
         self.poll(min(seconds, SLICE_SECONDS))
 
     def serve(self) -> None:
-        """The group must hear of this member, and this member of the group."""
+        """Keeps the membership alive: heartbeats and rebalances."""
         if time.monotonic() - self._polled_at > SERVE_SECONDS:
             self.poll(0.0, 0)
 
@@ -169,7 +169,7 @@ class KafkaFetching:
         self._polled_at = time.monotonic()
         self._raise_fault()
         self.offering.is_fetching = True
-        with said_plainly(self.where):
+        with translated_errors(self.where):
             first = self.client.poll(timeout)
             messages = [] if first is None else [first, *(self.client.consume(more, 0) if more else ())]
         records: dict[TopicPartition, list[Message]] = {}
@@ -189,12 +189,12 @@ class KafkaFetching:
         self._raise_fault()
 
     def _raise_fault(self) -> None:
-        """What was read before is handed out first; then it is raised until the user goes elsewhere."""
+        """Records read before it are returned first; then it is raised until the user seeks elsewhere."""
         for fault in self._faults.values() if not self.offering.waiting else ():
             raise fault
 
     def _active_reader(self, place: TopicPartition) -> KafkaPosition | None:
-        """None for a partition that stands still: what the client had fetched further on is ignored."""
+        """None for a paused partition: what the client had fetched beyond it is ignored."""
         return None if place in self._faults else self.readers.get(place)
 
     def _take(self, place: TopicPartition, messages: list[Message]) -> MillstreamError | None:
@@ -205,7 +205,7 @@ class KafkaFetching:
         try:
             schema = self._log.topic(place.topic).settings.schema
         except MillstreamError as error:
-            self._place_client({place: reader.offset})  # they come again
+            self._place_client({place: reader.offset})  # they are fetched again
             return error
         batch, unreadable = to_batch(place, schema, wanted)
         if batch is not None:
@@ -217,7 +217,7 @@ class KafkaFetching:
         return None
 
     def _note_failure(self, message: Message, error: KafkaError) -> MillstreamError | None:
-        """What the client reports between the records."""
+        """Handles an error that the client reports between records."""
         place = _place(message)
         reader = self._active_reader(place)
         if error.name() == END:
@@ -225,7 +225,7 @@ class KafkaFetching:
                 reader.offset = max(reader.offset, message.offset() or 0)
         elif error.name() == "_AUTO_OFFSET_RESET":
             if reader is not None:
-                self._find_again(place, reader)
+                self._handle_missing_offset(place, reader)
         elif error.name() in GONE_TOPIC:
             self._assignee.check_topics_soon()
         elif error.name() == "_MAX_POLL_EXCEEDED":
@@ -236,13 +236,13 @@ class KafkaFetching:
             logger.debug("%s: %s", self.where, error.str())
         return None
 
-    def _find_again(self, place: TopicPartition, reader: KafkaPosition) -> None:
-        """The offset asked for does not exist any more."""
+    def _handle_missing_offset(self, place: TopicPartition, reader: KafkaPosition) -> None:
+        """Handles an offset that no longer exists."""
         try:
             start, end = self.offset(place, "earliest"), self.offset(place, "latest")
         except (KafkaUnavailable, UnknownTopic):
             start, end = 0, reader.offset
-        if start <= reader.offset <= end:  # it was asked of a broker that did not know yet, or does not answer now
+        if start <= reader.offset <= end:  # the broker did not know it yet, or does not answer now
             self._place_client({place: reader.offset})
             return
         if self._on_lost == "error":
@@ -251,7 +251,7 @@ class KafkaFetching:
                 if reader.offset < start
                 else f"there is no offset {reader.offset}: the partition ends at {end}",
                 where=str(place),
-                next_step="begin elsewhere with on_lost='earliest' or 'latest', or seek",
+                next_step="start elsewhere with on_lost='earliest' or 'latest', or seek",
             )
             return
         target = start if self._on_lost == "earliest" else end
@@ -269,7 +269,7 @@ class KafkaFetching:
     def ends_if_known(self) -> dict[TopicPartition, int]:
         try:
             return self._ends(GLANCE_SECONDS)
-        except KafkaUnavailable:  # what the brokers have is read when they are back
+        except KafkaUnavailable:  # read when the brokers are back
             return {}
 
     def _ends(self, seconds: float) -> dict[TopicPartition, int]:
@@ -278,21 +278,23 @@ class KafkaFetching:
 
     def lag(self) -> int:
         ends = self._ends(ANSWER_SECONDS)
-        if self._group is None or not self.offering.handed:  # else partitions could go while records are worked on
+        if (
+            self._group is None or not self.offering.handed
+        ):  # otherwise partitions could be revoked while their records are processed
             deadline = time.monotonic() + COUNTING_SECONDS
             self.poll(0.0)
             while 0 < self._unread(ends) <= COUNTED_MAX and not self._faults and time.monotonic() < deadline:
-                self.poll(SERVE_SECONDS)  # records are counted as they come, and markers passed
+                self.poll(SERVE_SECONDS)  # counts records as they arrive, and passes markers
         return self._unread(ends)
 
     def _unread(self, ends: Mapping[TopicPartition, int]) -> int:
-        """Offsets that were not even read ahead."""
+        """Offsets that are not prefetched yet."""
         return sum(max(0, end - self.readers[p].offset) for p, end in ends.items() if p in self.readers)
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ closing
 
     def stop_waiting(self) -> None:
-        while self.offering.turns.is_anothers:  # the thread that waits soon sees that the consumer was closed
+        while self.offering.turns.is_held_elsewhere:  # the waiting thread soon sees that the consumer was closed
             time.sleep(CLOSE_SECONDS)
 
     def close(self) -> None:

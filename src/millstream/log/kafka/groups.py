@@ -1,4 +1,4 @@
-"""Consumer groups as Kafka's coordinator keeps them."""
+"""Consumer groups, as Kafka's coordinator has them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_WORK = frozenset(("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "ILLEGAL_GENERATION
 
 
 def group_names(clients: Clients) -> list[str]:
-    """Groups of consumers; those of queues are others."""
+    """Groups of consumers; those of queues are not included."""
     types = client_module().ConsumerGroupType
     wanted = {types.CLASSIC, types.CONSUMER}
     found = clients.retrying(
@@ -34,7 +34,7 @@ def committed_offsets(clients: Clients, group: str) -> dict[TopicPartition, int]
 
 
 def store_offsets(clients: Clients, group: str, found: Mapping[TopicPartition, int]) -> None:
-    """Only an idle group takes them."""
+    """Works only for an idle group."""
     request = client_module().ConsumerGroupTopicPartitions(group, list(as_kafka(found)))
     try:
         _answers(clients, group, lambda: clients.admin.alter_consumer_group_offsets([request]))
@@ -46,7 +46,7 @@ def store_offsets(clients: Clients, group: str, found: Mapping[TopicPartition, i
 
 
 def _answers(clients: Clients, group: str, ask: Callable[[], Mapping[Any, Future[Any]]]) -> list[Any]:
-    """The partitions of a request about a group, none of them refused."""
+    """The partitions of a request about a group; raises if any of them failed."""
 
     def wait() -> list[Any]:
         [found] = ask().values()
@@ -56,7 +56,7 @@ def _answers(clients: Clients, group: str, ask: Callable[[], Mapping[Any, Future
 
 
 def without_errors(found: Sequence[Any]) -> list[Any]:
-    """The answers of a coordinator by partition: a request can succeed and a partition of it be refused."""
+    """The coordinator's answers by partition: a request can succeed while one of its partitions fails."""
     for place in found:
         if place.error is not None:
             raise client_module().KafkaException(place.error)
@@ -99,14 +99,14 @@ def describe_group(clients: Clients, group: str) -> GroupInfo:
 
 
 def check_idle(clients: Clients, group: str) -> None:
-    """Refuses when members are at work: they would overwrite the change."""
+    """Refuses if the group has active members: they would overwrite the change."""
     if members := _found(clients, group).members:
         raise _not_idle(group, f"{len(members)} ")
 
 
 def _not_idle(group: str, count: str = "") -> InvalidInput:
     return InvalidInput(
-        f"group '{group}' has {count}members at work", next_step="stop its consumers first, then try again"
+        f"group '{group}' has {count}active members", next_step="stop its consumers first, then try again"
     )
 
 

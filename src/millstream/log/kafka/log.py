@@ -58,7 +58,7 @@ TOPIC = "topic"  # the kind of its descriptions
 
 
 class KafkaLog(Switching):
-    """Opens the Kafka at an address (`kafka://host:9092`); raises KafkaUnavailable if nobody answers there."""
+    """Opens the Kafka cluster at an address (`kafka://host:9092`); raises KafkaUnavailable if it does not answer."""
 
     poll_seconds_min = 6.0  # the shortest that brokers accept
     transaction_type: type = Transactions
@@ -85,7 +85,7 @@ class KafkaLog(Switching):
     # ------------------------------------------------------------ topics
 
     def create_topic(self, name: str, **settings: Any) -> TopicInfo:
-        """Creates a topic; the settings are those of `TopicSettings`, durations and sizes as text or as values."""
+        """Creates a topic. The settings are those of `TopicSettings`; durations and sizes as text or as values."""
         self._check_open()
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
@@ -94,14 +94,14 @@ class KafkaLog(Switching):
             make_topic(self.clients, name, made.partitions, to_kafka(made))
         except AlreadyExists:
             raise AlreadyExists(
-                f"there is a topic '{name}' already", next_step="choose another name, or change that one"
+                f"topic '{name}' already exists", next_step="choose another name, or change that one"
             ) from None
         self._topics.pop(name, None)
         self._describe(name, described(self.clients, name)[0], made)
         return self.describe_topic(name)
 
     def _describe(self, name: str, identity: str, settings: TopicSettings) -> None:
-        """Stores what Kafka does not keep of a topic, under the id of exactly that topic."""
+        """Stores the settings that Kafka has no place for, under the id of this very topic."""
         known = self.descriptions.of(TOPIC).get(name)
         document = {
             "id": identity,
@@ -113,7 +113,7 @@ class KafkaLog(Switching):
             self.descriptions.write(TOPIC, name, None if empty else document)
 
     def topics(self) -> list[str]:
-        """Topics whose names begin with `_` are internal, and left out."""
+        """Topics whose names start with `_` are internal and left out."""
         self._check_open()
         found = self.clients.retrying(
             lambda: self.clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, self.address
@@ -121,7 +121,7 @@ class KafkaLog(Switching):
         return sorted(name for name in found if not name.startswith("_"))
 
     def topic(self, name: str, *, fresh: bool = False) -> KafkaTopic:
-        """The topic as described now, or a moment ago; the same object as long as it has not changed."""
+        """The topic's description, current or recent; the same object as long as it has not changed."""
         self._check_open()
         checked_name(name, "topic")
         with self._lock_here:
@@ -136,7 +136,7 @@ class KafkaLog(Switching):
             except KafkaUnavailable:
                 if known is None or fresh:
                     raise
-                self._topics[name] = time.monotonic() + ABSENCE_SECONDS, known  # carries on with what is known
+                self._topics[name] = time.monotonic() + ABSENCE_SECONDS, known  # continues with what is known
                 return known
             if known is None or known.identity != identity or known.settings != settings:
                 known = KafkaTopic(name, identity, settings, self.clients)
@@ -147,7 +147,7 @@ class KafkaLog(Switching):
         patience = ANSWER_SECONDS if fresh else GLANCE_SECONDS
         identity, partitions = described(self.clients, name, patience)
         description = self.descriptions.of(TOPIC, fresh=fresh).get(name, {})
-        if description.get("id") != identity:  # it is of an earlier topic of this name
+        if description.get("id") != identity:  # the description is of an earlier topic of this name
             description = {}
         return identity, from_kafka(partitions, kept_settings(self.clients, name, patience), description)
 
@@ -160,7 +160,7 @@ class KafkaLog(Switching):
         )
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """Sizes and segments are None: Kafka's brokers keep them to themselves."""
+        """Sizes and segments are None: Kafka's brokers do not report them."""
         topic = self.topic(name, fresh=True)
         places = topic.places()
         starts = offsets(self.clients, places, "earliest")
@@ -196,7 +196,7 @@ class KafkaLog(Switching):
         return self.describe_topic(name)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its records and what groups remember of it."""
+        """Deletes a topic, its records, and the offsets of groups."""
         self.topic(name, fresh=True)
         queues.check_unused(self, name)
         with self._lock():
@@ -212,10 +212,10 @@ class KafkaLog(Switching):
         place = TopicPartition(topic, partition)
         return offsets(self.clients, [place], -(-microseconds(moment) // 1000))[place]
 
-    # ------------------------------------------------------------ where readers start that are switched
+    # ------------------------------------------------------------ where switched readers start
 
     def _lock(self) -> AbstractContextManager[object]:
-        """Of this process alone: two processes that switch at the same time are in no particular order."""
+        """Only within this process: two processes that switch at the same time do so in no particular order."""
         return self._lock_here
 
     def _stable_offsets(self, topic: str) -> dict[int, int]:
@@ -304,7 +304,7 @@ class KafkaLog(Switching):
         topic, settings, starts = queues.load(self, name)
         return topic, settings, KafkaDeliveries(self, name, topic, settings, starts)
 
-    # ------------------------------------------------------------ upkeep and the end
+    # ------------------------------------------------------------ upkeep and closing
 
     def clean(self, topic: str | None = None) -> None:
         raise InvalidInput(
@@ -317,7 +317,7 @@ class KafkaLog(Switching):
         raise InvalidInput(
             "Kafka's brokers repair a topic themselves, from its other replicas",
             where=f"topic '{name}', {self.address}",
-            next_step="see the brokers' own logs",
+            next_step="check the brokers' own logs",
         )
 
     def __reduce__(self) -> NoReturn:
@@ -328,7 +328,7 @@ class KafkaLog(Switching):
             raise ClosedError("the log was closed", next_step="open it again with millstream.connect(…)")
 
     def close(self) -> None:
-        """Closes the producers, consumers and queues made here as well; raises what the first of them raises."""
+        """Also closes the producers, consumers and queues opened here; raises the first of their errors."""
         if self._closed:
             return
         failure = self._parts.close()

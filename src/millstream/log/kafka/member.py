@@ -1,4 +1,4 @@
-"""A consumer's membership in a group of Kafka. The client that fetches is the member."""
+"""A consumer's membership in a Kafka group. The client that fetches is the member."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import TopicPartition, revoked
 from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
-from millstream.log.kafka.failures import client_module, said_plainly
+from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.fetching import SLICE_SECONDS, KafkaFetching
 from millstream.log.kafka.groups import without_errors
 from millstream.log.kafka.topics import as_kafka, offsets
@@ -58,7 +58,7 @@ class KafkaMember:
         if begun:
             try:
                 groups.store_offsets(self._clients, self._group, begun)
-            except MillstreamError as error:  # other members are at work already, and have noted it
+            except MillstreamError as error:  # other members are already active and have committed it
                 logger.debug("%s", error)
         return begun
 
@@ -74,7 +74,7 @@ class KafkaMember:
         self._subscribe_client(topics)
 
     def _subscribe_client(self, topics: Sequence[str]) -> None:
-        with said_plainly(self._fetching.where):
+        with translated_errors(self._fetching.where):
             self._client.subscribe(
                 list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
@@ -82,10 +82,10 @@ class KafkaMember:
     def leave(self) -> None:
         self._is_leaving = True  # the client leaves when it is closed
 
-    # ------------------------------------------------------------ partitions come and go
+    # ------------------------------------------------------------ assigned and revoked
 
     def refresh(self, release: Release, *, is_due: bool) -> set[TopicPartition] | None:
-        """The client assigns partitions while it is polled; here those are begun that could not be then."""
+        """The client assigns partitions while it is polled; this starts those that could not be started then."""
         if self._fetching.unbegun:
             self._begin_assigned(GLANCE_SECONDS)
         return None
@@ -94,13 +94,13 @@ class KafkaMember:
         unbegun = self._fetching.unbegun
         unbegun |= _places(partitions)
         self._has_joined = True
-        client.incremental_assign([])  # otherwise the client begins all of them, wherever that is
+        client.incremental_assign([])  # otherwise the client starts all of them at its own default
         self._begin_assigned(3 * ANSWER_SECONDS)
         if unbegun:
-            logger.warning("%s: %s cannot be begun yet", self._fetching.where, ", ".join(map(str, sorted(unbegun))))
+            logger.warning("%s: %s cannot be started yet", self._fetching.where, ", ".join(map(str, sorted(unbegun))))
 
     def _begin_assigned(self, seconds: float) -> None:
-        """Begins where the group was; while that cannot be looked up, the partitions are kept for later."""
+        """Starts partitions at their committed offsets, or keeps them for later if these cannot be looked up."""
         places = sorted(self._fetching.unbegun - self._fetching.readers.keys())
         try:
             committed = self.committed(places, seconds)
@@ -120,13 +120,13 @@ class KafkaMember:
         client.incremental_unassign(begun)
 
     def _on_lost(self, client: Consumer, partitions: list[ClientPartition]) -> None:
-        """This member was silent for too long: nothing can be committed for what it had."""
+        """This member was silent for too long: its partitions can no longer be committed."""
         begun = self._only_begun(partitions)
         self._assignee.forget(_places(begun))
         client.incremental_unassign(begun)
 
     def _only_begun(self, partitions: list[ClientPartition]) -> list[ClientPartition]:
-        """The client never had those that were not begun."""
+        """Partitions that were not started were never assigned to the client."""
         never = _places(partitions) & self._fetching.unbegun
         self._fetching.unbegun -= never
         return [found for found in partitions if TopicPartition(found.topic, found.partition) not in never]
@@ -147,15 +147,15 @@ class KafkaMember:
         return {TopicPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        if not self._is_committed(offsets):
+        if not self._try_commit(offsets):
             raise revoked(offsets, self._group, self.member)
 
     def commit_owned(self, offsets: Mapping[TopicPartition, int]) -> Commit:
-        """Which partitions are gone the client reports at the next poll."""
-        return Commit(offsets if self._is_committed(offsets) else {})
+        """The client reports lost partitions at the next poll."""
+        return Commit(offsets if self._try_commit(offsets) else {})
 
-    def _is_committed(self, offsets: Mapping[TopicPartition, int]) -> bool:
-        """Whether the group accepted the offsets: it does not from a member that it counts as gone."""
+    def _try_commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
+        """Whether the group accepted the offsets: it rejects those of a member that it considers gone."""
         kafka_exception = client_module().KafkaException
 
         def act() -> bool:
@@ -174,14 +174,14 @@ class KafkaMember:
 
         deadline = time.monotonic() + SETTLE_SECONDS
         while not (accepted := self._clients.retrying(act, self._fetching.where)) and time.monotonic() < deadline:
-            time.sleep(RETRY_SECONDS)  # the group may be rebalancing, and this member be about to keep its partitions
+            time.sleep(RETRY_SECONDS)  # during a rebalance, this member may still keep its partitions
         return accepted
 
     def commit_with(self, transaction: object, offsets: Mapping[TopicPartition, int]) -> None:
         assert isinstance(transaction, Transactions)
         if not offsets:
             return
-        with said_plainly(self._fetching.where):
+        with translated_errors(self._fetching.where):
             metadata = self._client.consumer_group_metadata()
         try:
             transaction.send_offsets(list(as_kafka(offsets)), metadata)

@@ -1,4 +1,4 @@
-"""What a message of Kafka's client knows of itself, however odd: any client may have written it."""
+"""The fields of a message of Kafka's client, however odd: any client may have written it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 TIME_MS_MIN, TIME_MS_MAX = -(-TIMESTAMP_US_MIN // 1000), TIMESTAMP_US_MAX // 1000
-"""The times that a timestamp can hold. Kafka's go 300 million years further."""
+"""The range of a timestamp. Kafka's goes 300 million years further."""
 BAD_HEADER = "the name of a header is not valid UTF-8"
 
 Headers = list[tuple[str, bytes | None]]
-# Called this way, and no other, Python notices that the client has failed at a name that is not UTF-8.
+# Only when called this way does Python notice that the client failed at a name that is not UTF-8.
 _headers = methodcaller("headers")
 
 
 def headers_of(messages: Sequence[Message]) -> tuple[list[Headers | None], list[int]]:
-    """The headers of each, and the positions of those that have a name that cannot be read.
+    """The headers of each message, and the positions of those with a name that cannot be decoded.
 
-    To be asked once for a message: of one that cannot be read the client gives broken ones the next time.
+    Call it once per message: for one that cannot be decoded, the client returns broken headers the second time.
     """
     found: list[Headers | None] = []
     bad = []
@@ -40,10 +40,10 @@ def headers_of(messages: Sequence[Message]) -> tuple[list[Headers | None], list[
 
 
 def times_ms(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
-    """As Kafka has them: before 1970 there are none, and some are later than a timestamp can hold."""
+    """As Kafka has them: none before 1970, and some beyond the range of a timestamp."""
     return np.array([message.timestamp()[1] for message in messages], np.int64)
 
 
 def nearest_us(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """In microseconds; a time that a timestamp cannot hold is the first or the last that it can."""
+    """In microseconds, clamped to the range of a timestamp."""
     return times.clip(TIME_MS_MIN, TIME_MS_MAX) * 1000

@@ -1,4 +1,4 @@
-"""The queues of a Kafka: each is a share group, and a description of what Kafka does not keep."""
+"""Queues on Kafka: each is a share group, and a description of what Kafka does not store."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import DamagedLog, InvalidInput, InvalidSetting
 from millstream.log.kafka.descriptions import TOPIC as DESCRIPTIONS
-from millstream.log.kafka.failures import client_module, said_plainly
+from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.topics import KafkaTopic, alter_configs, offsets
 from millstream.log.queues import QueueInfo, QueueSettings, in_use, prepared, unknown
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
 
-KIND = "queue"  # of its descriptions
+KIND = "queue"  # the kind of its descriptions
 ANSWER_SECONDS = 15.0
 SPARE_TRIES = 3  # deliveries beyond max_tries, in which a message becomes a dead letter: that consumer may die, too
 
 
 def group_of(queue: str) -> str:
-    """Its share group: those of consumers have other names."""
+    """The queue's share group; consumer groups have other names."""
     return f"queue-{queue}"
 
 
@@ -38,9 +38,9 @@ def create(log: KafkaLog, name: str, topic: KafkaTopic, settings: QueueSettings)
 
 
 def _set_up_group(log: KafkaLog, name: str, settings: QueueSettings) -> None:
-    """The brokers have limits of their own for these, and refuse what is beyond."""
+    """The brokers have their own limits for these settings, and reject values beyond them."""
     wanted = {
-        "share.auto.offset.reset": "earliest",  # where the queue begins is noted, and what is before it passed over
+        "share.auto.offset.reset": "earliest",  # the queue's start offset is stored, and records before it are skipped
         "share.isolation.level": "read_committed",
         "share.record.lock.duration.ms": str(int(settings.timeout.total_seconds() * 1000)),
     }
@@ -54,8 +54,8 @@ def _set_up_group(log: KafkaLog, name: str, settings: QueueSettings) -> None:
         except InvalidSetting as error:
             if spare == 1:
                 raise InvalidSetting(
-                    f"this Kafka does not deliver a message {settings.max_tries + 1} times, "
-                    f"as max_tries={settings.max_tries} needs it: {error.what}",
+                    f"max_tries={settings.max_tries} needs {settings.max_tries + 1} deliveries of a message, which "
+                    f"this Kafka does not allow: {error.what}",
                     where=f"queue '{name}'",
                     next_step="lower max_tries, or raise group.share.max.delivery.count.limit on the brokers",
                 ) from error
@@ -66,7 +66,7 @@ def _alter_group(log: KafkaLog, name: str, settings: Mapping[str, str]) -> None:
 
 
 def load(log: KafkaLog, name: str) -> tuple[str, QueueSettings, dict[int, int]]:
-    """Its topic, its settings, and where it begins."""
+    """Its topic, its settings, and where it starts."""
     document = _document(log, name)
     try:
         topic, starts = str(document.pop("topic")), document.pop("starts")
@@ -93,7 +93,7 @@ def describe(log: KafkaLog, name: str) -> QueueInfo:
 
 
 def delete(log: KafkaLog, name: str) -> None:
-    _document(log, name)  # it need not be readable
+    _document(log, name)  # it need not be valid
     kafka_exception = client_module().KafkaException
     try:
         log.clients.admin.delete_consumer_groups([group_of(name)])[group_of(name)].result(ANSWER_SECONDS)
@@ -101,10 +101,10 @@ def delete(log: KafkaLog, name: str) -> None:
         code = error.args[0].name()
         if code == "NON_EMPTY_GROUP":
             raise InvalidInput(
-                f"consumers are at work on queue '{name}'", next_step="stop them first, then try again"
+                f"queue '{name}' has active consumers", next_step="stop them first, then try again"
             ) from error
-        if code != "GROUP_ID_NOT_FOUND":  # nobody has received anything yet
-            with said_plainly(f"queue '{name}'"):
+        if code != "GROUP_ID_NOT_FOUND":  # nothing has been received yet
+            with translated_errors(f"queue '{name}'"):
                 raise
     log.descriptions.write(KIND, name, None)
 

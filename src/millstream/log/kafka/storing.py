@@ -1,7 +1,7 @@
-"""Sends the chunks of a producer to Kafka.
+"""Sends a producer's chunks to Kafka.
 
-A chunk is stored when the brokers have acknowledged every record of it. While none can, the records are held, and
-Kafka's client keeps trying; with acks='all', the default here, each record is stored once however often that was.
+A chunk is stored when the brokers have acknowledged all its records. Until then the records are kept, and Kafka's
+client keeps retrying; with acks='all', the default here, each record is stored once, however many retries it takes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
 
 SLOW_SECONDS = 5.0
-PATIENCE_SECONDS = 30.0  # another broker takes over within some seconds
+PATIENCE_SECONDS = 30.0  # another broker takes over within seconds
 REFUSED = (
     "MSG_SIZE_TOO_LARGE",
     "_MSG_SIZE_TOO_LARGE",
@@ -40,11 +40,11 @@ REFUSED = (
     "_INVALID_DIFFERENT_RECORD",
 )
 Row = tuple[Any, ...]  # the row of the chunk, partition, key, value, time in ms, headers
-Refused = tuple[Row, str]  # and why
+Refused = tuple[Row, str]  # and the reason
 
 
 class KafkaStorage:
-    """One with a name stores in transactions alone: outside of the user's, each chunk is one."""
+    """A named producer stores only in transactions: outside of the user's, each chunk is one."""
 
     def __init__(self, clients: Clients, name: str | None, acks: Acks, sender: Sender) -> None:
         self._clients = clients
@@ -66,12 +66,12 @@ class KafkaStorage:
             return
         assert self.client is not None
         sending = _Sending(self, self._clients, self._sender, self.client, chunk, places)
-        transactions = None if self._sender.in_transaction else self._transactions  # of this chunk alone
+        transactions = None if self._sender.in_transaction else self._transactions  # for this chunk only
         if transactions is not None:
             transactions.begin()
         try:
             refused = sending.send(_rows(placed))
-            if self._transactions is None:  # in a transaction one refused record is the end
+            if self._transactions is None:  # in a transaction, one rejected record is fatal
                 refused = sending.send_singly(refused)
             for row, reason in refused:
                 self._sender.refuse(chunk, row[0], reason)
@@ -83,29 +83,29 @@ class KafkaStorage:
                 places[:] = -1
             if not isinstance(error, NoAccess):
                 raise
-            chunk.error = error  # another attempt would be refused, too, and store twice what was stored
+            chunk.error = error  # a retry would be rejected, too, and would duplicate what was stored
 
     def _commit(self, chunk: Chunk, transactions: Transactions) -> None:
-        """Until it is answered: sent again, the records of a commit under way would be stored twice."""
+        """Waits for the answer: sent again, the records of a pending commit would be stored twice."""
         while True:
             try:
                 return transactions.commit(lambda transaction: None)
             except KafkaUnavailable as trouble:
-                if not transactions.is_unanswered or self._sender.is_closing or self._sender.is_giving_up:
+                if not transactions.is_unanswered or self._sender.is_closing or self._sender.is_discarding:
                     raise
                 self._sender.warn(chunk, trouble)
                 self._sender.report(trouble)
 
     def final_error(self, error: KafkaError, topic: str) -> MillstreamError:
-        """An error after which the chunk is not tried again: the client has tried all it could."""
+        """An error after which the chunk is not retried: the client has tried everything."""
         where = f"topic '{topic}'" + (f", producer '{self._name}'" if self._name is not None else "")
         if error.name() in FENCED or (self._transactions and self._transactions.is_fenced()):
             return ProducerFenced(
-                "a newer producer of the same name has taken over", where=where, next_step="let that one write"
+                "a newer producer of the same name has taken over", where=where, next_step="let that producer write"
             )
         if error.name() in ("_PURGE_QUEUE", "_PURGE_INFLIGHT"):
-            kind = TransactionAborted if self._sender.is_giving_up else MillstreamError
-            return kind("the record was given up before it was stored", where=where)
+            kind = TransactionAborted if self._sender.is_discarding else MillstreamError
+            return kind("the record was discarded before it was stored", where=where)
         found = translated(error, where)
         return MillstreamError(found.what, where=where) if isinstance(found, KafkaUnavailable) else found
 
@@ -131,7 +131,7 @@ class KafkaStorage:
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """One chunk on its way: sent, and waited for until every record was acknowledged or refused."""
+    """One chunk in flight: until every record was acknowledged or rejected."""
 
     storage: KafkaStorage
     clients: Clients
@@ -144,12 +144,12 @@ class _Sending:
     failures: list[KafkaError] = field(default_factory=list)
 
     def send(self, rows: Iterable[Row]) -> list[Refused]:
-        """Returns those that were refused."""
+        """Returns the rejected records."""
         self.refused, self.failures = [], []
         for row in rows:
             index, partition, key, value, time_ms, headers = row
             if time_ms < 1:
-                self.sender.refuse(self.chunk, index, "Kafka keeps no times before 1970")
+                self.sender.refuse(self.chunk, index, "Kafka does not store times before 1970")
                 continue
             produce = partial(
                 self.client.produce,
@@ -162,7 +162,7 @@ class _Sending:
                 headers=headers,
             )
             try:
-                self._when_there_is_room(produce)
+                self._when_queue_has_room(produce)
                 self.unanswered += 1
             except client_module().KafkaException as error:
                 if error.args[0].name() != "_MSG_SIZE_TOO_LARGE":
@@ -174,7 +174,7 @@ class _Sending:
         return self.refused
 
     def send_singly(self, refused: list[Refused]) -> list[Refused]:
-        """Brokers refuse a whole batch for one record: the halves are sent again until that one is alone."""
+        """Brokers reject a whole batch because of one record: halves are sent again until that one is alone."""
         found: list[Refused] = []
         waiting = [refused] if refused else []
         while waiting:
@@ -199,15 +199,15 @@ class _Sending:
         else:
             self.failures.append(error)
 
-    def _when_there_is_room(self, produce: Callable[[], None]) -> None:
+    def _when_queue_has_room(self, produce: Callable[[], None]) -> None:
         while True:
             try:
                 return produce()
             except BufferError:  # the client's own queue is full
                 self.client.poll(0.05)
-                if self.sender.is_giving_up:
+                if self.sender.is_discarding:
                     raise TransactionAborted(
-                        "the transaction was given up", where=f"topic '{self.chunk.topic}'"
+                        "the transaction was aborted", where=f"topic '{self.chunk.topic}'"
                     ) from None
 
     def _wait_until_answered(self) -> None:
@@ -216,19 +216,19 @@ class _Sending:
             self.client.flush(0.1)
             now = time.monotonic()
             has_waited = now - reported_at > (PATIENCE_SECONDS if self.clients.refused is None else SLOW_SECONDS)
-            if self.unanswered and (self.sender.is_giving_up or (has_waited and self.sender.is_closing)):
-                self.client.purge()  # each of them is then answered
+            if self.unanswered and (self.sender.is_discarding or (has_waited and self.sender.is_closing)):
+                self.client.purge()  # each of them is then reported
                 continue
             if self.unanswered and (has_waited or now - warned_at > SLOW_SECONDS):
                 trouble = self.clients.refused or KafkaUnavailable(
                     f"Kafka has not acknowledged {self.unanswered} records for {now - since:.0f} seconds",
                     where=f"topic '{self.chunk.topic}', {self.clients.where}",
-                    next_step="see its brokers; the records are held and will be stored when they are back",
+                    next_step="check its brokers; the records are kept and will be stored when they are back",
                 )
                 self.sender.warn(self.chunk, trouble)
                 warned_at = now
                 if has_waited:
-                    reported_at = now  # the next to wait has some patience, too
+                    reported_at = now  # the next waiter also has some patience
                     self.sender.report(trouble)
 
 
@@ -239,7 +239,7 @@ def _reliability(acks: Acks) -> dict[str, Any]:
 
 
 def _rows(placed: Placed) -> Iterable[Row]:
-    """Row of the chunk, partition, key, value, time and headers of each record as Kafka's client takes them."""
+    """Row in the chunk, partition, key, value, time and headers of each record, as Kafka's client expects them."""
     batch = placed.batch
     rows = np.arange(batch.num_rows) if placed.rows is None else placed.rows
     partitions = np.broadcast_to(placed.partitions, (batch.num_rows,))

@@ -1,4 +1,4 @@
-"""Switches on Kafka: one document in `_millstream` holds all of them, so readers see a change as a whole."""
+"""Switches on Kafka: all of them are one document in `_millstream`, so readers see a change as a whole."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SwitchDocument(Switches):
                 found = {name: Switch.of(name, entry) for name, entry in documents.get(NAME, {}).items()}
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DamagedLog(
-                    f"what names stand for cannot be read: {error}",
+                    f"the switches cannot be read: {error}",
                     where="topic '_millstream'",
-                    next_step="somebody else writes into this topic: leave it to Millstream",
+                    next_step="only Millstream should write to this topic",
                 ) from error
             self._seen = documents, found
         return self._seen[1]

@@ -21,7 +21,7 @@ def offsets_at(clients: Clients, places: Iterable[TopicPartition], time_ms: int 
 
 
 def time_reached(clients: Clients, reached: Mapping[TopicPartition, int]) -> int | None:
-    """The time (ms) of the first record that is not yet read; of a reader that has read all, just after the last."""
+    """The time (ms) of the first unread record; if all were read, just after the last one."""
     starts = offsets(clients, reached, "earliest")
     ends = offsets(clients, reached, "latest", committed=True)
     unread, read = [], []
@@ -63,9 +63,9 @@ def _first_record_time(clients: Clients, place: TopicPartition, offset: int) -> 
 def records_between(
     clients: Clients, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """How many records lie between offsets: counted where that is quick, else as many as there are offsets.
+    """How many records lie between offsets: counted if that is fast, otherwise the number of offsets.
 
-    Markers of transactions and aborted records have offsets, too.
+    Transaction markers and aborted records have offsets, too.
     """
     found = {place: max(0, ends[place] - start) for place, start in starts.items()}
     counted = {place for place, lag in found.items() if 0 < lag <= COUNTED_MAX}
@@ -97,7 +97,7 @@ def records_between(
 
 
 def _newest_time(clients: Clients, place: TopicPartition) -> int | None:
-    """The latest time (ms) of a record of a partition."""
+    """The latest timestamp (ms) in a partition."""
     request = {client_module().TopicPartition(*place): admin_module().OffsetSpec.max_timestamp()}
     [found] = clients.answered(lambda: clients.admin.list_offsets(request), str(place)).values()
     return int(found.timestamp) if found.timestamp >= 0 else None

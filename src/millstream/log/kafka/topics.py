@@ -1,4 +1,4 @@
-"""Topics of Kafka as ours: their settings are Kafka's under other names, their schema is kept in the descriptions."""
+"""Kafka topics as ours: settings are Kafka's under other names, the schema is stored in the descriptions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from millstream.records import Schema
 REPLICAS = 3
 MILLISECOND = timedelta(milliseconds=1)
 FOREVER = "-1"
-ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1)}  # as the embedded log, which takes those to come
+ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1)}  # like the embedded log, which accepts future times
 
 
 class KafkaPartition:
-    """One partition, asked for its ends."""
+    """One partition and its bounds, as the brokers report them."""
 
     def __init__(self, clients: Clients, topic: str, number: int) -> None:
         self._clients = clients
@@ -38,7 +38,7 @@ class KafkaPartition:
         return self._offset("latest")
 
     def stable_offset(self) -> int:
-        """Where committed reading ends: nothing before it belongs to a transaction that is still open."""
+        """The last stable offset: no transaction that started before it is still open."""
         return self._offset("latest", committed=True)
 
     def _offset(self, spec: str, *, committed: bool = False) -> int:
@@ -47,7 +47,7 @@ class KafkaPartition:
 
 
 class KafkaTopic:
-    """A topic as it was described a moment ago."""
+    """A topic, as recently described."""
 
     def __init__(self, name: str, identity: str, settings: TopicSettings, clients: Clients) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class KafkaTopic:
         return [TopicPartition(self.name, number) for number in range(self.settings.partitions)]
 
 
-# ---------------------------------------------------------------- settings, there and back
+# ---------------------------------------------------------------- settings to and from Kafka
 
 
 def to_kafka(settings: TopicSettings) -> dict[str, str]:
@@ -89,7 +89,7 @@ def to_kafka(settings: TopicSettings) -> dict[str, str]:
 
 
 def from_kafka(partitions: int, said: Mapping[str, str], description: Mapping[str, Any]) -> TopicSettings:
-    """Not checked as a user's would be: a topic that others made may have what ours do not."""
+    """Not validated like a user's settings: topics created by others may have values that ours cannot."""
     age, size = int(said["retention.ms"]), int(said["retention.bytes"])
     schema = description.get("schema")
     return TopicSettings(
@@ -108,11 +108,11 @@ def _schema(described: Any) -> Schema:
     try:
         if isinstance(described, str):
             return Schema.of(described)
-        reason = "it is no text"
+        reason = "it is not text"
     except MillstreamError as error:
         reason = error.what
     raise DamagedLog(
-        f"the schema that is noted for a topic cannot be read: {reason}",
+        f"the stored schema of a topic cannot be read: {reason}",
         where="topic '_millstream'",
         next_step="it was not written by Millstream: send a record with the key topic/NAME and no value there, with "
         "Kafka's own tools; then set the schema of the topic again",
@@ -124,7 +124,7 @@ def _length(milliseconds: int) -> timedelta:
 
 
 def kept_settings(clients: Clients, topic: str, seconds: float = ANSWER_SECONDS) -> dict[str, str]:
-    """The settings of a topic as Kafka has them."""
+    """The settings of a topic, as Kafka has them."""
     admin = admin_module()
     resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
     [found] = clients.answered(lambda: clients.admin.describe_configs([resource]), f"topic '{topic}'", seconds).values()
@@ -136,7 +136,7 @@ def change_settings(clients: Clients, topic: str, settings: Mapping[str, str]) -
 
 
 def alter_configs(clients: Clients, kind: str, name: str, settings: Mapping[str, str], where: str) -> None:
-    """Sets settings of a topic or a group; the brokers refuse what they do not allow."""
+    """Alters the configuration of a topic or a group; the brokers reject what they do not allow."""
     admin = admin_module()
     changes = [
         admin.ConfigEntry(setting, value, incremental_operation=admin.AlterConfigOpType.SET)
@@ -146,13 +146,13 @@ def alter_configs(clients: Clients, kind: str, name: str, settings: Mapping[str,
     clients.answered(lambda: clients.admin.incremental_alter_configs([resource]), where)
 
 
-# ---------------------------------------------------------------- topics come and go
+# ---------------------------------------------------------------- creating and deleting
 
 
 def make_topic(
     clients: Clients, name: str, partitions: int, settings: Mapping[str, str], *, missing_ok: bool = False
 ) -> None:
-    """Returns when every partition has a leader. With three brokers or more, two must have a record."""
+    """Returns when every partition has a leader. With three or more brokers, two must have a record."""
     where = f"topic '{name}'"
     brokers = clients.retrying(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).brokers, where)
     replicas = min(REPLICAS, len(brokers))
@@ -164,16 +164,16 @@ def make_topic(
         if not missing_ok:
             raise
     clients.made(name)
-    until_led(clients, name, partitions)
+    wait_for_leaders(clients, name, partitions)
 
 
 def add_partitions(clients: Clients, name: str, partitions: int) -> None:
     more = admin_module().NewPartitions(name, partitions)
     clients.answered(lambda: clients.admin.create_partitions([more]), f"topic '{name}'")
-    until_led(clients, name, partitions)
+    wait_for_leaders(clients, name, partitions)
 
 
-def until_led(clients: Clients, name: str, partitions: int) -> None:
+def wait_for_leaders(clients: Clients, name: str, partitions: int) -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         found = clients.retrying(lambda: clients.admin.list_topics(name, timeout=ANSWER_SECONDS), f"topic '{name}'")
@@ -182,7 +182,9 @@ def until_led(clients: Clients, name: str, partitions: int) -> None:
             return
         if time.monotonic() > deadline:
             raise KafkaUnavailable(
-                f"not every partition of topic '{name}' has a leader", where=clients.where, next_step="see its brokers"
+                f"not every partition of topic '{name}' has a leader",
+                where=clients.where,
+                next_step="check its brokers",
             )
         time.sleep(0.05)
 
@@ -210,7 +212,7 @@ def offsets(
 ) -> dict[TopicPartition, int]:
     """The first or next offset of partitions, or that of the first record at or after a time (ms).
 
-    Where no record is that late: the next offset.
+    If there is no such record: the next offset.
     """
     confluent_kafka, specs = client_module(), admin_module().OffsetSpec
     levels = confluent_kafka.IsolationLevel

@@ -20,13 +20,13 @@ logger = terminal.logger(__name__)
 
 
 class Transactions:
-    """The name of a producer: a newer one of the same name fences it, and ends what it left open."""
+    """A transactional id: a newer producer of the same name fences this one, and aborts what it left open."""
 
     def __init__(self, name: str, clients: Clients) -> None:
         self.name = name
         self._clients = clients
         self._fenced = False
-        self._unanswered: str | None = None  # a call; until it is answered the client takes no other
+        self._unanswered: str | None = None  # a call without an answer yet; the client accepts no other until then
         self.client = clients.producer(
             defaults={**PRODUCER_DEFAULTS, "transaction.timeout.ms": 60_000},
             transactional_id=name,
@@ -40,7 +40,7 @@ class Transactions:
             try:
                 self._end(self._unanswered)
             except TransactionAborted as error:
-                logger.warning("a transaction of which the outcome was unknown was not stored: %s", error)
+                logger.warning("a transaction with an unknown outcome was not stored: %s", error)
                 self._end(ABORT)
         try:
             self._retrying(self.client.begin_transaction)
@@ -56,12 +56,12 @@ class Transactions:
         self._end(COMMIT)
 
     def abort(self) -> None:
-        """A commit that was not answered cannot be undone: the next transaction begins when it was."""
+        """A commit without an answer cannot be aborted: the next transaction waits for it."""
         if not self._fenced and not self.is_unanswered:
             try:
                 self._end(ABORT)
             except KafkaUnavailable as error:
-                if not _is_of_state(error):  # else none is open: an exception hid that it had ended
+                if not _is_of_state(error):  # otherwise none is open: an exception hid that it had ended
                     raise
 
     @property
@@ -80,7 +80,7 @@ class Transactions:
             if call == ABORT or not goes_on:
                 raise
             raise KafkaUnavailable(
-                f"Kafka has not answered whether the transaction is stored: {error.what}",
+                f"Kafka did not confirm that the transaction is stored: {error.what}",
                 where=error.where,
                 next_step="it may be; the next transaction waits for the answer",
             ) from error
@@ -98,7 +98,7 @@ class Transactions:
         self.client.poll(0)
 
     def _retrying(self, act: Callable[[], None]) -> None:
-        """Repeats a call as long as the client allows it."""
+        """Retries a call as long as the client allows it."""
         confluent_kafka = client_module()
         deadline = time.monotonic() + 2 * ANSWER_SECONDS
         while True:
@@ -116,14 +116,14 @@ class Transactions:
         if error.name() in FENCED or (error.fatal() and error.name() not in PASSING):
             self._fenced = True
             return ProducerFenced(
-                "a newer producer of the same name has taken over", where=where, next_step="let that one write"
+                "a newer producer of the same name has taken over", where=where, next_step="let that producer write"
             )
         if error.txn_requires_abort():
-            return TransactionAborted(f"Kafka gave the transaction up: {error.str()}", where=where)
+            return TransactionAborted(f"Kafka aborted the transaction: {error.str()}", where=where)
         return translated(error, where)
 
 
 def _is_of_state(error: MillstreamError) -> bool:
-    """Whether the client refused a call because its transaction is, or is not, open."""
+    """Whether the client rejected a call because its transaction is, or is not, open."""
     cause = error.__cause__
     return isinstance(cause, client_module().KafkaException) and cause.args[0].name() == "_STATE"

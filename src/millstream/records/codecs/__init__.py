@@ -1,4 +1,4 @@
-"""Codecs by name: `codec("json", schema)` gives the way from bytes to rows and back."""
+"""Codecs by name: `codec("json", schema)` decodes bytes into rows and encodes rows as bytes."""
 
 from __future__ import annotations
 

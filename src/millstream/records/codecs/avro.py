@@ -1,7 +1,7 @@
-"""An Avro value is one record in Avro's binary form without a header, written with one known schema.
+"""An Avro value is one record in Avro's binary encoding without a header, written with one known schema.
 
-Without `avro_schema` the writer's schema is the one derived from the columns. With it, records are read as their
-writer wrote them and then fitted to the columns by name: missing fields are null, others are ignored, numbers widen.
+Without `avro_schema` the writer's schema is derived from the columns. With it, records are read with the writer's
+schema and then fitted to the columns by name: missing fields are null, others are ignored, numbers widen.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AvroCodec(Codec):
         given = self.avro_schema
         text = _as_text(derived if given is None else given)
         _writer_of_record(text)
-        object.__setattr__(self, "avro_schema", None if given is None else text)  # a text can be compared and hashed
+        object.__setattr__(self, "avro_schema", None if given is None else text)  # text can be compared and hashed
         object.__setattr__(self, "_writer", text)
 
     def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
@@ -64,7 +64,7 @@ class AvroCodec(Codec):
             target = io.BytesIO()
             try:
                 fastavro.schemaless_writer(target, writer, row)
-            except Exception as refusal:  # only a schema given by the user can refuse rows of ours, in many ways
+            except Exception as refusal:  # only a user's schema can reject our rows, in many ways
                 raise InvalidRecord(f"a row does not fit avro_schema: {refusal}") from None
             encoded.append(target.getvalue())
         return encoded
@@ -78,7 +78,7 @@ class AvroCodec(Codec):
         writer = _writer_of_record(self._writer)
         read, parsed, shape = fastavro.schemaless_reader, writer.parsed, writer.shape
         names = self.schema.names
-        is_wide = len(parsed["fields"]) > len(names) + 16  # then what no column asks for is not kept
+        is_wide = len(parsed["fields"]) > len(names) + 16  # then fields without a column are skipped
         records: list[dict[str, Any]] = []
         for index, value in enumerate(values):
             source = io.BytesIO(value)
@@ -89,7 +89,7 @@ class AvroCodec(Codec):
                 extra = len(value) - source.tell()
                 if extra:
                     faults[index] = f"{extra} bytes follow the Avro record"
-            except Exception as refusal:  # the bytes are anyone's, and so is what a parser makes of them
+            except Exception as refusal:  # the bytes are untrusted, and parsers raise anything
                 faults[index] = why_unreadable(refusal)
                 record = {}
             records.append({name: record.get(name) for name in names} if is_wide else record)
@@ -107,7 +107,7 @@ class _AvroRules(PythonRules):
 
 
 def avro_schema_of(schema: Schema, *, name: str = "Record") -> dict[str, Any]:
-    """The Avro schema of rows of `schema`; nested records are named by their path, so that no two share a name."""
+    """The Avro schema for rows of `schema`; nested records are named by their path, so that names are unique."""
     return _record(list(schema.arrow), name, "")
 
 
@@ -137,7 +137,7 @@ def _avro_type(dtype: pa.DataType, name: str, path: str) -> Any:
     if kind.is_map(dtype) and kind.is_string(dtype.key_type):
         return {"type": "map", "values": ["null", _avro_type(dtype.item_type, f"{name}_value", path + "{}")]}
     raise InvalidSchema(
-        f"column '{path}' is {format_type(dtype)}, which Avro cannot hold",
+        f"column '{path}' is {format_type(dtype)}, which Avro cannot represent",
         next_step="use the codec 'json', or string keys and a bigint of microseconds",
     )
 
@@ -154,9 +154,9 @@ def _writer_of_record(text: str) -> Writer:
 
 def _as_text(given: Any) -> str:
     if isinstance(given, str) and len(given) > SCHEMA_BYTES_MAX:
-        return given  # which is refused for its size, before it is read
+        return given  # rejected for its size before it is parsed
     try:
-        # What fastavro adds to a schema it has parsed is no part of it.
+        # What fastavro adds to a parsed schema is not part of it.
         found = _without_notes(given) if isinstance(given, Mapping) else json.loads(given)
         return json.dumps(found)
     except RecursionError:

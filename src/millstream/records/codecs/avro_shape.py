@@ -1,7 +1,7 @@
-"""What a writer's schema lets a few bytes become, found out before any of them are decoded.
+"""Detects writer schemas with which a few bytes can expand without limit, before any of them are decoded.
 
-fastavro recurses on the C stack, so deeply nested data ends the process instead of raising, and an array of items that
-take no bytes can be of any length. Records whose schema allows either are measured first, without building anything
+fastavro recurses on the C stack, so deeply nested data crashes the process instead of raising, and an array of items
+that take no bytes can have any length. Records whose schema allows either are measured first, without building anything
 and without recursion; all others go to fastavro directly.
 """
 
@@ -19,7 +19,7 @@ from millstream.records.columns import Refused
 SCHEMA_BYTES_MAX = 1 << 20
 SCHEMA_TYPES_MAX = 50_000
 SCHEMA_JSON_NESTING_MAX = 400
-FREE_VALUES_MAX = 1_000  # values of no encoded bytes in one record
+FREE_VALUES_MAX = 1_000  # values of zero encoded bytes in one record
 DECIMAL_BYTES_MAX = 1_000  # turning bytes into a decimal takes quadratic time
 MEASURED_FROM_DECIMALS_BYTES = 8 << 10
 MEASURED_FROM_CONTAINERS_BYTES = 1 << 20
@@ -40,16 +40,16 @@ class UnusableSchema(Exception):
 class _Type:
     kind: str
     parts: list[_Type] = field(default_factory=list)
-    width: int = 0  # encoded bytes, where every value has the same number
-    free: int | None = None  # how many values it is, if it takes no bytes at all
+    width: int = 0  # encoded bytes, if the same for every value
+    free: int | None = None  # the number of values, if it takes no bytes at all
     decimal: bool = False
 
 
 class Shape:
-    """Of one schema: from which size on records have to be measured, and the measuring."""
+    """The shape of one schema: above which size records must be measured, and how."""
 
     def __init__(self, parsed: Any) -> None:
-        """`parsed` is what fastavro makes of a schema: names are complete there."""
+        """`parsed` is a schema parsed by fastavro, with full names."""
         try:
             self._top = _Compiler().type(parsed, 0)
         except (KeyError, TypeError, AttributeError) as error:  # fastavro does not check everything
@@ -78,7 +78,7 @@ class Shape:
         return min(found, default=None)
 
     def measures(self, size_bytes: int) -> bool:
-        """Whether a record of this size has to be checked."""
+        """Whether a record of this size must be checked."""
         return self.measured_from_bytes is not None and size_bytes >= self.measured_from_bytes
 
     def check(self, data: bytes, at: int = 0) -> None:
@@ -99,7 +99,7 @@ class Writer:
 
 @lru_cache(maxsize=64)
 def writer_of(text: str) -> Writer:
-    """Of the JSON text of a schema, from any source. Raises UnusableSchema."""
+    """Parses the JSON text of an untrusted schema. Raises UnusableSchema."""
     import fastavro
 
     if len(text) > SCHEMA_BYTES_MAX:
@@ -112,10 +112,10 @@ def writer_of(text: str) -> Writer:
         raise UnusableSchema(f"it is not JSON: {error}") from None
     _check_json_nesting(found)
     if isinstance(found, dict) and any(str(key).startswith("__") for key in found):
-        raise UnusableSchema("it has properties that begin with '__', as only schemas that were checked before have")
+        raise UnusableSchema("it has properties that start with '__', which are reserved for parsed schemas")
     try:
         parsed = fastavro.parse_schema(found)
-    except Exception as refusal:  # the schema is anyone's, and so is what a parser makes of it
+    except Exception as refusal:  # the schema is untrusted, and parsers raise anything
         raise UnusableSchema(f"it is not an Avro schema: {valid_text(str(refusal)[:200])}") from None
     return Writer(parsed, Shape(parsed))
 
@@ -181,7 +181,7 @@ def _simple(kind: str, schema: dict[str, Any]) -> _Type:
 
 
 def _from_leaves(tops: Iterable[_Type], parts: Callable[[_Type], list[_Type]]) -> tuple[list[_Type], bool]:
-    """What can be reached, parts before what they are parts of, and whether something is reached from itself."""
+    """The reachable types, parts before wholes, and whether a type contains itself."""
     ordered: list[_Type] = []
     open_, done = set[int](), set[int]()
     has_cycle = False
@@ -223,7 +223,7 @@ def _holds_containers(of: _Type) -> bool:
 def _measure(top: _Type, data: bytes, at: int) -> None:
     end = len(data)
     free = containers = 0
-    # Of each open type how often it is still to be read (array, map) or which part comes next (record), and its depth.
+    # For each open type: how many items remain (array, map) or which part is next (record), and its depth.
     path: list[list[Any]] = [[_Type("record", [top]), 0, 0]]
     while path:
         frame = path[-1]
@@ -300,7 +300,7 @@ def _text(data: bytes, at: int, is_decimal: bool) -> int:
 
 
 def _block(data: bytes, at: int) -> tuple[int, int]:
-    """How many items follow; where that is negative, their bytes follow it."""
+    """The number of items that follow; a negative number is followed by their size in bytes."""
     count, at = _varint(data, at)
     if count < 0:
         _, at = _varint(data, at)

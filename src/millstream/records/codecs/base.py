@@ -1,4 +1,4 @@
-"""A codec decides about each value alone: what a record becomes never depends on the records around it."""
+"""A codec treats each value alone: the result for a record never depends on the records around it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millstream.records.schema import Schema
 
 Indices = npt.NDArray[np.int64]
 
-# Python objects of this many records stay in the CPU's cache; larger chunks were up to twice as slow to parse.
+# Python objects of this many records stay in the CPU cache; larger chunks were up to twice as slow to parse.
 CHUNK_RECORDS = 2_000
 
 
@@ -27,7 +27,7 @@ class Decoded:
     """Every input value is in exactly one place: a row, a failure, or, if it was null, a tombstone."""
 
     rows: pa.RecordBatch
-    indices: Indices  # of each row, its position in the input
+    indices: Indices  # the position of each row in the input
     failures: list[Failure]
     tombstones: Indices
 
@@ -39,10 +39,10 @@ class Codec(ABC):
     schema: Schema
 
     name: ClassVar[str]
-    bounded: ClassVar[bool] = True  # whether a value may become many times its size in memory, and has a limit
+    bounded: ClassVar[bool] = True  # whether a value can expand in memory, and therefore has a size limit
 
     def decode(self, values: pa.Array | Sequence[bytes | None], *, size_bytes_max: int = RECORD_BYTES_MAX) -> Decoded:
-        """Rows for the values that can be read, a reason for each that cannot; null values are tombstones."""
+        """Rows for the values that can be decoded, a reason for each that cannot; null values are tombstones."""
         listed = _as_list(values)
         present = [index for index, value in enumerate(listed) if value is not None]
         held = [value for value in listed if value is not None]
@@ -68,7 +68,7 @@ class Codec(ABC):
         )
 
     def _take_out_too_large(self, chunk: list[bytes], size_bytes_max: int) -> Faults:
-        """Empties the values that are too large, and gives the reason for each."""
+        """Empties the values that are too large, and returns the reason for each."""
         faults: Faults = {}
         if self.bounded and sum(map(len, chunk)) > size_bytes_max:
             for index, value in enumerate(chunk):
@@ -93,11 +93,11 @@ class Codec(ABC):
 
     @abstractmethod
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
-        """Column by column, what stands in each of the values; unreadable values get a reason in `faults`."""
+        """The values of each column; values that cannot be decoded get a reason in `faults`."""
 
 
 def _chunks(values: list[bytes]) -> Iterator[tuple[int, int]]:
-    """Bounds of chunks that are limited in records and in bytes; a larger value is alone in its chunk."""
+    """Bounds of chunks, limited in records and in bytes; a larger value gets its own chunk."""
     for start in range(0, len(values), CHUNK_RECORDS):
         end = min(start + CHUNK_RECORDS, len(values))
         sizes = list(map(len, values[start:end]))

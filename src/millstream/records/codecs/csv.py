@@ -1,8 +1,8 @@
-"""A CSV value is exactly one record, quoted as in RFC 4180, whose fields are the columns by position.
+"""A CSV value is exactly one record, quoted as in RFC 4180, with fields in column order.
 
-An empty field is null, a quoted empty one ("") an empty text. A line break may stand inside quotes and, once, at the
-very end; anywhere else it would begin a second record and is refused. Fields are not trimmed. Simple types are written
-as in JSON texts (`timestamp` as ISO 8601, without a zone taken as UTC; `binary` as base64).
+An empty field is null, a quoted empty one ("") an empty string. A line break is allowed inside quotes and, once, at the
+very end; anywhere else it would start a second record and is rejected. Fields are not trimmed. Simple types are written
+as in JSON strings (`timestamp` as ISO 8601, without a zone taken as UTC; `binary` as base64).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CsvCodec(Codec):
         for column in self.schema.arrow:
             if pa.types.is_nested(column.type):
                 raise InvalidSchema(
-                    f"column '{column.name}' is {format_type(column.type)}, which a CSV field cannot hold",
+                    f"column '{column.name}' is {format_type(column.type)}, which a CSV field cannot represent",
                     next_step="use the codec 'json' or 'avro' for nested columns",
                 )
 
@@ -72,7 +72,7 @@ class CsvCodec(Codec):
 
 
 def header_names(header: bytes) -> list[str]:
-    """The columns that the first line of a file names; Refused if it is no such line."""
+    """The column names in the first line of a file; raises Refused if it is not a header."""
     text = header.removeprefix(_BYTE_ORDER_MARK).decode(errors="replace")
     if text.count(",") >= HEADER_NAMES_MAX:
         raise Refused(f"the header line names more than {HEADER_NAMES_MAX:,} columns")
@@ -99,8 +99,8 @@ def _fields(text: str, delimiter: str, count: int) -> list[str | None]:
         text = text[: -2 if text.endswith("\r\n") else -1]
     if '"' not in text:
         if "\n" in text or "\r" in text:
-            raise Refused("a line break outside quotes; a value holds one record")
-        _check_count(text.count(delimiter) + 1, count)  # before there is an object for each
+            raise Refused("a line break outside quotes; a value is one record")
+        _check_count(text.count(delimiter) + 1, count)  # before creating an object for each
         return [field or None for field in text.split(delimiter)]
     pattern = _field_pattern(delimiter)
     found: list[str | None] = []
@@ -127,7 +127,7 @@ def _check_count(found: int, count: int) -> None:
 @lru_cache
 def _field_pattern(delimiter: str) -> re.Pattern[str]:
     mark = re.escape(delimiter)
-    # Possessive, because a long text with an open quote must not make the search go back and forth.
+    # Possessive, so that a long text with an open quote does not cause backtracking.
     return re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^"{mark}\r\n]*+))({mark}|\Z)')
 
 
@@ -136,7 +136,7 @@ def _why_not_a_field(text: str, at: int) -> str:
         closed = re.compile(r'"[^"]*+(?:""[^"]*+)*+"').match(text, at)
         return "text follows the closing quote" if closed else "the quote is never closed"
     rest = re.compile(r'["\r\n]').search(text, at)
-    return "a quote inside a field without quotes" if rest and rest[0] == '"' else "a line break outside quotes"
+    return "a quote inside an unquoted field" if rest and rest[0] == '"' else "a line break outside quotes"
 
 
 def _quoted(text: str | None, needs_quotes: re.Pattern[str]) -> str:

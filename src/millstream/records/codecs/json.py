@@ -1,13 +1,13 @@
-"""A JSON value is one object whose fields are the columns; what is not exactly of a column's type is refused.
+"""A JSON value is one object whose fields are the columns; a value must be exactly of its column's type.
 
-- A missing field is null; unknown fields are ignored; of a field given twice the last one counts.
-- `timestamp` is ISO 8601 text; without a zone it is taken as UTC. Numbers are refused: their unit would be a guess.
-- `binary` is base64, `decimal` a number or text, read exactly; `map` an object, its keys written like texts.
-- NaN and the infinities are the texts "NaN", "Infinity", "-Infinity", as Spark writes them.
+- A missing field is null; unknown fields are ignored; of duplicate fields the last one counts.
+- `timestamp` is ISO 8601 text; without a zone it is taken as UTC. Numbers are rejected: their unit is ambiguous.
+- `binary` is base64, `decimal` a number or text, read exactly; `map` an object with keys in their text form.
+- NaN and the infinities are the strings "NaN", "Infinity", "-Infinity", as Spark writes them.
 
-orjson parses, record by record. pyarrow.json over the joined batch was measured twice as fast on one core, but it
-cannot keep the promise of `base.py`: two objects in one value become two rows, an empty value none, so that all later
-rows belong to other values; bytes that are no UTF-8 and byte order marks pass; one wrong type fails the whole batch.
+orjson parses record by record. pyarrow.json over the joined batch was measured to be twice as fast on one core, but it
+breaks the guarantee of `base.py`: two objects in one value become two rows, an empty value none, which shifts all later
+rows; invalid UTF-8 and byte order marks pass; one wrong type fails the whole batch.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ _exact_numbers = json.JSONDecoder(parse_float=Decimal)
 
 
 def _parse_exactly(value: bytes) -> Any:
-    orjson.loads(value)  # so that the same texts count as JSON whether or not a column is a decimal
+    orjson.loads(value)  # so that the same text is valid JSON whether or not a column is a decimal
     return _exact_numbers.decode(value.decode())
 
 
 def check_containers(value: bytes) -> None:
-    """Refuses a value that holds too many; brackets inside of texts count, for to leave those out means parsing it."""
+    """Rejects a value with too many containers; brackets inside strings count, because skipping them means parsing."""
     if len(value) > CONTAINERS_MAX and value.count(b"[") + value.count(b"{") > CONTAINERS_MAX:
         raise too_many_containers()
 
@@ -108,7 +108,7 @@ def _members(dtype: pa.DataType) -> list[pa.Field]:
 def _refuse_nested_keys(dtype: pa.DataType, path: str) -> None:
     if pa.types.is_map(dtype) and pa.types.is_nested(dtype.key_type):
         raise InvalidSchema(
-            f"column '{path}' is a map with keys of type {format_type(dtype.key_type)}, which JSON cannot hold",
+            f"column '{path}' is a map with keys of type {format_type(dtype.key_type)}, which JSON cannot represent",
             next_step="use keys of a simple type, or an array of structs",
         )
     if pa.types.is_nested(dtype):
@@ -120,18 +120,18 @@ def _why_unreadable(value: bytes, refusal: Exception) -> str:
     if not value:
         return "the value is empty; expected a JSON object"
     if value.startswith(_BYTE_ORDER_MARK):
-        return "begins with a byte order mark, which JSON does not allow"
+        return "starts with a byte order mark, which JSON does not allow"
     try:
         value.decode()
     except UnicodeDecodeError as bad:
         return f"not valid UTF-8 at byte {bad.start}"
     if isinstance(refusal, json.JSONDecodeError):
         if "depth" in refusal.msg:
-            return "not readable JSON: nested too deeply"
+            return "JSON is nested too deeply"
         if "infinity" in refusal.msg:
-            return f"not readable JSON at character {refusal.pos}: the number there is out of every range"
+            return f"a number out of range in JSON at character {refusal.pos}"
         return f"not valid JSON at character {refusal.pos}: {refusal.msg}"
-    return "not readable JSON: nested too deeply or a number out of every range"
+    return "JSON is nested too deeply or has a number out of range"
 
 
 class _JsonRules(Rules):

@@ -1,4 +1,4 @@
-"""A raw value is itself the one column of its row: text that is valid UTF-8, or any bytes."""
+"""A raw value is the only column of its row: valid UTF-8 text, or any bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VALUE_STRING = Schema.of("value string")
 
 @dataclass(frozen=True)
 class _RawCodec(Codec):
-    """One column of `column_type`; a null in it is encoded as a null value, a tombstone, as Kafka's serializers do."""
+    """One column of `column_type`; null is encoded as a null value, a tombstone, like in Kafka's serializers."""
 
     column_type: ClassVar[pa.DataType]
     bounded: ClassVar[bool] = False
@@ -30,7 +30,7 @@ class _RawCodec(Codec):
         if types != [self.column_type]:
             wanted = format_type(self.column_type)
             raise InvalidSchema(
-                f"the codec '{self.name}' has exactly one column of type {wanted}, not: {self.schema.ddl}",
+                f"the codec '{self.name}' needs exactly one column of type {wanted}, not: {self.schema.ddl}",
                 next_step=f'leave the schema out, or give "value {wanted}"',
             )
 

@@ -1,4 +1,4 @@
-"""A DataFrame that does not stream becomes files of the job's own: read as any source, and the same after a restart."""
+"""Saves a batch DataFrame as files in the job's folder: read like any source, and unchanged after a restart."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from millstream.plan.endpoints import Files
+from millstream.connectors.files.endpoint import Files
 from millstream.plan.nodes import Read, Write
 from millstream.plan.rewiring import rewired
 from millstream.plan.spark_frames import SparkFrame
 
 DONE = "_SUCCESS"
-
-
 TIMES = "spark.sql.parquet.outputTimestampType"
 
 
 def as_files(outputs: Sequence[Write], folder: Path) -> tuple[Write, ...]:
-    """The same outputs, over files where there were DataFrames that do not stream."""
+    """The same outputs, with batch DataFrames replaced by files."""
     return rewired(
         outputs, lambda node: _from_files(node, folder) if isinstance(node, Read) and _is_bounded(node) else node
     )

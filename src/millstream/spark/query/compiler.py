@@ -1,7 +1,7 @@
-"""From a layout to a streaming DataFrame of packed rows: what feeds it, then the chain of steps that keep state.
+"""Compiles a physical plan to a streaming DataFrame of packed rows: its sources, then the chain of steps with state.
 
-Topics and files come through our own feed, with the element-wise steps behind them done where they are read. A
-DataFrame of Spark comes as it is: the expressions behind it stay Spark SQL, and what follows is done as it is packed.
+Topics and files come through our own feed, which also runs the element-wise steps after them. Expressions after a Spark
+DataFrame stay Spark SQL, and the steps that follow run where its rows are packed.
 """
 
 from __future__ import annotations
@@ -20,48 +20,53 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import SENT
-from millstream.operators.watermarks import told as told_by
 from millstream.plan.nodes import Node, Project, Read, Where
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.watermarks import Bounded
 from millstream.records import Schema
 from millstream.secrets import delivery
-from millstream.spark.failures import marked
+from millstream.spark.query import task_messages
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
-from millstream.spark.query.packing import DRIVER, REPORT, Packed, control_to_bytes, to_batch
-from millstream.spark.query.physical_plan import Layout
+from millstream.spark.query.packing import DRIVER, REPORT, Packed, to_batch
+from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.processor import StageProcessor
 from millstream.spark.query.state_runner import Shipment
+from millstream.spark.query.task_messages import SourceControl, SourceReport
+from millstream.spark.query_failures import marked
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 CODEGEN = "spark.sql.codegen.wholeStage"
 KEEP = "__keep"
 HIDDEN = (TIME, WEIGHT, KEEP)
 _starting = Lock()
-"""One query at a time sets what is its own."""
+"""One query at a time changes the session's settings."""
 
 
-def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, places: Mapping[str, int] | None = None) -> DataFrame:
-    """All rows of a flow, packed, on their way to its outputs; `places` says where its job keeps each step's state."""
-    places = shipment.layout.first_places() if places is None else places
-    spark.sparkContext.environment.update(delivery())  # before Spark's own processes are started
+def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping[str, int] | None = None) -> DataFrame:
+    """All packed rows for the outputs of a flow; `slots` has the slot of each step's state."""
+    slots = shipment.physical_plan.first_slots() if slots is None else slots
+    spark.sparkContext.environment.update(delivery())  # before Spark starts its Python processes
     spark.dataSource.register(FeedSource)
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed, shipment.mark)).load()
-    for number, source in enumerate(shipment.layout.framed_sources):
-        packed = packed.unionByName(NativeSteps(shipment.layout, source).packed(shipment, number))
-    for numbers in shipment.layout.stages:
-        kept_at = [places[shipment.layout.chain[number].name] for number in numbers]
+    for number, source in enumerate(shipment.physical_plan.dataframe_sources):
+        packed = packed.unionByName(NativeSteps(shipment.physical_plan, source).packed(shipment, number))
+    for numbers in shipment.physical_plan.stages:
+        stage_slots = [slots[shipment.physical_plan.chain[number].name] for number in numbers]
         packed = packed.groupBy("label").transformWithState(
-            StageProcessor(shipment, numbers, kept_at), outputStructType=PACKED, outputMode="append", timeMode="None"
+            StageProcessor(shipment, numbers, stage_slots),
+            outputStructType=PACKED,
+            outputMode="append",
+            timeMode="None",
         )
     return packed
 
 
 def started(spark: SparkSession, shipment: Shipment, writer: DataStreamWriter) -> StreamingQuery:
-    """Starts a query, which takes a copy of the session's settings: here are those that are its own."""
+    """Starts a query with its own settings: it copies those of the session, which are restored after."""
     settings = {PARTITIONS: str(shipment.partitions)}
-    if not shipment.layout.framed_sources:
+    if not shipment.physical_plan.dataframe_sources:
         settings[CODEGEN] = "false"  # packed rows are few, and generating code for them takes 40 to 130 ms a batch
     with _starting:
         before = {key: str(spark.conf.get(key)) for key in settings}
@@ -75,13 +80,13 @@ def started(spark: SparkSession, shipment: Shipment, writer: DataStreamWriter) -
 
 
 class NativeSteps:
-    """The steps right behind a DataFrame that Spark itself can do: those that are expressions, one after the other.
+    """The steps right after a DataFrame that run in Spark SQL: a sequence of expressions.
 
-    A row that a `where` leaves out still says how far its source has come, so it is only marked; `pack` leaves it out.
+    A row that a `where` excludes still advances the watermark, so it is only marked, and dropped when it is packed.
     """
 
-    def __init__(self, layout: Layout, source: Read) -> None:
-        self._layout = layout
+    def __init__(self, physical_plan: PhysicalPlan, source: Read) -> None:
+        self._physical_plan = physical_plan
         self.source = source
         assert isinstance(source.source, SparkFrame)
         self.frame: DataFrame = source.source.frame
@@ -92,14 +97,14 @@ class NativeSteps:
             self.last = step
 
     def _next(self) -> Where | Project | None:
-        """The one step behind, if it is an expression and nobody else needs the rows before it."""
+        """The next step, if it is an expression and the only consumer of these rows."""
         watermark = self.source.watermark
         if watermark is not None and not isinstance(watermark, Bounded):
-            return None  # it looks at the columns as they come
-        behind = [node for node in self._layout.order if self.last in node.inputs]
-        if len(behind) != 1 or self.last in self._layout.outputs or not isinstance(behind[0], Where | Project):
+            return None  # it needs the original columns
+        consumers = [node for node in self._physical_plan.order if self.last in node.inputs]
+        if len(consumers) != 1 or self.last in self._physical_plan.outputs:
             return None
-        return behind[0]
+        return consumers[0] if isinstance(consumers[0], Where | Project) else None
 
     def _visit_read(self, node: Read) -> None:
         moment = sf.expr(f"unix_micros(`{node.event_time}`)") if node.event_time else sf.lit(None).cast("long")
@@ -131,13 +136,13 @@ class NativeSteps:
 
 
 def _spark_type(schema: Schema, name: str) -> str:
-    said = str(Schema.from_arrow(pa.schema([schema.field(name)])))
-    return said.removeprefix("`").split(" ", 1)[1].removesuffix(" not null")
+    column = str(Schema.from_arrow(pa.schema([schema.field(name)])))
+    return column.removeprefix("`").split(" ", 1)[1].removesuffix(" not null")
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Packs the rows of a DataFrame in a task, after the element-wise steps that are left."""
+    """Packs the rows of a DataFrame in a task, after the remaining element-wise steps."""
 
     shipment: Shipment
     source: str
@@ -149,22 +154,22 @@ class Pack:
             yield to_batch(list(self._packed(batches)))
 
     def _packed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Packed]:
-        plan = self.shipment.plan
-        named = {node.name: node for node in plan.layout.order}
+        plan = self.shipment.worker_plan
+        named = {node.name: node for node in plan.physical_plan.order}
         source, entry = named[self.source], named[self.entry]
         assert isinstance(source, Read)
         context = TaskContext.get()
         task = ((self.number + 1) << 24) + (context.partitionId() if context else 0)
         packer = plan.packer(source, task=task, entry=entry)
-        reached: int | None = None
+        watermark: int | None = None
         count = 0
         for batch in batches:
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame)
             count += len(rows)
-            said = told_by(source, rows)
-            reached = said if reached is None else max(reached, said if said is not None else reached)
+            implied = implied_watermark(source, rows)
+            watermark = implied if watermark is None else max(watermark, watermark if implied is None else implied)
             packer.add({SENT: rows.filter(KEEP).drop(KEEP)}, time.time_ns() // 1000)
-        yield from packer.pack({"now": 0, "partitions": {"": (reached, count > 0)}})
-        report = {"source": source.name, "rows": count, "dead": 0, "now": 0, "ends": {}}
-        yield plan.labels[0], DRIVER, REPORT, task, control_to_bytes(report)
+        yield from packer.pack(SourceControl(source.name, 0, {"": (watermark, count > 0)}))
+        report = SourceReport(source.name, count)
+        yield plan.labels[0], DRIVER, REPORT, task, task_messages.to_bytes(report)

@@ -1,7 +1,7 @@
-"""What enters a query: one Python data source feeds all sources of a flow to Spark, packed.
+"""The input of a query: one Python data source that feeds the packed rows of all sources of a flow to Spark.
 
-The element-wise steps behind a source run where it is read, so that Spark is given packed rows and converts nothing. An
-offset holds the processing time besides the offsets of the sources: a batch that is tried again has the same clock.
+The element-wise steps after a source run where it is read, so Spark gets packed rows and converts nothing. An offset
+holds the processing time besides the offsets of the sources: a repeated batch has the same clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from millstream.spark.failures import marked
+from millstream.spark.query_failures import marked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,10 +31,10 @@ class Feed(Protocol):
     def initial(self) -> dict[str, Any]: ...
 
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        """As far as the next batch goes; `start` if there is none."""
+        """The end of the next batch; `start` if there is none."""
 
-    def stop_at_present(self) -> None:
-        """From now on nothing counts that comes later."""
+    def stop_at_latest(self) -> None:
+        """Ignores rows that arrive from now on."""
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Any]: ...
 
@@ -42,7 +42,7 @@ class Feed(Protocol):
 
 
 class FeedSource(DataSource):
-    """Spark's view of a feed, which comes as an option."""
+    """A feed as a Spark data source; it is passed as an option."""
 
     @classmethod
     def name(cls) -> str:
@@ -57,12 +57,12 @@ class FeedSource(DataSource):
 
 
 def as_option(feed: Feed, mark: str) -> str:
-    """A feed and the mark of its run's failures, which is known even where the feed cannot be unpacked."""
+    """A feed and the mark of its run's failures, which can be read even if the feed cannot be unpickled."""
     return mark + base64.b64encode(cloudpickle.dumps(feed)).decode()  # type: ignore[no-untyped-call]
 
 
 class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Unpacks its feed when it is first asked for something: Spark also makes one only to send it on."""
+    """Unpickles its feed on first use: Spark also creates readers just to send them elsewhere."""
 
     def __init__(self, packed: bytes, mark: str) -> None:
         self._packed = packed
@@ -88,7 +88,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with marked(self._mark):
-            self._feed.stop_at_present()
+            self._feed.stop_at_latest()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with marked(self._mark):

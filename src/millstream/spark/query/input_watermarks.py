@@ -1,10 +1,10 @@
-"""How far the streams have come that feed a step: a watermark per source partition and per key group before it.
+"""The watermark of a step's inputs, from one watermark per source partition and per key group of an upstream step.
 
-Watermarks flow in the stream. A source tells what its partitions' rows told; a step before tells the watermark that
-each of its key groups passes on. The smallest counts, and it never goes back.
+Watermarks travel with the rows: a source sends those of its partitions, a step those of its key groups. The lowest one
+counts, and it never goes back.
 
-A source whose partitions are all idle, or whose rows have no event time, and a step that is fed by such only, does not
-count as long as there is another.
+A source whose partitions are all idle, or whose rows have no event time, and a step fed only by such, is ignored as
+long as there is another input.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.operators.watermarks import SourceWatermark
+from millstream.operators.source_watermarks import SourceWatermark
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node, Read
-
-CLOCK = ""
-"""The origin of a control that only tells the time."""
+from millstream.spark.query.task_messages import Control, SourceControl, StepControl
 
 
 class InputWatermark:
     def __init__(self, origins: Sequence[Node], groups: Mapping[Node, int]) -> None:
-        """`groups` says of how many key groups of each step before this one hears."""
+        """`groups` has the number of key groups of each upstream step that report to this one."""
         self._groups = {origin.name: groups.get(origin, 0) for origin in origins}
         self._sources = {
             origin.name: SourceWatermark(origin, (), 0)
             for origin in origins
             if isinstance(origin, Read) and origin.watermark is not None
         }
-        self._told = {origin.name: BEGINNING for origin in origins if isinstance(origin, Read)}
+        self._watermarks = {origin.name: BEGINNING for origin in origins if isinstance(origin, Read)}
         self._before: dict[str, dict[int, tuple[int, bool]]] = {
             origin.name: {} for origin in origins if not isinstance(origin, Read)
         }
         self.now = 0
 
-    def hear(self, control: dict[str, Any]) -> None:
-        name = control["origin"]
-        self.now = max(self.now, control["now"])
-        if name == CLOCK or (name not in self._told and name not in self._before):  # or it is not waited for
+    def update(self, control: Control) -> None:
+        """Applies a control. Controls of origins that this step does not wait for only advance the clock."""
+        self.now = max(self.now, control.now)
+        if isinstance(control, StepControl) and control.origin in self._before:
+            self._before[control.origin][control.group] = control.watermark, control.idle
+        elif isinstance(control, SourceControl) and control.origin in self._watermarks:
+            self._update_source(control)
+
+    def _update_source(self, control: SourceControl) -> None:
+        name = control.origin
+        if control.watermark is not None:
+            self._watermarks[name] = max(self._watermarks[name], control.watermark)
+        if name not in self._sources:
             return
-        if name in self._before:
-            self._before[name][control["group"]] = control["watermark"], control["idle"]
-            return
-        if "watermark" in control:
-            self._told[name] = max(self._told[name], control["watermark"])
-        for partition, (told, spoke) in control.get("partitions", {}).items():
-            if name in self._sources:
-                self._sources[name].hear(partition, told, self.now, spoke=spoke)
-        for partition in control.get("done", ()):
-            if name in self._sources:
-                self._sources[name].leave(partition)
+        for partition, (watermark, has_rows) in control.partitions.items():
+            self._sources[name].update(partition, watermark, self.now, has_rows=has_rows)
+        for partition in control.done:
+            self._sources[name].leave(partition)
 
     def watermark(self) -> int:
         inputs = self._inputs()
@@ -61,14 +61,14 @@ class InputWatermark:
         return all(idle for _, idle in self._inputs())
 
     def _inputs(self) -> list[tuple[int, bool]]:
-        """How far each input has come, and whether it is idle."""
+        """The watermark of each input, and whether it is idle."""
         found = []
-        for name, told in self._told.items():
+        for name, given in self._watermarks.items():
             source = self._sources.get(name)
             if source is None:
-                found.append((told, told == BEGINNING))
+                found.append((given, given == BEGINNING))
             else:
-                found.append((max(told, source.now(self.now)), told < END and source.is_idle(self.now)))
+                found.append((max(given, source.now(self.now)), given < END and source.is_idle(self.now)))
         for name, groups in self._before.items():
             complete = len(groups) == self._groups[name]
             reached = min(watermark for watermark, _ in groups.values()) if complete else BEGINNING
@@ -77,12 +77,12 @@ class InputWatermark:
 
     def kept(self) -> tuple[Any, ...]:
         sources = {name: source.kept() for name, source in self._sources.items()}
-        return self.now, self._told, self._before, sources
+        return self.now, self._watermarks, self._before, sources
 
-    def go_on(self, kept: tuple[Any, ...]) -> None:
-        self.now, told, before, sources = kept
-        self._told |= {name: value for name, value in told.items() if name in self._told}
+    def restore(self, kept: tuple[Any, ...]) -> None:
+        self.now, given, before, sources = kept
+        self._watermarks |= {name: value for name, value in given.items() if name in self._watermarks}
         self._before |= {name: dict(value) for name, value in before.items() if name in self._before}
         for name, source in sources.items():
             if name in self._sources:
-                self._sources[name].go_on(source)
+                self._sources[name].restore(source)

@@ -1,10 +1,10 @@
-"""A job's processing time: it never goes back, and one wrong hour of the machine's clock does not stop it for an hour.
+"""A job's processing time. It never goes back, and a clock that was an hour ahead does not stop it for an hour.
 
-Between two readings it advances by a steady clock, so a step of the machine's clock is seen as what it is:
+Between two readings it advances by a steady clock, so a step of the machine's clock is recognized:
 
-- a step ahead is followed only after it has held for a minute: a shorter one leaves no trace;
-- a machine that is behind, after it was set back or because the job last ran while its clock was ahead, is waited for
-  at half speed, so that delays and timers still fire.
+- a step ahead is followed only after it has held for a minute; a shorter one has no effect;
+- while the machine is behind, because it was set back or was ahead when the job last ran, the job's clock runs at half
+  speed, so that delays and timers still fire.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 
 STEP_US = 1_000_000
-"""A difference up to this is the machine's clock being kept right; it is followed at once."""
+"""A smaller difference is normal clock synchronization, and followed at once."""
 HOLD_US = 60_000_000
 
 
 def _steady_us() -> int:
-    """Goes on while the machine is suspended, where the system has such a clock."""
+    """Includes time in which the machine is suspended, where the system has such a clock."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // 1000
 
@@ -37,10 +37,10 @@ class JobClock:
         """When the machine was first seen ahead."""
         self._reported: int | None = None
         self.report: str | None = None
-        """What the last reading found odd, once for each step."""
+        """A warning of the last reading, once for each step."""
 
     def read(self, last: int) -> int:
-        """The time of a batch behind one at `last`, in microseconds."""
+        """The time of a batch that follows one at `last`, in microseconds."""
         machine, steady = self._machine(), self._steady()
         self.report = None
         if self._clock is None or last > self._clock:  # of a run before this one
@@ -53,30 +53,32 @@ class JobClock:
         else:
             self._stepped_at = None
             now = max(machine, self._clock + elapsed // 2)
-            self._note(ahead)
+            self._report_step(ahead)
         self._clock, self._read_at = max(last + 1, now), steady
         return self._clock
 
     def _followed(self, machine: int, expected: int, steady: int) -> int:
-        """The machine is ahead: by a step that is waited for, or one that has held."""
+        """The time when the machine is ahead, by a recent step or by one that has held."""
         if self._stepped_at is None:
             self._stepped_at = steady
         if steady - self._stepped_at < HOLD_US:
-            self._note(machine - expected)
+            self._report_step(machine - expected)
             return expected
         self._stepped_at = None
-        self.report = f"the machine's clock is {_seconds(machine - expected)} ahead for a minute: the job follows it"
+        self.report = (
+            f"the machine's clock is {_seconds(machine - expected)} ahead for a minute: the job's clock follows it"
+        )
         self._reported = None
         return machine
 
-    def _note(self, ahead: int) -> None:
+    def _report_step(self, ahead: int) -> None:
         """Reports a step once, with its size."""
         if abs(ahead) <= STEP_US:
             self._reported = None
         elif self._reported is None or ahead * self._reported < 0 or abs(ahead) > abs(self._reported) + HOLD_US:
             self._reported = ahead
             self.report = (
-                f"the machine's clock went ahead by {_seconds(ahead)}: the job follows it if it stays so for a minute"
+                f"the machine's clock jumped ahead by {_seconds(ahead)}: the job follows if it stays so for a minute"
                 if ahead > 0
                 else f"the machine's clock is {_seconds(-ahead)} behind the job's: processing time runs at half speed "
                 "until they meet"

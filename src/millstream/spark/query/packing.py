@@ -1,7 +1,7 @@
-"""Rows travel packed: a Spark row holds a whole frame of ours, for one key group of one step.
+"""Packed rows: one Spark row holds a whole frame, for one key group of one step.
 
-`label` is the key group's name to Spark, `step` the number of a step of the chain or of an output, `kind` what the blob
-is, `task` where it comes from, so that a step can take frames in the same order every time.
+`label` identifies the key group to Spark, `step` is the number of a step of the chain or of an output, `kind` is the
+kind of blob, and `task` its origin, so that a step processes frames in the same order every time.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.connectors.files.drafts import Drafting
-from millstream.connectors.refusals import kept
+from millstream import terminal
+from millstream.connectors.sink import Preparer
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET
 from millstream.operators.stateful import Stateful
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Node, Write
-from millstream.spark.query.physical_plan import Frames, Layout, Place, evaluated
+from millstream.spark.query import task_messages
+from millstream.spark.query.physical_plan import Frames, PhysicalPlan, SourcePartition, evaluated
+from millstream.spark.query.task_messages import Control, DiscardReport, PreparedReport
 from millstream.state.arrow_bytes import from_stream, to_stream
 from millstream.state.hashing import key_groups
 
@@ -40,32 +40,26 @@ ARROW = pa.schema(
 ROWS, OTHERS, PARTIALS, CONTROL, REPORT = range(5)
 SIDES = (ROWS, OTHERS)
 PARTITION = "__partition"
-"""Where rows of an output came from, beside their offset, if its sink may refuse some."""
+"""The source partition of an output's rows, next to their offset, if its sink may refuse some."""
 DRIVER = -1
-"""The step of what is for the driver alone: reports."""
+"""The step number of reports, which are for the driver."""
+logger = terminal.logger(__name__)
+BATCH_PROPERTY = "streaming.sql.batchId"
 BLOB_BYTES_MAX = 4 << 20
-"""Larger frames travel in pieces: the next is packed while one is on its way."""
+"""Larger frames are split: the next is packed while one is in transit."""
 
 Content = bytes | pl.DataFrame
-"""A frame that is for a step of the same stage is handed on as it is, everything else as bytes."""
+"""A frame for a step of the same stage is passed as is, everything else as bytes."""
 Packed = tuple[int, int, int, int, Content]
 
 
 def to_bytes(frame: pl.DataFrame) -> bytes:
-    """A frame as Arrow, compressed: panes shrink to a tenth, and that is quicker than to move them about."""
+    """A frame as compressed Arrow: panes shrink to a tenth, which is faster than moving them uncompressed."""
     return to_stream(frame, compressed=True)
 
 
 def from_bytes(blob: bytes) -> pl.DataFrame:
     return from_stream(blob)
-
-
-def control_to_bytes(control: dict[str, Any]) -> bytes:
-    return msgspec.msgpack.encode(control)
-
-
-def control_from_bytes(blob: bytes) -> dict[str, Any]:
-    return msgspec.msgpack.decode(blob, type=dict[str, Any])
 
 
 def to_batch(rows: Sequence[Packed]) -> pa.RecordBatch:
@@ -77,23 +71,23 @@ def to_batch(rows: Sequence[Packed]) -> pa.RecordBatch:
 
 @dataclass
 class Packer:
-    """Gathers what a region makes, and packs it for the steps and outputs it goes to."""
+    """Collects the rows of a region, and packs them for the steps and outputs they go to."""
 
-    layout: Layout
+    physical_plan: PhysicalPlan
     origin: Node
     labels: Sequence[int]
     steps: Sequence[Stateful]
     task: int
     own_label: int
-    """Where rows ride along that are for no key group: those of outputs."""
-    reached: int = END
-    """The watermark of the steps that come next is not beyond this."""
+    """The label of rows that belong to no key group: those of outputs."""
+    watermark_max: int = END
+    """The highest possible watermark of the next steps."""
     entry: Node | None = None
-    """The step behind the origin whose rows are added, if not the origin's own."""
-    near: Container[int] = ()
-    """The steps that are done right here, for the same key group."""
-    drafting: Mapping[str, Drafting] = field(default_factory=dict)
-    """How rows of an output become files, where many of them are written right here."""
+    """The step after the origin whose rows are added, if not the origin itself."""
+    local_steps: Container[int] = ()
+    """The steps of the same stage, which run here for the same key group."""
+    preparers: Mapping[str, Preparer] = field(default_factory=dict)
+    """By output, what prepares its rows here if there are many."""
     _fed: dict[tuple[int, int], list[pl.DataFrame]] = field(default_factory=dict)
     _partials: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _outputs: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
@@ -101,12 +95,12 @@ class Packer:
     _counts: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._region = self.layout.region(self.origin)
-        self._ends = self.layout.ends(self.origin)
+        self._region = self.physical_plan.region(self.origin)
+        self._ends = self.physical_plan.ends(self.origin)
 
-    def add(self, sent: Frames, now: int, place: Place | None = None) -> None:
-        """Runs the steps of the region on what the origin sent."""
-        made = self._region.run(sent, now, self.entry, place)
+    def add(self, sent: Frames, now: int, partition: SourcePartition | None = None) -> None:
+        """Runs the steps of the region on rows of the origin."""
+        made = self._region.run(sent, now, self.entry, partition)
         for end in self._ends:
             number, rows = end.number, made[end.node]
             if rows.is_empty():
@@ -115,69 +109,69 @@ class Packer:
                 self._discarded[end.node.name] = self._discarded.get(end.node.name, 0) + len(rows)
                 continue
             if end.side is None:
-                self._outputs.setdefault(number, []).append(self._written(rows, end.node, place))
+                self._outputs.setdefault(number, []).append(self._written(rows, end.node, partition))
                 continue
             step, count = self.steps[number], self._counts.get(number, 0)
-            fold = partial(step.folded, first=count, watermark=self.reached, side=end.side)
-            partials, fed = evaluated(self.layout.chain[number], rows, fold, place)
+            fold = partial(step.folded, first=count, watermark=self.watermark_max, side=end.side)
+            partials, fed = evaluated(self.physical_plan.chain[number], rows, fold, partition)
             if partials is not None and len(partials):
                 self._partials.setdefault(number, []).append(partials)
             if len(fed):
                 self._fed.setdefault((number, end.side), []).append(fed)
                 self._counts[number] = count + len(fed)
 
-    def pack(self, control: dict[str, Any]) -> Iterable[Packed]:
-        """Everything that was added; every key group of the steps that come next is told the control."""
-        said = control_to_bytes({**control, "origin": self.origin.name})
-        for number in self.layout.steps_after(self.origin):
-            alone = self.layout.shares_key_group(self.origin, self.layout.chain[number])
-            for label in [self.own_label] if alone else self.labels:
-                yield label, number, CONTROL, self.task, said
+    def pack(self, control: Control) -> Iterable[Packed]:
+        """Packs all added rows; every key group of the next steps gets the control."""
+        control_bytes = task_messages.to_bytes(control)
+        for number in self.physical_plan.steps_after(self.origin):
+            is_local = self.physical_plan.shares_key_group(self.origin, self.physical_plan.chain[number])
+            for label in [self.own_label] if is_local else self.labels:
+                yield label, number, CONTROL, self.task, control_bytes
         for (number, side), frames in self._fed.items():
             yield from self._sent(number, SIDES[side], pl.concat(frames))
         for number, frames in self._partials.items():
             yield from self._sent(number, PARTIALS, self.steps[number].joined(frames))
         for number, frames in self._outputs.items():
             rows = pl.concat(frames, how="diagonal")
-            report, rows = self._drafted(number, rows)
+            report, rows = self._prepared(number, rows)
             if report is not None:
-                yield self.own_label, DRIVER, REPORT, self.task, control_to_bytes(report)
-            for part in _moderate(rows):
+                yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(report)
+            for part in _slices(rows):
                 yield self.own_label, number, ROWS, self.task, to_bytes(part)
         if self._discarded:
-            yield self.own_label, DRIVER, REPORT, self.task, control_to_bytes({"discarded": self._discarded})
+            yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(DiscardReport(self._discarded))
 
-    def _written(self, rows: pl.DataFrame, output: Node, place: Place | None) -> pl.DataFrame:
-        """What a sink is given of rows: whether they are taken back, if they can be, but not what only steps need."""
+    def _written(self, rows: pl.DataFrame, output: Node, partition: SourcePartition | None) -> pl.DataFrame:
+        """The columns for a sink: with weights if rows can be retracted, without those that only steps need."""
         if not isinstance(output, Write):
             return rows
-        if OFFSET in rows.columns and place is not None and self.layout.traces(output):
-            rows = rows.with_columns(pl.lit(place.number, pl.Int32).alias(PARTITION))
+        if OFFSET in rows.columns and partition is not None and self.physical_plan.traces(output):
+            rows = rows.with_columns(pl.lit(partition.number, pl.Int32).alias(PARTITION))
         else:
             rows = rows.drop(OFFSET, strict=False)
         return rows.drop(TIME, *([] if output.is_changing else [WEIGHT]), strict=False)
 
-    def _drafted(self, number: int, rows: pl.DataFrame) -> tuple[dict[str, Any] | None, pl.DataFrame]:
-        """What the driver is told of rows that were drafted as files here, and those that have to travel."""
-        output = self.layout.outputs[number - len(self.layout.chain)]
-        drafting = self.drafting.get(output.name)
-        if drafting is None or rows.estimated_size() <= BLOB_BYTES_MAX:
+    def _prepared(self, number: int, rows: pl.DataFrame) -> tuple[PreparedReport | None, pl.DataFrame]:
+        """Prepares rows of an output here; returns the report for the driver, and the rows left to send."""
+        output = self.physical_plan.outputs[number - len(self.physical_plan.chain)]
+        preparer = self.preparers.get(output.name)
+        if preparer is None or rows.estimated_size() <= BLOB_BYTES_MAX:
             return None, rows
         assert isinstance(output, Write)
         try:
-            if not drafting.folder.is_dir():
-                return None, rows
             table, weights = as_written(rows, output)
-            unfit = list(drafting.unfit(table))
-            chosen = kept(len(rows), dict.fromkeys(unfit, ""))
-            drafts = drafting.draft(table.filter(chosen), None if weights is None else weights.filter(chosen))
-        except Exception:  # the driver tries the same, waits if that may help, and says what is wrong
+            prepared = preparer.prepare(batch_number(), self.task + 1, table, weights)
+        except Exception as error:  # the driver tries the same, retries if that may help, and reports the error
+            logger.info("the rows of '%s' are sent to the driver: %s: %s", output.name, type(error).__name__, error)
             return None, rows
-        # What cannot be in a file is refused by the sink itself, in the driver.
-        return {"drafted": output.name, "rows": len(rows) - len(unfit), "drafts": drafts}, rows[sorted(unfit)]
+        if prepared is None:
+            return None, rows
+        # Refused rows are sent to the driver, which refuses them with their origin.
+        accepted = len(rows) - len(prepared.refused)
+        return PreparedReport(output.name, accepted, prepared.receipt), rows[sorted(prepared.refused)]
 
     def _sent(self, number: int, kind: int, rows: pl.DataFrame) -> Iterable[Packed]:
-        if number in self.near:
+        if number in self.local_steps:
             yield self.own_label, number, kind, self.task, rows
             return
         for group, blob in self._split(rows, self.steps[number].keys):
@@ -187,23 +181,34 @@ class Packer:
         count = len(self.labels)
         if count == 1 or not keys:
             group = int(key_groups(rows.head(1), keys, count)[0])
-            yield from ((group, to_bytes(part)) for part in _moderate(rows))
+            yield from ((group, to_bytes(part)) for part in _slices(rows))
             return
         groups = key_groups(rows, keys, count)
         order = np.argsort(groups, kind="stable")
         rows, bounds = rows[order], np.searchsorted(groups[order], np.arange(count + 1))
         for group, (start, end) in enumerate(pairwise(bounds)):
             if end > start:
-                yield from ((group, to_bytes(part)) for part in _moderate(rows.slice(int(start), int(end - start))))
+                yield from ((group, to_bytes(part)) for part in _slices(rows.slice(int(start), int(end - start))))
+
+
+def batch_number() -> int:
+    """The number of the batch that this task belongs to."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.getLocalProperty(BATCH_PROPERTY) if context is not None else None
+    if number is None:
+        raise RuntimeError("this is not a task of a streaming query")
+    return int(number)
 
 
 def as_written(rows: pl.DataFrame, output: Write) -> tuple[pa.Table, pa.Array | None]:
-    """The rows as a sink takes them, and their weights if any of them may be taken back."""
+    """The rows as a sink takes them, and their weights if rows may be retracted."""
     table = rows.select(output.schema.names).to_arrow().cast(output.schema.arrow)
     return table, rows[WEIGHT].to_arrow() if output.is_changing else None
 
 
-def _moderate(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:
-    """Frames that Spark can carry as one value."""
+def _slices(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:
+    """Splits rows into frames small enough for one Spark value."""
     pieces = max(1, -(-int(rows.estimated_size()) // BLOB_BYTES_MAX))
     return rows.iter_slices(max(1, -(-len(rows) // pieces)))

@@ -1,8 +1,7 @@
-"""How a plan lies on Spark: regions of element-wise steps, each behind one origin, between the steps that keep state.
+"""The physical plan of a flow: regions of element-wise steps, each after one origin, between the steps that keep state.
 
-An origin is a source or a step that keeps state. What its region makes goes to steps that keep state, which stand in
-one chain, and to outputs; what is not for a step of the chain is passed on by it. So any plan is one query that reads
-each source once.
+An origin is a source or a step that keeps state. The rows of its region go to outputs and to steps that keep state,
+which form one chain; a step passes on rows that are not for it. So any plan is one query that reads each source once.
 """
 
 from __future__ import annotations
@@ -26,43 +25,43 @@ from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.walking import in_order
 from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
-from millstream.spark.query.column_pruning import needed_columns
+from millstream.spark.query.column_pruning import required_columns
 
 Frames = Mapping[str, pl.DataFrame]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where rows come from: a topic (or a folder of files) and a partition of it."""
+class SourcePartition:
+    """The origin of rows: a source (a topic, a folder of files) and one of its partitions."""
 
-    topic: str
-    partition: str
+    source: str
+    name: str
 
     @property
     def number(self) -> int | None:
-        return int(self.partition) if self.partition.isdigit() else None
+        return int(self.name) if self.name.isdigit() else None
 
-    def told(self, dead: pl.DataFrame) -> pl.DataFrame:
-        """Dead letters that say where their rows came from."""
-        return dead.with_columns(pl.lit(self.topic).alias("topic"), pl.lit(self.number, pl.Int32).alias("partition"))
+    def stamped(self, dead: pl.DataFrame) -> pl.DataFrame:
+        """Dead letters with the topic and partition of their rows."""
+        return dead.with_columns(pl.lit(self.source).alias("topic"), pl.lit(self.number, pl.Int32).alias("partition"))
 
 
 @dataclass(frozen=True)
 class Region:
-    """The element-wise steps behind an origin. A union may stand in several regions; each gives its part of it."""
+    """The element-wise steps after an origin. A union may be in several regions; each contributes its part."""
 
     origin: Node
     steps: tuple[Node, ...]
     listening: frozenset[Node]
-    """Those whose dead letters somebody takes."""
+    """The steps whose dead letters are consumed."""
 
     def run(
-        self, sent: Frames, now: int, entry: Node | None = None, place: Place | None = None
+        self, sent: Frames, now: int, entry: Node | None = None, partition: SourcePartition | None = None
     ) -> dict[Node, pl.DataFrame]:
-        """What every step of the region makes of what the origin sent, or what a step behind it made already.
+        """The rows of every step of the region, given those of the origin, or of `entry`, a step after it.
 
-        `place` is the partition that the rows come from, if they come from one.
+        `partition` is set if all rows come from one.
         """
         made = {entry or self.origin: sent[SENT]}
         dead: dict[Node, pl.DataFrame] = {}
@@ -77,22 +76,24 @@ class Region:
                 made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
             elif isinstance(step, nodes.MapRows):
                 made[step], found = elementwise.mapped(given[0], step, now)
-                dead[step] = self._checked(step, found if place is None else place.told(found))
+                dead[step] = self._checked(step, found if partition is None else partition.stamped(found))
             elif isinstance(step, nodes.Union):
                 made[step] = pl.concat(given, how="diagonal")
             else:
-                made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step), place)
+                made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step), partition)
         return made
 
     def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:
-        """A record that a step cannot handle goes to its dead letters; if nobody takes those, the job stops at it."""
+        """A record that a step cannot handle is a dead letter; if those are not consumed, the job stops at it."""
         if len(dead) and step not in self.listening:
             raise record_failed(step, dead.row(0, named=True))
         return dead
 
 
-def evaluated(step: Node, rows: pl.DataFrame, work: Callable[[pl.DataFrame], T], place: Place | None = None) -> T:
-    """Does the work on all rows; if an expression fails, it is narrowed down to the first row it fails on."""
+def evaluated(
+    step: Node, rows: pl.DataFrame, work: Callable[[pl.DataFrame], T], partition: SourcePartition | None = None
+) -> T:
+    """Applies `work` to all rows; if an expression fails, finds the first row that it fails on."""
     try:
         return work(rows)
     except ExpressionFailed as error:
@@ -106,32 +107,32 @@ def evaluated(step: Node, rows: pl.DataFrame, work: Callable[[pl.DataFrame], T],
                 failing = half
         offset = failing[elementwise.OFFSET][0] if elementwise.OFFSET in failing.columns else None
         names = [name for name in failing.columns if not name.startswith("__")]
-        found = [f"topic {place.topic}, partition {place.partition}"] if place else []
+        found = [f"topic {partition.source}, partition {partition.name}"] if partition else []
         found += [] if offset is None else [f"offset {offset}"]
         raise RecordFailed(
             f"the step '{step.name}' cannot handle a record: {error.what}: {failing.select(names).row(0, named=True)}",
-            where=", ".join(found) or step.place,
+            where=", ".join(found) or step.user_line,
             next_step=error.next_step,
         ) from error
 
 
 @dataclass(frozen=True)
 class End:
-    """Where rows of a region go: the number of a step of the chain or of an output, and whose rows they are."""
+    """A destination of a region: the number of a step of the chain or of an output, and the node whose rows it gets."""
 
     number: int
     node: Node
     side: int | None
-    """Which input of a step it is; None for an output."""
+    """The number of the step's input; None for an output."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A plan in one query: sources, the chain of steps that keep state, and the outputs."""
+class PhysicalPlan:
+    """A plan as one query: its sources, the chain of steps that keep state, and its outputs."""
 
     outputs: tuple[Node, ...]
     groups: int
-    """Key groups: rows of a key are always in the same one."""
+    """The number of key groups; rows of a key are always in the same one."""
 
     @cached_property
     def order(self) -> list[Node]:
@@ -143,17 +144,17 @@ class Layout:
 
     @cached_property
     def fed_sources(self) -> list[nodes.Read]:
-        """Those that our own feed reads; the others are DataFrames of Spark."""
+        """The sources that our own feed reads; the others are Spark DataFrames."""
         return [node for node in self.sources if not isinstance(node.source, SparkFrame)]
 
     @cached_property
-    def framed_sources(self) -> list[nodes.Read]:
+    def dataframe_sources(self) -> list[nodes.Read]:
         return [node for node in self.sources if isinstance(node.source, SparkFrame)]
 
     @cached_property
     def reading(self) -> dict[nodes.Read, Schema]:
-        """Of each source the columns that are read."""
-        return needed_columns(self.order, self.outputs)
+        """The columns that are read of each source."""
+        return required_columns(self.order, self.outputs)
 
     @cached_property
     def chain(self) -> list[Node]:
@@ -161,7 +162,7 @@ class Layout:
 
     @cached_property
     def _origins(self) -> dict[Node, list[Node]]:
-        """The origins whose regions a node stands in."""
+        """The origins whose regions a node is in."""
         found: dict[Node, list[Node]] = {}
         for node in self.order:
             before = [origin for given in node.inputs for origin in found[given]]
@@ -170,7 +171,7 @@ class Layout:
         return found
 
     def traces(self, output: Node) -> bool:
-        """Whether rows of an output carry where they came from: its sink may refuse some of them."""
+        """Whether rows of an output carry their partition and offset, because its sink may refuse some."""
         return isinstance(output, nodes.Write) and (output.traced or output in self._listening)
 
     @cached_property
@@ -178,73 +179,73 @@ class Layout:
         return listened_to(self.order)
 
     def refused(self, output: nodes.Write) -> Region:
-        """The steps behind the dead letters of a sink. They keep no state, and are done where the sink is written."""
-        behind: dict[Node, None] = {}
+        """The steps after the dead letters of a sink. They keep no state, and run where the sink is written."""
+        after: dict[Node, None] = {}
         for node in self.order:
             starts = isinstance(node, nodes.Dead) and node.inputs[0] is output
-            if starts or any(given in behind for given in node.inputs):
-                behind[node] = None
-        return Region(output, tuple(behind), self._listening)
+            if starts or any(given in after for given in node.inputs):
+                after[node] = None
+        return Region(output, tuple(after), self._listening)
 
     def takes_late(self, step: Node) -> bool:
-        """Whether somebody takes the rows that come too late for a step."""
+        """Whether the late rows of a step are consumed."""
         return any(isinstance(node, nodes.Late) and node.inputs[0] is step for node in self.order)
 
     def upstream(self, step: Node) -> list[Node]:
-        """The origins that feed a step of the chain and whose watermarks count for it."""
+        """The origins that feed a step of the chain and determine its watermark."""
         counting = step.inputs[: step.awaited_inputs]
         return list(dict.fromkeys(origin for given in counting for origin in self._origins[given]))
 
     def origins_of(self, step: Node) -> list[Node]:
-        """The sources and steps of the chain that a step is fed by."""
+        """The sources and steps of the chain that feed a step."""
         return list(dict.fromkeys(origin for given in step.inputs for origin in self._origins[given]))
 
     @cached_property
     def stages(self) -> list[list[int]]:
-        """The steps of the chain, by number, as Spark runs them: those of a stage in one go, behind one shuffle.
+        """The numbers of the chain's steps by stage; Spark runs a stage after one shuffle.
 
-        A step is in the stage after those it is fed by, or in the same, if their rows need not be moved to it.
+        A step is in the stage after its inputs, or in the same one if their rows need not be moved.
         """
-        placed: dict[Node, int] = {}
+        stage_of: dict[Node, int] = {}
         for step in self.chain:
             before = [origin for given in step.inputs for origin in self._origins[given] if origin.keeps_state]
-            placed[step] = max(
-                (placed[origin] + (not self._is_near(origin, step)) for origin in before),
+            stage_of[step] = max(
+                (stage_of[origin] + (not self._keeps_key_group(origin, step)) for origin in before),
                 default=0,
             )
-        found: list[list[int]] = [[] for _ in range(max(placed.values(), default=-1) + 1)]
+        found: list[list[int]] = [[] for _ in range(max(stage_of.values(), default=-1) + 1)]
         for number, step in enumerate(self.chain):
-            found[placed[step]].append(number)
+            found[stage_of[step]].append(number)
         return found
 
     def shares_key_group(self, origin: Node, step: Node) -> bool:
-        """Whether a step takes the rows of another in the same stage: a key group then hears of its own alone."""
+        """Whether a step reads another of the same stage: a key group then only gets messages of its own."""
         if not origin.keeps_state:
             return False
         stage = next(stage for stage in self.stages if self.chain.index(step) in stage)
         return self.chain.index(origin) in stage
 
-    def _is_near(self, origin: Node, step: Node) -> bool:
-        """Whether all rows that a step sends another have the same key there, and so the same key group."""
-        if isinstance(origin, nodes.Process):  # what it gives is the user's
+    def _keeps_key_group(self, origin: Node, step: Node) -> bool:
+        """Whether rows that one step sends to another keep their key, and so their key group."""
+        if isinstance(origin, nodes.Process):  # its rows are the user's
             return False
-        keys = _keys_of(origin)
-        ways = [(side, given) for side, given in enumerate(step.inputs) if origin in self._origins[given]]
-        return bool(keys) and all(self._key_of(given, origin) == _keys_at(step, side) for side, given in ways)
+        keys = _output_keys(origin)
+        inputs = [(side, given) for side, given in enumerate(step.inputs) if origin in self._origins[given]]
+        return bool(keys) and all(self._key_after(given, origin) == _input_keys(step, side) for side, given in inputs)
 
-    def _key_of(self, node: Node, origin: Node) -> tuple[str, ...] | None:
-        """What the key columns of an origin are called behind some steps; None if that cannot be said."""
+    def _key_after(self, node: Node, origin: Node) -> tuple[str, ...] | None:
+        """The names of an origin's key columns after further steps; None if unknown."""
         if node is origin:
-            keys = _keys_of(origin)
-            return keys if all(_is_plain(origin.schema.field(key).type) for key in keys) else None
+            keys = _output_keys(origin)
+            return keys if all(_hashes_alike(origin.schema.field(key).type) for key in keys) else None
         if len(node.inputs) != 1:
             return None
-        before = self._key_of(node.inputs[0], origin)
+        before = self._key_after(node.inputs[0], origin)
         if before is None or isinstance(node, nodes.Where | table_nodes.AllRows | table_nodes.AsOf):
             return before
         if isinstance(node, nodes.Project):
             names: dict[str | None, str] = {}
-            for name, made in node.columns:  # under its own name, if a column is there several times
+            for name, made in node.columns:  # its own name, if a column occurs several times
                 names[made.column] = name if name == made.column else names.get(made.column, name)
             return tuple(names[key] for key in before) if all(key in names for key in before) else None
         return None
@@ -253,9 +254,9 @@ class Layout:
     def _regions(self) -> dict[Node, Region]:
         return {origin: self._region(origin) for origin in (*self.sources, *self.chain)}
 
-    def first_places(self) -> dict[str, int]:
-        """By the name of a step, the number under which its stage keeps its state in a job that has none yet."""
-        return {self.chain[number].name: place for stage in self.stages for place, number in enumerate(stage)}
+    def first_slots(self) -> dict[str, int]:
+        """By step, the slot in which its stage keeps its state, for a job without state."""
+        return {self.chain[number].name: slot for stage in self.stages for slot, number in enumerate(stage)}
 
     def region(self, origin: Node) -> Region:
         return self._regions[origin]
@@ -269,7 +270,7 @@ class Layout:
         return {origin: list(self._ends(origin)) for origin in (*self.sources, *self.chain)}
 
     def ends(self, origin: Node) -> list[End]:
-        """Where a region's rows go."""
+        """The destinations of a region's rows."""
         return self._all_ends[origin]
 
     def _ends(self, origin: Node) -> Iterator[End]:
@@ -286,8 +287,8 @@ class Layout:
         return list(dict.fromkeys(end.number for end in self.ends(origin) if end.side is not None))
 
 
-def _keys_of(step: Node) -> tuple[str, ...]:
-    """The columns of what a step gives whose values are the key it was done by; none if that cannot be said."""
+def _output_keys(step: Node) -> tuple[str, ...]:
+    """The output columns of a step that hold its key; none if unknown."""
     if not isinstance(step, table_nodes.Join):
         keys: tuple[str, ...] = getattr(step, "keys", ())
         return keys
@@ -296,36 +297,36 @@ def _keys_of(step: Node) -> tuple[str, ...]:
     return tuple(names[column] for column, _ in step.on) if known else ()
 
 
-def _keys_at(step: Node, side: int) -> tuple[str, ...]:
-    """The columns of an input that are a step's key."""
+def _input_keys(step: Node, side: int) -> tuple[str, ...]:
+    """The columns of an input that form a step's key."""
     if isinstance(step, table_nodes.Join):
         return tuple(pair[side] for pair in step.on)
     keys: tuple[str, ...] = getattr(step, "keys", ())
     return keys
 
 
-def _is_plain(kind: pa.DataType) -> bool:
-    """Whether every step hashes a key of this type as it is: joins make narrow whole numbers wide."""
+def _hashes_alike(kind: pa.DataType) -> bool:
+    """Whether every step hashes a key of this type unchanged: joins widen narrow integers."""
     return not pa.types.is_integer(kind) or pa.types.is_int64(kind)
 
 
 def labels(groups: int, partitions: int) -> list[int]:
-    """Names for key groups that Spark's hash spreads evenly over its partitions."""
-    wanted = -(-groups // partitions)
-    taken = [0] * partitions
+    """Labels for key groups that Spark's hash distributes evenly over its partitions."""
+    groups_max = -(-groups // partitions)
+    counts = [0] * partitions
     found: list[int] = []
     label = 0
     while len(found) < groups:
         partition = _spark_hash(label) % partitions
-        if taken[partition] < wanted:
-            taken[partition] += 1
+        if counts[partition] < groups_max:
+            counts[partition] += 1
             found.append(label)
         label += 1
     return found
 
 
 def _spark_hash(value: int) -> int:
-    """Spark's Murmur3 of an int, with its seed of 42, as it partitions by it."""
+    """Spark's Murmur3 of an int, with its seed of 42, which it partitions by."""
     mask = 0xFFFFFFFF
     k = (value * 0xCC9E2D51) & mask
     k = ((k << 15) | (k >> 17)) & mask
@@ -349,5 +350,5 @@ def event_times(rows: pl.DataFrame, node: nodes.Read) -> pl.Series:
     times = rows[node.event_time].dt.cast_time_unit("us").to_physical().alias(TIME)
     if not len(times) or ((times.min() or 0) >= FIRST and (times.max() or 0) <= LAST):  # type: ignore[operator]
         return times
-    # Files and DataFrames hold times that are no dates; one of them must not move the watermark beyond all others.
+    # Files and DataFrames may hold times out of range; one of them must not push the watermark past all others.
     return pl.select(pl.when(times.is_between(FIRST, LAST)).then(times)).to_series().alias(TIME)

@@ -1,4 +1,4 @@
-"""A stage as Spark sees it: a stateful processor. Light to load, for Spark asks it for its state first."""
+"""A stage as a stateful processor of Spark. Cheap to import, because Spark first loads it only to declare its state."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 if TYPE_CHECKING:
-    from millstream.spark.query.state_runner import Mine, Shipment, StepRunner
+    from millstream.spark.query.state_runner import Received, Shipment, StepRunner
 
 PackedRow = Row("label", "step", "kind", "task", "blob")
 
 
 class StageProcessor(StatefulProcessor):
-    """Runs some steps of the chain, one after the other; rows for later stages and for outputs are passed on."""
+    """Runs the steps of a stage in order; rows for later stages and for outputs are passed on."""
 
-    def __init__(self, shipment: Shipment, numbers: Sequence[int], places: Sequence[int]) -> None:
-        """`places` are the numbers under which the state of these steps is kept, which others must not shift."""
+    def __init__(self, shipment: Shipment, numbers: Sequence[int], slots: Sequence[int]) -> None:
+        """`slots` number the state of these steps, whatever other steps the stage has."""
         self._packed = pickle.dumps(shipment)
         self._numbers = list(numbers)
-        self._places = list(places)
+        self._slots = list(slots)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._states = [
             (
-                handle.getValueState(f"head{place}", "head binary"),
-                handle.getMapState(f"deltas{place}", "number long", "delta binary"),
+                handle.getValueState(f"head{slot}", "head binary"),
+                handle.getMapState(f"deltas{slot}", "number long", "delta binary"),
             )
-            for place in self._places
+            for slot in self._slots
         ]
         self._runners: dict[int, StepRunner] = {}
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        mine: dict[int, list[Mine]] = {number: [] for number in self._numbers}
+        received: dict[int, list[Received]] = {number: [] for number in self._numbers}
         for row in rows:
-            if row.step in mine:
-                mine[row.step].append((row.kind, row.task, bytes(row.blob)))
+            if row.step in received:
+                received[row.step].append((row.kind, row.task, bytes(row.blob)))
             else:
                 yield row
         for number in self._numbers:
-            if mine[number]:
-                for packed in self._runner(number).run(key[0], mine.pop(number)):
-                    if packed[1] in mine:  # a step of this stage: its rows are in the same key group
+            if received[number]:
+                for packed in self._runner(number).run(key[0], received.pop(number)):
+                    if packed[1] in received:  # a step of this stage: its rows are in the same key group
                         assert packed[0] == key[0]
-                        mine[packed[1]].append((packed[2], packed[3], packed[4]))
+                        received[packed[1]].append((packed[2], packed[3], packed[4]))
                     else:
                         yield PackedRow(*packed)
 

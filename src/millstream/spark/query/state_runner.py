@@ -1,9 +1,9 @@
-"""The only place that knows how a stateful step runs on Spark.
+"""Runs a stateful step on Spark; no other module knows how.
 
-`StepRunner` is called once per key group and batch, with the packed rows that are for it. Its durable state is small: a
-head, rewritten each batch, and the deltas, one per batch that changed something. The rows of state lie
-beside the executor in sorted runs under the version that the head names; if they are not there, the deltas make them
-again. Spark rolls head and deltas back together, so a batch that is tried again finds exactly its own version.
+`StepRunner` is called once per key group and batch, with its packed rows. Its durable state is small: a head, rewritten
+each batch, and the deltas, one per batch with changes. The rows of state are sorted runs on the executor's disk, under
+the version in the head; if they are missing, they are rebuilt from the deltas. Spark rolls head and deltas back
+together, so a repeated batch finds exactly its own version.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import polars as pl
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 
-from millstream.connectors.files.drafts import Drafting
+from millstream.connectors.sink import Preparer
 from millstream.errors import DamagedState
 from millstream.operators.accumulators import ORDER
+from millstream.operators.clock import Clock
 from millstream.operators.stateful import INPUTS, LATE, LOST, Stateful, stateful
 from millstream.operators.stateful import PARTIALS as FOLDED
-from millstream.operators.windowed import Clock
 from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.endpoints import Endpoint
 from millstream.plan.nodes import Node, Write
 from millstream.plan.rewiring import rewired
 from millstream.private_files import private_folder
-from millstream.spark.failures import marked, new_mark
+from millstream.spark.query import task_messages
 from millstream.spark.query.input_watermarks import InputWatermark
 from millstream.spark.query.packing import (
     CONTROL,
@@ -42,30 +43,30 @@ from millstream.spark.query.packing import (
     Content,
     Packed,
     Packer,
-    control_from_bytes,
-    control_to_bytes,
     from_bytes,
 )
-from millstream.spark.query.physical_plan import Layout, labels
+from millstream.spark.query.physical_plan import PhysicalPlan, labels
+from millstream.spark.query.task_messages import StepControl, StepReport, control_from_bytes
+from millstream.spark.query_failures import marked, new_mark
 from millstream.spark.session.user_code import ship
 from millstream.state.runs import Runs
 from millstream.state.tables import NEVER
 
 FIRST_OF_STEPS = 1 << 30
-"""The numbers of tasks are those of sources below this, and those of key groups of steps from here on."""
+"""Task numbers below this belong to sources, those from here on to key groups of steps."""
 DELTAS_MAX = 2_000
 DELTA_ROWS_MIN = 200_000
-"""Deltas are replaced by one snapshot when they hold this many rows, and several times what is alive."""
+"""Deltas are replaced by one snapshot when they hold this many rows, and several times the live rows."""
 DELTA_TIMES = 4
 PIECE_BYTES = 4 << 20
 MORE, LAST = b"+", b"."
-"""What a piece of a delta begins with: whether another one follows."""
-Mine = tuple[int, int, Content]
+"""The first byte of a piece of a delta: whether another one follows."""
+Received = tuple[int, int, Content]
 
 
 @dataclass(slots=True)
 class Head:
-    """What a key group must know to go on: which version of its rows is current, and how far it has come."""
+    """What a key group continues with: the current version of its rows, its deadlines, and its watermark."""
 
     version: str | None = None
     next_event: int = NEVER
@@ -89,21 +90,25 @@ class Head:
         return cls(*msgspec.msgpack.decode(blob, type=list[Any]))
 
 
-class Plan:
-    """A layout made ready to run in a worker: built once per process, since it takes a while."""
+class WorkerPlan:
+    """A physical plan prepared for a worker: built once per process, since it is expensive."""
 
-    def __init__(self, layout: Layout, partitions: int, drafting: Mapping[str, Drafting]) -> None:
-        self.layout = layout
-        self._drafting = drafting
-        self.labels = labels(layout.groups, partitions)
+    def __init__(self, physical_plan: PhysicalPlan, partitions: int, preparers: Mapping[str, Preparer]) -> None:
+        self.physical_plan = physical_plan
+        self._preparers = preparers
+        self.labels = labels(physical_plan.groups, partitions)
         self.steps: list[Stateful] = []
-        for node in layout.chain:
-            step = stateful(node, whole_rows=layout.takes_late(node))
+        for node in physical_plan.chain:
+            step = stateful(node, whole_rows=physical_plan.takes_late(node))
             assert step is not None
             self.steps.append(step)
-        self._near = {
-            origin: [number for number, step in enumerate(layout.chain) if layout.shares_key_group(origin, step)]
-            for origin in (*layout.sources, *layout.chain)
+        self._local_steps = {
+            origin: [
+                number
+                for number, step in enumerate(physical_plan.chain)
+                if physical_plan.shares_key_group(origin, step)
+            ]
+            for origin in (*physical_plan.sources, *physical_plan.chain)
         }
         self.group_of = {label: group for group, label in enumerate(self.labels)}
 
@@ -112,77 +117,86 @@ class Plan:
         origin: Node,
         *,
         task: int,
-        reached: int = END,
+        watermark_max: int = END,
         entry: Node | None = None,
         own_label: int | None = None,
     ) -> Packer:
         own_label = self.labels[task % len(self.labels)] if own_label is None else own_label
-        near = self._near[origin]
+        local_steps = self._local_steps[origin]
         return Packer(
-            self.layout, origin, self.labels, self.steps, task, own_label, reached, entry, near, self._drafting
+            self.physical_plan,
+            origin,
+            self.labels,
+            self.steps,
+            task,
+            own_label,
+            watermark_max,
+            entry,
+            local_steps,
+            self._preparers,
         )
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """A layout on its way to the workers, under a name by which each of them knows whether it has it."""
+    """A physical plan for the workers, with a name by which a worker knows whether it already has it."""
 
     name: str
-    layout: Layout
+    physical_plan: PhysicalPlan
     partitions: int
     runs_folder: str
-    """Where state lies beside the executor: a path, or a name in its folder for temporary files."""
-    drafting: Mapping[str, Drafting] = field(default_factory=dict)
+    """The folder for state on the executor: a path, or a name in its folder for temporary files."""
+    preparers: Mapping[str, Preparer] = field(default_factory=dict)
     """By output, how its rows become files."""
     mark: str = field(default_factory=new_mark)
-    """What marks a failure of this run on its way back through Spark."""
+    """Marks the failures of this run in Spark's errors."""
 
     @property
     def folder(self) -> Path:
         return scratch_folder() / self.runs_folder
 
     @cached_property
-    def plan(self) -> Plan:
-        return Plan(self.layout, self.partitions, self.drafting)
+    def worker_plan(self) -> WorkerPlan:
+        return WorkerPlan(self.physical_plan, self.partitions, self.preparers)
 
     @cached_property
-    def _packed_layout(self) -> bytes:
-        # Sinks stay in the driver: what they hold, such as a function, need not be known elsewhere.
+    def _packed_plan(self) -> bytes:
+        # Sinks stay in the driver: workers may lack what they hold, such as a function.
         outputs = rewired(
-            self.layout.outputs,
-            lambda node: replace(node, sink=None) if isinstance(node, Write) and not node.is_discarded else node,
+            self.physical_plan.outputs,
+            lambda node: replace(node, sink=Endpoint()) if isinstance(node, Write) and not node.is_discarded else node,
         )
-        ship(self.layout.order)
-        packed: bytes = cloudpickle.dumps(replace(self.layout, outputs=outputs))  # type: ignore[no-untyped-call]
+        ship(self.physical_plan.order)
+        packed: bytes = cloudpickle.dumps(replace(self.physical_plan, outputs=outputs))  # type: ignore[no-untyped-call]
         return packed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (
+        return _unpacked_shipment, (
             self.name,
-            self._packed_layout,
+            self._packed_plan,
             self.partitions,
             self.runs_folder,
-            dict(self.drafting),
+            dict(self.preparers),
             self.mark,
         )
 
 
 def scratch_folder() -> Path:
-    """Where a worker keeps what it can rebuild: where its cluster says (Spark standalone, YARN) and tidies up after
-    the job, else the folder for temporary files."""
+    """Where a worker keeps what it can rebuild: the folder of its cluster (Spark standalone, YARN), which is removed
+    after the job, otherwise the folder for temporary files."""
     given = os.environ.get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)[0] or os.environ.get("LOCAL_DIRS", "")
     return Path(given.split(",")[0] or tempfile.gettempdir())
 
 
-def _arrived(
-    name: str, packed_layout: bytes, partitions: int, runs_folder: str, drafting: dict[str, Drafting], mark: str
+def _unpacked_shipment(
+    name: str, packed_plan: bytes, partitions: int, runs_folder: str, preparers: dict[str, Preparer], mark: str
 ) -> Shipment:
-    """A worker unpacks a plan once, though it comes with every task."""
+    """A worker unpickles a plan once, though it comes with every task."""
     if name not in _SHIPMENTS:
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
-        shipment = Shipment(name, cloudpickle.loads(packed_layout), partitions, runs_folder, drafting, mark)
-        shipment.__dict__["_packed_layout"] = packed_layout
+        shipment = Shipment(name, cloudpickle.loads(packed_plan), partitions, runs_folder, preparers, mark)
+        shipment.__dict__["_packed_plan"] = packed_plan
         _SHIPMENTS[name] = shipment
     return _SHIPMENTS[name]
 
@@ -203,34 +217,35 @@ class StepRunner:
         self._number = number
         self._head = head
         self._deltas = deltas
-        self._plan = shipment.plan
+        self._plan = shipment.worker_plan
         self._step = self._plan.steps[number]
-        self._node = self._plan.layout.chain[number]
-        layout = self._plan.layout
-        self._upstream = layout.upstream(self._node)
+        self._node = self._plan.physical_plan.chain[number]
+        physical_plan = self._plan.physical_plan
+        self._upstream = physical_plan.upstream(self._node)
         self._groups = {
-            origin: 1 if layout.shares_key_group(origin, self._node) else layout.groups for origin in self._upstream
+            origin: 1 if physical_plan.shares_key_group(origin, self._node) else physical_plan.groups
+            for origin in self._upstream
         }
 
-    def run(self, label: int, mine: list[Mine]) -> list[Packed]:
-        """What a key group sends, given the kind, the task and the content of each packed row that is for it."""
+    def run(self, label: int, received: list[Received]) -> list[Packed]:
+        """What a key group sends, given the kind, the task and the content of each of its packed rows."""
         with marked(self._shipment.mark, self._node.name):
-            return list(self._run(label, mine))
+            return list(self._run(label, received))
 
-    def _run(self, label: int, mine: list[Mine]) -> Iterator[Packed]:
+    def _run(self, label: int, received: list[Received]) -> Iterator[Packed]:
         group = self._plan.group_of[label]
         stored = self._head.get()
         head = self._read_head(bytes(stored[0])) if stored else Head()
         inputs = InputWatermark(self._upstream, self._groups)
         if head.inputs is not None:
-            inputs.go_on(head.inputs)
-        controls = [control_from_bytes(cast(bytes, blob)) for kind, _, blob in mine if kind == CONTROL]
-        for control in sorted(controls, key=lambda control: -int(control["now"])):  # who knows the time speaks first
-            inputs.hear(control)
+            inputs.restore(head.inputs)
+        controls = [control_from_bytes(cast(bytes, blob)) for kind, _, blob in received if kind == CONTROL]
+        for control in sorted(controls, key=lambda control: -control.now):  # those that carry the time come first
+            inputs.update(control)
         watermark = max(head.watermark, inputs.watermark())
         clock = self._step.clock(Clock(head.watermark, watermark, head.now, inputs.now))
         packer = self._plan.packer(self._node, task=FIRST_OF_STEPS + (self._number << 12) + group, own_label=label)
-        given = self._inputs(mine, head)
+        given = self._inputs(received, head)
         late = 0
         if given or head.next_event <= clock.watermark or head.next_clock <= clock.now:
             sent = self._step_once(label, head, given, clock)
@@ -240,28 +255,26 @@ class StepRunner:
         head.passed_on = max(head.passed_on, min(clock.watermark, head.hold))
         self._head.update((head.to_bytes(),))
         idle = inputs.is_idle() and clock.watermark == watermark  # a step in processing time never is
-        said = {"group": group, "watermark": head.passed_on, "idle": idle, "now": clock.now}
-        yield from packer.pack(said)
-        report = {"step": self._node.name, "watermark": watermark, "rows": head.rows, "late": late, "now": inputs.now}
-        yield label, DRIVER, REPORT, group, control_to_bytes(report)
+        yield from packer.pack(StepControl(self._node.name, group, head.passed_on, idle, clock.now))
+        report = StepReport(self._node.name, watermark, head.rows, late, inputs.now)
+        yield label, DRIVER, REPORT, group, task_messages.to_bytes(report)
 
     def _read_head(self, blob: bytes) -> Head:
         try:
             return Head.from_bytes(blob)
         except (msgspec.MsgspecError, TypeError) as why:
-            raise self._damaged("its head is not as this version keeps it") from why
+            raise self._damaged("its head has an unknown format") from why
 
-    def _inputs(self, mine: list[Mine], head: Head) -> dict[str, pl.DataFrame]:
-        """By input, the rows in the order of the tasks they come from, numbered on from those before; and what was
-        folded."""
-        partials = [_frame(content) for kind, _, content in mine if kind == PARTIALS]
+    def _inputs(self, received: list[Received], head: Head) -> dict[str, pl.DataFrame]:
+        """By input, the rows in the order of their tasks, numbered on from those before; and the folded partials."""
+        partials = [_frame(content) for kind, _, content in received if kind == PARTIALS]
         by_task: dict[int, list[tuple[int, pl.DataFrame]]] = {}
-        for kind, task, content in mine:
+        for kind, task, content in received:
             if kind in SIDES:
                 by_task.setdefault(task, []).append((SIDES.index(kind), _frame(content)))
         rows: dict[str, list[pl.DataFrame]] = {}
         for _, parts in sorted(by_task.items()):
-            if ORDER not in parts[0][1].columns:  # a step to which it makes no difference
+            if ORDER not in parts[0][1].columns:  # the step does not depend on the order
                 for side, part in parts:
                     rows.setdefault(INPUTS[side], []).append(part)
                 continue
@@ -299,22 +312,22 @@ class StepRunner:
         return sent
 
     def _keep(self, delta: bytes, head: Head) -> None:
-        """Piece by piece, each under a number of its own: a list would be one value that RocksDB reads whole to append
-        to it, and a value of 26 MB takes twice as long as the same in pieces."""
+        """Stores a delta in numbered pieces: RocksDB reads a whole list to append to it, and a value of 26 MB takes
+        twice as long as the same in pieces."""
         for start in range(0, len(delta), PIECE_BYTES):
             end = start + PIECE_BYTES
             self._deltas.updateValue((head.deltas,), ((MORE if end < len(delta) else LAST) + delta[start:end],))
             head.deltas += 1
 
     def _stored_deltas(self) -> Iterator[bytes]:
-        """In the order they were kept in, one at a time."""
+        """In the order they were stored in, one at a time."""
         pieces = []
         for number in sorted(int(key[0]) for key in self._deltas.keys()):  # noqa: SIM118 a state, not a dict
             stored = self._deltas.getValue((number,))
             assert stored is not None
             piece = bytes(stored[0])
             if piece[:1] not in (MORE, LAST):
-                raise self._damaged(f"piece {number} is not as this version keeps it")
+                raise self._damaged(f"piece {number} has an unknown format")
             pieces.append(piece[1:])
             if piece[:1] == LAST:
                 yield b"".join(pieces)
@@ -326,5 +339,5 @@ class StepRunner:
         return DamagedState(
             f"the state of a step cannot be read: {why}",
             where=f"step '{self._node.name}'",
-            next_step="start the job from an older checkpoint, or without one from the beginning of its topics",
+            next_step="run the job with an older checkpoint, or without one from the start of its topics",
         )

@@ -1,4 +1,4 @@
-"""Settings of librdkafka under the names that Kafka's Java client has for them; what has no equal there is refused."""
+"""Translates settings of librdkafka to those of Kafka's Java client; settings without an equivalent are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millstream.errors import InvalidSetting, NotFound
 from millstream.log.kafka.address import KafkaAddress
 from millstream.secrets import revealed
 
-ALIKE = (
+SAME_NAME = (
     "client.id",
     "client.rack",
     "connections.max.idle.ms",
@@ -40,16 +40,16 @@ PEM_FILES = {
     "ssl.key.location": ("ssl.keystore", "key"),
 }
 PEM_TEXTS = {name.replace(".location", ".pem"): part for name, part in PEM_FILES.items()}
-OURS_ALONE = ("log_level", "socket.keepalive.enable", "statistics.interval.ms", "broker.address.family")
-"""They say nothing about how a record is read or written, and the Java client has no such thing."""
+IGNORED = ("log_level", "socket.keepalive.enable", "statistics.interval.ms", "broker.address.family")
+"""They do not affect how records are read or written, and the Java client does not have them."""
 
 
 def java_settings(address: KafkaAddress, where: str | None = None) -> dict[str, str]:
-    """The settings of a Java client for an address, secrets in the clear."""
-    said = revealed(address.settings)
+    """The settings of a Java client for an address, with secrets in plain text."""
+    settings = revealed(address.settings)
     found = {"bootstrap.servers": address.servers}
-    for name, value in said.items():
-        if name in ALIKE or name in RENAMED:
+    for name, value in settings.items():
+        if name in SAME_NAME or name in RENAMED:
             found[RENAMED.get(name, name)] = value
         elif name in PEM_FILES or name in PEM_TEXTS:
             store, part = PEM_FILES.get(name) or PEM_TEXTS[name]
@@ -59,26 +59,26 @@ def java_settings(address: KafkaAddress, where: str | None = None) -> dict[str, 
             found |= {name: value, "ssl.keystore.type": "PKCS12"}
         elif name == "ssl.endpoint.identification.algorithm":
             found[name] = "" if value == "none" else value
-        elif name not in ("sasl.username", "sasl.password", *OURS_ALONE):
+        elif name not in ("sasl.username", "sasl.password", *IGNORED):
             raise InvalidSetting(
-                f"the setting '{name}' has no equal in Kafka's Java client, which real-time mode uses",
+                f"the setting '{name}' has no equivalent in Kafka's Java client, which real-time mode uses",
                 where=where,
                 next_step="leave it out, or run without mode='real time'",
             )
-    if "sasl.username" in said or "sasl.password" in said:
-        found["sasl.jaas.config"] = _login(found, said, where)
+    if "sasl.username" in settings or "sasl.password" in settings:
+        found["sasl.jaas.config"] = _login(found, settings, where)
     return found
 
 
-def _login(found: Mapping[str, str], said: Mapping[str, str], where: str | None) -> str:
+def _login(found: Mapping[str, str], settings: Mapping[str, str], where: str | None) -> str:
     mechanism = found.get("sasl.mechanism", "GSSAPI")
     if mechanism not in LOGINS:
         raise InvalidSetting(
-            f"sasl.mechanism={mechanism} does not go with a user and a password in real-time mode",
+            f"sasl.mechanism={mechanism} does not support a user and a password in real-time mode",
             where=where,
-            next_step=f"those that do: {', '.join(LOGINS)}",
+            next_step=f"use one of: {', '.join(LOGINS)}",
         )
-    user, password = (_quoted(said.get(f"sasl.{name}", "")) for name in ("username", "password"))
+    user, password = (_quoted(settings.get(f"sasl.{name}", "")) for name in ("username", "password"))
     return f"{LOGINS[mechanism]} required username={user} password={password};"
 
 
@@ -91,5 +91,5 @@ def _content(file: str, name: str) -> str:
         return Path(file).expanduser().read_text()
     except OSError as error:
         raise NotFound(
-            f"the file of '{name}' cannot be read: {error.strerror}", where=file, next_step="name another file"
+            f"the file of '{name}' cannot be read: {error.strerror}", where=file, next_step="use another file"
         ) from error

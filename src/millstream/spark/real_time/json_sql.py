@@ -1,8 +1,8 @@
-"""JSON in Spark SQL alone: reads and writes values as the codec of `records` does, where no Python may run.
+"""JSON in pure Spark SQL: reads and writes values as the codec of `records` does, where no Python can run.
 
-What is not exactly of a column's type is refused here too, so simple types that Spark would guess at (text from a
-number, a timestamp from a year) are read as variants first, and looked at. The two differ in two ways:
-a number for a decimal must not have an exponent, and doubles are written with Java's digits (1.0E10).
+A value that is not exactly of a column's type is refused here too, so types that Spark would convert (text from a
+number, a timestamp from a year) are first read as variants, and checked. The two differ in two ways: a number for a
+decimal must not have an exponent, and doubles are written in Java's format (1.0E10).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def name_of(column: str) -> str:
 
 
 def text_of(text: str) -> str:
-    """A text as a literal of Spark SQL."""
+    """A string literal in Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -40,9 +40,9 @@ def type_of(dtype: pa.DataType) -> str:
 
 
 def check_type(dtype: pa.DataType, column: str, where: str | None) -> None:
-    """Refuses what JSON of Spark cannot hold as ours does."""
+    """Refuses types that Spark's JSON cannot represent as ours does."""
     if pa.types.is_duration(dtype) or (pa.types.is_map(dtype) and dtype.key_type != pa.string()):
-        kind = "an interval" if pa.types.is_duration(dtype) else "a map whose keys are not texts"
+        kind = "an interval" if pa.types.is_duration(dtype) else "a map whose keys are not strings"
         raise InvalidInput(
             f"the column '{column}' is {kind}, which real-time mode cannot read or write",
             where=where,
@@ -56,18 +56,18 @@ def check_type(dtype: pa.DataType, column: str, where: str | None) -> None:
 
 
 def parsed(text: str, fields: Sequence[pa.Field]) -> str:
-    """The JSON object in a text, still to be looked at: `fields_of` gives its columns, `is_read` whether it was one.
+    """The JSON object in a text, not checked yet: `field_of` gives its columns, `is_read` whether it is valid.
 
-    The text is set between brackets, since Spark would read an object and not look at what follows it.
+    The text is wrapped in brackets, since Spark would ignore what follows an object.
     """
-    inner = ", ".join(f"{name_of(field.name)}: {_wire(field.type)}" for field in fields)
+    inner = ", ".join(f"{name_of(field.name)}: {_wire_type(field.type)}" for field in fields)
     shape = f"{VALUES} array<struct<{inner}>>, {END} boolean, {BAD} string"
     whole = f"""concat('{{"{VALUES}":[', {text}, '],"{END}":true}}')"""
     return f"from_json({whole}, {text_of(shape)}, {_OPTIONS})"
 
 
 def is_read(column: str, fields: Sequence[pa.Field]) -> str:
-    """Whether what `parsed` gave as this column is an object whose fields are all of their types."""
+    """Whether this column, a result of `parsed`, is an object whose fields all have their types."""
     one = f"get({column}.{VALUES}, 0)"
     shape = f"{column}.{BAD} is null and {column}.{END} and size({column}.{VALUES}) = 1 and {one} is not null"
     sound = [_is_sound(f"{one}.{name_of(field.name)}", field.type, 0) for field in fields]
@@ -75,28 +75,28 @@ def is_read(column: str, fields: Sequence[pa.Field]) -> str:
 
 
 def field_of(column: str, field: pa.Field) -> str:
-    """A column of what `parsed` gave; null where the object has none."""
+    """A field of a result of `parsed`; null if it is missing."""
     return _read(f"get({column}.{VALUES}, 0).{name_of(field.name)}", field.type, 0)
 
 
-def _wire(dtype: pa.DataType) -> str:
+def _wire_type(dtype: pa.DataType) -> str:
     kind = pa.types
     if kind.is_struct(dtype):
-        return f"struct<{', '.join(f'{name_of(each.name)}: {_wire(each.type)}' for each in dtype)}>"
+        return f"struct<{', '.join(f'{name_of(each.name)}: {_wire_type(each.type)}' for each in dtype)}>"
     if kind.is_list(dtype):
-        return f"array<{_wire(dtype.value_type)}>"
+        return f"array<{_wire_type(dtype.value_type)}>"
     if kind.is_map(dtype):
-        return f"map<string, {_wire(dtype.item_type)}>"
-    return type_of(dtype) if _is_plain(dtype) else "variant"
+        return f"map<string, {_wire_type(dtype.item_type)}>"
+    return type_of(dtype) if _is_strict(dtype) else "variant"
 
 
-def _is_plain(dtype: pa.DataType) -> bool:
-    """Whether Spark reads a value of another type as none."""
+def _is_strict(dtype: pa.DataType) -> bool:
+    """Whether Spark itself refuses values of other types."""
     return dtype in (pa.bool_(), pa.int32(), pa.int64())
 
 
 def _read(sql: str, dtype: pa.DataType, depth: int) -> str:
-    if _is_plain(dtype):
+    if _is_strict(dtype):
         return sql
     if pa.types.is_integer(dtype):
         return f"try_variant_get({sql}, '$', '{type_of(dtype)}')"
@@ -106,9 +106,9 @@ def _read(sql: str, dtype: pa.DataType, depth: int) -> str:
 
 
 def _is_sound(sql: str, dtype: pa.DataType, depth: int) -> str | None:
-    """Whether a value can be read; None if Spark has said so already."""
+    """Whether a value can be read; None if Spark has already checked it."""
     kind = pa.types
-    if _is_plain(dtype):
+    if _is_strict(dtype):
         return None
     if kind.is_struct(dtype):
         parts = [_is_sound(f"{sql}.{name_of(each.name)}", each.type, depth) for each in dtype]
@@ -137,13 +137,13 @@ def _matching(pattern: str, then: str) -> Callable[[str, pa.DataType], str]:
 
 
 def _decimal(text: str, dtype: pa.DataType) -> str:
-    """Digits that it has no place for are refused, not rounded."""
+    """Excess digits are refused, not rounded."""
     fits = f"length(rtrim('0', split_part({text}, '.', 2))) <= {dtype.scale}"
     return f"case when {text} rlike r'^{_DECIMAL}\\z' and {fits} then try_cast({text} as {type_of(dtype)}) end"
 
 
 def _float(sql: str, dtype: pa.DataType) -> str:
-    """A number in the range of its type, or the name of one that JSON has no number for."""
+    """A number in the range of its type, or the name of a special value such as NaN."""
     limit = FLOAT_MAX if pa.types.is_float32(dtype) else DOUBLE_MAX
     number, text = f"try_variant_get({sql}, '$', 'double')", f"try_variant_get({sql}, '$', 'string')"
     named = f"case when {text} in ({', '.join(map(text_of, SPECIAL_FLOATS))}) then try_cast({text} as double) end"
@@ -193,7 +193,7 @@ def _written(sql: str, dtype: pa.DataType, depth: int) -> str:
 
 
 def _rebuilt(sql: str, dtype: pa.DataType, depth: int, each: Callable[[str, pa.DataType, int], str]) -> str | None:
-    """A nested value with something done to each of its parts; None for a simple one."""
+    """A nested value with `each` applied to its parts; None for a simple one."""
     kind = pa.types
     inner = f"x{depth}"
     if kind.is_struct(dtype):

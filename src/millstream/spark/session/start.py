@@ -1,4 +1,4 @@
-"""Makes the Spark session: every setting that matters is in one table here, with its reason beside it."""
+"""Creates the Spark session. Every setting that matters is in one table here, with its reason."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ LOG_NAME = "spark.log"
 TEMPORARY = "tmp"
 REACH_S_MAX = 10
 SOCKET_FOLDER_MAX = 60
-"""The path of a socket has about a hundred bytes, and Spark's names for them have 42."""
+"""The path of a socket has at most about a hundred bytes, and Spark's names for them have 42."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A Spark setting and why it has this value. `needed`: flows are wrong or refused without it."""
+    """A Spark setting and the reason for its value. `required`: flows are wrong or refused without it."""
 
     key: str
     value: str
     why: str
-    needed: bool = False
+    required: bool = False
     local: bool = False
 
 
@@ -50,11 +50,11 @@ SETTINGS = (
         f"{STREAMING}.stateStore.providerClass",
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
         "transformWithState runs on no other state store",
-        needed=True,
+        required=True,
     ),
-    Setting("spark.sql.session.timeZone", "UTC", "expressions mean the same on every machine", needed=True),
+    Setting("spark.sql.session.timeZone", "UTC", "expressions mean the same on every machine", required=True),
     Setting(f"{ROCKSDB}.changelogCheckpointing.enabled", "true", "a batch uploads its changes, not whole files: 90 ms"),
-    Setting(f"{ROCKSDB}.trackTotalNumberOfRows", "false", "to count rows every write would read first"),
+    Setting(f"{ROCKSDB}.trackTotalNumberOfRows", "false", "counting rows would add a read to every write"),
     Setting(
         f"{STREAMING}.checkpointFileManagerClass",
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
@@ -63,21 +63,21 @@ SETTINGS = (
     Setting("spark.sql.execution.arrow.maxRecordsPerBatch", "100000", "large Arrow batches: less work per row"),
     Setting("spark.sql.execution.arrow.pyspark.enabled", "true", "toPandas and createDataFrame go by Arrow"),
     Setting("spark.python.worker.reuse", "true", "a new Python worker per task costs seconds a batch"),
-    Setting("spark.executorEnv.POLARS_MAX_THREADS", "1", "Spark is the one that spreads work over the cores"),
-    Setting("spark.driver.maxResultSize", "0", "a batch is bounded where it is read, not where it arrives"),
-    Setting("spark.ui.enabled", "false", "the console shows what runs; no port is taken"),
+    Setting("spark.executorEnv.POLARS_MAX_THREADS", "1", "Spark distributes the work over the cores"),
+    Setting("spark.driver.maxResultSize", "0", "a batch is limited where it is read, not where it is collected"),
+    Setting("spark.ui.enabled", "false", "the console shows running jobs; no port is used"),
     Setting("spark.ui.showConsoleProgress", "false", "no progress bar across the terminal"),
     Setting("spark.sql.catalogImplementation", "in-memory", "no metastore_db in the working directory"),
     Setting("spark.driver.host", "127.0.0.1", "a laptop's own name often does not resolve", local=True),
     Setting("spark.driver.bindAddress", "127.0.0.1", "nothing outside this machine needs the driver", local=True),
-    Setting("spark.driver.memory", "1g", "Spark's own default, said aloud", local=True),
-    # Spark makes the secret itself, in the JVM's memory. Nothing of a local session uses the network: it costs nothing.
-    Setting("spark.authenticate", "true", "all users of this machine reach the loopback interface", local=True),
-    Setting("spark.network.crypto.enabled", "true", "a handshake by AES, not by MD5", local=True),
-    Setting("spark.network.crypto.saslFallback", "false", "and by nothing weaker", local=True),
-    Setting("spark.ui.killEnabled", "false", "a UI that is switched on would let everybody end jobs", local=True),
+    Setting("spark.driver.memory", "1g", "Spark's own default, made explicit", local=True),
+    # Spark generates the secret in the JVM's memory. A local session uses no network, so this costs nothing.
+    Setting("spark.authenticate", "true", "all users of this machine can reach the loopback interface", local=True),
+    Setting("spark.network.crypto.enabled", "true", "AES for the handshake, not MD5", local=True),
+    Setting("spark.network.crypto.saslFallback", "false", "no weaker fallback", local=True),
+    Setting("spark.ui.killEnabled", "false", "a UI that is enabled would let any user kill jobs", local=True),
 )
-# For a JVM on this machine. The serial collector has no threads to take from the work, which makes little garbage.
+# For a JVM on this machine. There is little garbage, and the serial collector takes no threads from the work.
 # The optimizing compiler waits ten times longer than usual: early, it took a fifth of the CPU time to a first output.
 JVM_OPTIONS = (
     "-XX:+UseSerialGC",
@@ -88,7 +88,7 @@ JVM_OPTIONS = (
     "-XX:-UsePerfData",
     "-Djava.net.preferIPv6Addresses=false",
 )
-# What only Spark's own launcher can do: fetch jars, change the class path, read a folder of settings.
+# These need Spark's own launcher: it fetches jars, changes the class path, reads a folder of settings.
 SUBMITTED = (
     "spark.jars",
     "spark.files",
@@ -99,7 +99,7 @@ SUBMITTED = (
 )
 SUBMIT_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME")
 
-# Spark's own words go to a file: what a user must know comes as an error of ours that names it.
+# Spark's log goes to a file; what a user must know is raised as an error that names the file.
 LOGGING = """\
 status = error
 rootLogger.level = warn
@@ -131,13 +131,13 @@ def session(
     settings: Mapping[str, str] = {},
     environment: str | None = None,
 ) -> SparkSession:
-    """The session that runs, else a new one. `master` defaults to MILLSTREAM_MASTER, else every core of this machine.
+    """The running session, or a new one. `master` defaults to MILLSTREAM_MASTER, or all cores of this machine.
 
-    `partitions` is how many tasks a shuffle has; `settings` go on top of those of Millstream. `environment` is an
-    archive, made by `millstream pack`, with the libraries of workers.
+    `partitions` is the number of tasks of a shuffle; `settings` override those of Millstream. `environment` is an
+    archive with the libraries of workers, created by `millstream pack`.
     """
     if partitions < 1:
-        raise InvalidSetting(f"a shuffle cannot have {partitions} partitions", next_step="give one or more")
+        raise InvalidSetting(f"a shuffle cannot have {partitions} partitions", next_step="use one or more")
     with _lock:
         running = _running()
         if running is not None:
@@ -158,7 +158,7 @@ def created(
     jvm_options: Sequence[str] | None = None,
     environment: str | None = None,
 ) -> SparkSession:
-    """A new session. `jvm_options` stand in for those of the class archive."""
+    """A new session. `jvm_options` replace those of the class archive."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -166,7 +166,7 @@ def created(
     shipped = None if environment is None or local else _archive(environment)
     _check_reachable(master)
     folder = Path(tempfile.mkdtemp(prefix="millstream-spark-"))
-    atexit.register(_tidy, folder)
+    atexit.register(_clean_up, folder)
     chosen = {each.key: each.value for each in SETTINGS if local or not each.local}
     chosen["spark.sql.shuffle.partitions"] = str(partitions)
     chosen["spark.sql.warehouse.dir"] = (folder / "warehouse").as_uri()
@@ -180,12 +180,12 @@ def created(
         chosen |= _sockets(folder)
     chosen |= settings
     if local:
-        chosen |= _scratch(chosen)
+        chosen |= _local_dirs(chosen)
     _start_jvm(local, chosen, folder, jvm_options, moved=shipped is not None)
     callbacks.authenticate(SparkContext._gateway)
     try:
         found = SparkSession.builder.master(master).appName(name).config(map=dict(chosen)).getOrCreate()
-        _hush_lost_jvm(found)
+        _silence_lost_jvm(found)
         return found
     except MillstreamError:
         raise
@@ -193,8 +193,8 @@ def created(
         raise _translated(error, master) from None
 
 
-def _hush_lost_jvm(spark: SparkSession) -> None:
-    """When the JVM dies, py4j and the thread that reads accumulators print stack traces around our own message."""
+def _silence_lost_jvm(spark: SparkSession) -> None:
+    """Otherwise py4j and the accumulator thread print stack traces around our own error when the JVM dies."""
     logging.getLogger().addFilter(_is_not_of_py4j)
     server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
@@ -206,8 +206,14 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
 
 
+def activate(spark: SparkSession) -> None:
+    """Makes a session that another thread started the active one of this thread: Spark has one per thread."""
+    spark_sessions: Any = type(spark)._get_j_spark_session_class(spark._jvm)
+    spark_sessions.setActiveSession(spark._jsparkSession)
+
+
 def stop(*, patience_seconds: float = 30) -> None:
-    """Stops the session that runs, if there is one, and its JVM."""
+    """Stops the running session, if there is one, and its JVM."""
     from pyspark import SparkContext
 
     with _lock:
@@ -217,7 +223,7 @@ def stop(*, patience_seconds: float = 30) -> None:
         gateway: Any = SparkContext._gateway
         if gateway is not None and gateway.proc is not None:
             gateway.shutdown()
-            gateway.proc.stdin.close()  # the JVM ends with its standard input
+            gateway.proc.stdin.close()  # the JVM exits when its stdin closes
             gateway.proc.wait(patience_seconds)
             SparkContext._gateway = SparkContext._jvm = None
 
@@ -235,7 +241,7 @@ def warm(spark: SparkSession) -> threading.Thread:
 
 
 def kept_log() -> Path | None:
-    """Spark's log, for an error that names it: it stays when the process ends."""
+    """Spark's log, for an error that names it: it is kept when the process exits."""
     found = log_file()
     if found is not None:
         _kept_logs.add(found)
@@ -246,18 +252,18 @@ _kept_logs: set[Path] = set()
 
 
 def log_file() -> Path | None:
-    """Where Spark's own words of this process go; None before a session was made here."""
+    """Spark's log of this process; None before a session was created here."""
     return _log
 
 
 def _loaded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import polars  # noqa: F401 loading it is all this is for
+    import polars  # noqa: F401 imported only to load it
 
     yield from batches
 
 
 def _running() -> SparkSession | None:
-    """The session of this thread, else the one of another."""
+    """The session of this thread, otherwise that of another."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession() or SparkSession._instantiatedSession
@@ -265,85 +271,85 @@ def _running() -> SparkSession | None:
 
 
 def _sockets(folder: Path) -> dict[str, str]:
-    """Workers on this machine are spoken to by files: a batch takes 30 to 70 ms less than by TCP. Spark leaves them
-    where they are, so they are in a folder that is removed in the end."""
+    """Unix sockets to the workers of this machine: a batch takes 30 to 70 ms less than by TCP. Spark does not remove
+    them, so they are in a folder that is removed at exit."""
     if len(os.fsencode(folder)) > SOCKET_FOLDER_MAX:
         return {}
     setting = "spark.python.unix.domain.socket"
     return {f"{setting}.enabled": "true", f"{setting}.dir": str(folder)}
 
 
-def _scratch(chosen: Mapping[str, str]) -> dict[str, str]:
-    """Where Spark keeps shuffled rows: in the private folder, unless somebody says where. Then in private folders
-    there, since Spark leaves its own readable for everybody."""
-    said = os.environ.get("SPARK_LOCAL_DIRS") or chosen.get("spark.local.dir")
-    if not said:
+def _local_dirs(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Where Spark keeps shuffled rows: by default in the private folder. If the user configured folders, in private
+    folders there, since Spark's own are readable by everyone."""
+    configured = os.environ.get("SPARK_LOCAL_DIRS") or chosen.get("spark.local.dir")
+    if not configured:
         return {}
-    made = [Path(tempfile.mkdtemp(prefix="millstream-spark-", dir=_folder(each))) for each in said.split(",")]
+    made = [Path(tempfile.mkdtemp(prefix="millstream-spark-", dir=_folder(each))) for each in configured.split(",")]
     for folder in made:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {"spark.local.dir": ",".join(map(str, made))}
 
 
-def _folder(said: str) -> Path:
+def _folder(configured: str) -> Path:
     try:
-        folder = Path(said.strip())
+        folder = Path(configured.strip())
         folder.mkdir(parents=True, exist_ok=True)
         return folder.absolute()
     except OSError as error:
         raise InvalidSetting(
-            f"Spark cannot keep files in '{said}': {error.strerror}",
+            f"Spark cannot keep files in '{configured}': {error.strerror}",
             where="spark.local.dir, or SPARK_LOCAL_DIRS",
-            next_step="name a folder that this user may write to",
+            next_step="use a folder that this user may write to",
         ) from error
 
 
 def _python(local: bool) -> dict[str, str]:
-    """Workers run the interpreter that runs this. On a cluster, where paths may differ, PYSPARK_PYTHON is heard."""
+    """Workers run this interpreter. On a cluster, where paths may differ, PYSPARK_PYTHON takes precedence."""
     chosen = sys.executable if local else os.environ.get("PYSPARK_PYTHON", sys.executable)
-    # The helper that transformWithState starts on the driver looks at the environment alone.
+    # The process that transformWithState starts on the driver reads only the environment.
     os.environ["PYSPARK_PYTHON"] = chosen
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if local:
-        # Not the environment of this process: polars here may have all cores.
+        # Without the environment of this process: here polars may use all cores.
         return {"spark.pyspark.python": chosen, "spark.pyspark.driver.python": sys.executable}
     return {"spark.pyspark.python": chosen}
 
 
 def _check_reachable(master: str) -> None:
-    """Says at once what Spark would find out in a minute: that no master of a standalone cluster answers."""
-    places = re.fullmatch(r"spark://([^,/]+:\d+(?:,[^,/]+:\d+)*)", master)
-    if not places:
+    """Fails at once if no master of a standalone cluster answers, which takes Spark a minute."""
+    masters = re.fullmatch(r"spark://([^,/]+:\d+(?:,[^,/]+:\d+)*)", master)
+    if not masters:
         return
     why = ""
-    for place in places[1].split(","):
-        host, _, port = place.rpartition(":")
+    for address in masters[1].split(","):
+        host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S_MAX).close()
             return
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
     raise SparkFailed(
-        f"no master of Spark answers at '{master}': {why}",
-        next_step="see whether the cluster is up, and its name right",
+        f"no Spark master answers at '{master}': {why}",
+        next_step="check that the cluster is up and its address is right",
     )
 
 
-def _archive(said: str) -> str:
-    """Where Spark finds an archive: a file of this machine, or an address that workers reach."""
-    if "://" in said:
-        return said
-    file = Path(said).expanduser().absolute()
+def _archive(given: str) -> str:
+    """The URL of an archive: a file of this machine, or a URL that workers can reach."""
+    if "://" in given:
+        return given
+    file = Path(given).expanduser().absolute()
     if not file.is_file():
-        raise NotFound(f"there is no archive '{said}'", next_step="make it: millstream pack env.tar.gz")
+        raise NotFound(f"there is no archive '{given}'", next_step="create it: millstream pack env.tar.gz")
     return f"file://{file}"
 
 
 def _start_jvm(
     local: bool, chosen: Mapping[str, str], folder: Path, options: Sequence[str] | None, *, moved: bool
 ) -> None:
-    """`moved`: with `folder` as its working directory, where Python is called what workers call it; paths that users
-    write still begin where they are."""
+    """`moved`: with `folder` as its working directory, where Python has the same path as on workers; the user's
+    relative paths still start at the current one."""
     global _log
     from pyspark import SparkContext
 
@@ -356,7 +362,7 @@ def _start_jvm(
     log_option = f"-Dlog4j2.configurationFile={logging.as_uri()}"
     temporary = folder / TEMPORARY
     temporary.mkdir()
-    # Libraries that Java unpacks and runs, and shuffled rows: Spark leaves the folders of some open to every user.
+    # For libraries that Java unpacks and runs, and shuffled rows: Spark opens some of these folders to every user.
     temporary_option = f"-Djava.io.tmpdir={temporary}"
     submitted = any(key.startswith(SUBMITTED) for key in chosen) or any(map(os.environ.get, SUBMIT_VARIABLES))
     if local and not submitted:
@@ -375,7 +381,7 @@ def _start_jvm(
         except SparkFailed:
             if not cached or options is not None:
                 raise
-            archive.place(found).unlink(missing_ok=True)  # Java 17 crashes on a damaged one
+            archive.path(found).unlink(missing_ok=True)  # Java 17 crashes on a damaged one
             _log.unlink(missing_ok=True)
             gateway = launch.start(found, plain, _log)
     else:
@@ -383,9 +389,9 @@ def _start_jvm(
         more = [chosen.get("spark.driver.extraJavaOptions", ""), log_option, f'"{temporary_option}"']
         more += [f'"-Duser.dir={Path.cwd()}"'] if moved else []
         given = {**chosen, "spark.driver.extraJavaOptions": " ".join(filter(None, more))}
-        with _log.open("ab") as complaints:
+        with _log.open("ab") as stderr:
             try:
-                gateway = submitting.submit(given, folder, complaints, cwd=folder if moved else None, local=local)
+                gateway = submitting.submit(given, folder, stderr, cwd=folder if moved else None, local=local)
             except MillstreamError:
                 raise
             except Exception:
@@ -394,24 +400,24 @@ def _start_jvm(
 
 
 def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """A session that runs already, with what flows need set on it; the rest of it stays as it is."""
+    """A running session with the settings that flows require; its other settings are unchanged."""
     running = active.sparkContext.master
     if master is not None and master != running:
         raise InvalidSetting(
-            f"the session that runs has the master '{running}', and '{master}' was asked for",
+            f"the running session has the master '{running}', and '{master}' was requested",
             where="session(master=…)",
             next_step="stop the running session first: millstream.spark.stop()",
         )
-    wanted = {each.key: each.value for each in SETTINGS if each.needed} | dict(settings)
+    wanted = {each.key: each.value for each in SETTINGS if each.required} | dict(settings)
     for key, value in wanted.items():
         if active.conf.get(key, None) == value:
             continue
         if not active.conf.isModifiable(key):
             raise InvalidSetting(
-                f"the session that runs has {key} = {_shown(key, active.conf.get(key, None))}, and it cannot change "
+                f"the running session has {key} = {_shown(key, active.conf.get(key, None))}, which cannot be changed "
                 "while it runs",
                 where=f"setting {key}",
-                next_step=f'make the session with .config("{key}", "{_shown(key, value)}"), or let session() make it',
+                next_step=f'create the session with .config("{key}", "{_shown(key, value)}"), or let session() do it',
             )
         active.conf.set(key, value)
     callbacks.authenticate(active.sparkContext._gateway)
@@ -419,62 +425,61 @@ def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, st
 
 
 def _shown(key: str, value: str | None) -> str | None:
-    """The value of a setting, if it is one of those above: others may be passwords."""
+    """The value of a setting from the table above; others may be passwords."""
     return value if value is None or any(each.key == key for each in SETTINGS) else SHOWN
 
 
 # ---------------------------------------------------------------- why it did not start
 
-# What Spark says, what it means, and what to do.
+# Spark's message, what it means, and what to do.
 REASONS = (
     (
         r"Could not parse Master URL",
-        "there is no such kind of master",
-        "name one, as in local[*], local[2], spark://host:7077, yarn",
+        "the master is not valid",
+        "use one such as local[*], local[2], spark://host:7077, yarn",
     ),
     (
         r"BindException|Address already in use|failed after \d+ retries",
-        "a port it was told to use is taken",
-        "leave ports to Spark, or name a free one",
+        "a configured port is in use",
+        "let Spark choose ports, or set a free one",
     ),
     (
         r"memory \d+ must be at least|increase heap size",
-        "it was given too little memory",
+        "it has too little memory",
         "give it more: spark.driver.memory, as in 1g",
     ),
     (
         r"masters are unresponsive|Failed to connect to|UnknownHost|UnresolvedAddress",
-        "nobody answers there",
-        "see whether the cluster is up, and its name right",
+        "nothing answers there",
+        "check that the cluster is up and its address is right",
     ),
     (
         r"InvalidClassException|local class incompatible",
         "the cluster runs another version of Spark",
-        "install the PySpark that the cluster has, or have it run this one's Spark",
+        "install the cluster's version of PySpark, or upgrade the cluster to this one",
     ),
 )
 
 
 def _translated(error: Exception, master: str) -> MillstreamError:
-    said = str(getattr(error, "java_exception", None) or error)
+    message = str(getattr(error, "java_exception", None) or error)
     log = str(_log) if _log else None
     kind: type[MillstreamError]
     for pattern, meaning, next_step in REASONS:
-        if re.search(pattern, said):
+        if re.search(pattern, message):
             kind = InvalidSetting if "Master URL" in pattern else SparkFailed
             return kind(f"Spark did not start with the master '{master}': {meaning}", where=log, next_step=next_step)
-    lines = said.strip().splitlines() or [type(error).__name__]
+    lines = message.strip().splitlines() or [type(error).__name__]
     return SparkFailed(
         f"Spark did not start with the master '{master}': {lines[0]}", where=log, next_step=f"read {log}"
     )
 
 
-def _tidy(folder: Path) -> None:
-    """The folder goes with the process, unless an error names Spark's log or Spark complained in it: then the log
-    stays for the user to read."""
+def _clean_up(folder: Path) -> None:
+    """Removes the folder at exit, but keeps Spark's log if an error names it or it contains errors."""
     log = folder / LOG_NAME
-    said = log.read_text(errors="replace") if log.exists() else ""
-    if log not in _kept_logs and not re.search(r"^\S+ \S+ ERROR |^Error|Exception|Traceback", said, re.MULTILINE):
+    content = log.read_text(errors="replace") if log.exists() else ""
+    if log not in _kept_logs and not re.search(r"^\S+ \S+ ERROR |^Error|Exception|Traceback", content, re.MULTILINE):
         shutil.rmtree(folder, ignore_errors=True)
     else:
         shutil.rmtree(folder / TEMPORARY, ignore_errors=True)

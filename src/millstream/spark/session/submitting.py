@@ -1,4 +1,4 @@
-"""Starts the driver by Spark's own launcher, with settings in a private file: every user can read a command line."""
+"""Starts the driver with Spark's own launcher, with settings in a private file: command lines are public."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ FILE_NAME = "spark.properties"
 
 
 def submit(settings: Mapping[str, str], folder: Path, log: IO[bytes], *, cwd: Path | None, local: bool) -> Any:
-    """The gateway to a JVM that Spark's launcher started with these settings. `folder` is private."""
+    """Starts a JVM with Spark's launcher and these settings; returns its gateway. `folder` is private."""
     from pyspark.java_gateway import launch_gateway
 
-    said, theirs = _without_file(shlex.split(os.environ.get(ARGUMENTS, "pyspark-shell")))
+    arguments, users_settings = _without_file(shlex.split(os.environ.get(ARGUMENTS, "pyspark-shell")))
     file = folder / FILE_NAME
     with os.fdopen(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as written:
-        written.write(theirs or "")
+        written.write(users_settings or "")
         written.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items())
     options = [FILE_OPTION, str(file)]
-    # A file of settings takes the place of spark-defaults.conf, unless asked to go on top of it.
-    options += [] if theirs is not None else ["--load-spark-defaults"]
-    changed: dict[str, str | None] = {ARGUMENTS: shlex.join([*options, *said])}
+    # A file of settings replaces spark-defaults.conf, unless asked to extend it.
+    options += [] if users_settings is not None else ["--load-spark-defaults"]
+    changed: dict[str, str | None] = {ARGUMENTS: shlex.join([*options, *arguments])}
     if local:
-        # Scratch folders are in the settings, as private ones; and the UI, if it is wanted, is for this machine.
+        # Scratch folders are in the settings, as private ones; the UI, if enabled, is for this machine only.
         changed |= {"SPARK_LOCAL_DIRS": None, "SPARK_LOCAL_IP": "127.0.0.1"}
     with _environment(changed):
         return launch_gateway(None, {"stderr": log, "cwd": cwd})  # type: ignore[no-untyped-call]
 
 
 def _without_file(arguments: list[str]) -> tuple[list[str], str | None]:
-    """The arguments without a file of settings, and the content of that file: Spark's launcher takes only one."""
-    for place, argument in enumerate(arguments):
+    """The arguments without a file of settings, and its content: Spark's launcher accepts only one file."""
+    for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name == FILE_OPTION and (equals or place + 1 < len(arguments)):
-            named = Path(value if equals else arguments[place + 1])
+        if name == FILE_OPTION and (equals or index + 1 < len(arguments)):
+            named = Path(value if equals else arguments[index + 1])
             try:
                 content = named.read_text()
             except OSError as error:
                 raise NotFound(
-                    f"the settings of Spark in '{named}' cannot be read: {error.strerror}",
+                    f"Spark's settings in '{named}' cannot be read: {error.strerror}",
                     where=ARGUMENTS,
                     next_step=f"correct {ARGUMENTS}, or unset it",
                 ) from error
-            return arguments[:place] + arguments[place + (1 if equals else 2) :], f"{content}\n"
+            return arguments[:index] + arguments[index + (1 if equals else 2) :], f"{content}\n"
     return arguments, None
 
 
 def _escaped(text: str) -> str:
-    """As in a file of properties of Java."""
+    """Escapes text for a Java properties file."""
     for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("=", "\\="), (":", "\\:"), (" ", "\\ ")):
         text = text.replace(plain, escaped)
     return text.replace("#", "\\#").replace("!", "\\!")

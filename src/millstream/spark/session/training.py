@@ -1,4 +1,4 @@
-"""Makes the archive that Spark starts quickly with: does the usual work once, and Java writes down what it loaded."""
+"""Creates the archive for a fast start of Spark: runs a typical workload once while Java records what it loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from millstream.errors import MillstreamError
 from millstream.spark.session import archive
 from millstream.spark.session import java as javas
-from millstream.spark.session.cache import made_folder
+from millstream.spark.session.cache import ensure_folder
 from millstream.spark.session.start import created, stop
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def make() -> Path:
-    """Makes the archive for the Java that would be used. Written beside its place and moved there when complete."""
+    """Creates the archive for the Java that would be used. It is moved into place when complete."""
     java = javas.find()
-    file = archive.place(java)
-    made_folder(file.parent)
+    file = archive.path(java)
+    ensure_folder(file.parent)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         unfinished = Path(folder, file.name)
         spark = created("local[2]", "training", 2, {}, jvm_options=archive.recording(java, unfinished))
@@ -33,13 +33,15 @@ def make() -> Path:
         finally:
             stop(patience_seconds=300)
         if not unfinished.exists():
-            raise MillstreamError("Java wrote no archive", where=str(unfinished), next_step="none: Spark runs without")
+            raise MillstreamError(
+                "Java wrote no archive", where=str(unfinished), next_step="none: Spark works without it"
+            )
         unfinished.replace(file)
     return file
 
 
 def _usual_work(spark: SparkSession, folder: str) -> None:
-    """A stateful query over packed rows, and a plain one: what they load is what flows load."""
+    """A stateful query over packed rows, and a plain one: they load what flows load."""
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
     class Counting(StatefulProcessor):
@@ -83,7 +85,7 @@ def main() -> int:
     try:
         print(make())
     except Exception as error:
-        print(f"No archive for a quicker start: {error}", file=sys.stderr)
+        print(f"No archive for a faster start: {error}", file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The user's functions travel as they are: a worker need not be able to import the file that they stand in."""
+"""Sends the user's functions by value: a worker need not be able to import the file that defines them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULES_MAX = 2_000
 
 
 def ship(nodes: Iterable[Any]) -> None:
-    """Has the modules of the functions in a plan travel by value, if they are the user's own."""
+    """Registers the user's own modules of the functions in a plan to be pickled by value."""
     for function in (found for node in nodes for found in _functions(node, 0)):
         module = sys.modules.get(function.__module__)
         if module is not None and _is_users(module):
@@ -52,7 +52,7 @@ def _functions(value: Any, depth: int) -> Iterator[FunctionType]:
 def _is_users(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__" or file is None:
-        return False  # travels by value anyway, or cannot
+        return False  # is pickled by value anyway, or cannot be
     return _is_users_file(Path(file))
 
 
@@ -65,41 +65,41 @@ def _is_users_file(file: Path) -> bool:
 
 
 def modules(nodes: Iterable[Any]) -> dict[str, Path]:
-    """The user's own modules that the functions of a plan may import, at once or when they are called, by their place.
+    """The user's own modules that the functions of a plan may import, at any time, by their path in a zip.
 
-    What a function imports is read from the file that it stands in, and from those that this imports, and so on; of a
-    package all files are taken.
+    Imports are read from the file that defines a function, from the files it imports, and so on; of a package all files
+    are included.
     """
     files = {Path(function.__code__.co_filename) for node in nodes for function in _functions(node, 0)}
-    waiting = [file for file in files if file.is_file() and _is_users_file(file)]
-    looked_at: set[Path] = set()
+    pending = [file for file in files if file.is_file() and _is_users_file(file)]
+    scanned: set[Path] = set()
     found: dict[str, Path] = {}
-    names = {name for file in waiting for name in _own_name(file)}
-    while waiting or names:
-        while waiting:
-            file = waiting.pop()
-            if file not in looked_at:
-                looked_at.add(file)
+    names = {name for file in pending for name in _own_name(file)}
+    while pending or names:
+        while pending:
+            file = pending.pop()
+            if file not in scanned:
+                scanned.add(file)
                 names |= _imported(file)
         for name in names:
             more = _files_of(name) if name not in found else {}
             found |= more
-            waiting += [file for file in more.values() if file.suffix == ".py" and file not in looked_at]
+            pending += [file for file in more.values() if file.suffix == ".py" and file not in scanned]
         names = set()
         if len(found) > MODULES_MAX:
-            break  # a folder of who knows what: functions still travel by value
+            break  # not a sensible package: functions are still pickled by value
     return dict(sorted(found.items()))
 
 
 def _own_name(file: Path) -> Iterator[str]:
-    """The module that a file was imported as, if it was: classes of it travel by that name."""
+    """The module that a file was imported as, if any: its classes are pickled by that name."""
     for name, module in list(sys.modules.items()):
         if name != "__main__" and getattr(module, "__file__", None) == str(file):
             yield name.partition(".")[0]
 
 
 def _imported(file: Path) -> set[str]:
-    """What a file imports anywhere in it, by the first part of the name."""
+    """The top-level names of all imports in a file."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -112,7 +112,7 @@ def _imported(file: Path) -> set[str]:
 
 
 def _files_of(name: str) -> dict[str, Path]:
-    """The files of a module or package of the user, none of any other."""
+    """The files of a module or package, if it is the user's own."""
     spec = None
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name)

@@ -1,0 +1,194 @@
+"""A topic of Apache Kafka, independent of the flow's own broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self, cast
+
+from millstream.connectors import arguments
+from millstream.connectors.catalog import Remembered
+from millstream.connectors.claims import Claim, Keeper
+from millstream.connectors.connector import Connector, KafkaTopic, Reading, WorkerNeeds, Writing
+from millstream.connectors.file_ledger import FileLedger
+from millstream.connectors.sink import Sink
+from millstream.connectors.source import Source
+from millstream.connectors.topic.endpoint import KAFKA_LIBRARIES, remembered_topic
+from millstream.errors import InvalidPlan
+from millstream.log import Broker, EmbeddedLog
+from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of, with_ports
+from millstream.plan.endpoints import LOST_CHOICES
+from millstream.plan.nodes import Write
+from millstream.records import Schema
+from millstream.secrets import Secret, hidden, shown_address
+from millstream.user_lines import users_line, what_exists
+
+if TYPE_CHECKING:
+    from millstream.log.kafka.log import KafkaLog
+
+VALUE_FORMATS = ("json", "avro", "csv", "string", "bytes")
+REGISTRY_FORMATS = ("json", "avro")
+
+
+@dataclass(frozen=True)
+class Kafka(Connector):
+    servers: str | None
+    """None: those of the job's broker."""
+    topic: str
+    format: str = "json"
+    registry: str | None = None
+    on_lost: str = "error"
+    settings: Mapping[str, str | Secret] = field(default_factory=dict, hash=False)
+    can_read: ClassVar[bool] = True
+    can_write: ClassVar[bool] = True
+    refuses_rows: ClassVar[bool] = True
+    counts_lag: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"kafka {self.topic}"
+
+    @property
+    def decodes(self) -> bool:
+        return self.format != "bytes"
+
+    @property
+    def topic_name(self) -> str:
+        return self.topic
+
+    @property
+    def lost_choice(self) -> str:
+        return self.on_lost
+
+    @property
+    def fingerprint(self) -> tuple[str, ...]:
+        """A secret is identified by its number."""
+        settings = (
+            f"{name}={value.number if isinstance(value, Secret) else value}" for name, value in self.settings.items()
+        )
+        return (str(self), self.format, str(self.registry), self.on_lost, *sorted(settings))
+
+    def check_written(self, schema: Schema) -> None:
+        if self.format != "json" or self.registry is not None:
+            what = f"as {self.format}" + (" by a registry" if self.registry else "")
+            raise InvalidPlan(
+                f"a Kafka topic can only be read {what}, not written: records are written as JSON",
+                where=users_line(),
+                next_step=f"leave it out: kafka(…, topic='{self.topic}')",
+            )
+
+    def own_schema(self, broker: str | None) -> Schema:
+        from millstream.connectors.topic.own_schema import no_schema, schema_of_topic
+        from millstream.log.kafka.log import KafkaLog
+
+        if self.format != "json":
+            raise no_schema(self.topic, f"its values are {self.format}, which does not describe their columns")
+        if self.registry is not None:
+            raise no_schema(self.topic, "its schemas are in a registry, one per version")
+        return schema_of_topic(self.topic, broker, lambda log: cast(Broker, KafkaLog(self.address(log, "read"))))
+
+    def address(self, broker: str | KafkaAddress | None, step: str) -> KafkaAddress:
+        """Its own servers, else those of the job's broker."""
+        return address_of(self.servers, self.settings, broker, topic=self.topic, step=step)
+
+    def with_lost_choice(self, choice: str) -> Self:
+        return replace(self, on_lost=choice)
+
+    def open_source(self, reading: Reading) -> Source:
+        from millstream.connectors.kafka.source import KafkaSource
+
+        return KafkaSource(
+            self.address(reading.broker, reading.step),
+            self.topic,
+            reading.schema,
+            format=self.format,
+            registry=self.registry,
+            on_lost=self.on_lost,
+        )
+
+    def open_sink(self, writing: Writing) -> Sink:
+        from millstream.connectors.kafka.sink import KafkaSink
+
+        return KafkaSink(self.address(_address(writing.broker), writing.step), self.topic, writing)
+
+    def keeper(self, claim: Claim, ledger: FileLedger, broker: Broker) -> Keeper:
+        from millstream.connectors.kafka.claims import KafkaKeeper
+
+        return KafkaKeeper(self.address(_address(broker), claim.step), self.topic, claim)
+
+    def remembered(self, output: Write, log: Path | str) -> Remembered | None:
+        return remembered_topic(self.topic, output, log if self.servers is None else self.servers)
+
+    def worker_needs(self, broker: str) -> WorkerNeeds:
+        return WorkerNeeds(libraries=KAFKA_LIBRARIES)
+
+    def kafka_topic(self, broker: str | None) -> KafkaTopic | None:
+        is_plain = self.format == "json" and self.registry is None
+        if self.servers is not None:
+            return KafkaTopic(KafkaAddress(with_ports(self.servers), self.settings), self.topic, is_plain)
+        if broker is None or not broker.startswith(SCHEME):
+            return None
+        address = KafkaAddress.of(broker)
+        settings = {**address.settings, **self.settings}
+        return KafkaTopic(KafkaAddress(address.servers, settings), self.topic, is_plain)
+
+    def renamed(self, topic: str) -> Self:
+        return replace(self, topic=topic)
+
+    def with_suffix(self, suffix: str) -> Self:
+        return replace(self, topic=self.topic + suffix)
+
+    def __str__(self) -> str:
+        return f"kafka({self.servers}, {self.topic})" if self.servers else f"kafka({self.topic})"
+
+
+def kafka(
+    servers: str | None = None,
+    *,
+    topic: str,
+    format: str = "json",
+    registry: str | None = None,
+    on_lost: str = "error",
+    settings: Mapping[str, str] | None = None,
+) -> Kafka:
+    """A topic of Apache Kafka. `servers` is "host:9092", several with commas; default: the job's own broker.
+
+    `format` is how values are encoded: json, avro, csv, string or bytes. With `registry`, the address of a schema
+    registry, json and avro are in Confluent's wire format. `on_lost` decides what happens if records were deleted
+    before they were read: "error", or continue at the "earliest" or "latest". `settings` are those of librdkafka, such
+    as sasl.username; passwords among them are never shown or stored.
+    """
+    example = "kafka('host:9092', topic='scores')"
+    if servers is not None:
+        servers = arguments.text(servers, "servers must be a string", example).removeprefix("kafka://")
+        if "@" in servers or "?" in servers:
+            raise arguments.refused("servers are only names and ports", "use settings={…} for everything else")
+    if format not in VALUE_FORMATS:
+        raise arguments.refused(f"there is no format {format!r}", what_exists(format, VALUE_FORMATS, kind="formats"))
+    if registry is not None and format not in REGISTRY_FORMATS:
+        raise arguments.refused(
+            f"a registry has schemas of {' and '.join(REGISTRY_FORMATS)}, not of {format}", "format='avro'"
+        )
+    if registry is not None and shown_address(registry) != registry:
+        raise arguments.refused(
+            "the address of a registry must not have a user, a password or a query: it is shown and stored",
+            "set the user with settings={'basic.auth.user.info': 'name:password'}",
+        )
+    if on_lost not in LOST_CHOICES:
+        raise arguments.refused(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
+    named = {str(name): str(value) for name, value in (settings or {}).items()}
+    return Kafka(
+        servers,
+        arguments.text(topic, "a topic name must be a string", example),
+        format,
+        registry,
+        on_lost,
+        hidden(named),
+    )
+
+
+def _address(broker: Broker | str) -> str | None:
+    if isinstance(broker, str):
+        return broker
+    return None if isinstance(broker, EmbeddedLog) else cast("KafkaLog", broker).address

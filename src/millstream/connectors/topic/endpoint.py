@@ -1,0 +1,125 @@
+"""A topic of the job's own broker, which is an embedded log or Kafka: given by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self, cast
+
+from millstream.connectors import arguments
+from millstream.connectors.catalog import Remembered, topic_location
+from millstream.connectors.claims import Claim, Keeper
+from millstream.connectors.connector import Connector, KafkaTopic, Reading, WorkerNeeds, Writing
+from millstream.connectors.file_ledger import FileLedger
+from millstream.connectors.sink import Sink
+from millstream.connectors.source import Source
+from millstream.log import Broker, EmbeddedLog, connect
+from millstream.log.kafka.address import SCHEME, KafkaAddress, as_kafka
+from millstream.plan.checks import NAME
+from millstream.plan.nodes import Write
+from millstream.records import Schema
+
+if TYPE_CHECKING:
+    from millstream.log.kafka.log import KafkaLog
+
+KAFKA_LIBRARIES = {"confluent-kafka": "confluent_kafka"}
+
+
+@dataclass(frozen=True)
+class Topic(Connector):
+    topic: str
+    can_read: ClassVar[bool] = True
+    can_write: ClassVar[bool] = True
+    counts_lag: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return self.topic
+
+    @property
+    def topic_name(self) -> str:
+        return self.topic
+
+    @property
+    def broker_topic(self) -> str:
+        return self.topic
+
+    def own_schema(self, broker: str | None) -> Schema:
+        from millstream.connectors.topic.own_schema import schema_of_topic
+
+        return schema_of_topic(self.topic, broker)
+
+    def open_source(self, reading: Reading) -> Source:
+        address = as_kafka(reading.broker)
+        if address is not None:
+            from millstream.connectors.kafka.source import KafkaSource
+
+            return KafkaSource(address, self.topic, reading.schema, format=reading.format, on_lost=reading.on_lost)
+        from millstream.connectors.topic.source import TopicSource
+
+        return TopicSource(
+            self.topic,
+            reading.schema,
+            broker=str(reading.broker) if reading.broker is not None else None,
+            format=reading.format,
+            columns=reading.columns,
+            on_lost=reading.on_lost,
+        )
+
+    def open_sink(self, writing: Writing) -> Sink:
+        from millstream.connectors.kafka.sink import KafkaSink
+
+        broker = writing.broker
+        if isinstance(broker, str) and broker.startswith(SCHEME):
+            return KafkaSink(KafkaAddress.of(broker), self.topic, writing)
+        log = connect(broker) if isinstance(broker, str) else broker
+        if isinstance(log, EmbeddedLog):
+            from millstream.connectors.topic.sink import TopicSink
+
+            return TopicSink(log, self.topic, writing, owns_log=isinstance(broker, str))
+        return KafkaSink(cast("KafkaLog", log), self.topic, writing)
+
+    def keeper(self, claim: Claim, ledger: FileLedger, broker: Broker) -> Keeper:
+        if isinstance(broker, EmbeddedLog):
+            from millstream.connectors.topic.claims import TopicKeeper
+
+            return TopicKeeper(broker, self.topic, claim)
+        from millstream.connectors.kafka.claims import KafkaKeeper
+
+        return KafkaKeeper(KafkaAddress.of(cast("KafkaLog", broker).address), self.topic, claim)
+
+    def remembered(self, output: Write, log: Path | str) -> Remembered | None:
+        return remembered_topic(self.topic, output, log)
+
+    def worker_needs(self, broker: str) -> WorkerNeeds:
+        if broker.startswith(SCHEME):
+            return WorkerNeeds(libraries=KAFKA_LIBRARIES)
+        return WorkerNeeds(folders=[Path(broker)])
+
+    def kafka_topic(self, broker: str | None) -> KafkaTopic | None:
+        if broker is None or not broker.startswith(SCHEME):
+            return None
+        return KafkaTopic(KafkaAddress.of(broker), self.topic)
+
+    def renamed(self, topic: str) -> Self:
+        return replace(self, topic=topic)
+
+    def with_suffix(self, suffix: str) -> Self:
+        return replace(self, topic=self.topic + suffix)
+
+    def __str__(self) -> str:
+        return self.topic
+
+
+def topic(name: str) -> Topic:
+    """A topic of the job's broker; the same as its plain name."""
+    if not NAME.fullmatch(arguments.text(name, "a topic name must be a string", "topic('scores')")):
+        raise arguments.refused(f"{name!r} is not a topic", "a topic's name has letters, digits and . _ -")
+    return Topic(name)
+
+
+def remembered_topic(topic: str, output: Write, log: Path | str) -> Remembered | None:
+    """A topic is a table if it is compacted to the newest row of each key."""
+    if not output.net or not output.keys:
+        return None
+    return Remembered(topic, "topic", topic_location(log), output.keys, output.schema.ddl)

@@ -1,0 +1,418 @@
+"""Runs a flow in micro-batches: checks the state it continues with, opens its sinks, and starts one query."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millstream import terminal
+from millstream.connectors.catalog import jobs_folder, remember
+from millstream.connectors.opening import connector_errors, open_sink, open_source
+from millstream.connectors.sink import Preparer, Sink
+from millstream.connectors.source import Offsets
+from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
+from millstream.jobs.broker_address import address_of
+from millstream.jobs.display import Display
+from millstream.jobs.job import POLL_S, Job
+from millstream.jobs.job_folder import RUNS, SINKS, JobDescription, JobFolder, claim_runs
+from millstream.jobs.job_progress import Progress, ProgressFile
+from millstream.jobs.kept_steps import notice_of, slots_of
+from millstream.jobs.modes import refuse_after_real_time
+from millstream.jobs.notices import Notices, warn_of_bad_records
+from millstream.jobs.notices import logger as job_logger
+from millstream.jobs.output_claims import NewestBatches, OutputClaims
+from millstream.jobs.outputs import Outputs, Stopped
+from millstream.jobs.renaming import renamed
+from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
+from millstream.jobs.result_topics import partitions_of
+from millstream.jobs.start_over import restart, starts_over
+from millstream.jobs.starting_spark import session_of, spark_log
+from millstream.jobs.stop_request import StopRequest
+from millstream.log import EmbeddedLog, connect
+from millstream.plan.bad_rows import listened_to
+from millstream.plan.flow import Flow
+from millstream.plan.nodes import Write
+from millstream.plan.run_settings import CAUGHT_UP, Settings, refused
+from millstream.plan.table_nodes import Join
+from millstream.private_files import make_folders
+from millstream.records import Schema
+from millstream.spark.query.bounded_frames import as_files
+from millstream.spark.query.compiler import compiled, started
+from millstream.spark.query.job_feed import STOP, JobFeed, opened
+from millstream.spark.query.lost_records import with_on_lost
+from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.spark.query.state_runner import Shipment
+from millstream.spark.query_failures import of_query
+from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
+from millstream.spark.session.user_code import modules
+
+GIVE_UP_S = 10.0
+"""How long Spark may take to abandon a batch."""
+
+logger = terminal.logger(__name__)
+
+
+class TopicLag:
+    """The number of rows in a job's topics that it has not read yet."""
+
+    def __init__(self, feed: JobFeed, progress: Progress) -> None:
+        self._feed = feed
+        self._progress = progress
+
+    def rows(self) -> int:
+        behind = 0
+        for node in self._feed.shipment.physical_plan.fed_sources:
+            if not node.source.counts_lag:
+                continue  # only the planner may ask other sources: asking receives lines, or lists new files
+            latest = self._feed.source(node).latest()
+            done = self._progress.offsets.get(node.name, {})
+            behind += sum(max(0, end - done.get(partition, 0)) for partition, end in latest.items())
+        return behind
+
+
+class MicroBatchJob(Job):
+    """A flow in micro-batches. Results are written exactly once."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: JobFolder,
+        progress: Progress,
+        query: StreamingQuery,
+        closing: ExitStack,
+        *,
+        lag: TopicLag,
+        outputs: Outputs,
+        notices: Notices | None,
+        mark: str,
+    ) -> None:
+        """`notices` is set for a bounded run; `mark` marks the failures of this run in Spark's errors."""
+        super().__init__(name, folder, progress, query, closing)
+        self._lag = lag
+        self._outputs = outputs
+        self._notices = notices
+        self._mark = mark
+
+    def lag(self) -> int:
+        return self._lag.rows()
+
+    def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        if not self._query.isActive:
+            self._finish()
+            return
+        deadline = time.monotonic() + (math.inf if grace_s is None else grace_s)
+        self.folder.path.joinpath(STOP).touch()
+        while self._query.isActive and (self.folder.unfinished_batch() or self._query.status["isTriggerActive"]):
+            if time.monotonic() >= deadline or is_urgent():
+                self._give_up()
+                return
+            time.sleep(POLL_S / 5)
+        self._query.stop()
+        self._finish()
+
+    def _give_up(self) -> None:
+        """Abandons the current batch. Outputs record its number, so what it has written is not written twice."""
+        self.gave_up = True
+        logger.warning("%s: the current batch is abandoned; the next run repeats it", self.name)
+        stopping = threading.Thread(target=self._stop_query, daemon=True)
+        stopping.start()
+        stopping.join(GIVE_UP_S)
+        with suppress(MillstreamError):  # the batch is already known to be abandoned
+            self._finish()
+
+    def _stop_query(self) -> None:
+        with suppress(Exception):
+            self._query.stop()
+
+    def _finish(self) -> None:
+        with self._closing:
+            error = self._query.exception()
+        failure = self._outputs.failure
+        if isinstance(failure, Stopped):
+            return
+        if failure is not None:
+            raise _failed(self.folder, failure, self._mark) from failure
+        if error is not None:
+            raise _failed(self.folder, error, self._mark)
+        if self._notices is not None:
+            self._notices.end(self.progress.watermarks, self.progress.rows_read)
+
+
+def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -> MicroBatchJob:
+    """Starts a flow in micro-batches, and returns when its query runs."""
+    outputs = flow.check()
+    name = flow.name
+    if settings.on_lost is not None:
+        outputs = with_on_lost(outputs, settings.on_lost)
+    if settings.into is not None:
+        outputs, name = renamed(outputs, settings.into), f"{flow.name}.{settings.into}"
+    if settings.batch:
+        name = f"{name}.batch"
+    log = connect(settings.broker)
+    broker = address_of(log)
+    folder = JobFolder(Path(settings.folder or jobs_folder(log) / name), name)
+    _close_ended(folder.path)
+    with ExitStack() as opening:
+        opening.callback(log.close)
+        opening.enter_context(folder.held())
+        is_new = starts_over(folder, settings)
+        if not is_new:
+            refuse_after_real_time(folder)
+            check_checkpoint(folder)
+            check_ledgers(folder, [output.name for output in outputs])
+        display.phase("checking the sources")
+        topics = _check_sources(outputs, broker, folder)
+        identities = {source: topic.identity for source, topic in topics.items()}
+        partitions = {source: topic.partitions for source, topic in topics.items()}
+        if is_new:
+            restart(outputs, folder, log, settings, display)
+        _check_kept(folder, PhysicalPlan(tuple(outputs), 1), identities)
+        display.phase("checking the outputs")
+        claims = opening.enter_context(OutputClaims(name, folder, outputs, log))
+        claims.settle(NewestBatches(known_batch(folder), folder.newest_batches()[1]))
+        spark = session_of(settings, name, display, stop)
+        outputs = as_files(outputs, folder.path)
+        cores = spark.sparkContext.defaultParallelism
+        before = folder.description()
+        groups = before.groups if before else settings.key_groups or max(4, 2 * cores)
+        physical_plan = PhysicalPlan(tuple(outputs), groups)
+        if settings.batch and physical_plan.dataframe_sources:
+            streaming = physical_plan.dataframe_sources[0].name
+            raise refused(
+                f"batch=True closes every window, and '{streaming}' is a streaming DataFrame",
+                "use a batch DataFrame: spark.read instead of spark.readStream",
+            )
+        ship_modules(spark, modules(physical_plan.order))
+        check_workers(spark, needs_of(physical_plan, broker, folder.path))
+        kept = folder.settle(physical_plan, before.partitions if before else min(cores, groups), identities)
+        claim_runs(kept.identity, folder.path)
+        progress = Progress()
+        sinks = {}
+        for output in outputs:
+            sinks[output] = _opened_sink(output, name, log, folder, partitions_of(output, partitions))
+            opening.callback(sinks[output].close)
+        claims.record()
+        feed = _feed(
+            spark, settings, physical_plan, kept, folder, broker, {} if settings.on_batch else _preparers(sinks)
+        )
+        remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
+        display.phase("starting the query")
+        stop.check()
+        lag, file = TopicLag(feed, progress), ProgressFile(folder.path)
+        notices = Notices(name, physical_plan)
+        written = Outputs(
+            physical_plan,
+            sinks,
+            claims,
+            folder.path,
+            progress,
+            lambda: file.update(name, progress, lag.rows),
+            notices,
+            settings.on_batch,
+        )
+        query = _query(spark, written, feed, folder, settings, slots_of(kept.steps))
+        if settings.batch:
+            opening.callback(_forget_if_done, query, folder, claims, feed.shipment.folder)
+        is_bounded = settings.batch or settings.until == CAUGHT_UP
+        job = MicroBatchJob(
+            name,
+            folder,
+            progress,
+            query,
+            opening.pop_all(),
+            lag=lag,
+            outputs=written,
+            notices=notices if is_bounded else None,
+            mark=feed.shipment.mark,
+        )
+        _STARTED[folder.path] = job
+    return job
+
+
+_STARTED: dict[Path, MicroBatchJob] = {}
+
+
+def _close_ended(folder: Path) -> None:
+    """Stops a failed job that was never waited for, and so still holds its lock."""
+    before = _STARTED.pop(folder, None)
+    if before is not None and not before.is_running:
+        with suppress(Exception):  # its error belongs to the earlier run
+            before.stop()
+    elif before is not None:
+        _STARTED[folder] = before
+
+
+def _query(
+    spark: SparkSession,
+    outputs: Outputs,
+    feed: JobFeed,
+    folder: JobFolder,
+    settings: Settings,
+    slots: Mapping[str, int],
+) -> StreamingQuery:
+    try:
+        packed = compiled(spark, feed.shipment, feed, slots)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        if "pickle" not in str(error).lower():
+            raise
+        raise InvalidInput(
+            f"the flow cannot be sent to Spark's workers: {error}",
+            where=folder.job,
+            next_step="open connections, locks and files where they are used, not in the fields of a connector",
+        ) from error
+    writer = packed.writeStream.queryName(folder.job).foreachBatch(outputs)
+    # With the scheme: a cluster may resolve a bare path in its own file system.
+    writer = writer.option("checkpointLocation", f"file://{folder.checkpoint.absolute()}")
+    if settings.batch or settings.until == CAUGHT_UP:
+        writer = writer.trigger(availableNow=True)
+    try:
+        return started(spark, feed.shipment, writer)
+    except Exception as error:
+        raise _failed(folder, error, feed.shipment.mark) from error
+
+
+def _failed(folder: JobFolder, error: BaseException, mark: str) -> MillstreamError:
+    """The error of a query, for the user. Spark's own error about a damaged checkpoint does not name the file."""
+    found = of_query(error, mark, spark_log(), folder.path)
+    if type(found) is SparkFailed:
+        try:
+            check_checkpoint(folder, thorough=True)
+        except MillstreamError as damaged:
+            return damaged
+    if isinstance(found, DamagedState):
+        return unusable(folder, found.what, found.where)
+    return found
+
+
+def _preparers(sinks: Mapping[Write, Sink]) -> dict[str, Preparer]:
+    """The preparers that tasks use, by output. Net changes of a table are only known in the driver."""
+    found = {output.name: sink.preparer() for output, sink in sinks.items() if not output.net}
+    return {name: preparer for name, preparer in found.items() if preparer is not None}
+
+
+def _feed(
+    spark: SparkSession,
+    settings: Settings,
+    physical_plan: PhysicalPlan,
+    kept: JobDescription,
+    folder: JobFolder,
+    broker: str,
+    preparers: Mapping[str, Preparer],
+) -> JobFeed:
+    name = f"{kept.identity}-{time.time_ns()}"
+    shipment = Shipment(name, physical_plan, kept.partitions, f"{RUNS}{kept.identity}", preparers)
+    starts: dict[str, Offsets] = {}
+    since = settings.since_instant
+    if since is not None:
+        sources = {
+            node.name: opened(node, physical_plan.reading[node], broker, folder.path, shipment.name)
+            for node in physical_plan.fed_sources
+        }
+        starts = {name: source.at(since) for name, source in sources.items()}
+    return JobFeed(
+        shipment,
+        folder=str(folder.path),
+        broker=broker,
+        tasks_max=spark.sparkContext.defaultParallelism,
+        limit_rows=None
+        if settings.batch and physical_plan.chain
+        else settings.batch_rows,  # windows fire once, at the end
+        tick_s=settings.tick_s,
+        starts=starts,
+        ends=settings.batch,
+    )
+
+
+def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partitions: int) -> Sink:
+    own = folder.path / SINKS / output.name
+    make_folders(own)
+    return open_sink(
+        output.sink,
+        output.schema,
+        job=job,
+        step=output.name,
+        broker=log,
+        folder=own,
+        keys=keys_of(output),
+        table=output.net,
+        partitions=partitions,
+    )
+
+
+def keys_of(output: Write) -> tuple[str, ...]:
+    """The key columns of an output's rows."""
+    if output.net:
+        return output.keys
+    node = output.inputs[0]
+    while node.inputs:
+        keys = tuple(own for own, _ in node.on) if isinstance(node, Join) else getattr(node, "keys", None)
+        if keys is not None:
+            return keys if all(key in output.schema.names for key in keys) else ()
+        node = node.inputs[0]
+    return ()
+
+
+@dataclass(frozen=True)
+class TopicRead:
+    """A topic as it was when the job started."""
+
+    identity: str
+    partitions: int
+
+
+def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -> dict[str, TopicRead]:
+    """Refuses unreadable sources before Spark is started. Returns the topics by source name."""
+    found = {}
+    physical_plan = PhysicalPlan(tuple(outputs), 1)
+    listened = listened_to(physical_plan.order)
+    for node in physical_plan.sources:
+        if node.changes and ("weight" not in node.schema or not pa.types.is_integer(node.schema.field("weight").type)):
+            others = Schema.from_arrow(pa.schema([each for each in node.schema.arrow if each.name.lower() != "weight"]))
+            raise InvalidInput(
+                "with changes=True the column weight marks retractions, and the schema of "
+                f"'{node.name}' has no integer column weight",
+                where=node.user_line,
+                next_step=f"add it to the schema: '{others}, weight int'",
+            )
+    for node in physical_plan.fed_sources:
+        if not node.source.can_peek:
+            continue
+        own = folder.path / "sources" / node.name
+        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
+        with connector_errors(node.source, node.name):
+            ends = source.latest()
+        if source.decodes and node not in listened:
+            warn_of_bad_records(folder.job, node)
+        if source.identity is not None:
+            found[node.name] = TopicRead(source.identity, len(ends))
+        source.close()
+    return found
+
+
+def _check_kept(folder: JobFolder, physical_plan: PhysicalPlan, identities: dict[str, str]) -> None:
+    """Refuses a flow that does not fit its job's state, and reports what is new in it."""
+    fit = folder.check(physical_plan, identities)
+    if folder.newest_offsets() is None:
+        return
+    if notice := notice_of(folder.job, str(folder.path), physical_plan, fit, folder.known_outputs()):
+        job_logger.warning("%s: %s", folder.job, notice)
+
+
+def _forget_if_done(query: StreamingQuery, folder: JobFolder, claims: OutputClaims, runs: Path) -> None:
+    """Removes a completed batch run. One that was interrupted is kept, and resumes."""
+    if query.exception() is None and not folder.unfinished_batch() and not (folder.path / STOP).exists():
+        claims.release()
+        folder.remove()
+        shutil.rmtree(runs, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""Messages of tasks: controls to the next steps, and reports to the driver.
+
+Every message is a frozen, tagged record in MessagePack; decoding checks every field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# ---------------------------------------------------------------- to the next steps
+
+
+class ClockControl(Message, frozen=True):
+    """The processing time of a batch, for sources that do not carry it."""
+
+    now: int
+
+
+class SourceControl(Message, frozen=True):
+    """What a task has read of a source."""
+
+    origin: str
+    now: int
+    partitions: dict[str, tuple[int | None, bool]] = {}
+    """By partition, the watermark of its rows, and whether it had any rows."""
+    done: tuple[str, ...] = ()
+    """Partitions that count as idle from now on."""
+    watermark: int | None = None
+    """A watermark for all partitions, such as the end of time."""
+
+
+class StepControl(Message, frozen=True):
+    """The watermark that a key group of a step passes on."""
+
+    origin: str
+    group: int
+    watermark: int
+    idle: bool
+    now: int
+
+
+Control = ClockControl | SourceControl | StepControl
+
+# ---------------------------------------------------------------- to the driver
+
+
+class SourceReport(Message, frozen=True):
+    """What a task has read of a source."""
+
+    source: str
+    rows: int
+    dead: int = 0
+    now: int = 0
+    ends: dict[str, int] = {}
+    """The offsets that the batch ends at, by partition, if this task reports them."""
+    partitions: dict[str, int | None] = {}
+    """By partition, the watermark of its rows."""
+    notes: tuple[str, ...] = ()
+    """Notices for the user."""
+
+
+class StepReport(Message, frozen=True):
+    """The result of a batch in a key group of a step, and the rows it holds."""
+
+    step: str
+    watermark: int
+    rows: int
+    late: int
+    now: int
+
+
+class DiscardReport(Message, frozen=True):
+    """By output, the number of rows that tasks discarded."""
+
+    rows: dict[str, int]
+
+
+class PreparedReport(Message, frozen=True):
+    """The rows of an output that a task has prepared, and what its sink needs to commit them."""
+
+    output: str
+    rows: int
+    receipt: Any
+
+
+Report = SourceReport | StepReport | DiscardReport | PreparedReport
+
+_controls: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def to_bytes(message: Control | Report) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def control_from_bytes(blob: bytes) -> Control:
+    return _controls.decode(blob)
+
+
+def report_from_bytes(blob: bytes) -> Report:
+    return _reports.decode(blob)

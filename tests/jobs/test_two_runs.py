@@ -1,0 +1,60 @@
+"""A job runs once at a time: a second run is refused, and the results of the first are exact."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import JobRunning
+from waiting import until
+
+from .killing import START_S, Killed
+
+RACES = 5
+pytestmark = [pytest.mark.soak, pytest.mark.own_processes, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[Killed]:
+    made = Killed(tmp_path, seed=2029)
+    yield made
+    made.close()
+
+
+def refusals(killed: Killed) -> int:
+    said = (killed.folder / "err").read_text()
+    assert "Traceback" not in said
+    return said.count("error: the job 'killed' is already running")
+
+
+def test_a_second_run_is_refused_while_the_first_goes_on(killed: Killed) -> None:
+    killed.feed(200)
+    first = killed.start()
+    try:
+        for number in range(1, 4):
+            before = killed.newest()
+            until(lambda before=before: killed.newest() > before, "a batch of the first")
+            assert killed.start().wait(START_S) == JobRunning.exit_code
+            assert refusals(killed) == number
+            killed.feed(50)
+        before = killed.newest()
+        until(lambda: killed.newest() > before, "the first to go on")
+        assert first.poll() is None
+    finally:
+        first.kill()
+        assert first.wait(START_S) == -signal.SIGKILL
+    killed.catch_up()
+    killed.check()
+
+
+def test_of_two_runs_started_at_the_same_instant_one_is_refused(killed: Killed) -> None:
+    for number in range(1, RACES + 1):
+        killed.feed(60)
+        both = [killed.start("--until", "caught up") for _ in range(2)]
+        assert sorted(process.wait(START_S * 2) for process in both) == [0, JobRunning.exit_code]
+        assert refusals(killed) == number
+    killed.catch_up()
+    killed.check()

@@ -1,0 +1,159 @@
+"""DataFrames of Spark go into a flow, and streams of a flow come out as DataFrames."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import millstream as ms
+from jobs.support import CAUGHT_UP, SCHEMA, per_user, put, read, scores, seconds, t
+from millstream.log import EmbeddedLog
+from waiting import until
+
+ROWS = [("ann", 1, 0.0), ("bob", 2, 3.0), ("ann", 4, 12.0), ("bob", 8, 31.0)]
+CLOSED = [("ann", 0, 1), ("ann", 10, 4), ("bob", 0, 2)]  # the last window is still open
+ALL = [*CLOSED, ("bob", 30, 8)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "in"
+    made.mkdir()
+    lines = [json.dumps({"user": user, "n": n, "at": t(second).isoformat()}) for user, n, second in ROWS]
+    (made / "rows.json").write_text("\n".join(lines) + "\n")
+    return made
+
+
+def files(spark: SparkSession, folder: Path, *, streams: bool) -> DataFrame:
+    reader = spark.readStream if streams else spark.read
+    return reader.schema(SCHEMA).json(str(folder))
+
+
+def totals(name: str, frame: DataFrame) -> ms.Flow:
+    """Steps that stay in Spark, then steps of ours."""
+    flow = ms.Flow(name)
+    rows = flow.read(frame, event_time="at", watermark=ms.bounded("5 seconds"))
+    wanted = rows.where("n > 0").with_column("user", "lower(user)").map(lambda row: row)
+    per_user(wanted).write("totals")
+    wanted.write("rows")
+    return flow
+
+
+@pytest.mark.parametrize("streams", [pytest.param(True, marks=pytest.mark.more), False])
+def test_a_dataframe_is_a_source(spark: SparkSession, log: EmbeddedLog, folder: Path, streams: bool) -> None:
+    totals("framed", files(spark, folder, streams=streams)).run(broker=log.path, until=CAUGHT_UP)
+    assert sorted(each["n"] for each in read(log, "rows")) == [1, 2, 4, 8]
+    assert seconds(read(log, "totals")) == CLOSED
+
+
+@pytest.mark.more
+def test_a_dataframe_as_one_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+    """All windows close."""
+    totals("framed", files(spark, folder, streams=False)).run(broker=log.path, batch=True)
+    assert seconds(read(log, "totals")) == ALL
+
+
+def test_a_dataframe_that_streams_is_no_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+    with pytest.raises(ms.MillstreamError, match="is a streaming DataFrame"):
+        totals("framed", files(spark, folder, streams=True)).run(broker=log.path, batch=True)
+
+
+@pytest.mark.more
+def test_a_dataframe_that_streams_goes_on(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+    totals("framed", files(spark, folder, streams=True)).run(broker=log.path, until=CAUGHT_UP)
+    more = {"user": "ANN", "n": 16, "at": t(60).isoformat()}
+    (folder / "more.json").write_text(json.dumps(more) + "\n")
+    totals("framed", files(spark, folder, streams=True)).run(broker=log.path, until=CAUGHT_UP)
+    assert seconds(read(log, "totals")) == ALL
+    assert len(read(log, "rows")) == 5
+
+
+@pytest.mark.more
+def test_the_rate_source_of_spark(spark: SparkSession, log: EmbeddedLog) -> None:
+    frame = spark.readStream.format("rate").option("rowsPerSecond", 200).load()
+    flow = ms.Flow("rate")
+    rows = flow.read(frame, event_time="timestamp").with_column("odd", "value % 2")
+    rows.key_by("odd").window(ms.fixed("1 second")).agg(k=ms.count()).write("counts")
+    rows.write("rows")
+    job = flow.start(broker=log.path)
+    until(lambda: len(read(log, "counts")) >= 4, "some windows")
+    job.stop()
+    values = sorted(each["value"] for each in read(log, "rows"))
+    assert values == list(range(len(values)))
+    counts = read(log, "counts")
+    for each in counts:
+        inside = [
+            row
+            for row in read(log, "rows")
+            if row["odd"] == each["odd"] and each["window"]["start"] <= row["timestamp"] < each["window"]["end"]
+        ]
+        assert each["k"] == len(inside)
+
+
+# ---------------------------------------------------------------- back into PySpark
+
+
+def collected(spark: SparkSession, frame: DataFrame, name: str, checkpoint: Path) -> list[Any]:
+    writer = frame.writeStream.format("memory").queryName(name).option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return spark.table(name).collect()
+
+
+def test_a_stream_comes_out_as_a_dataframe(spark: SparkSession, log: EmbeddedLog, tmp_path: Path) -> None:
+    """Panes are taken further by plain PySpark."""
+    log.create_topic("scores", schema=SCHEMA)
+    put(log, "scores", ROWS)
+    frame = per_user(scores(ms.Flow("out"))).to_dataframe(broker=log.path)
+    assert frame.isStreaming
+    made = frame.where("total > 1").select("user", (sf.col("total") * 10).alias("tens"), "window.start")
+    found = collected(spark, made, "panes", tmp_path / "checkpoint")
+    assert sorted((each.user, each.tens) for each in found) == [("ann", 40), ("bob", 20)]
+
+
+def test_a_stream_without_state_comes_out_too(spark: SparkSession, log: EmbeddedLog, tmp_path: Path) -> None:
+    log.create_topic("scores", schema=SCHEMA)
+    put(log, "scores", ROWS)
+    frame = scores(ms.Flow("out")).where("n > 1").select("user", tens="n * 10").to_dataframe(broker=log.path)
+    assert frame.columns == ["user", "tens"]
+    found = collected(spark, frame, "plain", tmp_path / "checkpoint")
+    assert [(each.user, each.tens) for each in found] == [("bob", 20), ("ann", 40), ("bob", 80)]
+
+
+@pytest.mark.more
+def test_a_table_comes_out_with_the_weight_of_each_change(
+    spark: SparkSession, log: EmbeddedLog, tmp_path: Path
+) -> None:
+    """A retraction without its weight would look like one more row."""
+    log.create_topic("scores", schema=SCHEMA)
+    frame = scores(ms.Flow("out")).group_by("user").agg(total=ms.sum("n")).to_dataframe(broker=log.path)
+    assert frame.columns == ["user", "total", "weight"]
+    found: list[tuple[Any, ...]] = []
+    for rows in (ROWS[:2], ROWS[2:]):
+        put(log, "scores", rows)
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(map(tuple, batch.collect())))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(found[:2]) == [("ann", 1, 1), ("bob", 2, 1)]
+    assert sorted(found[2:]) == [("ann", 1, -1), ("ann", 5, 1), ("bob", 2, -1), ("bob", 10, 1)]
+
+
+def test_a_table_with_a_column_named_weight_does_not_come_out(log: EmbeddedLog) -> None:
+    totals = scores(ms.Flow("out")).group_by("user").agg(total=ms.sum("n")).select("user", weight="total")
+    with pytest.raises(ms.MillstreamError, match="the DataFrame of a table adds a column 'weight'"):
+        totals.to_dataframe(broker=log.path)
+
+
+def test_a_flow_says_how_it_lies_on_spark(spark: SparkSession) -> None:
+    flow = ms.Flow("shown")
+    per_user(scores(flow).where("n > 0", name="wanted")).write("totals")
+    said = flow.explain(physical=True)
+    assert "wanted" in said
+    assert "shuffle 1 by key group, then in one stage:\n        scores.agg-" in said
+    assert "TransformWithState" in said
+    assert "Exception" not in said
+    assert max(map(len, said.splitlines())) < 2000  # what travels inside is not shown

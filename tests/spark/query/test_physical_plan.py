@@ -1,0 +1,115 @@
+"""Which steps share a stage: those that do not wait for one another, and those that find all rows of a key in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import millstream as ms
+from jobs.support import per_user, scores
+from millstream.spark.query.physical_plan import PhysicalPlan
+from step_names import by_kind
+
+ROWS = "user long, other long, small int, n int, at timestamp"
+
+
+def doubled(row: dict[str, Any], key: Any) -> dict[str, Any]:
+    return {"user": row["user"] * 2, "n": row["n"]}
+
+
+def lookup(one: Any, two: Any) -> Any:
+    return one.join(two.to_table(key="user").where("n > 0"), on="user", as_of="now")
+
+
+def renamed(one: Any, two: Any) -> Any:
+    profiles = two.to_table(key="user").select("n", who="user")
+    return one.join(profiles, on={"user": "who"}, as_of="now")
+
+
+def swapped(one: Any, two: Any) -> Any:
+    profiles = two.to_table(key="user").select("n", user="other", other="user")
+    return one.join(profiles, on="user", as_of="now")
+
+
+def made_anew(one: Any, two: Any) -> Any:
+    return one.join(two.to_table(key="user").with_column("user", "user + 1"), on="user", as_of="now")
+
+
+def of_narrow_keys(one: Any, two: Any) -> Any:
+    return one.join(two.to_table(key="small"), on="small", as_of="now")
+
+
+def on_a_foreign_key(one: Any, two: Any) -> Any:
+    return one.to_table(key="user").join(two.to_table(key="other"), on="other", how="left")
+
+
+def of_both_keys(one: Any, two: Any) -> Any:
+    return one.to_table(key="user").join(two.group_by("user").agg(k=ms.count()), on="user").top(1, by="k", per="user")
+
+
+def behind_a_function(one: Any, two: Any) -> Any:
+    processed = one.key_by("user").process(doubled, schema="user long, n int")
+    return processed.group_by("user").agg(k=ms.count())
+
+
+def of_a_union(one: Any, two: Any) -> Any:
+    return one.distinct("user").union(two.distinct("user")).group_by("user").agg(k=ms.count())
+
+
+def of_all_rows(one: Any, two: Any) -> Any:
+    return one.distinct("user").to_table().group_by("user").agg(k=ms.count())
+
+
+def windows_of_windows(one: Any, two: Any) -> Any:
+    panes = one.key_by("user").window(ms.fixed("1 second")).agg(k=ms.count())
+    return panes.key_by("user").window(ms.fixed("1 minute")).agg(most=ms.max("k"))
+
+
+@pytest.mark.parametrize(
+    ("build", "stages"),
+    [
+        (lookup, [["to_table", "join"]]),
+        (renamed, [["to_table", "join"]]),
+        (swapped, [["to_table"], ["join"]]),
+        (made_anew, [["to_table"], ["join"]]),
+        (of_narrow_keys, [["to_table"], ["join"]]),
+        (on_a_foreign_key, [["to_table", "to_table"], ["join"]]),
+        (of_both_keys, [["to_table", "group_by", "join", "top"]]),
+        (behind_a_function, [["process"], ["group_by"]]),
+        (of_a_union, [["distinct", "distinct"], ["group_by"]]),
+        (of_all_rows, [["distinct", "group_by"]]),
+        (windows_of_windows, [["agg", "agg"]]),
+    ],
+)
+def test_steps_share_a_stage(build: Callable[[Any, Any], Any], stages: list[list[str]]) -> None:
+    flow = ms.Flow("stages")
+    one, two = (flow.read(name, ROWS, "at") for name in ("one", "two"))
+    build(one, two).write("out")
+    physical_plan = PhysicalPlan(tuple(flow.outputs), 4)
+    assert [[by_kind(physical_plan.chain[number].name) for number in stage] for stage in physical_plan.stages] == stages
+
+
+def test_of_all_rows_only_the_columns_are_read_that_somebody_looks_at() -> None:
+    flow = ms.Flow("narrow")
+    table = flow.read("one", ROWS, "at").to_table()
+    table.where("n > 0").group_by("user").agg(k=ms.count()).write("out")
+    physical_plan = PhysicalPlan(tuple(flow.outputs), 4)
+    assert {name for schema in physical_plan.reading.values() for name in schema.names} == {"user", "n", "at"}
+
+
+@pytest.mark.parametrize("format", ["svg", "mermaid"])
+def test_a_physical_plan_is_drawn_without_text_behind_it(format: Any) -> None:
+    flow = ms.Flow("drawn")
+    panes = per_user(scores(flow).where("n > 0"))
+    panes.write("totals")
+    panes.late.write("late")
+    said = by_kind(flow.explain(format, physical=True))
+    assert "read_scores, then where" in said
+    assert "shuffle by key group" in said
+    if format == "svg":
+        assert ElementTree.fromstring(said).tag.endswith("svg")
+    else:
+        assert said.count("-->") == 3

@@ -172,15 +172,27 @@ def visible(hashes: Hashes, newer: Sequence[Run]) -> Flags:
 
 def sorted_rows(content: pl.DataFrame, hashes: Hashes, marks: dict[str, Times], gone: Hashes) -> Rows:
     """Rows in order of hash; `gone` are hashes that had rows before and have none now."""
-    dead = None
-    if len(gone):
-        nothing = np.full(len(gone), ABSENT, np.int64)
-        dead = np.concatenate([np.zeros(len(hashes), np.bool_), np.ones(len(gone), np.bool_)])
-        content = pl.concat([content, content.clear(len(gone))])
-        hashes = np.concatenate([hashes, gone])
-        marks = {name: np.concatenate([times, nothing]) for name, times in marks.items()}
     marks = {name: times for name, times in marks.items() if len(times) and times.min() < ABSENT}
-    return Rows(content, hashes, dead, marks).at(np.argsort(hashes, kind="stable"))
+    if not len(gone):
+        rows = Rows(content, hashes, None, marks)
+        return rows if _is_ascending(hashes) else rows.at(np.argsort(hashes, kind="stable"))
+    live = len(hashes)
+    hashes = np.concatenate([hashes, gone])
+    order = np.argsort(hashes, kind="stable")
+    dead = order >= live
+    # One gather for both: a dead row has no position among the rows, and nulls in all columns.
+    content = content.select(pl.all().gather(pl.Series(np.where(dead, 0, order)).set(pl.Series(dead), None)))
+    nothing = np.full(len(gone), ABSENT, np.int64)
+    return Rows(
+        content,
+        hashes[order],
+        dead,
+        {name: np.concatenate([times, nothing])[order] for name, times in marks.items()},
+    )
+
+
+def _is_ascending(hashes: Hashes) -> bool:
+    return bool((hashes[1:] >= hashes[:-1]).all())
 
 
 def merged(runs: Sequence[Rows], *, oldest: bool) -> Rows:

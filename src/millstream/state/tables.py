@@ -8,7 +8,7 @@ of similar size are merged. `keep` decides where runs are stored: in memory, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -81,10 +81,14 @@ class Table:
     """Whether rows that were looked up stay unless another row of their key replaces them."""
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
+    empty_keys: pl.DataFrame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.empty_keys = self.empty[self.keys]
 
     def copy(self) -> Table:
-        entries = [replace(entry, cursors=dict(entry.cursors)) for entry in self.entries]
-        return replace(self, entries=entries)
+        entries = [Entry(entry.run, dict(entry.cursors), entry.stored) for entry in self.entries]
+        return Table(self.empty, self.keys, self.stays, entries, self.rows)
 
     def runs(self) -> list[Run]:
         return [entry.run for entry in self.entries]
@@ -194,10 +198,10 @@ class Tables:
 
     def _asked(self, asked: pl.DataFrame | None, table: Table) -> tuple[pl.DataFrame, Hashes]:
         if asked is None:
-            asked = table.empty
-        elif not table.keys:
-            return table.empty[table.keys], np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
-        asked = _fitting(asked, table.empty[table.keys])
+            return table.empty_keys, NO_HASHES
+        if not table.keys:
+            return table.empty_keys, np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
+        asked = _fitting(asked, table.empty_keys)
         if len(asked) > MANY_ASKED:  # many rows have the same key
             asked = asked.unique()
         return asked, key_hashes(asked, table.keys)
@@ -317,7 +321,8 @@ class Tables:
 
 def _fitting(frame: pl.DataFrame, empty: pl.DataFrame) -> pl.DataFrame:
     """The columns of a table, in its order and types."""
-    frame = frame[empty.columns]
+    if frame.columns != empty.columns:
+        frame = frame[empty.columns]
     return frame if frame.schema == empty.schema else frame.cast(empty.schema)
 
 

@@ -97,7 +97,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
         "union",
     ),
     (lambda: stream().write(ms.kafka(topic="scores")), "the flow reads and writes 'scores'", "another topic"),
-    (lambda: [(rows := stream()).write("out"), rows.write("out")], "two streams write to out, the other one at", "union"),
+    (lambda: [(rows := stream()).write("out"), rows.write("out")], "two streams write to out, the other", "union"),
     (loop, "the flow reads and writes 'scores'", "another topic"),
     (loop_the_other_way, "the flow reads and writes 'out'", "another topic"),
     (lambda: ms.Flow("f").check(), "the flow 'f' has no output", ".write("),

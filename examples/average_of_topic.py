@@ -32,7 +32,7 @@ def send_readings(broker: str, count: int, since: datetime) -> None:
 def averages() -> tuple[ms.Flow, Memory]:
     flow = ms.Flow("average-of-topic")
     readings = flow.read("temperatures", SCHEMA, event_time="at")
-    # One window that never ends: it has to be told when to send something. Here: whenever there is something new.
+    # One window that never ends, so a trigger decides when it emits: here, whenever there is something new.
     always = ms.repeatedly(ms.after_count(1))
     by_room = readings.key_by("room").window(ms.everything()).trigger(always)
     over_all = readings.window(ms.everything()).trigger(always)

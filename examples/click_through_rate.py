@@ -30,7 +30,7 @@ def send_events(broker: str) -> None:
 
 def rates() -> ms.Flow:
     flow = ms.Flow("click-through-rate")
-    # Clicks come out of order by as much as people hesitate. The watermark of both together is that of the slower one.
+    # Clicks are out of order by as long as users hesitate. The watermark of a union is that of its slower input.
     views = flow.read("views", SCHEMA, event_time="at").select("ad", view="1", click="0")
     clicks = flow.read("clicks", SCHEMA, event_time="at", watermark=ms.bounded("20 seconds"))
     events = views.union(clicks.select("ad", view="0", click="1"))

@@ -74,7 +74,7 @@ class Demo:
         self.log, self.database = folder / "log", folder / "pumped.db"
         self.job: Any = None
         self._failure: BaseException | None = None
-        self._told_to_stop = threading.Event()
+        self._stopping = threading.Event()
         self._fleet: subprocess.Popen[str] | None = None
         self._threads: dict[str, threading.Thread] = {}
 
@@ -89,7 +89,7 @@ class Demo:
         """Runs the job. An error is stored for `look`."""
         try:
             self._start()
-            while not self._told_to_stop.wait(LOOK_S):
+            while not self._stopping.wait(LOOK_S):
                 if not self.job.is_running:
                     self.job.wait()  # raises what it failed with
             self.job.stop()
@@ -148,7 +148,7 @@ class Demo:
 
     def stop(self) -> None:
         self.end_fleet()
-        self._told_to_stop.set()
+        self._stopping.set()
         if self.job is not None:
             self._threads["job"].join()
 

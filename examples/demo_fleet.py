@@ -80,9 +80,8 @@ class Fleet:
             producer.send(TOPIC, value, key=pump)
             self.sent += 1
 
-    def said(self, now: float) -> str:
-        told = {"sent": self.sent, "broken": self.broken, "litres": self.litres, "silent": self.silent(now)}
-        return json.dumps(told)
+    def report(self, now: float) -> str:
+        return json.dumps({"sent": self.sent, "broken": self.broken, "litres": self.litres, "silent": self.silent(now)})
 
 
 def main(folder: str) -> None:
@@ -91,18 +90,18 @@ def main(folder: str) -> None:
     ended = threading.Event()
     threading.Thread(target=_held, args=(ended,), daemon=True).start()
     fleet = Fleet(random.Random(), time.time())
-    before, told_at = time.time(), 0.0
+    before, reported_at = time.time(), 0.0
     with ms.connect(folder) as log, log.producer(linger="20 milliseconds") as producer:
         while not ended.wait(TICK_S):
             now = time.time()
             fleet.measure(now, now - before)
             fleet.send(producer, now)
             before = now
-            if now - told_at >= TELL_S:
-                told_at = now
-                print(fleet.said(now), flush=True)
+            if now - reported_at >= TELL_S:
+                reported_at = now
+                print(fleet.report(now), flush=True)
     # Said again when all of it is in the log: this is what the results are compared with.
-    print(fleet.said(time.time()), flush=True)
+    print(fleet.report(time.time()), flush=True)
 
 
 def _held(ended: threading.Event) -> None:

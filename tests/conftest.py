@@ -17,6 +17,7 @@ import pytest
 from brokers import running
 from kafka_cluster import KafkaCluster
 from millstream.log import EmbeddedLog
+from millstream.log.kafka.log import KafkaLog
 from postgres_server import Server
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["properties", "soak", "transcripts"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before the workers are told their groups
+@pytest.hookimpl(tryfirst=True)  # before the workers learn their groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
@@ -59,8 +60,15 @@ def kafka() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def kafka3() -> Iterator[KafkaCluster]:
-    """Who kills one of them restarts it."""
+    """Three brokers. A test that kills one restarts it."""
     yield from running(3)
+
+
+@pytest.fixture
+def kafka_log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
+    """A log on the broker that all tests of a worker share."""
+    with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ import pytest
 from hypothesis.statistics import collector
 
 PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
-PART_OF_FOLDER = {"jobs": "spark"}
-"""Where a folder has no part of its own name."""
+PART_OF_FOLDER = {"jobs": "spark", "tools": "kafka"}
+"""Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""
 HERE = Path(__file__).parent
@@ -58,6 +58,8 @@ def part_of(item: pytest.Item) -> str | None:
     if any(mark.args == ("cluster",) for mark in item.iter_markers("xdist_group")):
         return "cluster"
     folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
+    if "kafka" in folders:
+        return "kafka"
     part = PART_OF_FOLDER.get(folders[0], folders[0]) if folders else "transcripts"
     if part not in PARTS:
         raise pytest.UsageError(f"no part of the soak runs {item.nodeid}: name one in {__file__}")

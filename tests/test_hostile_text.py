@@ -1,7 +1,7 @@
 """Text of a record is text on every way it can take: into errors, log lines, paths, SQL and drawings.
 
 Terminals and figures have tests of their own (tests/test_terminal.py, tests/cli/test_terminal.py), and so has what
-passes through Spark (tests/spark/test_errors.py) and Kafka (tests/kafka/test_hostile_records.py).
+passes through Spark (tests/spark/test_errors.py) and Kafka (tests/connectors/kafka/test_hostile_records.py).
 """
 
 from __future__ import annotations

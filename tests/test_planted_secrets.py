@@ -1,7 +1,8 @@
 """Goal: no secret is shown or stored, whatever setting it stands in.
 
 Method: one secret, which occurs nowhere else, is planted in every setting that can hold one, and then looked for in
-all that is shown, raised, logged, pickled and written. `tests/kafka/test_jobs.py` does so with a whole job on Spark.
+all that is shown, raised, logged, pickled and written. `tests/jobs/kafka/test_jobs.py` does so with a whole job on
+Spark.
 """
 
 from __future__ import annotations

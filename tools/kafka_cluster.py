@@ -134,7 +134,7 @@ class KafkaCluster:
     def stop(self) -> None:
         """All at once: cleanly, and what they stored stays; or, in a temporary folder, by force, and nothing does.
 
-        A clean stop is cut short: the last of three may wait in vain for the others to take over from it.
+        A clean stop has a time limit: the last of three brokers may wait forever for the others to take over.
         """
         self._admin = None
         for node in self._nodes.values():
@@ -182,7 +182,7 @@ class KafkaCluster:
     def leader_of(self, topic: str, partition: int) -> int | None:
         """The node that leads a partition; None while there is none."""
         deadline = time.monotonic() + SPREAD_S_MAX
-        while partition not in (said := self._told(topic).topics[topic]).partitions:
+        while partition not in (said := self._metadata(topic).topics[topic]).partitions:
             if time.monotonic() > deadline:
                 raise KafkaFailed(f"no partition {partition} of topic {topic!r}: {said.error or 'it has fewer'}")
             time.sleep(0.1)
@@ -192,7 +192,7 @@ class KafkaCluster:
     def controller(self) -> int | None:
         """The node that leads the controllers; None while there is none.
 
-        Clients are told any broker, since all pass requests on. The controllers themselves keep it in a small file.
+        Clients are given any broker, since all forward requests. The controllers themselves keep it in a small file.
         """
         latest: tuple[int, int | None] = (-1, None)
         for node in self._nodes.values():
@@ -225,7 +225,7 @@ class KafkaCluster:
             raise KafkaFailed("the cluster is not started", next_step="start() it")
         return self._admin.list_topics(topic, timeout=ASK_S) if topic else self._admin.list_topics(timeout=ASK_S)
 
-    def _told(self, topic: str) -> ClusterMetadata:
+    def _metadata(self, topic: str) -> ClusterMetadata:
         """Asks again if the broker that was asked is the one that has just been killed."""
         deadline = time.monotonic() + ANSWER_S_MAX
         while True:

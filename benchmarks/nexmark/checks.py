@@ -43,7 +43,7 @@ class Answers:
         """What is wrong with the rows in a file, or nothing."""
         with file.open("rb") as opened:
             rows: Rows = pickle.load(opened)
-        if name == BY_ARRIVAL:  # when bids come is not known beforehand; how many come is
+        if name == BY_ARRIVAL:  # arrival times are not known in advance, only the counts
             bids = self._events["bids"]["bidder"].to_pylist()
             return out_of_time(rows, self._made, _now()) or _compared(Counter(bids), of_bidders(rows))
         wanted = self.of(name)

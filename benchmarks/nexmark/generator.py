@@ -38,9 +38,9 @@ ROUND, PERSONS_OF_ROUND, AUCTIONS_OF_ROUND = 50, 1, 3
 FIRST_ID = 1000
 FIRST_CATEGORY, CATEGORIES = 10, 5
 IN_FLIGHT_AUCTIONS, ACTIVE_PEOPLE, LEAD = 100, 1000, 10
-HOT_EVERY = 100  # of so many people, or auctions, one is hot
+HOT_EVERY = 100  # one in this many people or auctions is hot
 CHANNELS, CHANNELS_WITHOUT_ID = 10_000, 10  # of 10 channels one has no id in its url
-SHUFFLE = 953  # prime: a step through a group that meets every place of it
+SHUFFLE = 953  # prime: steps of this size visit every member of a group
 BATCH_EVENTS = 50_000
 
 STATES = ["AZ", "CA", "ID", "OR", "WA", "WY"]
@@ -271,7 +271,7 @@ def _batch(schema: str, *columns: Numbers | pa.Array) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Words:
-    """The texts of events, each drawn from so many made beforehand: text by text it would cost more than all else."""
+    """The texts of events, drawn from pools made in advance: making each one would cost more than all the rest."""
 
     names: pa.Array
     emails: pa.Array

@@ -57,7 +57,8 @@ def made(task: Task, files: str, *, watched: bool = False) -> Any:
 
 
 def asked(name: str) -> str:
-    return (STATEMENTS / f"{name}.sql").read_text()
+    """The statement of a query; {other} in it stands for what is in other.sql."""
+    return re.sub(r"\{(\w+)\}", lambda other: asked(other[1]).rstrip(), (STATEMENTS / f"{name}.sql").read_text())
 
 
 def refused(error: Exception) -> Refused:

@@ -202,7 +202,7 @@ def main(said: Sequence[str]) -> int:
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
         results = Run(options, Path(scratch), progress).run()
-    told(results, options, Console(stderr=options.json))
+    print_report(results, options, Console(stderr=options.json))
     figures = {"benchmark": "nexmark", "quick": options.quick, "events": options.events, **results.figures()}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "nexmark.json").write_text(json.dumps(figures, indent=1) + "\n")
@@ -210,7 +210,7 @@ def main(said: Sequence[str]) -> int:
     return 0 if figures["queries_right"] == figures["queries"] else 1
 
 
-def told(results: Results, options: Options, console: Console) -> None:
+def print_report(results: Results, options: Options, console: Console) -> None:
     title = f"Nexmark, {options.events:,} events, 2 cores: events a second and peak memory"
     console.print(results.table(title))
     for name, outcomes in results.by_query.items():

@@ -425,14 +425,14 @@ def test_a_participant_is_dead_once_closed_and_two_who_notice_do_no_harm(tmp_pat
 
 def test_a_participants_name_leads_to_no_file_elsewhere(tmp_path):
     """Names come from the coordinator's database, and the file of a dead participant is deleted."""
-    people, other = tmp_path / "people", tmp_path / "other"
-    people.mkdir()
+    participants, other = tmp_path / "participants", tmp_path / "other"
+    participants.mkdir()
     other.touch()
-    (people / "link").symlink_to(other)
+    (participants / "link").symlink_to(other)
     for name in ("../other", str(other), "..", ""):
-        assert not is_alive(people, name)
+        assert not is_alive(participants, name)
     with pytest.raises(DamagedLog, match="symbolic link"):
-        is_alive(people, "link")
+        is_alive(participants, "link")
     assert other.exists()
 
 

@@ -91,7 +91,7 @@ def test_a_folder_with_other_things_in_it_stays_as_it_is(tmp_path):
 def test_a_log_whose_making_was_cut_short_is_made_whole(tmp_path):
     (tmp_path / ".lock").touch()
     (tmp_path / "topics").mkdir()
-    (tmp_path / "people").mkdir()
+    (tmp_path / "participants").mkdir()
     (tmp_path / ".millstream.json.123.456").write_text("{")
     with EmbeddedLog(tmp_path) as log:
         log.create_topic("t")

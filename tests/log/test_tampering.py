@@ -150,14 +150,14 @@ def test_values_of_other_kinds_are_refused(path, change):
 
 
 def test_a_participant_never_names_a_file_elsewhere(tmp_path):
-    (tmp_path / "people").mkdir()
+    (tmp_path / "participants").mkdir()
     (tmp_path / "precious").write_text("mine")
-    assert not is_alive(tmp_path / "people", "../precious")
-    assert not is_alive(tmp_path / "people", str(tmp_path / "precious"))
-    assert not is_alive(tmp_path / "people", "")
-    (tmp_path / "people" / "1-abc").symlink_to(tmp_path / "precious")
+    assert not is_alive(tmp_path / "participants", "../precious")
+    assert not is_alive(tmp_path / "participants", str(tmp_path / "precious"))
+    assert not is_alive(tmp_path / "participants", "")
+    (tmp_path / "participants" / "1-abc").symlink_to(tmp_path / "precious")
     with pytest.raises(DamagedLog):
-        is_alive(tmp_path / "people", "1-abc")
+        is_alive(tmp_path / "participants", "1-abc")
     assert (tmp_path / "precious").read_text() == "mine"
 
 
@@ -257,7 +257,7 @@ def test_a_switch_to_no_topic_is_refused(path, topic):
             log.consumer("name")
 
 
-@pytest.mark.parametrize("name", ["topics", "people", "topics/t"])
+@pytest.mark.parametrize("name", ["topics", "participants", "topics/t"])
 def test_a_link_in_place_of_a_folder_is_refused(path, name):
     elsewhere = path.parent / "elsewhere"
     (path / name).rename(elsewhere)

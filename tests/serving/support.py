@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import millstream as ms
-from connectors.sinks.support import table, weights
+from connectors.support import table, weights
 from millstream.connectors.catalog import jobs_folder, remember
 from millstream.connectors.opening import open_sink
 from millstream.connectors.sink import Sink

@@ -16,12 +16,7 @@ NEXMARK = Path("benchmarks", "nexmark", "run.py")
 
 
 def register(app: typer.Typer) -> None:
-    subcommands(
-        app,
-        "bench",
-        "Compare Millstream with others on this machine.",
-        nexmark=nexmark,
-    )
+    subcommands(app, "bench", "Compare Millstream with others on this machine.", nexmark)
 
 
 def nexmark(

@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     subcommands(
-        app,
-        "groups",
-        "List, describe, reset and delete consumer groups.",
-        list=list_groups,
-        describe=describe,
-        reset=reset,
-        delete=delete,
+        app, "groups", "List, describe, reset and delete consumer groups.", list_groups, describe, reset, delete
     )
 
 

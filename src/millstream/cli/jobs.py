@@ -19,15 +19,7 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of its flo
 
 
 def register(app: typer.Typer) -> None:
-    subcommands(
-        app,
-        "jobs",
-        "List jobs; repair, rebuild or forget one.",
-        list=list_jobs,
-        repair=repair,
-        rebuild=rebuild,
-        forget=forget,
-    )
+    subcommands(app, "jobs", "List jobs; repair, rebuild or forget one.", list_jobs, repair, rebuild, forget)
 
 
 def list_jobs(session: Session) -> None:

@@ -20,11 +20,11 @@ def register(app: typer.Typer) -> None:
         app,
         "queues",
         "List, create, describe and delete queues; receive their messages.",
-        list=list_queues,
-        create=create,
-        describe=describe,
-        delete=delete,
-        receive=receive,
+        list_queues,
+        create,
+        describe,
+        delete,
+        receive,
     )
 
 

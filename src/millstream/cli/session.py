@@ -110,12 +110,12 @@ def command(
     return register
 
 
-def subcommands(app: typer.Typer, name: str, help: str, **functions: Callable[..., None]) -> None:
-    """Registers a command that only has subcommands, such as `topics`, with the function of each."""
+def subcommands(app: typer.Typer, name: str, help: str, *functions: Callable[..., None]) -> None:
+    """Registers a command that only has subcommands: `list_topics` is `topics list`, `create` is `topics create`."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
     app.add_typer(group, name=name)
-    for each, function in functions.items():
-        command(group, each)(function)
+    for function in functions:
+        command(group, function.__name__.partition("_")[0])(function)
 
 
 # ---------------------------------------------------------------- shell completion

@@ -36,14 +36,7 @@ AddressFile = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    subcommands(
-        app,
-        "table",
-        "Look up the current row of a key in a table that a job writes.",
-        list=list_tables,
-        get=get,
-        serve=serve,
-    )
+    subcommands(app, "table", "Look up the current row of a key in a table that a job writes.", list_tables, get, serve)
 
 
 def list_tables(session: Session) -> None:

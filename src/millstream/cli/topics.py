@@ -67,14 +67,14 @@ def register(app: typer.Typer) -> None:
         app,
         "topics",
         "List, create, describe, change, delete, clean, repair and move topics.",
-        list=list_topics,
-        create=create,
-        describe=describe,
-        change=change,
-        delete=delete,
-        clean=clean,
-        repair=repair,
-        move=move,
+        list_topics,
+        create,
+        describe,
+        change,
+        delete,
+        clean,
+        repair,
+        move,
     )
 
 

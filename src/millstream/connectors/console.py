@@ -72,7 +72,7 @@ class ConsoleSink(Sink):
 
         count = f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'}"
         screen.print(content(f"{self._step}, batch {batch}, {count}", "bold"))
-        shown = [_for_people(row) for row in batch_to_rows(one_batch(rows.slice(0, self._rows_max)))]
+        shown = [_readable(row) for row in batch_to_rows(one_batch(rows.slice(0, self._rows_max)))]
         if all(row.get(WEIGHT) == "1" for row in shown):
             shown = [{name: text for name, text in row.items() if name != WEIGHT} for row in shown]
         grid = Grid(box=None, pad_edge=False, header_style="dim")
@@ -86,7 +86,7 @@ class ConsoleSink(Sink):
             screen.print(Text(f"… and {rows.num_rows - self._rows_max} more", style="dim"))
 
 
-def _for_people(row: dict[str, Any]) -> dict[str, str]:
+def _readable(row: dict[str, Any]) -> dict[str, str]:
     """A pane, shown by its timing and index only."""
     return {
         name: f"{value['timing']} {value['index']}"

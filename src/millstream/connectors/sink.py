@@ -37,12 +37,7 @@ class Sink(ABC):
         """
 
     def write_prepared(
-        self,
-        batch: int,
-        rows: pa.Table,
-        weights: pa.Array | None,
-        receipts: Sequence[Any],
-        refuse: Refuse = stop,
+        self, batch: int, rows: pa.Table, weights: pa.Array | None, receipts: Sequence[Any], refuse: Refuse = stop
     ) -> None:
         """Writes a batch that tasks have prepared in part, which they do only for sinks with a preparer."""
         if receipts:
@@ -100,12 +95,7 @@ class TwoPhaseSink(Sink):
         self.write_prepared(batch, rows, weights, (), refuse)
 
     def write_prepared(
-        self,
-        batch: int,
-        rows: pa.Table,
-        weights: pa.Array | None,
-        receipts: Sequence[Any],
-        refuse: Refuse = stop,
+        self, batch: int, rows: pa.Table, weights: pa.Array | None, receipts: Sequence[Any], refuse: Refuse = stop
     ) -> None:
         own = []
         if not self.is_decided(batch):
@@ -126,12 +116,7 @@ class RecordedSink(Sink):
         self.write_prepared(batch, rows, weights, (), refuse)
 
     def write_prepared(
-        self,
-        batch: int,
-        rows: pa.Table,
-        weights: pa.Array | None,
-        receipts: Sequence[Any],
-        refuse: Refuse = stop,
+        self, batch: int, rows: pa.Table, weights: pa.Array | None, receipts: Sequence[Any], refuse: Refuse = stop
     ) -> None:
         self._sink.write_prepared(batch, rows, weights, receipts, refuse)
         if not self._ledger.has(batch):

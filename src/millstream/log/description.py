@@ -13,7 +13,7 @@ from millstream.private_files import is_plain_folder
 
 FORMAT = 1
 DESCRIPTION = "millstream.json"
-FOLDERS = ("topics", "people")
+FOLDERS = ("topics", "participants")
 TOPIC = "topic.json"
 MOVED_TO = "moved_to"
 

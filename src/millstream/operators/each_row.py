@@ -281,8 +281,8 @@ class Turns:
         if len(rows):
             shut = done.filter("closed").select(*identity, "start", "end")
             if len(shut):
-                meets = rows.join(shut, on=identity, how="inner", nulls_equal=True, maintain_order="left")
-                taken.late.append(self._late(meets, given, "closed"))
+                too_late = rows.join(shut, on=identity, how="inner", nulls_equal=True, maintain_order="left")
+                taken.late.append(self._late(too_late, given, "closed"))
                 rows = rows.join(shut, on=identity, how="anti", nulls_equal=True)
             rows = rows.with_columns(self._whole(rows, given))
             done = operator.folded(done, operator.news(rows, clock), clock)

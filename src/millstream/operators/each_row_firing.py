@@ -118,7 +118,7 @@ class _Graph:
             moved = self._moved(trigger, frontier, clock)
             needs, finishes = moved[NEEDS].to_numpy(), moved[FINISHES].to_numpy()
             arrives = reach + needs
-            goes_on = ~finishes & (arrives <= rows)
+            continues = ~finishes & (arrives <= rows)
             first = len(self.needs)
             self.needs += needs.tolist()
             self.finishes += finishes.tolist()
@@ -126,7 +126,7 @@ class _Graph:
             reached = moved.select(columns).with_columns(
                 pl.Series("__from", np.arange(first, first + len(frontier))), pl.Series("__reach", arrives)
             )
-            reached = reached.filter(goes_on)
+            reached = reached.filter(continues)
             known = self.nodes.with_row_index(NODE)
             found = reached.join(known, on=columns, how="left", nulls_equal=True, maintain_order="left")
             for source, node in found.drop_nulls(NODE).select("__from", NODE).iter_rows():

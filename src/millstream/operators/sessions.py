@@ -34,8 +34,8 @@ class Sessions:
         rows = rows.filter(~expired)
         closed = held.filter("closed").select("session").unique()
         if not closed.is_empty():
-            meets = rows.join(closed, on="session", how="semi")
-            late.append(operator.late(meets, "closed"))
+            too_late = rows.join(closed, on="session", how="semi")
+            late.append(operator.late(too_late, "closed"))
             rows = rows.join(closed, on="session", how="anti")
             shut = held.join(closed, on="session", how="semi")
             held = held.join(closed, on="session", how="anti")

@@ -262,8 +262,8 @@ class WindowedOperator:
         late = [self._no_late()]
         shut = held.filter("closed").select(*self.identity, "start", "end")
         if not shut.is_empty():
-            meets = numbered.join(shut, on=self.identity, how="inner", nulls_equal=True, maintain_order="left")
-            late.append(self.late(meets, "closed"))
+            too_late = numbered.join(shut, on=self.identity, how="inner", nulls_equal=True, maintain_order="left")
+            late.append(self.late(too_late, "closed"))
             numbered = numbered.join(shut, on=self.identity, how="anti", nulls_equal=True)
         state = self.folded(held, self.news(numbered, clock), clock)
         complete = (

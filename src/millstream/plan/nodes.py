@@ -88,6 +88,15 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
+class StreamNode(Node):
+    """The base of steps that make a stream even of a table."""
+
+    @property
+    def is_table(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
 class Read(Node):
     source: Any  # an Endpoint; a Connector when the flow runs
     event_time: str | None
@@ -145,13 +154,11 @@ class MapRows(Node):
 
 @dataclass(frozen=True, eq=False)
 class Union(Node):
-    @property
-    def label(self) -> str:
-        return "union"
+    """The rows of all inputs."""
 
 
 @dataclass(frozen=True, eq=False)
-class WindowedAggregate(Node):
+class WindowedAggregate(StreamNode):
     """The four questions: what (aggregates), where (window), when (trigger), how (mode)."""
 
     keys: tuple[str, ...]
@@ -170,10 +177,6 @@ class WindowedAggregate(Node):
         return self.mode is Mode.RETRACTING
 
     @property
-    def is_table(self) -> bool:
-        return False
-
-    @property
     def label(self) -> str:
         what = ", ".join(f"{name}={made}" for name, made in self.aggregates)
         keys = f" per {', '.join(self.keys)}" if self.keys else ""
@@ -183,7 +186,7 @@ class WindowedAggregate(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Process(Node):
+class Process(StreamNode):
     """A user's function of each row and its key, which has state and timers."""
 
     keys: tuple[str, ...]
@@ -194,10 +197,6 @@ class Process(Node):
     keeps_state: ClassVar[bool] = True
 
     @property
-    def is_table(self) -> bool:
-        return False
-
-    @property
     def label(self) -> str:
         timers = f", timers to {_name_of(self.on_timer)}" if self.on_timer else ""
         time = f", by {self.event_time}" if self.event_time else ""
@@ -205,7 +204,7 @@ class Process(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Late(Node):
+class Late(StreamNode):
     """The rows that arrived too late for its input."""
 
     @property
@@ -213,21 +212,13 @@ class Late(Node):
         return any(given.is_changing for given in self.inputs[0].inputs)
 
     @property
-    def is_table(self) -> bool:
-        return False
-
-    @property
     def label(self) -> str:
         return "late rows"
 
 
 @dataclass(frozen=True, eq=False)
-class Dead(Node):
+class Dead(StreamNode):
     """The rows that its input could not handle."""
-
-    @property
-    def is_table(self) -> bool:
-        return False
 
     @property
     def label(self) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millstream.expressions.expression import Expression
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.nodes import Node
+from millstream.plan.nodes import Node, StreamNode
 from millstream.plan.windows import Window
 from millstream.records import format_duration
 
@@ -24,7 +24,27 @@ Columns = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Latest(Node):
+class TableNode(Node):
+    """The base of steps that make a table, even of a stream."""
+
+    @property
+    def is_table(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class KeptTable(TableNode):
+    """The base of steps that keep state and retract the rows that it replaces."""
+
+    keeps_state: ClassVar[bool] = True
+
+    @property
+    def is_changing(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class Latest(KeptTable):
     """A stream as a table: per key the row with the newest event time, or the last to arrive if rows have none."""
 
     keys: tuple[str, ...]
@@ -32,15 +52,6 @@ class Latest(Node):
     """Rows that satisfy it delete their key; without it, rows whose `values` are all null do."""
     values: tuple[str, ...]
     by_time: bool
-    keeps_state: ClassVar[bool] = True
-
-    @property
-    def is_changing(self) -> bool:
-        return True
-
-    @property
-    def is_table(self) -> bool:
-        return True
 
     @property
     def label(self) -> str:
@@ -49,12 +60,8 @@ class Latest(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class AllRows(Node):
+class AllRows(TableNode):
     """A stream as a table without a key: every row that was not retracted, duplicates included."""
-
-    @property
-    def is_table(self) -> bool:
-        return True
 
     @property
     def label(self) -> str:
@@ -62,22 +69,13 @@ class AllRows(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped(Node):
+class Grouped(KeptTable):
     """Aggregates per key over all rows that were not retracted; a key without rows has no result."""
 
     keys: tuple[str, ...]
     aggregates: tuple[tuple[str, Aggregate], ...]
     arguments: tuple[tuple[str, Expression], ...]
     """The arguments of the aggregates: expressions over the input rows, by name."""
-    keeps_state: ClassVar[bool] = True
-
-    @property
-    def is_changing(self) -> bool:
-        return True
-
-    @property
-    def is_table(self) -> bool:
-        return True
 
     @property
     def label(self) -> str:
@@ -86,15 +84,11 @@ class Grouped(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Changes(Node):
+class Changes(StreamNode):
     """A table as a stream: each change is a row with columns `weight` and `event_time`, and is never retracted."""
 
     @property
     def is_changing(self) -> bool:
-        return False
-
-    @property
-    def is_table(self) -> bool:
         return False
 
     @property
@@ -103,15 +97,11 @@ class Changes(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class AsOf(Node):
+class AsOf(TableNode):
     """A table as it was at a time, in whole microseconds since 1970: the changes up to then."""
 
     time: int
     said: str
-
-    @property
-    def is_table(self) -> bool:
-        return True
 
     @property
     def label(self) -> str:
@@ -162,7 +152,7 @@ class Order:
 
 
 @dataclass(frozen=True, eq=False)
-class Top(Node):
+class Top(KeptTable):
     """The first rows of each group in an order; ties are broken by all columns.
 
     With `ties`, equal rows share a rank, as SQL's RANK() does: either all of them are included or none.
@@ -174,15 +164,6 @@ class Top(Node):
     rank: str | None
     """The name of the rank column; ranks start at 1."""
     ties: bool
-    keeps_state: ClassVar[bool] = True
-
-    @property
-    def is_changing(self) -> bool:
-        return True
-
-    @property
-    def is_table(self) -> bool:
-        return True
 
     @property
     def label(self) -> str:
@@ -251,18 +232,8 @@ class WindowJoin(Join):
 
 
 @dataclass(frozen=True, eq=False)
-class TableJoin(Join):
+class TableJoin(KeptTable, Join):
     """Two tables, kept up to date."""
-
-    keeps_state: ClassVar[bool] = True
-
-    @property
-    def is_changing(self) -> bool:
-        return True
-
-    @property
-    def is_table(self) -> bool:
-        return True
 
     @property
     def label(self) -> str:

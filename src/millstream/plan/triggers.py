@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from millstream.errors import InvalidTrigger
 from millstream.records import duration, format_duration
@@ -141,27 +141,12 @@ class Repeatedly(Trigger):
 class _Composite(Trigger):
     triggers: tuple[Trigger, ...]
 
+    called: ClassVar[str]
+
     @property
     def parts(self) -> tuple[Trigger, ...]:
         return self.triggers
 
-
-@dataclass(frozen=True)
-class FirstOf(_Composite):
-    @property
-    def can_fire(self) -> bool:
-        return any(part.can_fire for part in self.triggers)
-
-    @property
-    def can_finish(self) -> bool:
-        return any(part.can_finish for part in self.triggers)
-
-    def __str__(self) -> str:
-        return f"first_of({', '.join(map(str, self.triggers))})"
-
-
-@dataclass(frozen=True)
-class AllOf(_Composite):
     @property
     def can_fire(self) -> bool:
         return all(part.can_fire for part in self.triggers)
@@ -171,21 +156,34 @@ class AllOf(_Composite):
         return all(part.can_finish for part in self.triggers)
 
     def __str__(self) -> str:
-        return f"all_of({', '.join(map(str, self.triggers))})"
+        return f"{self.called}({', '.join(map(str, self.triggers))})"
+
+
+@dataclass(frozen=True)
+class FirstOf(_Composite):
+    called: ClassVar[str] = "first_of"
+
+    @property
+    def can_fire(self) -> bool:
+        return any(part.can_fire for part in self.triggers)
+
+    @property
+    def can_finish(self) -> bool:
+        return any(part.can_finish for part in self.triggers)
+
+
+@dataclass(frozen=True)
+class AllOf(_Composite):
+    called: ClassVar[str] = "all_of"
 
 
 @dataclass(frozen=True)
 class InOrder(_Composite):
+    called: ClassVar[str] = "in_order"
+
     @property
     def can_fire(self) -> bool:
         return self.triggers[0].can_fire
-
-    @property
-    def can_finish(self) -> bool:
-        return all(part.can_finish for part in self.triggers)
-
-    def __str__(self) -> str:
-        return f"in_order({', '.join(map(str, self.triggers))})"
 
 
 @dataclass(frozen=True)

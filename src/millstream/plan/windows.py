@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import ClassVar, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from millstream.errors import InvalidWindow
@@ -32,14 +32,10 @@ def microseconds(span: timedelta) -> int:
 class Window:
     """The base of all windows."""
 
-    @property
-    def has_end(self) -> bool:
-        """Whether the watermark can reach its end: windows that are closed by rows have no end in event time."""
-        return True
-
-    @property
-    def merges(self) -> bool:
-        return False
+    has_end: ClassVar[bool] = True
+    """Whether the watermark can reach its end: windows that are closed by rows have no end in event time."""
+    merges: ClassVar[bool] = False
+    """Whether windows of a key that overlap become one."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,7 @@ class Sliding(Window):
 class Sessions(Window):
     gap: timedelta
     time: Time = "event"
-
-    @property
-    def merges(self) -> bool:
-        return True
+    merges: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"sessions({format_duration(self.gap)})" + _suffix(timedelta(0), self.time)
@@ -92,10 +85,7 @@ class Calendar(Window):
 class Rows(Window):
     count: int
     every: int
-
-    @property
-    def has_end(self) -> bool:
-        return False
+    has_end: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"rows({self.count})" if self.every == self.count else f"rows({self.count} every {self.every})"
@@ -105,10 +95,7 @@ class Rows(Window):
 class DeltaWindow(Window):
     column: str
     threshold: float
-
-    @property
-    def has_end(self) -> bool:
-        return False
+    has_end: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"delta_window({self.column}, {self.threshold})"
@@ -117,10 +104,7 @@ class DeltaWindow(Window):
 @dataclass(frozen=True)
 class ClosedBy(Window):
     predicate: str
-
-    @property
-    def has_end(self) -> bool:
-        return False
+    has_end: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"closed_by({self.predicate})"

@@ -31,7 +31,7 @@ class StreamJoinOperator(StatefulOperator):
         key: Key = frozen([row.values[pair[side]] for pair in self.node.on])
         return None if None in key else key
 
-    def meets(self, left: Row, right: Row) -> bool:
+    def joins(self, left: Row, right: Row) -> bool:
         key = self.key(left, LEFT)
         return key is not None and key == self.key(right, RIGHT)
 
@@ -97,7 +97,7 @@ class IntervalJoinOperator(StreamJoinOperator):
         if self.node.how not in ("semi", "anti"):
             for one in left:
                 for other in right:
-                    if self.meets(one, other):
+                    if self.joins(one, other):
                         yield Row(self.pair(one, other), max(_time(one), _time(other)), one.weight * other.weight)
         if self.node.how == "semi":
             yield from (Row(self.half(row), row.time, row.weight) for row in left if self._matches(row, LEFT) > 0)
@@ -106,14 +106,14 @@ class IntervalJoinOperator(StreamJoinOperator):
                 if self.is_kept_alone(side) and self._is_over(row, side) and self._matches(row, side) <= 0:
                     yield Row(self.given(row, side), row.time, row.weight)
 
-    def meets(self, left: Row, right: Row) -> bool:
+    def joins(self, left: Row, right: Row) -> bool:
         low, high = microseconds(self.node.low), microseconds(self.node.high)
-        return super().meets(left, right) and low <= _time(left) - _time(right) <= high
+        return super().joins(left, right) and low <= _time(left) - _time(right) <= high
 
     def _matches(self, row: Row, side: int) -> int:
         if side == LEFT:
-            return sum(other.weight for other in self.rows[RIGHT] if self.meets(row, other))
-        return sum(other.weight for other in self.rows[LEFT] if self.meets(other, row))
+            return sum(other.weight for other in self.rows[RIGHT] if self.joins(row, other))
+        return sum(other.weight for other in self.rows[LEFT] if self.joins(other, row))
 
     def _is_over(self, row: Row, side: int) -> bool:
         """Whether no row that is still in time can match or retract it."""
@@ -190,13 +190,13 @@ class WindowJoinOperator(StreamJoinOperator):
         left, right = ([row for row in singly(net(each)) if row.weight > 0] for each in rows)
         made: list[Values] = []
         if self.node.how not in ("semi", "anti"):
-            made += [self.pair(one, other) for one in left for other in right if self.meets(one, other)]
+            made += [self.pair(one, other) for one in left for other in right if self.joins(one, other)]
         if self.node.how == "semi":
-            made += [self.half(row) for row in left if any(self.meets(row, other) for other in right)]
+            made += [self.half(row) for row in left if any(self.joins(row, other) for other in right)]
         if self.is_kept_alone(LEFT):
-            made += [self.given(row, LEFT) for row in left if not any(self.meets(row, other) for other in right)]
+            made += [self.given(row, LEFT) for row in left if not any(self.joins(row, other) for other in right)]
         if self.is_kept_alone(RIGHT):
-            made += [self.given(row, RIGHT) for row in right if not any(self.meets(other, row) for other in left)]
+            made += [self.given(row, RIGHT) for row in right if not any(self.joins(other, row) for other in left)]
         _, start, end = place
         return [Row({**values, "window": span_values((start, end))}, end - 1) for values in made]
 

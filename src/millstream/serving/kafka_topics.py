@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from millstream.connectors.catalog import Remembered
 from millstream.connectors.lookups import PlainRow, Row, TableUnavailable, TypedRow
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log import TopicPartition
@@ -24,7 +23,7 @@ from millstream.log.kafka.messages import nearest_us, times_ms
 from millstream.log.kafka.topics import KafkaTopic, as_kafka, described, offsets
 from millstream.log.layout import TIMESTAMP
 from millstream.records import codec
-from millstream.serving.newest import Found, Index, KeyedTopic, News, always, home_of, newer
+from millstream.serving.newest import Found, Index, KeyedTopic, News, home_of, newer
 
 READ_AT_ONCE = 10_000
 READ_SECONDS = 0.1
@@ -34,20 +33,8 @@ LOOK_SECONDS = 2.0  # changes of topics may go unnoticed for this long
 Messages: TypeAlias = Sequence[Any]
 
 
-class KafkaTopicTable(KeyedTopic[KafkaTopic]):
+class KafkaTopicTable(KeyedTopic[KafkaLog, KafkaTopic]):
     """A Kafka topic."""
-
-    def __init__(
-        self,
-        log: KafkaLog,
-        table: Remembered,
-        *,
-        follows: bool,
-        clock: Callable[[], float] = time.time,
-        room: Callable[[], bool] = always,
-    ) -> None:
-        super().__init__(table, follows=follows, clock=clock, room=room)
-        self._log = log
 
     def _topic(self) -> KafkaTopic:
         """Checks that it is still the same topic: the log's metadata may be some seconds old."""

@@ -24,6 +24,7 @@ from millstream.connectors.catalog import Remembered
 from millstream.connectors.lookups import Key, Row
 from millstream.connectors.topic.records import NULL_KEY, record_keys
 from millstream.errors import OffsetLost, UnknownTopic
+from millstream.log import Broker
 from millstream.log.partitioners import KeyHash
 from millstream.log.ports import BrokerTopic
 from millstream.records import Schema
@@ -34,6 +35,7 @@ NO_TIME = -1
 ENTRY_BYTES = 200  # of a key in a dict: its slot, the header of its bytes, and its position
 logger = terminal.logger(__name__)
 
+AnyLog = TypeVar("AnyLog", bound=Broker)
 AnyTopic = TypeVar("AnyTopic", bound=BrokerTopic)
 Found: TypeAlias = "tuple[int, pa.Scalar]"
 """The timestamp of a record in microseconds, and its value, which is null in a tombstone."""
@@ -49,12 +51,13 @@ def always() -> bool:
     return True
 
 
-class KeyedTopic(ABC, Generic[AnyTopic]):
+class KeyedTopic(ABC, Generic[AnyLog, AnyTopic]):
     """A topic, looked up by record key. `follows` keeps an index of all keys in memory while there is `room`; without
     it each lookup reads the keys of the topic."""
 
     def __init__(
         self,
+        log: AnyLog,
         table: Remembered,
         *,
         follows: bool,
@@ -66,6 +69,7 @@ class KeyedTopic(ABC, Generic[AnyTopic]):
         columns = pa.schema([(table.key[0], pa.string())]) if table.schema is None else _columns(table)
         self._key = Key(table.name, columns)
         self.key = self._key.names
+        self._log = log
         self._follows = follows
         self._clock = clock
         self._room = room

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +16,7 @@ from millstream.log.kafka.address import SCHEME
 from millstream.log.partition import Partition
 from millstream.log.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import align
-from millstream.serving.newest import NO_TIME, Found, Index, KeyedTopic, News, always, home_of, newer
+from millstream.serving.newest import NO_TIME, Found, Index, KeyedTopic, News, home_of, newer
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
@@ -29,20 +28,8 @@ def text_table(topic: str, log: Broker) -> Remembered:
     return Remembered(topic, "topic", where, KEY_TEXT, None)
 
 
-class TopicTable(KeyedTopic[Topic]):
+class TopicTable(KeyedTopic[EmbeddedLog, Topic]):
     """A topic of the embedded log."""
-
-    def __init__(
-        self,
-        log: EmbeddedLog,
-        table: Remembered,
-        *,
-        follows: bool,
-        clock: Callable[[], float] = time.time,
-        room: Callable[[], bool] = always,
-    ) -> None:
-        super().__init__(table, follows=follows, clock=clock, room=room)
-        self._log = log
 
     def _topic(self) -> Topic:
         return self._log.topic(self._log.resolve(self.name))

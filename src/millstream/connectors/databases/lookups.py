@@ -179,12 +179,12 @@ class PostgresTable(DatabaseTable):
                 with suppress(self._psycopg.OperationalError, self._psycopg.InterfaceError):
                     return self._asked(self._db, statement, values)
             self._close()
-            with self._told():
+            with self._translated_errors():
                 self._db = self._connected()
                 return self._asked(self._db, statement, values)
 
     def _asked(self, db: psycopg.Connection[Any], statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._told(passing=False):
+        with self._translated_errors(passing=False):
             return db.execute(statement.encode(), values).fetchall()
 
     def _connected(self) -> psycopg.Connection[Any]:
@@ -197,7 +197,7 @@ class PostgresTable(DatabaseTable):
         return connection
 
     @contextmanager
-    def _told(self, *, passing: bool = True) -> Iterator[None]:
+    def _translated_errors(self, *, passing: bool = True) -> Iterator[None]:
         """Translates driver errors; without `passing`, the caller reopens a lost connection."""
         try:
             yield

@@ -124,10 +124,10 @@ class Marker:
 
     def _held_back(self, refusal: Any) -> KafkaUnavailable:
         if refusal is not None:
-            told = translated(refusal, self._where)
-            if isinstance(told, KafkaUnavailable):
-                return told
-            raise told
+            failure = translated(refusal, self._where)
+            if isinstance(failure, KafkaUnavailable):
+                return failure
+            raise failure
         return KafkaUnavailable(
             "the transaction of another job that was killed in the middle of a batch is still open",
             where=self._where,

@@ -241,7 +241,7 @@ class KafkaSink(RecordsSink):
             if not isinstance(known, client_module().KafkaException):
                 raise
             error = known.args[0]
-            raise self._told(self._why(error) if in_transaction else error) from known
+            raise self._failure(self._why(error) if in_transaction else error) from known
 
     def _why(self, error: Any) -> Any:
         """Records after a failed one only report that something failed; the doomed commit reports the cause."""
@@ -254,9 +254,9 @@ class KafkaSink(RecordsSink):
                 return error
         return error
 
-    def _told(self, error: Any) -> MillstreamError:
-        told = translated(error, self._where)
-        if isinstance(told, ProducerFenced):
+    def _failure(self, error: Any) -> MillstreamError:
+        failure = translated(error, self._where)
+        if isinstance(failure, ProducerFenced):
             lasted_s = time.time() - self._begun_at
             if lasted_s >= self._timeout_ms / 1000:
                 return KafkaUnavailable(f"Kafka aborted a batch that took {lasted_s:.0f} s", where=self._where)
@@ -268,7 +268,7 @@ class KafkaSink(RecordsSink):
         self._is_too_large = self._is_too_large or error.name() in (TOO_LARGE, "RECORD_LIST_TOO_LARGE")
         if error.name() in LASTING_CODES:
             return SinkFailed(f"Kafka rejects the rows of step '{self._step}': {error.str()}", where=self._where)
-        return told
+        return failure
 
 
 def _size_bytes(value: bytes | None, key: bytes | None) -> int:

@@ -105,7 +105,7 @@ class EmbeddedLog(Switching):
         self._topics: dict[str, tuple[tuple[int, ...], Topic]] = {}
         self._parts = Parts()
         self._topics_lock = threading.Lock()
-        self._participants = self.path / "people"
+        self._participants = self.path / "participants"
         self.switches = SwitchFile(self.path / SWITCHES)
         self._check_coordinator()
         self.coordinator = Coordinator(self.path / COORDINATOR)

@@ -75,9 +75,9 @@ class Transactions:
             self._unanswered = None
         except KafkaUnavailable as error:
             cause = error.__cause__
-            goes_on = isinstance(cause, client_module().KafkaException) and cause.args[0].retriable()
-            self._unanswered = call if goes_on else None
-            if call == ABORT or not goes_on:
+            can_retry = isinstance(cause, client_module().KafkaException) and cause.args[0].retriable()
+            self._unanswered = call if can_retry else None
+            if call == ABORT or not can_retry:
                 raise
             raise KafkaUnavailable(
                 f"Kafka did not confirm that the transaction is stored: {error.what}",

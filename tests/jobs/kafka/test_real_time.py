@@ -1,0 +1,452 @@
+"""Real-time mode: what it refuses, without Spark; and a job from Kafka to Kafka by Spark's own connector.
+
+Spark's jars are chosen when a JVM starts, so the jobs run in one process of their own, which reports in JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kafka_jars
+import millstream as ms
+from brokers import USERS
+from kafka_cluster import KafkaCluster
+from millstream.errors import InvalidInput, InvalidSetting, JobChanged, RecordFailed, SparkFailed
+from millstream.jobs import real_time
+from millstream.jobs import starting_spark as workers
+from millstream.jobs.display import Display
+from millstream.jobs.job_folder import JobFolder
+from millstream.jobs.modes import refuse_after_real_time
+from millstream.jobs.real_time import CHECKPOINT, _translated
+from millstream.jobs.real_time_plan import real_time_plan
+from millstream.jobs.stop_request import StopRequest
+from millstream.log.kafka.address import KafkaAddress
+from millstream.plan.run_settings import Settings
+from millstream.records import Schema, codec
+from millstream.spark.real_time.java_client import java_settings
+from millstream.spark.real_time.record_compiler import MARK
+
+ROOT = Path(__file__).parents[3]
+SCHEMA = "user string, score int, at timestamp"
+
+
+def flow_of(build: Callable[[Any], Any], source: Any = None, sink: Any = None) -> ms.Flow:
+    flow = ms.Flow("quick")
+    rows = flow.read(source or ms.kafka("host:9092", topic="scores"), SCHEMA, event_time="at")
+    build(rows).write(sink or ms.kafka("host:9092", topic="good"))
+    return flow
+
+
+def unchanged(rows: Any) -> Any:
+    return rows
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("build", "step", "why"),
+    [
+        (lambda rows: rows.key_by("user").window(ms.fixed("1 m")).agg(n=ms.count()), r".*\.agg-", "keeps state"),
+        (lambda rows: rows.distinct("user", name="once"), "once", "keeps state"),
+        (lambda rows: rows.map(lambda row: row, name="mine"), "mine", "a Python function"),
+    ],
+)
+def test_a_step_that_cannot_run_so_is_named(build: Callable[[Any], Any], step: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=f"the step '{step}.*cannot run with mode='real time'.*{why}") as refused:
+        real_time_plan(flow_of(build), Settings(mode="real time"))
+    assert str(refused.value.where).startswith(__file__)
+    assert refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "why"),
+    [
+        (ms.rate(5), None, "is not a Kafka topic"),
+        (None, ms.memory("x"), "is not a Kafka topic"),
+        ("scores", None, "scores is on a broker that is not Kafka"),
+        (ms.kafka("host", topic="scores", format="avro"), None, "not plain JSON"),
+        (ms.kafka("host", topic="scores", on_lost="latest"), None, "on_lost='latest'"),
+    ],
+)
+def test_a_place_that_is_no_kafka_is_named(source: Any, sink: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLSTREAM_BROKER", raising=False)
+    with pytest.raises(InvalidInput, match=why):
+        real_time_plan(flow_of(unchanged, source, sink), Settings(mode="real time"))
+
+
+@pytest.mark.parametrize("said", [{"until": "caught up"}, {"batch": True}, {"on_batch": print}])
+def test_settings_of_micro_batches_are_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"{next(iter(said))} cannot be combined with mode='real time'"):
+        real_time_plan(flow_of(unchanged), Settings(mode="real time", **said))
+    with pytest.raises(InvalidInput, match="mode='fast' is unknown"):
+        Settings(mode="fast").checked()
+
+
+def test_all_outputs_go_to_one_kafka() -> None:
+    flow = flow_of(unchanged)
+    flow.read(ms.kafka("host", topic="more"), "n int").write(ms.kafka("other", topic="elsewhere"))
+    with pytest.raises(InvalidInput, match=r"it writes to another Kafka cluster than kafka\(host:9092, good\)"):
+        real_time_plan(flow, Settings(mode="real time"))
+
+
+def test_topics_of_a_broker_that_is_a_kafka_are_its_topics() -> None:
+    work = real_time_plan(
+        flow_of(unchanged, "scores", "good"), Settings(mode="real time", broker="kafka://one,two:9093")
+    )
+    assert [str(topic) for topic in work.sources.values()] == ["kafka(one:9092,two:9093, scores)"]
+    assert "each record at least once" in work.explain()
+
+
+def test_a_job_that_ran_in_real_time_does_not_go_on_in_micro_batches(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "quick")
+    refuse_after_real_time(folder)
+    (tmp_path / CHECKPOINT / "offsets").mkdir(parents=True)
+    (tmp_path / CHECKPOINT / "offsets" / "0").touch()
+    with pytest.raises(JobChanged, match="has run in real time"):
+        refuse_after_real_time(folder)
+
+
+def test_topics_are_prepared_and_sources_checked_before_spark_starts(
+    kafka: KafkaCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class UpToSpark(Display):
+        def phase(self, text: str) -> None:
+            if text == "starting Spark":
+                raise KeyboardInterrupt
+
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with ms.connect(f"kafka://{kafka.bootstrap}") as log:
+        for topic, partitions in (("scores", 3), ("more", 2)):
+            log.create_topic(f"{name}.{topic}", partitions=partitions)
+        log.create_topic(f"{name}.there")
+        flow = ms.Flow(name)
+        rows = flow.read(f"{name}.scores", SCHEMA, name="scores")
+        more = flow.read(f"{name}.more", SCHEMA, name="more")
+        rows.union(more).write(f"{name}.both")
+        more.write(f"{name}.chosen", partitions=5)
+        more.dead.write(f"{name}.more.dead")
+        rows.write(f"{name}.there")
+        settings = Settings(mode="real time", broker=f"kafka://{kafka.bootstrap}", folder=tmp_path / "job")
+        with caplog.at_level("WARNING", "millstream.job"), pytest.raises(KeyboardInterrupt):
+            real_time.start(flow, settings, UpToSpark(), StopRequest(handles_signals=False))
+        made = ("both", "chosen", "more.dead", "there")
+        assert [len(log.describe_topic(f"{name}.{topic}").partitions) for topic in made] == [3, 5, 2, 1]
+    (message,) = caplog.messages
+    assert "the first record of 'scores'" in message
+    assert f'stream.dead.write("{name}.scores.dead")' in message
+
+
+def test_settings_get_the_names_of_the_java_client(tmp_path: Path) -> None:
+    certificate = tmp_path / "ca.pem"
+    certificate.write_text("a certificate")
+    said = {"sasl.mechanisms": "PLAIN", "sasl.username": "ann", "sasl.password": 'a"b\\c', "log_level": "0"}
+    found = java_settings(KafkaAddress("h:9092", {**said, "ssl.ca.location": str(certificate)}))
+    assert found == {
+        "bootstrap.servers": "h:9092",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        'username="ann" password="a\\"b\\\\c";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": "a certificate",
+    }
+    with pytest.raises(InvalidSetting, match=r"'enable\.ssl\.certificate\.verification' has no equivalent"):
+        java_settings(KafkaAddress("h:9092", {"enable.ssl.certificate.verification": "false"}))
+
+
+@pytest.mark.parametrize("said", ["{}", "{} and again {}", "MILLSTREAM-RECORD:cut off {}", "before\n{}\nafter {"])
+def test_a_record_is_named_however_often_spark_repeats_it(said: str, tmp_path: Path) -> None:
+    letter = {"step": "read", "topic": "scores", "partition": 0, "offset": 7, "reason": "it is no JSON: {"}
+    error = _translated(RuntimeError(said.replace("{}", f"{MARK}{json.dumps(letter)}{MARK}")), tmp_path)
+    assert isinstance(error, RecordFailed)
+    assert (error.what, error.where) == (
+        "the step 'read' cannot handle a record: it is no JSON: {",
+        "topic scores, partition 0, offset 7",
+    )
+
+
+def test_a_record_of_which_too_little_is_left_is_no_crash(tmp_path: Path) -> None:
+    error = RuntimeError(f'{MARK}{{"step": "re{MARK} {MARK}{{"step": "x"}}{MARK}')
+    assert isinstance(_translated(error, tmp_path), SparkFailed)
+
+
+def test_a_cluster_is_given_its_archive_and_waited_for(
+    kafka: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many cores there are is asked when the workers have come."""
+    happened: list[Any] = []
+
+    class Cluster:
+        master = "spark://host:7077"
+        sparkContext = property(lambda self: self)  # noqa: N815 - Spark's name
+
+    def session(**said: Any) -> Cluster:
+        happened.append(said)
+        return Cluster()
+
+    def check(*_: Any) -> None:
+        happened.append("looked at cores")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "session", session)
+    monkeypatch.setattr(workers, "activate", lambda _: None)
+    monkeypatch.setattr(workers, "wait_for_workers", lambda _: happened.append("waited"))
+    monkeypatch.setattr(real_time, "_check_spark", check)
+    with ms.connect(f"kafka://{kafka.bootstrap}") as broker:
+        broker.create_topic("of-a-cluster")
+    flow = flow_of(unchanged, ms.kafka(kafka.bootstrap, topic="of-a-cluster"), ms.kafka(kafka.bootstrap, topic="out"))
+    asked = {"master": Cluster.master, "conf": {"spark.cores.max": "4"}, "archive": "env.tar.gz"}
+    with pytest.raises(KeyboardInterrupt):
+        flow.start(mode="real time", broker=tmp_path / "log", folder=tmp_path / "job", **asked)
+    [said, *rest] = happened
+    assert (said["master"], said["settings"], said["environment"]) == tuple(asked.values())
+    assert rest == ["waited", "looked at cores"]
+
+
+# ---------------------------------------------------------------- what runs
+
+PROGRAM = """
+    import json, sys, time
+    from millstream.errors import MillstreamError
+    import millstream as ms
+    from millstream.spark.session.start import log_file
+
+    told = json.loads(sys.argv[1])
+    servers, secure, topic = told["servers"], told["secure"], told["topic"]
+    settings = {"mode": "real time", "master": "local[3]", "conf": {"spark.jars": told["jars"]}}
+    report = {}
+
+    def failing(act):
+        try:
+            act()
+        except MillstreamError as error:
+            return f"{type(error).__name__}: {error}"
+
+    def quick():
+        flow = ms.Flow("quick")
+        place = ms.kafka(secure, topic=topic, settings=told["login"])
+        rows = flow.read(place, told["schema"] + ", key string, offset long")
+        parts = rows.where("i is null or i > 0").split({"one": "i = 1"}, rest="others")
+        one = parts["one"].with_column("half", "i / 2").write(ms.kafka(servers, topic="one"))
+        one.dead.write(ms.kafka(servers, topic="refused"))
+        parts["others"].union(parts["one"]).write(ms.kafka(servers, topic="all"))
+        rows.dead.write(ms.kafka(servers, topic="dead"))
+        return flow
+
+    def until_written(topic, count):
+        from confluent_kafka import Consumer, TopicPartition
+        consumer = Consumer({"bootstrap.servers": servers, "group.id": "looks", "log_level": 0})
+        deadline = time.monotonic() + 120
+        while consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1] < count:
+            assert time.monotonic() < deadline, topic
+            time.sleep(0.1)
+        consumer.close()
+
+    job = quick().start(**settings)
+    report["explain"] = job.explain()
+    for name, count in told["counts"].items():
+        until_written(name, count)
+    from pyspark.sql import SparkSession
+    spark = SparkSession.getActiveSession()
+    report["plan"] = spark.streams.active[0]._jsq.explainInternal(True)
+    deadline = time.monotonic() + 60
+    while job.lag() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    job.stop()
+    report["rows"], report["lag"] = job.progress.rows_read, job.lag()
+    report["log"] = log_file().read_text()
+
+    report["other mode"] = failing(lambda: quick().start())
+    report["elsewhere"] = failing(lambda: quick().start(**settings, folder="elsewhere"))
+    checkpoint = job.folder.path / "checkpoint-real-time"
+    checkpoint.rename(job.folder.path / "aside")
+    report["no checkpoint"] = failing(lambda: quick().start(**settings))
+    report["folder"] = str(job.folder.path)
+
+    def stopping():
+        flow = ms.Flow("stopping")
+        flow.read(ms.kafka(servers, topic=topic), told["schema"]).write(ms.kafka(servers, topic="unreached"))
+        flow.start(**settings).wait(60)
+
+    report["bad record"] = failing(stopping)
+
+    def too_large():
+        flow = ms.Flow("too_large")
+        flow.read(ms.kafka(servers, topic="large"), "s string").write(ms.kafka(servers, topic="one"))
+        flow.start(**settings).wait(60)
+
+    report["too large"] = failing(too_large)
+
+    def wide():
+        flow = ms.Flow("wide")
+        flow.read(ms.kafka(servers, topic="wide"), "n int").write(ms.kafka(servers, topic="narrow"))
+        flow.start(**settings)
+
+    report["cores"] = failing(wide)
+    print(json.dumps(report))
+"""
+COLUMNS = "i int, s string, t timestamp, d date, x double, b binary, l array<string>, m struct<a: string, n: bigint>"
+GOOD = [
+    b'{"i": 1, "s": "\xc3\xa9\\n\\"/", "t": "2026-01-01T00:00:00.5+01:00", "x": 1}',
+    b'{"i": 2, "d": "2026-02-28", "x": "NaN", "b": "aGk=", "l": ["x", null], "m": {"a": "q"}}',
+    b'{"s": null, "unknown": [1], "x": 0.1, "m": null, "l": []}',
+    b'{"i": 1, "s": "' + b"x" * 5000 + b'"}',
+]
+BAD = [b"no JSON", b'{"s": 5}', b'{"i": "1"}', b'{"i": 1} {"i": 2}', b'{"t": "2026"}', b'{"s": "\xff"}', b"", b"[]"]
+
+
+def values(kafka: KafkaCluster, topic: str, count: int) -> list[bytes]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": f"g-{topic}", "log_level": 0})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < deadline:
+        found += [message.value() or b"" for message in consumer.consume(count, 1) if not message.error()]
+    consumer.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    topic, folder = "real-time", tmp_path_factory.mktemp("real-time")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    small = NewTopic("one", 1, config={"max.message.bytes": "2000"})
+    for made in admin.create_topics([NewTopic(topic, 1), NewTopic("wide", 4), NewTopic("large", 1), small]).values():
+        made.result(60)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    for value in [*GOOD, *BAD, b'{"i": -1}']:
+        producer.produce(topic, value, b"k")
+    producer.produce("large", GOOD[0])
+    producer.produce("large", GOOD[-1])
+    assert producer.flush(60) == 0
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "ssl.ca.location": str(kafka.certificate)}
+    told = {
+        "servers": kafka.bootstrap,
+        "secure": kafka.secure_bootstrap,
+        "topic": topic,
+        "login": login | {"sasl.username": "ann", "sasl.password": USERS["ann"]},
+        "schema": COLUMNS,
+        "jars": ",".join(map(str, kafka_jars.assemble(kafka_jars.CONNECTOR).glob("*.jar"))),
+        "counts": {"one": 1, "all": len(GOOD), "dead": len(BAD), "refused": 1},
+    }
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment.pop("MILLSTREAM_BROKER", None)
+    done = subprocess.run(
+        [sys.executable, str(program), json.dumps(told)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    stored = [path for path in folder.rglob("*") if path.is_file() and USERS["ann"].encode() in path.read_bytes()]
+    found["stored"] = [str(path) for path in stored]
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("report")
+def test_values_are_those_of_the_codec(kafka: KafkaCluster) -> None:
+    schema = Schema.of(f"{COLUMNS}, key string, offset long")
+    decoded = codec("json", schema).decode(pa.array(GOOD, pa.binary())).rows
+    rows = [row | {"key": "k", "offset": place} for place, row in enumerate(decoded.to_pylist())]
+    batch = pa.RecordBatch.from_pylist(rows, schema.arrow)
+    assert values(kafka, "all", len(GOOD)) == codec("json", schema).encode(batch).to_pylist()
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("report")
+def test_a_row_goes_to_every_output_it_is_for(kafka: KafkaCluster) -> None:
+    [one] = values(kafka, "one", 1)
+    assert json.loads(one)["half"] == 0.5
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("report")
+def test_a_record_that_cannot_be_read_is_a_dead_letter(kafka: KafkaCluster) -> None:
+    letters = [json.loads(value) for value in values(kafka, "dead", len(BAD))]
+    assert [letter["offset"] for letter in letters] == list(range(len(GOOD), len(GOOD) + len(BAD)))
+    reads = codec("json", Schema.of("value binary")).decode(
+        pa.array([json.dumps({"value": letter["value"]}).encode() for letter in letters], pa.binary())
+    )
+    assert reads.rows.column("value").to_pylist() == BAD
+    assert all(letter["reason"] for letter in letters)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("report")
+def test_a_record_that_is_too_large_is_a_dead_letter_of_its_output(kafka: KafkaCluster) -> None:
+    """Written to a topic that takes 2,000 bytes a record; the rest of the job goes on."""
+    [letter] = [json.loads(value) for value in values(kafka, "refused", 1)]
+    assert (letter["topic"], letter["partition"], letter["offset"]) == ("real-time", 0, len(GOOD) - 1)
+    assert "and the limit of topic one is 2000" in letter["reason"]
+    assert json.loads(base64.b64decode(letter["value"]))["s"] == "x" * 5000
+
+
+@pytest.mark.soak
+def test_a_record_that_is_too_large_and_nobody_takes_is_named(report: dict[str, Any]) -> None:
+    assert report["too large"].startswith(
+        "RecordFailed: the step 'write_kafka_one' cannot handle a record: as a record of Kafka"
+    )
+    assert "topic large, partition 0, offset 1" in report["too large"]
+
+
+@pytest.mark.soak
+def test_it_is_told_how_far_a_job_has_come_and_what_it_promises(report: dict[str, Any]) -> None:
+    assert (report["rows"], report["lag"]) == (len(GOOD) + len(BAD) + 1, 0)
+    assert "each record at least once" in report["explain"]
+
+
+@pytest.mark.soak
+def test_a_password_is_neither_shown_nor_stored(report: dict[str, Any]) -> None:
+    assert USERS["ann"] not in report["plan"]
+    assert USERS["ann"] not in report["log"]
+    assert report["stored"] == []
+
+
+@pytest.mark.soak
+def test_a_record_that_nobody_takes_stops_the_job_and_is_named(report: dict[str, Any]) -> None:
+    assert report["bad record"].startswith("RecordFailed: the step 'read_kafka_real-time' cannot handle a record")
+    assert f"topic real-time, partition 0, offset {len(GOOD)}" in report["bad record"]
+
+
+@pytest.mark.soak
+def test_more_partitions_than_cores_are_refused(report: dict[str, Any]) -> None:
+    assert "there are 4 partitions, and Spark has 3 cores" in report["cores"]
+    assert "local[4]" in report["cores"]
+
+
+@pytest.mark.soak
+def test_the_other_mode_is_refused_for_a_job_that_has_begun(report: dict[str, Any]) -> None:
+    assert report["other mode"].startswith("JobChanged: the job 'quick' has run in real time")
+
+
+@pytest.mark.soak
+def test_a_job_that_runs_elsewhere_or_has_lost_its_checkpoint_is_refused(report: dict[str, Any]) -> None:
+    for refused in ("elsewhere", "no checkpoint"):
+        assert report[refused].startswith("OutputMismatch: ")
+        assert "--start-over" in report[refused]
+    assert f"--folder {report['folder']}" in report["elsewhere"]

@@ -6,6 +6,7 @@ row: so the state is at hand when one becomes ready.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 import numpy as np
@@ -23,6 +24,7 @@ from millstream.state.tables import NEVER, Marks
 
 NEXT_ROW = "next_row"
 """The event time of the first row of a key that waits."""
+NOT_SCHEDULED = END + 1
 
 
 def process_step(node: nodes.Process) -> Stateful:
@@ -70,8 +72,9 @@ class OrderedBundle(ProcessBundle):
         self._ranks = self._ranks_of_keys()
         for number, key in self.keys.items():
             self._schedule(number, key)
-        self._call_each(self._before_row)
-        self._after_row()
+        self._call_each(self._before_row())
+        if self._last is not None:
+            self._schedule(self._last, self.keys[self._last])
         self.place = len(self.rows)
         self._fire_until(self.clock.watermark)
 
@@ -83,25 +86,33 @@ class OrderedBundle(ProcessBundle):
         found: list[int] = ranks.tolist()
         return found
 
-    def _before_row(self, time: int, place: int, number: int) -> None:
-        self._after_row()
-        if self._due and self._due[0][0] <= time:
-            self.place = place
-            self._fire_until(time)
-        self._last = number
-        self._reached = self.around.watermark = max(self._reached, time)
-        if self._ends:
-            self._left[number] -= 1
+    def _before_row(self) -> Callable[[int, int, int], None]:
+        """What is done before each row: it fires the timers up to its time. A closure, since it is called so often."""
+        keys, around, due, scheduled = self.keys, self.around, self._due, self._scheduled
+        left, last, last_number = self._left, None, -1
 
-    def _after_row(self) -> None:
-        if self._last is not None and EVENT in (key := self.keys[self._last])._before:
-            self._schedule(self._last, key)
+        def before_row(time: int, place: int, number: int) -> None:
+            nonlocal last, last_number
+            if last is not None and EVENT in last._before and (timers := last._timers[EVENT]):
+                first = min(timers.values())
+                if first < scheduled.get(last_number, NOT_SCHEDULED):
+                    self._schedule(last_number, last)
+            if due and due[0][0] <= time:
+                self.place = place
+                self._fire_until(time)
+            last, last_number = keys[number], number
+            self._last = number
+            self._reached = around.watermark = time
+            if left:
+                left[number] -= 1
+
+        return before_row
 
     def _schedule(self, number: int, key: Key) -> None:
         """Puts the first timer of a key into the heap, unless one as early is there: a later one is found from it."""
         if timers := key._timers[EVENT]:
             first = min(timers.values())
-            if first < self._scheduled.get(number, END + 1):
+            if first < self._scheduled.get(number, NOT_SCHEDULED):
                 self._scheduled[number] = first
                 heappush(self._due, (first, self._ranks[number], number))
 

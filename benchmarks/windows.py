@@ -124,7 +124,9 @@ def over(tag: str, time_: Any, key: Any) -> Any:
 
 
 def processed(flow: ms.Flow, events: Any) -> None:
-    made = events.key_by("key").process(counting, schema="start long, total long, n long", on_timer=over)
+    made = events.key_by("key").process(
+        counting, schema="start long, total long, n long", on_timer=over, order="arrival"
+    )
     made.write(ms.foreach_batch(nothing))
 
 

@@ -1,4 +1,4 @@
-"""The rules of `process` as small transcripts, each played on every runner."""
+"""The rules of `process` in order of arrival as small transcripts, each played on every runner."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def span(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def processed(function: Callable[..., Any], on_timer: Any = None, schema: str = "said string", **options: Any) -> Any:
+    options.setdefault("order", "arrival")
+
     def build(rows: Any) -> Any:
         made = rows.key_by("key").process(function, schema, on_timer=on_timer, name="step", **options)
         return {"sent": made, "dead": made.dead}
@@ -196,7 +198,9 @@ def test_rows_without_event_time_are_given_too() -> None:
 
 def windowed_behind(function: Callable[..., Any], on_timer: Any = None, **options: Any) -> Callable[[Any], Any]:
     def build(rows: Any) -> Any:
-        made = rows.key_by("key").process(function, "n int, seen timestamp", on_timer=on_timer, **options)
+        made = rows.key_by("key").process(
+            function, "n int, seen timestamp", on_timer=on_timer, order="arrival", **options
+        )
         return made.window(ms.fixed("10 seconds")).agg(ns=ms.collect("n"))
 
     return build

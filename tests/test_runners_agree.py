@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -375,7 +376,9 @@ programs = st.lists(
 )
 
 
-def done(action: tuple[Any, ...], key: Any, value: Any, time: datetime | None) -> list[dict[str, Any]]:
+def done(
+    action: tuple[Any, ...], key: Any, value: Any, time: datetime | None, *, shows_time: bool = True
+) -> list[dict[str, Any]]:
     """Does one thing that a user's function may do."""
     kind, *rest = action
     if kind == "value":
@@ -400,19 +403,21 @@ def done(action: tuple[Any, ...], key: Any, value: Any, time: datetime | None) -
     elif kind == "fail":
         raise ValueError(f"{value} is not welcome")
     else:
-        held = f"{key} {value} {key.state} {key.list('x')} {key.map('x')} {key.watermark} {key.now} {key.is_late}"
+        times = f"{key.watermark} {key.now} {key.is_late}" if shows_time else f"{key.event_time} {key.is_late}"
+        held = f"{key} {value} {key.state} {key.list('x')} {key.map('x')} {times}"
         return [{"held": held if kind == "give" else 5, "values": key.list("y"), "seen": key.event_time}]
     return []
 
 
-@FEWER
-@given(programs, programs, st.booleans(), st.sampled_from(sorted(KEYS)), scripts())
-def test_a_function_of_rows_and_keys(
-    on_rows: list[Any], on_timers: list[Any], named_time: bool, key_type: str, steps: list[Any]
-) -> None:
+MADE = "held string, values array<long>, seen timestamp"
+
+
+def functions(on_rows: list[Any], on_timers: list[Any], *, shows_time: bool = True) -> tuple[Any, Any]:
+    """A function of rows and one of timers that do what the programs say."""
+
     def function(row: dict[str, Any], key: Any) -> Any:
         for action in on_rows[(row["v"] or 0) % len(on_rows)]:
-            yield from done(action, key, row["v"], row["at"])
+            yield from done(action, key, row["v"], row["at"], shows_time=shows_time)
 
     def on_timer(tag: str, time: datetime, key: Any) -> Any:
         for action in on_timers[len(tag) % len(on_timers)]:
@@ -420,13 +425,76 @@ def test_a_function_of_rows_and_keys(
                 if len(tag) < 4:  # or it might never end
                     yield from done((action[0], f"{tag}{action[1]}", action[2]), key, tag, time)
             else:
-                yield from done(action, key, tag, time)
+                yield from done(action, key, tag, time, shows_time=shows_time)
 
+    return function, on_timer
+
+
+@FEWER
+@given(programs, programs, st.booleans(), st.booleans(), st.sampled_from(sorted(KEYS)), scripts())
+def test_a_function_of_rows_and_keys(
+    on_rows: list[Any], on_timers: list[Any], in_order: bool, named_time: bool, key_type: str, steps: list[Any]
+) -> None:
     def build(stream: Any) -> Any:
-        schema = "held string, values array<long>, seen timestamp"
         timed = {"event_time": "seen"} if named_time else {}
-        made = stream.key_by("k").process(function, schema, on_timer=on_timer, **timed)
+        function, on_timer = functions(on_rows, on_timers)
+        order: Any = "event_time" if in_order else "arrival"
+        made = stream.key_by("k").process(function, MADE, on_timer=on_timer, order=order, **timed)
         panes = made.window(ms.fixed("10 seconds")).agg(n=ms.count())
-        return {"made": made, "dead": made.dead, "panes": panes, "late": panes.late}
+        late = {"too_late": made.late} if in_order else {}
+        return {"made": made, "dead": made.dead, "panes": panes, "late": panes.late, **late}
 
     check(build, steps, (key_type, "long"))
+
+
+without_clock = programs.map(lambda made: [[action for action in program if action[0] != "clock"] for program in made])
+
+
+@FEWER
+@given(
+    without_clock,
+    without_clock,
+    st.lists(st.tuples(rows, st.integers(0, 6), st.integers(0, 10)), max_size=12),
+    st.lists(st.integers(0, 12), max_size=4),
+    st.lists(st.integers(0, 12), max_size=4),
+    st.booleans(),
+)
+def test_results_in_order_of_event_time_do_not_depend_on_the_bundles(
+    on_rows: list[Any],
+    on_timers: list[Any],
+    moving: list[tuple[dict[str, Any], int, int]],
+    one_cut: list[int],
+    other_cut: list[int],
+    ends_apart: bool,
+) -> None:
+    """Rows are at most ten seconds behind the newest one, as `bounded("10 seconds")` promises."""
+    stream = ms.Flow("cut").read("input", "k string, v long, x double, at timestamp", "at")
+    function, on_timer = functions(on_rows, on_timers, shows_time=False)
+    made = stream.key_by("k").process(function, MADE, on_timer=on_timer, order="event_time")
+    newest, timed = 0, []
+    for row, step, behind in moving:
+        newest += step
+        timed.append({"k": row["k"], "v": row["v"], "x": row["x"], "at": at(newest - behind)})
+    sent = [
+        played(runner([made.node, made.dead.node, made.late.node]), stream, timed, cut, ends_apart=apart)
+        for runner in (Reference, Local)
+        for cut, apart in ((one_cut, ends_apart), (other_cut, not ends_apart))
+    ]
+    assert all(found == sent[0] for found in sent)
+    assert not sent[0][2]
+
+
+def played(
+    runner: Any, stream: Any, timed: list[dict[str, Any]], cut: list[int], *, ends_apart: bool
+) -> list[list[dict[str, Any]]]:
+    """What a run sends in all, with its rows cut into bundles; the end of the input may be a bundle of its own."""
+    edges = sorted({0, len(timed), *(edge for edge in cut if edge < len(timed))})
+    bundles = [timed[start:end] for start, end in pairwise(edges)] + ([[]] if ends_apart or not timed else [])
+    watermark, sent, outputs = BEGINNING, [], list(runner.order)
+    for number, bundle in enumerate(bundles):
+        seen = [micros(row["at"]) - 10_000_000 for row in bundle]
+        after = END if number == len(bundles) - 1 else max([watermark, *seen])
+        given = [Row(row, micros(row["at"])) for row in bundle]
+        sent.append(runner.step({stream.node: Bundle(given, watermark, after, 0, 0)}))
+        watermark = after
+    return [[row.values for step in sent for row in step[node].rows] for node in outputs[1:]]

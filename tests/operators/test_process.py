@@ -28,6 +28,7 @@ def nothing(*_: Any) -> None:
 def step_of(
     function: Callable[..., Any], on_timer: Any = nothing, schema: str = "n int", **options: Any
 ) -> ProcessStep:
+    options.setdefault("order", "arrival")
     rows = Flow("f").read("rows", "k string, n int, tags array<string>, at timestamp", "at")
     node = rows.key_by("k").process(function, schema, on_timer=on_timer, name="step", **options).node
     assert isinstance(node, Process)

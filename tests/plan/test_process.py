@@ -45,7 +45,7 @@ def test_a_node_with_a_name_columns_and_a_label() -> None:
     assert isinstance(made.node, Process)
     assert made.node.name == "alerts"
     assert made.schema.names == ("device", "total")
-    assert made.node.label == "process counted per device, timers to gone"
+    assert made.node.label == "process counted per device, timers to gone, in order of event time"
 
 
 def test_the_column_of_the_event_time_is_said() -> None:
@@ -260,3 +260,32 @@ def test_what_holds_itself_is_refused() -> None:
 def test_the_plain_ones() -> None:
     held = [date(2026, 1, 31), time(12), Decimal("1.50"), timedelta(1), b"x", {1, 2}, {("a", 1): [None, True]}]
     assert decoded(encoded(held)) == held
+
+
+# ---------------------------------------------------------------- the order of rows
+
+
+def test_rows_come_by_event_time_where_timers_may_be_in_event_time() -> None:
+    def order(*, event_time: str | None = "at", **options: Any) -> str:
+        node = readings(event_time=event_time).key_by("device").process(counted, "device string", **options).node
+        assert isinstance(node, Process)
+        return node.order.value
+
+    assert order(on_timer=gone) == "event_time"
+    assert order() == order(on_timer=gone, event_time=None) == order(on_timer=gone, order="arrival") == "arrival"
+    assert order(order="event_time") == "event_time"
+
+
+def test_late_rows_come_only_where_rows_are_in_order() -> None:
+    made = readings().key_by("device").process(counted, "device string", on_timer=gone, name="alerts")
+    assert made.late.schema.names == ("device", "n", "at", "reason")
+    with pytest.raises(InvalidPlan, match=r"has no late rows"):
+        _ = readings().key_by("device").process(counted, "device string", on_timer=gone, order="arrival").late
+
+
+def test_an_order_that_is_unknown_or_needs_event_time_is_refused() -> None:
+    with pytest.raises(InvalidPlan, match="order='newest' is unknown") as refused:
+        readings().key_by("device").process(counted, "device string", order="newest")  # type: ignore[arg-type]
+    assert "event_time" in str(refused.value.next_step)
+    with pytest.raises(InvalidPlan, match="order='event_time' needs event time, but the rows of 'read_readings'"):
+        readings(event_time=None).key_by("device").process(counted, "device string", order="event_time")

@@ -6,12 +6,12 @@ Rows become Python values by column, one slice of a bundle at a time; a key's st
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -77,7 +77,7 @@ class ProcessStep(PlainStep):
         rows = inputs[INPUTS[0]]
         if not rows[ORDER].is_sorted():
             rows = rows.sort(ORDER, maintain_order=True)
-        bundle = _Bundle(self, held[KEYS], rows, clock)
+        bundle = ProcessBundle(self, held[KEYS], rows, clock)
         bundle.call_for_rows()
         bundle.fire_timers()
         sent = bundle.sent_rows()
@@ -88,31 +88,45 @@ class ProcessStep(PlainStep):
         return {KEYS: Marks(pl.col(NEXT_EVENT), pl.col(NEXT_CLOCK))}
 
 
-class _Bundle:
+class ProcessBundle:
     """One step of the operator."""
 
-    def __init__(self, step: ProcessStep, held: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> None:
+    def __init__(
+        self,
+        step: ProcessStep,
+        held: pl.DataFrame,
+        rows: pl.DataFrame,
+        clock: Clock,
+        waiting: pl.DataFrame | None = None,
+    ) -> None:
+        """`waiting` are rows whose keys are not called yet."""
         self.step, self.node, self.around = step, step.node, step.around
         self.held, self.rows, self.clock = held, rows, clock
+        self.waiting = rows.clear() if waiting is None else waiting
         self.sent: list[Any] = []
         self.times: list[int | None] = []
         self.sources: list[int] = []
         """For each emitted row, the number of the row or timer that emitted it: rows first, then timers."""
         self.firings: dict[int, tuple[dict[str, Any], int | None]] = {}
+        self.places: dict[int, int] = {}
+        """For each timer that fired, the place of the row that came next."""
         self.dead: dict[int, dict[str, Any]] = {}
+        self.place = len(rows)
+        """The place of the row that comes next, when a timer fires."""
         self.around.now = clock.now
         self._group()
 
     def _group(self) -> None:
         """Numbers the keys, held ones first, and reads the state of those that are called."""
         names = self.step.keys
-        both = pl.concat([self.held.select(names), self.rows.select(names)], how="vertical_relaxed")
+        frames = (self.held, self.rows, self.waiting)
+        both = pl.concat([frame.select(names) for frame in frames], how="vertical_relaxed")
         self.groups = both.with_row_index("__place").group_by(names, maintain_order=True).agg("__place")
         places = self.groups["__place"]
         numbers = np.empty(len(both), np.int64)
         if len(both):
             numbers[places.explode().to_numpy()] = np.repeat(np.arange(len(places)), places.list.len().to_numpy())
-        self.numbers: npt.NDArray[np.int64] = numbers[len(self.held) :]
+        _, self.numbers, self.waiting_numbers = np.split(numbers, [len(self.held), len(self.held) + len(self.rows)])
         is_called = np.zeros(len(places), np.bool_)
         is_called[self.numbers] = True
         due = (pl.col(NEXT_EVENT) <= self.clock.watermark) | (pl.col(NEXT_CLOCK) <= self.clock.now)
@@ -134,7 +148,8 @@ class _Bundle:
         }
         known = called[called < len(self.held)]
         for number, state in zip(known.tolist(), self.held[STATE][known].to_list(), strict=True):
-            _fill(keys[number], self._decoded(state))
+            if state is not None:
+                _fill(keys[number], self._decoded(state))
         return keys
 
     def _decoded(self, state: bytes) -> list[Any]:
@@ -151,12 +166,19 @@ class _Bundle:
 
     def call_for_rows(self) -> None:
         self.around.watermark = self.around.late_before = self.clock.watermark_before
+        self._call_each(None)
+
+    def _call_each(self, before: Callable[[int, int, int], None] | None) -> None:
+        """Calls the function with each row, after `before` with its time, its place, and the number of its key."""
         keys, given = self.keys, self.node.inputs[0].schema
         function, copied = self.node.function, self.step.copied
         for start in range(0, len(self.rows), SLICE_ROWS):
             part = self.rows[start : start + SLICE_ROWS]
-            called = [keys[number] for number in self.numbers[start : start + SLICE_ROWS].tolist()]
-            for place, row, key, time in zip(count(start), _dicts(part, given), called, part[TIME].to_list()):
+            numbers = self.numbers[start : start + SLICE_ROWS].tolist()
+            for place, row, number, time in zip(count(start), _dicts(part, given), numbers, part[TIME].to_list()):
+                if before is not None:
+                    before(time, place, number)
+                key = keys[number]
                 state = key.state.copy()
                 if key._before:
                     key._before.clear()
@@ -203,6 +225,7 @@ class _Bundle:
             return
         number = len(self.rows) + len(self.firings)
         self.firings[number] = timer_values(key, kind, tag, due), time
+        self.places[number] = self.place
         try:
             rows = rows_given(self.node.on_timer(tag, EPOCH + due * MICROSECOND, key), self.step.copied)
         except Exception as error:  # whatever a user's function raises: the timer becomes a dead letter
@@ -227,7 +250,10 @@ class _Bundle:
         self.dead[source] = {**letter, TIME: time, WEIGHT: 1}
 
     def dead_letters(self) -> pl.DataFrame:
-        return elementwise.frame_of([self.dead[source] for source in sorted(self.dead)], None)
+        """In the order of the calls: a timer before the row that came next."""
+        places = self.places
+        calls = sorted((places.get(source, source), source not in places, source) for source in self.dead)
+        return elementwise.frame_of([self.dead[source] for *_, source in calls], None)
 
     # ------------------------------------------------------------ results
 
@@ -254,6 +280,12 @@ class _Bundle:
 
     def kept(self) -> pl.DataFrame:
         """The state of all keys that were held or called, except empty ones."""
+        _, called = self.called_state()
+        asleep = self.held.filter(~self.is_called[: len(self.held)])
+        return pl.concat([asleep, called.select(asleep.columns)], how="vertical_relaxed")
+
+    def called_state(self) -> tuple[list[int], pl.DataFrame]:
+        """The state of the keys that were called, except empty ones, and the numbers of these keys."""
         numbers, states, event, clock = [], [], [], []
         for number, key in self.keys.items():
             parts = _parts(key)
@@ -268,9 +300,7 @@ class _Bundle:
             pl.Series(NEXT_EVENT, event, pl.Int64),
             pl.Series(NEXT_CLOCK, clock, pl.Int64),
         ]
-        called = self.groups[numbers].select(self.step.keys).with_columns(columns)
-        asleep = self.held.filter(~self.is_called[: len(self.held)])
-        return pl.concat([asleep, called.select(asleep.columns)], how="vertical_relaxed")
+        return numbers, self.groups[numbers].select(self.step.keys).with_columns(columns)
 
 
 # ---------------------------------------------------------------- keys

@@ -10,7 +10,7 @@ from millstream.operators.grouped import GroupedStep
 from millstream.operators.interval_join import IntervalJoinStep
 from millstream.operators.latest import LatestStep
 from millstream.operators.lookup_join import LookupJoinStep
-from millstream.operators.process import ProcessStep
+from millstream.operators.ordered_process import process_step
 from millstream.operators.stateful import Stateful
 from millstream.operators.table_join import TableJoinStep
 from millstream.operators.take import TakeStep
@@ -20,7 +20,7 @@ from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node
 
 STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
-    nodes.Process: ProcessStep,
+    nodes.Process: process_step,
     table_nodes.Grouped: GroupedStep,
     table_nodes.Distinct: DistinctStep,
     table_nodes.Latest: LatestStep,

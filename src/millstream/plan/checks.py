@@ -17,7 +17,7 @@ from millstream.plan import engine
 from millstream.plan import spark_frames as frames
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.endpoints import LOST_CHOICES, Endpoint
-from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
+from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, RowOrder, WindowedAggregate
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
 from millstream.plan.windows import ClosedBy, DeltaWindow, Everything, Window
@@ -285,3 +285,19 @@ def check_process(
                 "set it with read(…, event_time='…')",
             )
     return columns
+
+
+def row_order(node: Node, order: str | None, *, has_on_timer: bool) -> RowOrder:
+    """The order in which `process` is called with rows: as given, or by event time if timers may be in event time."""
+    source = without_event_time(node)
+    if order is None:
+        return RowOrder.EVENT_TIME if has_on_timer and source is None else RowOrder.ARRIVAL
+    choices = [choice.value for choice in RowOrder]
+    if order not in choices:
+        raise refusal(f"order={order!r} is unknown", what_exists(order, choices, kind="orders"))
+    if order == RowOrder.EVENT_TIME.value and source is not None:
+        raise refusal(
+            f"order='event_time' needs event time, but the rows of '{source.name}' have none",
+            "set it with read(…, event_time='…'), or use order='arrival'",
+        )
+    return RowOrder(order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from millstream.plan.checks import (
     fed_with,
     refusal,
     result_type,
+    row_order,
     window_arguments,
 )
 from millstream.plan.nodes import (
@@ -84,17 +85,23 @@ class Keyed:
         *,
         on_timer: Callable[..., Any] | None = None,
         event_time: str | None = None,
+        order: Literal["event_time", "arrival"] | None = None,
         name: str | None = None,
     ) -> Stream:
         """Calls a Python function with each row and its key, which has state and timers; it returns rows or None.
 
-        `function(row, key)` is called in order of arrival, `on_timer(tag, time, key)` when a timer is due. `key` is an
+        `function(row, key)` is called for rows, `on_timer(tag, time, key)` for timers that are due. `key` is an
         `ms.Key`. A row for which the function raises goes to `.dead`. Results have the event time of the row or of the
         timer, unless `event_time` names a column of `schema`.
+        With `order="event_time"`, rows wait until the watermark has reached them, then rows and event-time timers are
+        called in one order of event time, whatever the batches; rows behind the watermark go to `.late`. This is the
+        default if there is an `on_timer` and the rows have event time. With `order="arrival"`, each row is called at
+        once, and timers after the rows of a batch.
         """
         stream = self.stream
         columns = check_process(stream.node, function, schema, on_timer, event_time)
-        node = Process("", columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time)
+        chosen = row_order(stream.node, order, has_on_timer=on_timer is not None)
+        node = Process("", columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time, chosen)
         return Stream(stream.flow, stream.flow.named(node, "process", name))
 
     def agg(self, *_: object, **__: object) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millstream.plan.nodes import SPAN, Node, WindowedAggregate
+from millstream.plan.nodes import SPAN, Node, Process, RowOrder, WindowedAggregate
 from millstream.plan.table_nodes import Distinct, IntervalJoin, Join, Latest, LookupJoin, WindowJoin
 
 REASON = pa.field("reason", pa.string())
@@ -16,7 +16,11 @@ def late_columns(node: Node) -> pa.Schema | None:
     """The input row and the reason; for a join, the columns of both sides and the side. None: no late rows."""
     if isinstance(node, WindowedAggregate):
         return pa.schema([*_without(node.inputs[0].schema.arrow, "window", "reason"), WINDOW, REASON])
-    if (isinstance(node, Latest) and node.by_time) or (isinstance(node, Distinct) and node.within is not None):
+    if (
+        (isinstance(node, Latest) and node.by_time)
+        or (isinstance(node, Distinct) and node.within is not None)
+        or (isinstance(node, Process) and node.order is RowOrder.EVENT_TIME)
+    ):
         return pa.schema([*_without(node.inputs[0].schema.arrow, "reason"), REASON])
     if isinstance(node, IntervalJoin | WindowJoin) or (isinstance(node, LookupJoin) and node.at_event_time):
         added = [SIDE, WINDOW, REASON] if isinstance(node, WindowJoin) else [SIDE, REASON]

@@ -39,6 +39,13 @@ class Mode(Enum):
     RETRACTING = "retracting"
 
 
+class RowOrder(Enum):
+    """In which order `process` is called with the rows of a key."""
+
+    ARRIVAL = "arrival"
+    EVENT_TIME = "event_time"
+
+
 class PaneTime(Enum):
     """The event time of a pane."""
 
@@ -194,13 +201,15 @@ class Process(StreamNode):
     on_timer: Callable[..., Any] | None
     event_time: str | None
     """The result's event time column; by default, results have the event time of the row or the timer."""
+    order: RowOrder = RowOrder.ARRIVAL
     keeps_state: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
         timers = f", timers to {_name_of(self.on_timer)}" if self.on_timer else ""
         time = f", by {self.event_time}" if self.event_time else ""
-        return f"process {_name_of(self.function)} per {', '.join(self.keys)}{timers}{time}"
+        order = ", in order of event time" if self.order is RowOrder.EVENT_TIME else ""
+        return f"process {_name_of(self.function)} per {', '.join(self.keys)}{timers}{time}{order}"
 
 
 @dataclass(frozen=True, eq=False)

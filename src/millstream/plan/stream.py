@@ -325,8 +325,8 @@ class Stream:
                 return self._side(self.node, Late, "late", Schema.from_arrow(columns))
         raise refusal(
             f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no late rows",
-            "rows are late for windows, for joins of streams, for to_table(key=…) and for distinct(…, within=…): "
-            "use .late directly after those",
+            "rows are late for windows, for joins of streams, for to_table(key=…), for distinct(…, within=…) and for "
+            "process(…, order='event_time'): use .late directly after those",
         )
 
     @property

@@ -15,7 +15,7 @@ from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
 from millstream.reference.operator import Operator, dead_letter
-from millstream.reference.process import ProcessOperator
+from millstream.reference.process import OrderedProcessOperator, ProcessOperator
 from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
 from millstream.reference.table_joins import LookupJoinOperator, SideJoinOperator, TableJoinOperator
 from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator
@@ -98,11 +98,12 @@ class AggregateOperator(Operator):
 class ProcessStep(Operator):
     def __init__(self, node: nodes.Process) -> None:
         super().__init__(node)
-        self.process = ProcessOperator(node)
+        in_order = node.order is nodes.RowOrder.EVENT_TIME
+        self.process = OrderedProcessOperator(node) if in_order else ProcessOperator(node)
 
     def step(self, bundles: Sequence[Bundle]) -> Bundle:
         sent = self.process.step(bundles[0])
-        self.dead = self.process.dead
+        self.dead, self.late = self.process.dead, self.process.late
         return sent
 
 

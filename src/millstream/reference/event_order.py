@@ -1,0 +1,35 @@
+"""Rows in order of event time: they wait until the watermark has reached them. Rows behind the watermark are late."""
+
+from __future__ import annotations
+
+from millstream.plan.bundles import Bundle, Row
+from millstream.reference.tables import EXPIRED, UNTIMED, late
+
+
+class EventOrder:
+    """The rows that wait, sorted by event time; rows of the same time are in order of arrival."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Row] = []
+
+    def take(self, bundle: Bundle) -> list[Row]:
+        """Adds the rows of a bundle; returns the late ones."""
+        behind = []
+        for row in bundle.rows:
+            if row.time is None or row.time < bundle.watermark_before:
+                behind.append(late(row, UNTIMED if row.time is None else EXPIRED))
+            else:
+                self.waiting.append(row)
+        self.waiting.sort(key=time_of)
+        return behind
+
+    def ready(self, watermark: int) -> list[Row]:
+        """The rows that the watermark has reached; they no longer wait."""
+        ready = [row for row in self.waiting if time_of(row) <= watermark]
+        self.waiting = self.waiting[len(ready) :]
+        return ready
+
+
+def time_of(row: Row) -> int:
+    assert row.time is not None, "a row without event time is late"
+    return row.time

@@ -138,6 +138,17 @@ AGGREGATES = {
     "different": ms.distinct_count("v"),
     "best": ms.top("v", 2),
     "best_by": ms.top("k", 2, by="x"),
+    "many": ms.count_if("v > 5"),
+    "one": ms.any("v > 15"),
+    "every_one": ms.all("x > -5"),
+    "of_most": ms.max_by("v", "x"),
+    "of_least": ms.min_by("x", "v"),
+    "set": ms.collect_set("v"),
+    "usual": ms.mode("v"),
+    "half": ms.median("x"),
+    "some": ms.percentile("v", [0, 0.3, 0.95]),
+    "about": ms.variance("v"),
+    "about_all": ms.var_pop("x"),
     "own": ms.combine(list, lambda kept, v: [*kept, v], list.__add__, len, input="v", result="int"),
 }
 chosen_aggregates = st.lists(st.sampled_from(sorted(AGGREGATES)), min_size=1, max_size=2, unique=True)

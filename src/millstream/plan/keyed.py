@@ -20,6 +20,7 @@ from millstream.plan.checks import (
     result_type,
     window_arguments,
 )
+from millstream.plan.hints import OF_GROUPS, OF_KEYED, Hinted
 from millstream.plan.nodes import (
     INSTANT,
     PANE,
@@ -43,8 +44,13 @@ if TYPE_CHECKING:
 WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta_window, closed_by, everything"
 
 
-class Keyed:
+class Keyed(Hinted):
     """A stream grouped by key columns."""
+
+    _noun = "a keyed stream"
+    _hints = OF_KEYED
+    if not TYPE_CHECKING:
+        __getattr__ = Hinted._unknown
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self.stream = stream
@@ -122,8 +128,13 @@ class Keyed:
         return ", ".join(map(repr, self.keys))
 
 
-class Windowed:
+class Windowed(Hinted):
     """A keyed stream in windows: choose when panes are emitted, how they relate, and what is computed."""
+
+    _noun = "a windowed stream"
+    _hints = OF_GROUPS
+    if not TYPE_CHECKING:
+        __getattr__ = Hinted._unknown
 
     def __init__(
         self,

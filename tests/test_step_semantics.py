@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.testing import Add, Watermark
+from millstream.testing import Add, Clock, Watermark
 from times import t
 from transcripts import play
 
@@ -98,3 +98,48 @@ def test_a_sample_of_a_table_keeps_up_with_its_changes() -> None:
     table = run(build, *(add(row) for row in values))
     whole = run(build, add(*values))
     assert table[-1][-1:] == whole[0][-1:] or not table[-1]
+
+
+# ---------------------------------------------------------------- functions
+
+
+@pytest.mark.on_spark
+def test_a_function_of_pandas_frames() -> None:
+    """Goal: whole numbers stay whole beside nulls, and a row it fails on is a dead letter."""
+
+    def twice(frame: Any) -> Any:
+        assert type(frame).__module__.startswith("pandas")
+        if (frame["key"] == "bad").any():
+            raise ValueError("a bad key")
+        return frame.assign(n=[None if n is None else n * 2 for n in frame["n"]])[["n", "key"]]
+
+    def build(rows: Any) -> Any:
+        made = rows.map(twice, "key string, n bigint", batch="pandas")
+        return {"made": made, "dead": made.dead.select("reason")}
+
+    out = run(build, add(("a", 2**31 - 1, 0), ("b", None, 1)), add(("bad", 1, 2), ("c", 2, 3)))
+    assert out[0]["made"] == [{"key": "a", "n": 2**32 - 2}, {"key": "b", "n": None}]
+    assert out[1]["made"] == [{"key": "c", "n": 4}]
+    assert [row["reason"].partition(": ")[2] for row in out[1]["dead"]] == ["ValueError: a bad key"]
+
+
+@pytest.mark.on_spark
+def test_process_without_a_key_has_one_state_for_all_rows() -> None:
+    due = t(5)
+
+    def count(row: Any, key: Any) -> Any:
+        key.state["n"] = key.state.get("n", 0) + 1
+        key.at_processing_time(due, "seen")
+        return {"n": key.state["n"]}
+
+    def build(rows: Any) -> Any:
+        return rows.key_by().process(count, "n int", on_timer=lambda tag, time, key: {"n": -key.state["n"]})
+
+    out = run(build, add(("a", 1, 0), ("b", 1, 1)), add(("c", 1, 2)), Clock(due))
+    assert [row["n"] for step in out for row in step] == [1, 2, 3, -3]
+
+
+def test_a_window_without_a_key_has_all_rows() -> None:
+    steps = [add(("a", 1, 0), ("b", 1, 0)), Watermark(None)]
+    out = run(lambda rows: rows.key_by().window(ms.fixed("1 minute")).agg(n=ms.count()), *steps)
+    assert [row["n"] for row in out[1]] == [2]

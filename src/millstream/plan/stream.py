@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from millstream.plan.tables import Grouping, Table
 
 RESERVED = ("window", "pane", "weight", "event_time")
-Batch = Literal["polars", "arrow"]
+Batch = Literal["polars", "pandas", "arrow"]
+BATCHES = get_args(Batch)
 
 
 class Stream(Hinted):
@@ -145,8 +146,9 @@ class Stream(Hinted):
     ) -> Stream:
         """Calls a Python function with each row (a dict); it returns a row, or None to drop it.
 
-        With `batch=True` or "polars" it takes and returns polars frames, with "arrow" pyarrow tables. A row for which
-        it raises goes to `.dead`. `schema` describes the result, if it differs from the input.
+        With `batch=True` or "polars" it takes and returns polars frames, with "pandas" pandas frames, with "arrow"
+        pyarrow tables. A row for which it raises goes to `.dead`. `schema` describes the result, if it differs from
+        the input.
         """
         return self._mapped(function, schema, batch, flat=False, name=name)
 
@@ -173,10 +175,10 @@ class Stream(Hinted):
             raise refusal(
                 f"{verb} takes a synchronous function, but this one is async", "call asyncio.run(…) inside it"
             )
-        if batch not in (True, False, "polars", "arrow"):
-            raise refusal(f"batch is True, False, 'polars' or 'arrow', not {batch!r}", "True means 'polars'")
+        if batch not in (True, False, *BATCHES):
+            raise refusal(f"batch is True, False, 'polars', 'pandas' or 'arrow', not {batch!r}", "True means 'polars'")
         columns = self.schema if schema is None else schema_of(schema)
-        kind = "arrow" if batch == "arrow" else "polars"
+        kind = batch if isinstance(batch, str) else "polars"
         made = MapRows("", columns, (self.node,), users_line(), function, bool(batch), flat, kind)
         return self._next(self.flow.named(made, verb, name))
 
@@ -228,12 +230,7 @@ class Stream(Hinted):
     # ------------------------------------------------------------ grouping
 
     def key_by(self, *columns: str) -> Keyed:
-        """Rows with the same values in these columns belong together."""
-        if not columns:
-            raise refusal(
-                "key_by needs at least one column",
-                f"columns that exist: {', '.join(self.schema.names)}; to use no key, remove key_by",
-            )
+        """Rows with the same values in these columns belong together; without columns, all rows do."""
         check_keys(self.schema, columns, "key_by")
         for column in columns:
             if column.lower() in RESERVED:

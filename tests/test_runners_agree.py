@@ -71,7 +71,9 @@ windows: st.SearchStrategy[Window] = st.one_of(
     time_windows,
     time_windows,
     st.builds(lambda count, every: ms.rows(count, every=every), st.integers(1, 4), st.integers(1, 5)),
-    st.builds(lambda threshold: ms.delta_window("v", threshold), st.integers(1, 15)),
+    st.builds(
+        lambda threshold, slides: ms.delta_window("v", threshold, slides=slides), st.integers(1, 15), st.booleans()
+    ),
     st.just(ms.closed_by("v % 5 = 0")),
     st.just(ms.everything()),
 )
@@ -87,7 +89,7 @@ def allowed(build: Callable[..., Trigger], *parts: Any) -> Trigger:
 
 simple = st.one_of(
     st.integers(1, 4).map(ms.after_count),
-    seconds(1, 20).map(ms.after),
+    seconds(0, 20).map(ms.after),
     seconds(1, 20).map(ms.every),
     st.just(ms.after_watermark()),
     st.just(ms.each()),
@@ -122,7 +124,7 @@ single_rows: st.SearchStrategy[Trigger] = st.one_of(
     st.builds(lambda one, other: allowed(ms.after_watermark, one, other), triggers, inside_each),
 )
 """Triggers with `each` in every position."""
-modes = st.sampled_from(["discarding", "accumulating", "retracting"])
+modes = st.sampled_from(["discarding", "accumulating", "retracting", "until_expiry"])
 types = st.tuples(st.sampled_from(sorted(KEYS)), st.sampled_from(sorted(NUMBERS)))
 
 AGGREGATES = {
@@ -139,6 +141,17 @@ AGGREGATES = {
     "different": ms.distinct_count("v"),
     "best": ms.top("v", 2),
     "best_by": ms.top("k", 2, by="x"),
+    "many": ms.count_if("v > 5"),
+    "one": ms.any("v > 15"),
+    "every_one": ms.all("x > -5"),
+    "of_most": ms.max_by("v", "x"),
+    "of_least": ms.min_by("x", "v"),
+    "set": ms.collect_set("v"),
+    "usual": ms.mode("v"),
+    "half": ms.median("x"),
+    "some": ms.percentile("v", [0, 0.3, 0.95]),
+    "about": ms.variance("v"),
+    "about_all": ms.var_pop("x"),
     "own": ms.combine(list, lambda kept, v: [*kept, v], list.__add__, len, input="v", result="int"),
 }
 chosen_aggregates = st.lists(st.sampled_from(sorted(AGGREGATES)), min_size=1, max_size=2, unique=True)
@@ -188,7 +201,11 @@ def built(stream: Any, window: Window, options: dict[str, Any]) -> Any:
     if window.has_end and not isinstance(window, Everything) and getattr(window, "time", "event") == "event":
         said["allowed_lateness"] = options["lateness"]
     keyed = stream.key_by("k") if options.get("keyed", True) else stream
-    windowed = keyed.window(window, **said).trigger(options["trigger"])
+    windowed = keyed.window(window, **said)
+    if not window.slides:
+        windowed = windowed.trigger(options["trigger"])
+    if options["mode"] == "until_expiry":
+        return windowed.retracting(until_expiry=window.has_end)
     return getattr(windowed, options["mode"])()
 
 

@@ -98,6 +98,25 @@ def test_delta_remembers_the_first_value_exactly(kind: str, base: Any) -> None:
     assert ns(out) == [[], [], [[base, base + 1]]]
 
 
+@pytest.mark.on_spark
+def test_delta_slides_and_evicts_older_rows() -> None:
+    """Goal: each row has the rows before it, back to the last that differs too much. Method: two keys, three bundles,
+    and a null, which differs from nothing."""
+    out = run(
+        collected(ms.delta_window("n", 10, slides=True)),
+        add((100, 0), ("b", 1, 0), (105, 1)),
+        add((111, 2), (None, 3), (112, 4)),
+        add((100, 5), ("b", 2, 6)),
+    )
+    assert [[(row["key"], row["ns"]) for row in step] for step in out] == [
+        [("a", [100]), ("a", [100, 105]), ("b", [1])],
+        [("a", [105, 111]), ("a", [105, 111]), ("a", [105, 111, 112])],
+        [("a", [100]), ("b", [1, 2])],
+    ]
+    assert [span(row) for row in out[1]] == [(1, 2), (1, 3), (1, 4)]
+    assert all(row["pane"]["last"] and row["pane"]["index"] == 0 for step in out for row in step)
+
+
 def test_closed_by_a_row() -> None:
     out = run(collected(ms.closed_by("n < 0")), add((1, 0), (2, 1)), add((-1, 2), (3, 3)), add((-2, 4), (-3, 5)))
     assert ns(out) == [[], [[1, 2, -1]], [[3, -2], [-3]]]
@@ -378,3 +397,47 @@ def test_an_empty_window_sends_nothing_and_nulls_are_left_out() -> None:
 def test_keys_are_sent_in_order_nulls_first() -> None:
     build = lambda rows: rows.key_by("n").window(ms.everything()).trigger(ms.each()).agg(c=ms.count())  # noqa: E731
     assert [row["n"] for row in run(build, add((10, 0), (9, 0), (None, 0), (-1, 0)))[0]] == [None, -1, 9, 10]
+
+
+# ---------------------------------------------------------------- panes until their window expires
+
+
+@pytest.mark.on_spark
+def test_a_window_that_expires_retracts_its_last_pane() -> None:
+    def build(rows: Any) -> Any:
+        windowed = rows.key_by("key").window(ms.fixed("10 seconds"), allowed_lateness="10 seconds")
+        early = ms.after_watermark(early=ms.repeatedly(ms.after_count(1)), late=ms.each())
+        panes = windowed.trigger(early).retracting(until_expiry=True).agg(total=ms.sum("n"))
+        live = panes.to_table().group_by().agg(windows=ms.count(), total=ms.sum("total")).changes()
+        return {"panes": panes, "live": live}
+
+    end, later = Watermark(t(10)), Watermark(t(20))
+    out = run(build, add((1, 0)), add((2, 5), (3, 12)), end, add((4, 3)), later, Watermark(None))
+    assert [[(row["total"], row["weight"]) for row in step["panes"]] for step in out] == [
+        [(1, 1)],
+        [(1, -1), (3, 1), (3, 1)],
+        [(3, -1), (3, 1)],
+        [(3, -1), (7, 1)],
+        [(7, -1), (3, -1), (3, 1)],
+        [(3, -1)],
+    ]
+    live = [[(row["windows"], row["total"]) for row in step["live"] if row["weight"] > 0] for step in out]
+    assert [step[-1:] for step in live] == [[(1, 1)], [(2, 6)], [], [(2, 10)], [(1, 3)], []]
+
+
+def test_a_pane_at_expiry_is_emitted_and_retracted() -> None:
+    def build(rows: Any) -> Any:
+        return rows.key_by("key").window(ms.fixed("10 seconds")).retracting(until_expiry=True).agg(total=ms.sum("n"))
+
+    out = run(build, add((1, 0)), Watermark(t(10)))
+    assert [(row["total"], row["weight"]) for row in out[1]] == [(1, 1), (1, -1)]
+
+
+# ---------------------------------------------------------------- once per bundle
+
+
+@pytest.mark.on_spark
+def test_after_no_time_fires_once_with_every_bundle() -> None:
+    trigger = ms.repeatedly(ms.after("0 seconds"))
+    out = run(collected(ms.fixed("1 minute"), trigger), add((1, 0), (2, 1)), add((3, 2)), Clock(t(5)), add((4, 3)))
+    assert ns(out) == [[[1, 2]], [[1, 2, 3]], [], [[1, 2, 3, 4]]]

@@ -49,6 +49,9 @@ SECTIONS = {
 ROOMS = ("millstream.log", "millstream.connectors")
 """Packages whose names share a section."""
 
+BESIDE = {f"millstream.plan.{name}": "millstream.plan.aggregates" for name in ("conditions", "picks", "statistics")}
+"""Modules whose names are in the section of another."""
+
 RETURNED = {
     "millstream.plan.keyed": ["Keyed", "Windowed"],
     "millstream.plan.tables": ["Grouping"],
@@ -119,6 +122,7 @@ def home_of(name: str) -> str:
     if isinstance(value, ModuleType):
         return value.__name__
     module = str(value.__module__)
+    module = BESIDE.get(module, module)
     return next((room for room in ROOMS if module.startswith(f"{room}.")), module)
 
 
@@ -282,14 +286,13 @@ def table(titles: list[str], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def aggregates_page() -> str:
-    module = import_module("millstream.plan.aggregates")
     parts = [
         "# Aggregates",
         "What `.agg(name=ms.…)` computes over the rows of a window, a group or a session. Arguments are "
         "[Spark SQL expressions](expressions.md) over one row.",
     ]
     for name in public_names()["millstream.plan.aggregates"]:
-        parts += documented(f"ms.{name}", getattr(module, name))
+        parts += documented(f"ms.{name}", getattr(millstream, name))
     return joined(parts)
 
 

@@ -21,21 +21,29 @@ if TYPE_CHECKING:
     from millstream.jobs.job import Job
     from millstream.log import Batch, Broker, Message, Record, connect
     from millstream.plan.aggregates import (
+        avg,
         collect,
+        collect_list,
         combine,
         count,
+        count_distinct,
         distinct_count,
         first,
         last,
         max,
         mean,
         min,
+        std,
         stddev,
+        stddev_samp,
         sum,
         top,
     )
+    from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.flow import Flow
+    from millstream.plan.picks import collect_set, max_by, min_by
     from millstream.plan.process import Key
+    from millstream.plan.statistics import median, mode, percentile, stddev_pop, var_pop, var_samp, variance
     from millstream.plan.stream import Stream
     from millstream.plan.tables import Table
     from millstream.plan.triggers import (
@@ -70,9 +78,15 @@ _NAMES = {
     "millstream.errors": "MillstreamError",
     "millstream.jobs.job": "Job",
     "millstream.log": "Batch Broker Message Record connect",
-    "millstream.plan.aggregates": "collect combine count distinct_count first last max mean min stddev sum top",
+    "millstream.plan.aggregates": (
+        "avg collect collect_list combine count count_distinct distinct_count first last "
+        "max mean min std stddev stddev_samp sum top"
+    ),
+    "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
+    "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
+    "millstream.plan.statistics": "median mode percentile stddev_pop var_pop var_samp variance",
     "millstream.plan.stream": "Stream",
     "millstream.plan.tables": "Table",
     "millstream.plan.triggers": (
@@ -99,18 +113,27 @@ __all__ = [
     "after",
     "after_count",
     "after_watermark",
+    "all",
     "all_of",
+    "any",
     "ascending",
     "at_expiry",
+    "avg",
+    "bool_and",
+    "bool_or",
     "bounded",
     "calendar",
     "closed_by",
     "collect",
+    "collect_list",
+    "collect_set",
     "combine",
     "connect",
     "connector",
     "console",
     "count",
+    "count_distinct",
+    "count_if",
     "custom",
     "delta_window",
     "discard",
@@ -128,10 +151,15 @@ __all__ = [
     "kafka",
     "last",
     "max",
+    "max_by",
     "mean",
+    "median",
     "memory",
     "merged",
     "min",
+    "min_by",
+    "mode",
+    "percentile",
     "postgres",
     "punctuated",
     "rate",
@@ -140,10 +168,17 @@ __all__ = [
     "sessions",
     "sliding",
     "socket",
+    "some",
     "sqlite",
+    "std",
     "stddev",
+    "stddev_pop",
+    "stddev_samp",
     "sum",
     "top",
+    "var_pop",
+    "var_samp",
+    "variance",
 ]
 
 

@@ -200,6 +200,10 @@ class InvalidPlan(InvalidInput):
     """A step of a flow that is not valid where it was written."""
 
 
+class UnknownStep(InvalidPlan, AttributeError):
+    """A step that streams do not have; also an AttributeError, as Python expects."""
+
+
 class InvalidExpression(InvalidPlan):
     """A Spark SQL expression that cannot be parsed, names a missing column, or cannot run."""
 

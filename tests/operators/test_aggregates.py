@@ -17,6 +17,7 @@ import millstream as ms
 from millstream.operators import aggregates as on_columns
 from millstream.operators.accumulators import Accumulator, OverRows, Stretches
 from millstream.plan import aggregates as plan
+from millstream.plan import conditions, picks, statistics
 from millstream.testing import Add, Watermark, play
 from times import START
 
@@ -25,6 +26,11 @@ COMBINED = ms.combine(int, lambda state, v: state + (v or 0), int.__add__, str, 
 EVERY: dict[str, Any] = {
     **{kind: getattr(ms, kind)("v") for kind in ("sum", "min", "max", "mean", "stddev", "first", "last")},
     **{kind: getattr(ms, kind)("v") for kind in ("collect", "distinct_count")},
+    **{kind: getattr(ms, kind)("v") for kind in ("variance", "var_pop", "stddev_pop", "mode", "collect_set")},
+    **{kind: getattr(ms, kind)("v > 2") for kind in ("count_if", "any", "all")},
+    "max_by": ms.max_by("k", "v"),
+    "min_by": ms.min_by("k", "v"),
+    "percentile": ms.percentile("v", 0.9),
     "count": ms.count(),
     "top": ms.top("v", 2),
     "combine": COMBINED,
@@ -40,7 +46,8 @@ def test_every_aggregate_has_its_columns() -> None:
     """Goal: what can be planned can be run, and is covered here. Method: compare the classes of both modules."""
     planned = {
         made
-        for _, made in inspect.getmembers(plan, inspect.isclass)
+        for module in (plan, conditions, picks, statistics)
+        for _, made in inspect.getmembers(module, inspect.isclass)
         if issubclass(made, plan.Aggregate) and hasattr(made, "kind")
     }
     assert set(on_columns.COLUMNS) == planned
@@ -58,7 +65,7 @@ def test_a_pane_that_no_row_came_for(kind: str) -> None:
         return rows.key_by("k").window(ms.fixed("1 minute")).trigger(early).discarding().agg(made=EVERY[kind])
 
     steps = [add(4), Watermark(START + timedelta(minutes=1))]
-    expected = {"count": 0, "collect": []}.get(kind)
+    expected = {"count": 0, "count_if": 0, "collect": [], "collect_set": []}.get(kind)
     for runner in ("reference", "local"):
         (first,), (second,) = play(build, steps, schema=SCHEMA, event_time="at", on=runner)
         assert (first["pane"]["timing"], second["pane"]["timing"]) == ("early", "on_time")

@@ -34,6 +34,11 @@ AGGREGATES = {
     "middle": (ms.mean("v"), "avg(v)"),
     "half": (ms.mean("x"), "avg(x)"),
     "kinds": (ms.distinct_count("v"), "count(distinct v)"),
+    "some": (ms.count_if("v > 0"), "count(*) filter (v > 0)"),
+    "one": (ms.any("v > 0"), "bool_or(v > 0)"),
+    "each": (ms.all("v > 0"), "bool_and(v > 0)"),
+    "center": (ms.median("v"), "median(v)::double"),
+    "most": (ms.max_by("v", "v + 1"), "max_by(v, v + 1)"),
 }
 
 rows = st.lists(
@@ -186,6 +191,7 @@ THINNED = {
     "halves": ms.distinct_count("x"),
     "best": ms.top("v", 2),
     "least": ms.top("x", 1, by="-v"),
+    "set": ms.collect_set("x"),
 }
 
 

@@ -65,7 +65,7 @@ def test_which_triggers_can_finish(trigger: triggers.Trigger, finishes: bool) ->
 @pytest.mark.parametrize(
     ("mistake", "what", "next_step"),
     [
-        (lambda: ms.after("0 s"), "delay must be longer than 0", "each()"),
+        (lambda: ms.every("0 s"), "interval must be longer than 0", "each()"),
         (lambda: ms.after("-1 s"), "negative", ""),
         (lambda: ms.every(5), "the interval must be text or a timedelta, not int", "90 seconds"),
         (lambda: ms.after_count(0), "a count must be a positive integer, not 0", "after_count(100)"),

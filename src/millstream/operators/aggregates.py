@@ -1,4 +1,4 @@
-"""The aggregates on columns: one implementation for each class of `plan/aggregates.py`."""
+"""The aggregates on columns: one implementation for each class of `plan/aggregates.py` and the modules beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
+from millstream.operators import conditions, picks, statistics
 from millstream.operators.accumulators import (
     EMPTY,
     ORDER,
@@ -202,43 +203,6 @@ class Max(Extreme[plan.Max]):
     so_far = pl.Expr.cum_max
 
 
-class Stddev(Accumulator[plan.Stddev], OverRows[plan.Stddev]):
-    """Mean and squared differences from it, by Welford's method: no term is negative, so digits do not cancel out."""
-
-    parts = ("mean", "squares", "known")
-    zeros = ("known",)
-
-    def _from_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
-        known = self.value.is_not_null().cast(pl.Int64).sum()
-        return {"mean": self.number.mean(), "squares": self.number.var() * (known - 1), "known": known}
-
-    def _of_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
-        known = self.value.is_not_null()
-        return {"mean": self.number, "squares": pl.when(known).then(0.0), "known": known.cast(pl.Int64)}
-
-    def _running(self, over: Stretches, parts: pl.DataFrame) -> dict[str, pl.Expr]:
-        count, mean = self.kept("known"), self.kept("mean").fill_null(0.0)
-        whole = pl.when(count.cum_sum() > 0).then((count * mean).cum_sum() / count.cum_sum())
-        before = whole.shift(1).fill_null(0.0)
-        grown = count * (mean - before) * (mean - whole.fill_null(0.0))
-        is_first = count.cum_sum() == count
-        squares = (self.kept("squares").fill_null(0.0) + pl.when(is_first).then(0.0).otherwise(grown)).cum_sum()
-        return {"mean": over.each(whole), "squares": over.each(squares), "known": over.sum(count)}
-
-    def _merged(self, parts: pl.DataFrame) -> dict[str, pl.Expr]:
-        count, mean = self.kept("known"), self.kept("mean")
-        whole = pl.when(count.sum() > 0).then((count * mean).sum() / count.sum())
-        spread = self.kept("squares").fill_null(0.0).sum() + (count * (mean - whole) ** 2).sum()
-        return {"mean": whole, "squares": spread, "known": count.sum()}
-
-    def result(self) -> pl.Expr:
-        count = self.kept("known")
-        return pl.when(count > 1).then((self.kept("squares") / (count - 1)).sqrt())
-
-    def _computed(self) -> pl.Expr:
-        return self.number.std()
-
-
 class Edge(Accumulator[Described], OverRows[Described]):
     """The value of the first or last row in event time; ties are resolved by order of arrival."""
 
@@ -359,11 +323,13 @@ COLUMNS: Mapping[type[plan.Aggregate], type[Columns[Any]]] = {
     plan.Min: Min,
     plan.Max: Max,
     plan.Mean: Mean,
-    plan.Stddev: Stddev,
     plan.First: First,
     plan.Last: Last,
     plan.Collect: Collect,
     plan.DistinctCount: DistinctCount,
     plan.Top: Top,
     plan.Combine: Combine,
+    **conditions.COLUMNS,
+    **picks.COLUMNS,
+    **statistics.COLUMNS,
 }

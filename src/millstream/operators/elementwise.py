@@ -16,6 +16,7 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.side_join import side_join
 from millstream.operators.window_assignment import instant
 from millstream.plan import nodes, table_nodes
+from millstream.plan.batches import batch_given, batch_returned
 from millstream.plan.bundles import dead_letter_values
 from millstream.plan.nodes import Node
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, batch_to_rows, rows_to_batch
@@ -135,8 +136,7 @@ def _mapped_whole(frame: pl.DataFrame, node: nodes.MapRows) -> pl.DataFrame | No
     """A function of batches is called once; unless it returns a row for each row, it is called again row by row."""
     table = table_of(frame, node.inputs[0].schema)
     try:
-        result = node.function(table if node.batch_type == "arrow" else pl.from_arrow(table))
-        made = result.to_arrow() if isinstance(result, pl.DataFrame) else result
+        made = batch_returned(node.function(batch_given(table, node)), node)
         whole = pl.from_arrow(made.select(node.schema.names).cast(node.schema.arrow))
     except Exception:  # calling it row by row shows which rows it cannot handle
         return None
@@ -147,8 +147,7 @@ def _mapped_whole(frame: pl.DataFrame, node: nodes.MapRows) -> pl.DataFrame | No
 
 def _results(row: dict[str, Any], table: pa.Table, node: nodes.MapRows) -> list[dict[str, Any]]:
     if node.per_batch:
-        result = node.function(table if node.batch_type == "arrow" else pl.from_arrow(table))
-        given = (result.to_arrow() if isinstance(result, pl.DataFrame) else result).to_pylist()
+        given = batch_returned(node.function(batch_given(table, node)), node).to_pylist()
     else:
         result = node.function(dict(row))
         given = list(result) if node.flat else ([] if result is None else [result])

@@ -40,6 +40,8 @@ from millstream.records.values import column_to_values, python_values
 from millstream.state.tables import Marks
 
 KEYS = "keys"
+ALL_ROWS = "key."
+"""The key of a step without key columns: true for every row."""
 STATE, NEXT_EVENT, NEXT_CLOCK = "state", "next_event", "next_clock"
 """For each key: its state, and when its first timers are due."""
 SLICE_ROWS = 8_192
@@ -51,7 +53,7 @@ class ProcessStep(PlainStep):
 
     def __init__(self, node: nodes.Process) -> None:
         self.node = node
-        self.keys = [f"key.{name}" for name in node.keys]
+        self.keys = [f"key.{name}" for name in node.keys] or [ALL_ROWS]
         self.nothing = {INPUTS[0]: self.fed(elementwise.frame_of([], node.inputs[0]), 0)}
         self.around = around(node)
         self.copied = (
@@ -66,8 +68,8 @@ class ProcessStep(PlainStep):
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         """The whole row, its keys, its time, and its position in order of arrival."""
-        keys = [rows[name].alias(key) for name, key in zip(self.node.keys, self.keys, strict=True)]
         order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
+        keys = [rows[name].alias(f"key.{name}") for name in self.node.keys] or [(order >= 0).alias(ALL_ROWS)]
         return pl.DataFrame([rows.select(self.node.inputs[0].schema.names).to_struct(ROW), *keys, rows[TIME], order])
 
     def asked(self, inputs: Frames) -> Frames:
@@ -138,14 +140,9 @@ class ProcessBundle:
         called = np.flatnonzero(self.is_called)
         groups = self.groups[called]
         schema = self.node.inputs[0].schema
-        columns = [
-            _values(groups[key], schema.field(name).type)
-            for name, key in zip(self.node.keys, self.step.keys, strict=True)
-        ]
-        keys = {
-            number: Key(self.around, values)
-            for number, values in zip(called.tolist(), zip(*columns, strict=True), strict=True)
-        }
+        columns = [_values(groups[f"key.{name}"], schema.field(name).type) for name in self.node.keys]
+        values = zip(*columns, strict=True) if columns else [()] * len(called)
+        keys = {number: Key(self.around, each) for number, each in zip(called.tolist(), values, strict=True)}
         known = called[called < len(self.held)]
         for number, state in zip(known.tolist(), self.held[STATE][known].to_list(), strict=True):
             if state is not None:

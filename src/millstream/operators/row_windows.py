@@ -9,9 +9,14 @@ import polars as pl
 from millstream.plan import windows
 from millstream.plan.windows import Window
 
+RECENT = "recent"
+
 
 class RowWindows:
-    """`counters` has for each key how many rows arrived, the number of the open window and the value that opened it."""
+    """`counters` has for each key how many rows arrived, the number of the open window and the value that opened it.
+
+    For a window that slides, it has the rows that are in it.
+    """
 
     def __init__(self, window: Window, keys: list[str], given: pl.Schema) -> None:
         self._window = window
@@ -23,6 +28,10 @@ class RowWindows:
         self.no_counters = pl.DataFrame(
             schema={**by, "seen": pl.Int64, "number": pl.Int64, "first_value": self._value_type}
         )
+        if window.slides:
+            self._columns = [name for name in given if name not in by]
+            recent = pl.Struct({name: given[name] for name in self._columns})
+            self.no_counters = self.no_counters.with_columns(pl.lit([], pl.List(recent)).alias(RECENT))
 
     def numbered(self, rows: pl.DataFrame, counters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         """Rows with the numbers of their windows, the counters after them, and the complete windows of each key."""
@@ -32,7 +41,10 @@ class RowWindows:
         counters = counters if self._keys or "__one" in counters.columns else counters.with_columns(__one=pl.lit(0))
         rows = rows.join(counters, on=by, how="left", nulls_equal=True, maintain_order="left")
         rows = rows.with_columns(pl.col("seen").fill_null(0), pl.col("number").fill_null(0))
-        if isinstance(window, windows.Rows):
+        if window.slides:
+            rows, after = self._sliding(rows, counters, by)
+            finished = after.with_columns(__before=pl.col("seen"))
+        elif isinstance(window, windows.Rows):
             place = pl.col("seen") + pl.int_range(pl.len()).over(by)
             rows = rows.with_columns(place=place)
             after = rows.group_by(by, maintain_order=True).agg(pl.col("place").max() + 1)
@@ -62,6 +74,49 @@ class RowWindows:
         counters = pl.concat([kept, after.select(kept.columns)], how="vertical_relaxed")
         finished = finished.select(*(by if self._keys else []), "__before")
         return rows, counters, finished
+
+    def _sliding(self, rows: pl.DataFrame, counters: pl.DataFrame, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Each row has a window of its own, with a copy of the rows before it that are in it."""
+        assert isinstance(self._window, windows.DeltaWindow)
+        held = counters.join(rows.select(by).unique(), on=by, how="semi", nulls_equal=True)
+        held = held.select(*by, RECENT).explode(RECENT).drop_nulls(RECENT).unnest(RECENT)
+        known = pl.concat([held.select(*by, *self._columns), rows.select(*by, *self._columns)], how="vertical_relaxed")
+        recent: dict[tuple[Any, ...], list[int]] = {}
+        seen = {tuple(key): count for *key, count in rows.select(*by, "seen").iter_rows()}
+        places: list[int] = []
+        numbers: list[int] = []
+        values = known["window.delta"].to_list()
+        for place, key in enumerate(known.select(by).iter_rows()):
+            in_window = recent.setdefault(key, [])
+            if place >= len(held) and values[place] is not None:
+                in_window = recent[key] = self._not_evicted(in_window, values, values[place])
+            in_window.append(place)
+            if place >= len(held):
+                places += in_window
+                numbers += [seen[key]] * len(in_window)
+                seen[key] += 1
+        keys = list(seen)
+        kept = [place for key in keys for place in recent[key]]
+        after = known[kept].select(*by, pl.struct(self._columns).alias(RECENT))
+        after = (
+            after.group_by(by, maintain_order=True)
+            .agg(RECENT)
+            .with_columns(
+                seen=pl.Series([seen[key] for key in keys], dtype=pl.Int64),
+                number=pl.lit(0, pl.Int64),
+                first_value=pl.lit(None, self._value_type),
+            )
+        )
+        return known[places].with_columns(number=pl.Series(numbers, dtype=pl.Int64)), after
+
+    def _not_evicted(self, places: list[int], values: list[Any], newest: Any) -> list[int]:
+        """The places behind the last value that differs too much from the newest."""
+        assert isinstance(self._window, windows.DeltaWindow)
+        for at in reversed(range(len(places))):
+            value = values[places[at]]
+            if value is not None and abs(newest - value) >= self._window.threshold:
+                return places[at + 1 :]
+        return places
 
     def _by_delta(self, rows: pl.DataFrame, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Each window starts where the last one ended, so this goes row by row."""

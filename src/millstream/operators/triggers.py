@@ -120,6 +120,8 @@ class Due(TriggerColumns):
         return (self.column("due") <= clock).fill_null(False)
 
     def rows_needed(self, at_end: pl.Expr, clock: int) -> pl.Expr:
+        if isinstance(self.trigger, triggers.After) and not self.trigger.delay:
+            return pl.lit(1, pl.Int64)
         return _if(self.ready(at_end, clock), pl.lit(1, pl.Int64), pl.lit(MANY, pl.Int64))
 
     def fire(self, at_end: pl.Expr, clock: int) -> tuple[Columns, pl.Expr]:

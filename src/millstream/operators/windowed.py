@@ -27,6 +27,9 @@ from millstream.plan.bundles import BEGINNING, END, moment
 from millstream.plan.nodes import Mode, PaneTime, WindowedAggregate
 from millstream.plan.windows import microseconds
 
+AFTER_RETRACTIONS, AFTER_PANE = 1 << 30, 1 << 31
+"""The place of a pane among the rows that a window emits in a step, and of the retractions when it expires."""
+
 
 class WindowedOperator:
     def __init__(self, node: WindowedAggregate, given: pl.Schema, *, changing: bool) -> None:
@@ -300,14 +303,17 @@ class WindowedOperator:
         )
         panes = self.panes(state.filter("__sends"))
         state = self._after(state, panes)
-        return state.filter(~pl.col("__over")).select(self.columns(arrived=False)), self._with_retractions(panes)
+        sent = self._with_retractions(panes)
+        if self.node.until_expiry:
+            expired = state.filter("__over").with_columns(__place=self._place())
+            sent = pl.concat([sent, self._retractions(expired, sent, after=AFTER_PANE)], how="vertical_relaxed")
+        return state.filter(~pl.col("__over")).select(self.columns(arrived=False)), sent
 
     def panes(self, state: pl.DataFrame) -> pl.DataFrame:
         """The panes that windows emit, one row each."""
         self._check_size(state)
         if self.by_rows:
             timing = pl.lit("unknown")
-            order = pl.col(NUMBER)
         else:
             timing = (
                 pl.when("__comes")
@@ -316,9 +322,8 @@ class WindowedOperator:
                 .then(pl.lit("late"))
                 .otherwise(pl.lit("early"))
             )
-            order = pl.col("start").fill_null(0)
         results = [accumulator.result().alias(accumulator.name) for accumulator in self.folding]
-        state = state.with_columns(__timing=timing, __place=order, event_time=self._pane_time())
+        state = state.with_columns(__timing=timing, __place=self._place(), event_time=self._pane_time())
         if self.listing and not state.is_empty():
             state = state.with_columns(accumulators.from_elements(state, self.listing, self.arguments))
         elif self.listing:
@@ -333,6 +338,10 @@ class WindowedOperator:
             (pl.col("__finished") | pl.col("__over")).alias("pane.last"),
             pl.lit(1, pl.Int32).alias("weight"),
         )
+
+    def _place(self) -> pl.Expr:
+        """The order in which windows of a key emit their panes."""
+        return pl.col(NUMBER) if self.by_rows else pl.col("start").fill_null(0)
 
     def _check_size(self, state: pl.DataFrame) -> None:
         for accumulator in self.folding:
@@ -356,13 +365,16 @@ class WindowedOperator:
 
     def _with_retractions(self, panes: pl.DataFrame) -> pl.DataFrame:
         columns = [*self.keys, *self.sent_columns, "weight", "__place"]
-        rows = panes.select(columns).with_columns(__row_of_pane=pl.lit(1 << 30, pl.Int64))
+        rows = panes.select(columns).with_columns(__row_of_pane=pl.lit(AFTER_RETRACTIONS, pl.Int64))
         if self.node.mode is not Mode.RETRACTING or panes.is_empty():
             return rows
-        taken = panes.select(*self.keys, "__place", "sent").explode("sent").drop_nulls("sent")
-        taken = taken.with_columns(__row_of_pane=pl.int_range(pl.len(), dtype=pl.Int64))
-        taken = taken.unnest("sent").with_columns(weight=pl.lit(-1, pl.Int32))
-        return pl.concat([taken.select(rows.columns), rows], how="vertical_relaxed")
+        return pl.concat([self._retractions(panes, rows), rows], how="vertical_relaxed")
+
+    def _retractions(self, state: pl.DataFrame, like: pl.DataFrame, after: int = 0) -> pl.DataFrame:
+        """What retracts the panes that windows have sent, in the columns of panes."""
+        taken = state.select(*self.keys, "__place", "sent").explode("sent").drop_nulls("sent")
+        taken = taken.with_columns(__row_of_pane=pl.int_range(pl.len(), dtype=pl.Int64) + after)
+        return taken.unnest("sent").with_columns(weight=pl.lit(-1, pl.Int32)).select(like.columns)
 
     def _after(self, state: pl.DataFrame, panes: pl.DataFrame) -> pl.DataFrame:
         """The windows after their panes."""

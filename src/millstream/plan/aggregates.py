@@ -1,7 +1,8 @@
 """The aggregates: each is one class, with its arguments, its result type and its result over plain rows.
 
 `over` is the readable definition: the reference interpreter runs it, and `operators/aggregates.py`, which computes the
-same on columns, is tested against it. An aggregate is defined by these two modules alone.
+same on columns, is tested against it. An aggregate is defined by these two modules alone; more of them are in
+`conditions.py`, `picks.py` and `statistics.py` of both packages.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Sum(OfInput):
     adds_weights = True
 
     def check(self, argument: str, given: pa.DataType) -> None:
-        _check_number(given)
+        check_number(given)
 
     def result_type(self, given: pa.DataType | None) -> pa.DataType:
         assert given is not None
@@ -122,18 +123,18 @@ class Sum(OfInput):
         return pa.float64()
 
     def over(self, rows: Sequence[Fed]) -> Any:
-        known = [(row.values["input"], row.weight) for row in rows if row.values["input"] is not None]
-        if not known:
+        summed = [(row.values["input"], row.weight) for row in rows if row.values["input"] is not None]
+        if not summed:
             return None
-        nothing = type(known[0][0])(0)
-        if any(weight < 0 for _, weight in known):
-            values = {repr(value): value for value, _ in known}
+        nothing = type(summed[0][0])(0)
+        if any(weight < 0 for _, weight in summed):
+            values = {repr(value): value for value, _ in summed}
             counts = Counter[str]()
-            for value, weight in known:
+            for value, weight in summed:
                 counts[repr(value)] += weight
-            known = [(values[text], weight) for text, weight in counts.items() if weight]
+            summed = [(values[text], weight) for text, weight in counts.items() if weight]
         with localcontext(prec=SUM_DIGITS):
-            return builtins.sum((value * weight for value, weight in known), nothing)
+            return builtins.sum((value * weight for value, weight in summed), nothing)
 
     def fits(self, result: Any, kind: pa.DataType) -> bool:
         if result is None or pa.types.is_floating(kind):
@@ -151,7 +152,7 @@ class Min(OfInput):
         check_order(given)
 
     def over(self, rows: Sequence[Fed]) -> Any:
-        return builtins.min(_known(rows), default=None)
+        return builtins.min(known(rows), default=None)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Max(OfInput):
         check_order(given)
 
     def over(self, rows: Sequence[Fed]) -> Any:
-        return builtins.max(_known(rows), default=None)
+        return builtins.max(known(rows), default=None)
 
 
 @dataclass(frozen=True)
@@ -170,14 +171,14 @@ class Mean(OfInput):
     kind = "mean"
 
     def check(self, argument: str, given: pa.DataType) -> None:
-        _check_number(given)
+        check_number(given)
 
     def result_type(self, given: pa.DataType | None) -> pa.DataType:
         return pa.float64()
 
     def over(self, rows: Sequence[Fed]) -> float | None:
-        values = [float(value) for value in _known(rows)]
-        return _total(values) / len(values) if values else None
+        values = [float(value) for value in known(rows)]
+        return total(values) / len(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -185,17 +186,17 @@ class Stddev(OfInput):
     kind = "stddev"
 
     def check(self, argument: str, given: pa.DataType) -> None:
-        _check_number(given)
+        check_number(given)
 
     def result_type(self, given: pa.DataType | None) -> pa.DataType:
         return pa.float64()
 
     def over(self, rows: Sequence[Fed]) -> float | None:
-        values = [float(value) for value in _known(rows)]
+        values = [float(value) for value in known(rows)]
         if len(values) < 2:
             return None
-        mean = _total(values) / len(values)
-        return math.sqrt(_total([(value - mean) * (value - mean) for value in values]) / (len(values) - 1))
+        mean = total(values) / len(values)
+        return math.sqrt(total([(value - mean) * (value - mean) for value in values]) / (len(values) - 1))
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class First(OfInput):
     kind = "first"
 
     def over(self, rows: Sequence[Fed]) -> Any:
-        return next(iter(_known(_by_time(rows))), None)
+        return next(iter(known(_by_time(rows))), None)
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class Last(OfInput):
     kind = "last"
 
     def over(self, rows: Sequence[Fed]) -> Any:
-        return next(reversed(_known(_by_time(rows))), None)
+        return next(reversed(known(_by_time(rows))), None)
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Collect(OfInput):
         return pa.list_(given)
 
     def over(self, rows: Sequence[Fed]) -> list[Any]:
-        return _known(rows)
+        return known(rows)
 
 
 @dataclass(frozen=True)
@@ -231,14 +232,13 @@ class DistinctCount(OfInput):
     kind = "distinct_count"
 
     def check(self, argument: str, given: pa.DataType) -> None:
-        if family(given) == "map":
-            raise TypeError(COMPARABLE)
+        check_comparable(given)
 
     def result_type(self, given: pa.DataType | None) -> pa.DataType:
         return pa.int64()
 
     def over(self, rows: Sequence[Fed]) -> int:
-        return len({repr(value) for value in _known(rows)})
+        return len({repr(value) for value in known(rows)})
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,8 @@ class Top(OfInput):
         return pa.list_(given)
 
     def over(self, rows: Sequence[Fed]) -> list[Any]:
-        known = [row for row in rows if None not in (row.values["input"], row.values[self.ordered_by])]
-        ordered = sorted(known, key=lambda row: row.values[self.ordered_by], reverse=True)
+        complete = [row for row in rows if None not in (row.values["input"], row.values[self.ordered_by])]
+        ordered = sorted(complete, key=lambda row: row.values[self.ordered_by], reverse=True)
         return [row.values["input"] for row in ordered[: self.count]]
 
 
@@ -305,12 +305,20 @@ def check_order(kind: pa.DataType) -> None:
         raise TypeError(ORDERED)
 
 
-def _check_number(kind: pa.DataType) -> None:
+def check_comparable(kind: pa.DataType) -> None:
+    """Raises TypeError naming the required types, if values of a type cannot be compared."""
+    if family(kind) == "map":
+        raise TypeError(COMPARABLE)
+
+
+def check_number(kind: pa.DataType) -> None:
+    """Raises TypeError naming the required type, if values of a type are not numbers."""
     if family(kind) != "number":
         raise TypeError(NUMBERS)
 
 
-def _known(rows: Sequence[Fed]) -> list[Any]:
+def known(rows: Sequence[Fed]) -> list[Any]:
+    """The values that are not null, in order of arrival."""
     return [row.values["input"] for row in rows if row.values["input"] is not None]
 
 
@@ -319,7 +327,7 @@ def _by_time(rows: Sequence[Fed]) -> list[Fed]:
     return sorted(rows, key=lambda row: row.time or 0)
 
 
-def _total(values: Sequence[float]) -> float:
+def total(values: Sequence[float]) -> float:
     """Rounded once at the end; infinity or NaN if the exact sum is not a number."""
     try:
         return math.fsum(values)
@@ -332,7 +340,7 @@ def _total(values: Sequence[float]) -> float:
 
 def sum(expression: str) -> Aggregate:
     """The sum of a number; a bigint for integers. Emitting a sum that does not fit its type is an error."""
-    return Sum(_text(expression, "sum"))
+    return Sum(text_of(expression, "sum"))
 
 
 def count() -> Aggregate:
@@ -342,42 +350,42 @@ def count() -> Aggregate:
 
 def min(expression: str) -> Aggregate:
     """The smallest value; nulls are ignored."""
-    return Min(_text(expression, "min"))
+    return Min(text_of(expression, "min"))
 
 
 def max(expression: str) -> Aggregate:
     """The largest value; nulls are ignored."""
-    return Max(_text(expression, "max"))
+    return Max(text_of(expression, "max"))
 
 
 def mean(expression: str) -> Aggregate:
     """The average, a double; nulls are ignored."""
-    return Mean(_text(expression, "mean"))
+    return Mean(text_of(expression, "mean"))
 
 
 def stddev(expression: str) -> Aggregate:
     """The sample standard deviation; null for fewer than two values."""
-    return Stddev(_text(expression, "stddev"))
+    return Stddev(text_of(expression, "stddev"))
 
 
 def first(expression: str) -> Aggregate:
     """The value in the row with the smallest event time; of several, the first to arrive."""
-    return First(_text(expression, "first"))
+    return First(text_of(expression, "first"))
 
 
 def last(expression: str) -> Aggregate:
     """The value in the row with the largest event time; of several, the last to arrive."""
-    return Last(_text(expression, "last"))
+    return Last(text_of(expression, "last"))
 
 
 def collect(expression: str) -> Aggregate:
     """All values, in order of arrival."""
-    return Collect(_text(expression, "collect"))
+    return Collect(text_of(expression, "collect"))
 
 
 def distinct_count(expression: str) -> Aggregate:
     """The number of different values; nulls are ignored."""
-    return DistinctCount(_text(expression, "distinct_count"))
+    return DistinctCount(text_of(expression, "distinct_count"))
 
 
 def top(expression: str, count: int, *, by: str | None = None) -> Aggregate:
@@ -386,7 +394,7 @@ def top(expression: str, count: int, *, by: str | None = None) -> Aggregate:
         raise InvalidAggregate(
             f"top takes a positive integer, not {count!r}", where=users_line(), next_step="top('score', 3)"
         )
-    return Top(_text(expression, "top"), count, None if by is None else _text(by, "by"))
+    return Top(text_of(expression, "top"), count, None if by is None else text_of(by, "by"))
 
 
 def combine(
@@ -413,10 +421,17 @@ def combine(
             f"result must be a single type, not '{result}'", where=users_line(), next_step="result='bigint'"
         )
     kind = columns.arrow.field(0).type
-    return Combine(_text(input, "combine"), zero, add, merge, extract, kind)
+    return Combine(text_of(input, "combine"), zero, add, merge, extract, kind)
 
 
-def _text(expression: object, what: str) -> str:
+avg = mean
+std = stddev_samp = stddev
+collect_list = collect
+count_distinct = distinct_count
+
+
+def text_of(expression: object, what: str) -> str:
+    """An argument of the aggregate `what`."""
     if not isinstance(expression, str) or not expression.strip():
         raise InvalidAggregate(
             f"{what} takes a column or a Spark SQL expression as text, not {expression!r}",

@@ -118,7 +118,7 @@ def check_loop(sources: Sequence[Endpoint], sinks: Sequence[Endpoint]) -> None:
 
 
 def differences(one: Schema, other: Schema) -> str:
-    """How two schemas differ, ignoring nullability; empty if they do not."""
+    """How two schemas differ, ignoring order and nullability; empty if they do not."""
     own, others = ({field.name: field.type for field in schema.arrow} for schema in (one, other))
     found = [
         f"'{name}' is missing in one" for name in dict.fromkeys([*own, *others]) if (name in own) != (name in others)
@@ -128,8 +128,6 @@ def differences(one: Schema, other: Schema) -> str:
         for name, kind in own.items()
         if name in others and others[name] != kind
     ]
-    if not found and one.names != other.names:
-        found = [f"the order is {', '.join(one.names)} and {', '.join(other.names)}"]
     return "; ".join(found)
 
 

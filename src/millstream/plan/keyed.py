@@ -21,6 +21,7 @@ from millstream.plan.checks import (
     row_order,
     window_arguments,
 )
+from millstream.plan.hints import OF_GROUPS, OF_KEYED, Hinted
 from millstream.plan.nodes import (
     INSTANT,
     PANE,
@@ -44,8 +45,13 @@ if TYPE_CHECKING:
 WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta_window, closed_by, everything"
 
 
-class Keyed:
+class Keyed(Hinted):
     """A stream grouped by key columns."""
+
+    _noun = "a keyed stream"
+    _hints = OF_KEYED
+    if not TYPE_CHECKING:
+        __getattr__ = Hinted._unknown
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self.stream = stream
@@ -129,8 +135,13 @@ class Keyed:
         return ", ".join(map(repr, self.keys))
 
 
-class Windowed:
+class Windowed(Hinted):
     """A keyed stream in windows: choose when panes are emitted, how they relate, and what is computed."""
+
+    _noun = "a windowed stream"
+    _hints = OF_GROUPS
+    if not TYPE_CHECKING:
+        __getattr__ = Hinted._unknown
 
     def __init__(
         self,
@@ -141,6 +152,7 @@ class Windowed:
         arguments: Mapping[str, Expression],
         trigger: Trigger | None = None,
         mode: Mode = Mode.ACCUMULATING,
+        until_expiry: bool = False,
     ) -> None:
         self._keyed = keyed
         self._window = window
@@ -149,12 +161,17 @@ class Windowed:
         self._arguments = arguments
         self._trigger = trigger or Repeatedly(AfterWatermark())
         self._mode = mode
+        self._until_expiry = until_expiry
 
     def trigger(self, trigger: Trigger) -> Windowed:
         """Chooses when panes are emitted; default: when the watermark passes a window's end, then with late rows."""
         if not isinstance(trigger, Trigger):
             raise refusal(f"{trigger!r} is not a trigger", TRIGGERS)
-        return self._with(trigger, self._mode)
+        if self._window.slides:
+            raise InvalidWindow(
+                f"{self._window} emits a pane with every row", where=users_line(), next_step="remove trigger(…)"
+            )
+        return self._with(trigger, self._mode, self._until_expiry)
 
     def discarding(self) -> Windowed:
         """Each pane contains what is new since the previous one."""
@@ -164,12 +181,24 @@ class Windowed:
         """Each pane contains the whole window so far, and replaces the previous one. This is the default."""
         return self._with(self._trigger, Mode.ACCUMULATING)
 
-    def retracting(self) -> Windowed:
-        """Each pane retracts the previous one, and then contains the whole window so far."""
-        return self._with(self._trigger, Mode.RETRACTING)
+    def retracting(self, *, until_expiry: bool = False) -> Windowed:
+        """Each pane retracts the previous one, and then contains the whole window so far.
 
-    def _with(self, trigger: Trigger, mode: Mode) -> Windowed:
-        return Windowed(self._keyed, self._window, self._lateness, self._pane_time, self._arguments, trigger, mode)
+        With `until_expiry`, the last pane is retracted when its window expires: a table of the panes has only windows
+        that can still change.
+        """
+        if until_expiry and not self._window.has_end:
+            raise InvalidWindow(
+                f"{self._window} has no end in event time, so it does not expire",
+                where=users_line(),
+                next_step="remove until_expiry=",
+            )
+        return self._with(self._trigger, Mode.RETRACTING, until_expiry)
+
+    def _with(self, trigger: Trigger, mode: Mode, until_expiry: bool = False) -> Windowed:
+        return Windowed(
+            self._keyed, self._window, self._lateness, self._pane_time, self._arguments, trigger, mode, until_expiry
+        )
 
     def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Panes:
         """Computes aggregates, given as name=aggregate."""
@@ -194,6 +223,7 @@ class Windowed:
             self._mode,
             tuple(aggregates.items()),
             tuple((arguments | dict(self._arguments)).items()),
+            self._until_expiry,
         )
         return Panes(stream.flow, stream.flow.named(node, "agg", name))
 

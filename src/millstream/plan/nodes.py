@@ -150,7 +150,7 @@ class MapRows(Node):
     per_batch: bool
     flat: bool
     batch_type: str = "polars"
-    """How a batch is passed: "polars", a DataFrame, or "arrow", a pyarrow Table. Either may be returned."""
+    """How a batch is passed: "polars", "pandas" or "arrow". Any of them may be returned."""
 
     @property
     def label(self) -> str:
@@ -177,6 +177,8 @@ class WindowedAggregate(StreamNode):
     aggregates: tuple[tuple[str, Aggregate], ...]
     arguments: tuple[tuple[str, Expression], ...]
     """The arguments of the aggregates and the window: expressions over the input rows, by name."""
+    until_expiry: bool = False
+    """Whether the last pane of a window is retracted when the window expires."""
     keeps_state: ClassVar[bool] = True
 
     @property
@@ -189,7 +191,8 @@ class WindowedAggregate(StreamNode):
         keys = f" per {', '.join(self.keys)}" if self.keys else ""
         late = f", lateness {format_duration(self.lateness)}" if self.lateness else ""
         time = f", at {self.pane_time.value}" if self.pane_time is not PaneTime.END_OF_WINDOW else ""
-        return f"{what}{keys} in {self.window}{late}{time} when {self.trigger}, {self.mode.value}"
+        until = " until expiry" if self.until_expiry else ""
+        return f"{what}{keys} in {self.window}{late}{time} when {self.trigger}, {self.mode.value}{until}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +212,8 @@ class Process(StreamNode):
         timers = f", timers to {_name_of(self.on_timer)}" if self.on_timer else ""
         time = f", by {self.event_time}" if self.event_time else ""
         order = ", in order of event time" if self.order is RowOrder.EVENT_TIME else ""
-        return f"process {_name_of(self.function)} per {', '.join(self.keys)}{timers}{time}{order}"
+        keys = f" per {', '.join(self.keys)}" if self.keys else ""
+        return f"process {_name_of(self.function)}{keys}{timers}{time}{order}"
 
 
 @dataclass(frozen=True, eq=False)

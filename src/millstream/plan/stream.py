@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression, expression
-from millstream.expressions.spark_types import quoted
 from millstream.plan import engine
 from millstream.plan.checks import (
     NAME,
@@ -18,13 +17,13 @@ from millstream.plan.checks import (
     check_keys,
     check_loop,
     check_partitions,
-    column_of,
-    differences,
     refusal,
     schema_of,
     sink_of,
 )
+from millstream.plan.columns import aligned, kept, renamed, replaced, sampled, selected, without
 from millstream.plan.explain import Format, explained
+from millstream.plan.hints import Hinted
 from millstream.plan.late import late_columns
 from millstream.plan.nodes import (
     Dead,
@@ -51,15 +50,19 @@ if TYPE_CHECKING:
     from millstream.plan.tables import Grouping, Table
 
 RESERVED = ("window", "pane", "weight", "event_time")
-Batch = Literal["polars", "arrow"]
+Batch = Literal["polars", "pandas", "arrow"]
+BATCHES = get_args(Batch)
 
 
-class Stream:
+class Stream(Hinted):
     """Rows that keep coming."""
 
     def __init__(self, flow: Flow, node: Node) -> None:
         self.flow = flow
         self.node = node
+
+    if not TYPE_CHECKING:  # for type checkers, a name that does not exist stays an error
+        __getattr__ = Hinted._unknown
 
     @property
     def schema(self) -> Schema:
@@ -89,25 +92,44 @@ class Stream:
         return self._next(self.flow.named(Where("", self.schema, (self.node,), users_line(), checked), kind, name))
 
     def select(self, *columns: str, name: str | None = None, **made: str) -> Stream:
-        """Keeps the named columns, and adds new ones given as name='expression'."""
+        """Keeps the named columns, "*" for all of them, and adds new ones given as name='expression'."""
         if not columns and not made:
             raise refusal("select needs at least one column", f"columns that exist: {', '.join(self.schema.names)}")
-        kept = [(column_of(self.schema, column), self._kept(column)) for column in columns]
-        return self._project(
-            kept + [(new, expression(text, self.schema)) for new, text in made.items()], name, "select"
-        )
+        return self._project(selected(self.schema, columns, made), name, "select")
 
     def with_column(self, column: str, made: str, *, name: str | None = None) -> Stream:
         """Adds a column, or replaces the one of that name."""
-        if not isinstance(column, str) or not column:
-            raise refusal(f"a column name is a string, not {column!r}", "with_column('name', 'expression')")
-        value = expression(made, self.schema)
-        columns = {known.lower(): (known, self._kept(known)) for known in self.schema.names}
-        columns[column.lower()] = (column, value)
-        return self._project(list(columns.values()), name, "with_column")
+        return self._project(replaced(self.schema, {column: made}, "with_column"), name, "with_column")
+
+    def with_columns(self, columns: Mapping[str, str] | None = None, *, name: str | None = None, **made: str) -> Stream:
+        """Adds or replaces columns, given as name='expression' or as a dict.
+
+        Every expression sees the columns as they were before.
+        """
+        return self._project(replaced(self.schema, {**(columns or {}), **made}, "with_columns"), name, "with_columns")
+
+    def drop(self, *columns: str, name: str | None = None) -> Stream:
+        """Removes columns."""
+        return self._project(without(self.schema, columns), name, "drop")
+
+    def rename(self, columns: Mapping[str, str] | None = None, *, name: str | None = None, **renames: str) -> Stream:
+        """Renames columns, given as old='new' or as a dict; the others stay as they are."""
+        return self._project(renamed(self.schema, {**(columns or {}), **renames}), name, "rename")
+
+    def sample(
+        self, fraction: float, *, by: str | Sequence[str] = (), seed: int = 0, name: str | None = None
+    ) -> Stream:
+        """Keeps about this fraction of the rows, chosen by a hash of their values: the same ones in every run.
+
+        With `by`, rows that are equal in these columns are kept or dropped together, for example all of a user. By
+        default the hash uses every column that is a string, a whole number, a decimal, a boolean, a date or a
+        timestamp. Another `seed` chooses other rows.
+        """
+        columns = (by,) if isinstance(by, str) else by
+        return self._where(sampled(self.schema, fraction, columns, seed), name, "sample")
 
     def _kept(self, column: str) -> Expression:
-        return Expression(f"`{column}`", quoted(column), self.schema.field(column).type, frozenset({column}))
+        return kept(self.schema, column)
 
     def _project(self, made: Sequence[tuple[str, Expression]], name: str | None, kind: str) -> Stream:
         with AtUsersLine():
@@ -124,8 +146,9 @@ class Stream:
     ) -> Stream:
         """Calls a Python function with each row (a dict); it returns a row, or None to drop it.
 
-        With `batch=True` or "polars" it takes and returns polars frames, with "arrow" pyarrow tables. A row for which
-        it raises goes to `.dead`. `schema` describes the result, if it differs from the input.
+        With `batch=True` or "polars" it takes and returns polars frames, with "pandas" pandas frames, with "arrow"
+        pyarrow tables. A row for which it raises goes to `.dead`. `schema` describes the result, if it differs from
+        the input.
         """
         return self._mapped(function, schema, batch, flat=False, name=name)
 
@@ -152,10 +175,10 @@ class Stream:
             raise refusal(
                 f"{verb} takes a synchronous function, but this one is async", "call asyncio.run(…) inside it"
             )
-        if batch not in (True, False, "polars", "arrow"):
-            raise refusal(f"batch is True, False, 'polars' or 'arrow', not {batch!r}", "True means 'polars'")
+        if batch not in (True, False, *BATCHES):
+            raise refusal(f"batch is True, False, 'polars', 'pandas' or 'arrow', not {batch!r}", "True means 'polars'")
         columns = self.schema if schema is None else schema_of(schema)
-        kind = "arrow" if batch == "arrow" else "polars"
+        kind = batch if isinstance(batch, str) else "polars"
         made = MapRows("", columns, (self.node,), users_line(), function, bool(batch), flat, kind)
         return self._next(self.flow.named(made, verb, name))
 
@@ -179,8 +202,11 @@ class Stream:
             streams[rest] = self._where(and_none([], taken), None, f"split {rest}")
         return streams
 
-    def union(self, *others: Stream, name: str | None = None) -> Stream:
-        """The rows of all streams; the watermark is the smallest of theirs."""
+    def union(self, *others: Stream, missing: bool = False, name: str | None = None) -> Stream:
+        """The rows of all streams, with columns matched by name; the watermark is the smallest of theirs.
+
+        With `missing`, a column that one of them lacks is null in its rows.
+        """
         if not others:
             raise refusal("union needs at least two streams", "a.union(b)")
         for other in others:
@@ -191,28 +217,20 @@ class Stream:
                     f"union needs streams of one flow, but these are of '{self.flow.name}' and '{other.flow.name}'",
                     "read both in one flow, or write a topic in one and read it in the other",
                 )
-            if differing := differences(self.schema, other.schema):
-                raise refusal(
-                    f"union needs streams with the same columns: {differing}", "use select(…) to make them equal"
-                )
-        inputs = (self.node, *(other.node for other in others))
+        streams = aligned([self, *others], missing=missing)
+        inputs = tuple(stream.node for stream in streams)
         fields = [
             field.with_nullable(any(node.schema.field(field.name).nullable for node in inputs))
-            for field in self.schema.arrow
+            for field in streams[0].schema.arrow
         ]
         columns = Schema.from_arrow(pa.schema(fields))
         made = self.flow.named(Union("", columns, inputs, users_line()), "union", name)
-        return next((other._next(made) for other in others if other.is_table), self._next(made))
+        return next((stream._next(made) for stream in streams if stream.is_table), self._next(made))
 
     # ------------------------------------------------------------ grouping
 
     def key_by(self, *columns: str) -> Keyed:
-        """Rows with the same values in these columns belong together."""
-        if not columns:
-            raise refusal(
-                "key_by needs at least one column",
-                f"columns that exist: {', '.join(self.schema.names)}; to use no key, remove key_by",
-            )
+        """Rows with the same values in these columns belong together; without columns, all rows do."""
         check_keys(self.schema, columns, "key_by")
         for column in columns:
             if column.lower() in RESERVED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from millstream.expressions.lowered import type_name
 from millstream.plan.aggregates import Aggregate, check_order
 from millstream.plan.bundles import micros
 from millstream.plan.checks import check_keys, refusal, without_event_time
+from millstream.plan.hints import OF_GROUPS, Hinted
 from millstream.plan.keyed import aggregated, check_named
 from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Union, Where, WindowedAggregate
 from millstream.plan.stream import Stream
@@ -111,8 +112,13 @@ def _keeps(node: Node, key: tuple[str, ...]) -> bool:
     return False
 
 
-class Grouping:
+class Grouping(Hinted):
     """Rows grouped by some columns, to be aggregated."""
+
+    _noun = "a grouping"
+    _hints = OF_GROUPS
+    if not TYPE_CHECKING:
+        __getattr__ = Hinted._unknown
 
     def __init__(self, stream: Stream, columns: tuple[str, ...]) -> None:
         check_keys(stream.schema, columns, "group_by")

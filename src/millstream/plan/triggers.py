@@ -219,8 +219,9 @@ def after_watermark(early: Trigger | None = None, late: Trigger | None = None) -
 
 
 def after(delay: str | timedelta) -> After:
-    """Fires a given time after the first row of the pane, by the clock."""
-    return After(_positive(delay, "delay"))
+    """Fires a given time after the first row of the pane, by the clock; after "0 seconds", with every bundle."""
+    with AtUsersLine():
+        return After(duration(delay, what="delay"))
 
 
 def every(interval: str | timedelta) -> Every:

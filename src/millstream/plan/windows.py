@@ -37,6 +37,11 @@ class Window:
     merges: ClassVar[bool] = False
     """Whether windows of a key that overlap become one."""
 
+    @property
+    def slides(self) -> bool:
+        """Whether every row completes a window, of itself and rows before it."""
+        return False
+
 
 @dataclass(frozen=True)
 class Fixed(Window):
@@ -95,10 +100,15 @@ class Rows(Window):
 class DeltaWindow(Window):
     column: str
     threshold: float
+    is_sliding: bool = False
     has_end: ClassVar[bool] = False
 
+    @property
+    def slides(self) -> bool:
+        return self.is_sliding
+
     def __str__(self) -> str:
-        return f"delta_window({self.column}, {self.threshold})"
+        return f"delta_window({self.column}, {self.threshold}{', sliding' if self.slides else ''})"
 
 
 @dataclass(frozen=True)
@@ -168,13 +178,19 @@ def rows(count: int, *, every: int | None = None) -> Rows:
     return Rows(count, period)
 
 
-def delta_window(column: str, threshold: float) -> DeltaWindow:
-    """A new window starts with a row whose `column` differs by `threshold` or more from the window's first row."""
+def delta_window(column: str, threshold: float, *, slides: bool = False) -> DeltaWindow:
+    """A new window starts with a row whose `column` differs by `threshold` or more from the window's first row.
+
+    With `slides`, every row emits a window of itself and the rows before it, back to the last one whose `column`
+    differs from its own by `threshold` or more.
+    """
+    if not isinstance(slides, bool):
+        raise _refuse(f"slides is True or False, not {slides!r}", "for example delta_window('speed', 10, slides=True)")
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < math.inf:
         raise _refuse(
             f"a threshold must be a positive number, not {threshold!r}", "for example delta_window('speed', 10)"
         )
-    return DeltaWindow(_text(column, "delta_window takes a column", "delta_window('speed', 10)"), threshold)
+    return DeltaWindow(_text(column, "delta_window takes a column", "delta_window('speed', 10)"), threshold, slides)
 
 
 def closed_by(predicate: str) -> ClosedBy:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import polars as pl
-
 from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
+from millstream.plan.batches import batch_given, batch_returned
 from millstream.plan.bundles import Bundle, Row, moment, table_of
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
@@ -59,8 +58,7 @@ class MapOperator(Operator):
     def _results(self, row: Row) -> list[dict[str, Any]]:
         if self.node.per_batch:
             table = table_of([row], self.node.inputs[0])
-            result = self.node.function(table if self.node.batch_type == "arrow" else pl.from_arrow(table))
-            given = (result.to_arrow() if isinstance(result, pl.DataFrame) else result).to_pylist()
+            given = batch_returned(self.node.function(batch_given(table, self.node)), self.node).to_pylist()
         else:
             result = self.node.function(dict(row.values))
             given = list(result) if self.node.flat else ([] if result is None else [result])

@@ -47,6 +47,8 @@ class KeyState:
     seen: int = 0
     number: int = 0
     first_value: Any = None
+    recent: list[Row] = field(default_factory=list)
+    """The rows of a sliding window."""
 
 
 class WindowOperator:
@@ -199,6 +201,9 @@ class WindowOperator:
             if bundle.watermark_before >= END:
                 self._too_late(row, (row.time, row.time), "expired")
                 continue
+            if self.node.window.slides:
+                self._slide(state, row, bundle)
+                continue
             for number in self._numbers(state, row):
                 pane = state.panes.setdefault(number, Pane(row.time, row.time, begin(self.node.trigger)))
                 if pane.is_closed:
@@ -207,6 +212,22 @@ class WindowOperator:
                     pane.end = row.time
                     self._add(pane, [row], bundle)
             self._complete(state, row)
+
+    def _slide(self, state: KeyState, row: Row, bundle: Bundle) -> None:
+        """A window of the row and of those before it, back to the last one that differs too much."""
+        assert isinstance(self.node.window, windows.DeltaWindow)
+        value = row.values[ARGUMENTS]["window.delta"]
+        kept: list[Row] = []
+        for known in reversed(state.recent):
+            other = known.values[ARGUMENTS]["window.delta"]
+            if None not in (value, other) and abs(value - other) >= self.node.window.threshold:
+                break
+            kept.insert(0, known)
+        state.recent = [*kept, row]
+        pane = Pane(state.recent[0].time, row.time, begin(self.node.trigger), is_complete=True)
+        state.panes[state.seen] = pane
+        state.seen += 1
+        self._add(pane, list(state.recent), bundle)
 
     def _numbers(self, state: KeyState, row: Row) -> list[int]:
         """The numbers of the windows that a row belongs to."""
@@ -266,6 +287,8 @@ class WindowOperator:
             if not pane.is_closed:
                 sent += self._ask_pane(key, pane, at_end, comes_to_end, is_over, bundle)
             if is_over:
+                if self.node.until_expiry:
+                    sent += _retractions(pane)
                 del state.panes[number]
         return sent
 
@@ -307,7 +330,7 @@ class WindowOperator:
         values |= results(self.node, rows, key, (moment(pane.start), moment(pane.end)))
         values["event_time"] = moment(time)
         row = Row(values, time)
-        retractions = [replace(old, values={**old.values, "weight": -1}, weight=-1) for old in pane.sent]
+        retractions = _retractions(pane)
         pane.index += 1
         pane.on_time_index += timing != "early"
         pane.waiting, pane.in_time = [], []
@@ -328,6 +351,11 @@ class WindowOperator:
         """Waiting rows hold back the output watermark at the event time of their pane."""
         times = [self._pane_time(pane) for state in self.keys.values() for pane in state.panes.values() if pane.waiting]
         return min((time for time in times if time is not None), default=END)
+
+
+def _retractions(pane: Pane) -> list[Row]:
+    """What retracts the rows that a window has sent."""
+    return [replace(old, values={**old.values, "weight": -1}, weight=-1) for old in pane.sent]
 
 
 def sort_key(key: tuple[Any, ...]) -> tuple[Any, ...]:

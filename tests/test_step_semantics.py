@@ -1,0 +1,145 @@
+"""The steps on single rows and columns as small transcripts, each played on every runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.testing import Add, Clock, Watermark
+from times import t
+from transcripts import play
+
+pytestmark = pytest.mark.transcripts("reference", "local", "spark")
+SCHEMA = "key string, n int, at timestamp"
+
+
+def add(*rows: tuple[Any, ...]) -> Add:
+    """Rows as (key, n, seconds)."""
+    return Add([{"key": key, "n": n, "at": t(seconds)} for key, n, seconds in rows])
+
+
+def run(build: Any, *steps: Any, schema: Any = SCHEMA, event_time: Any = "at") -> list[Any]:
+    return play(build, list(steps), schema=schema, event_time=event_time)
+
+
+@pytest.mark.on_spark
+def test_columns_are_added_renamed_and_dropped() -> None:
+    def build(rows: Any) -> Any:
+        more = rows.with_columns(n="n + 1", was="n").rename(key="user").drop("at")
+        return more.select("*", both="concat(user, cast(was as string))")
+
+    assert run(build, add(("a", 1, 0), (None, None, 1))) == [
+        [{"user": "a", "n": 2, "was": 1, "both": "a1"}, {"user": None, "n": None, "was": None, "both": None}]
+    ]
+
+
+@pytest.mark.on_spark
+def test_union_by_name_with_missing_columns() -> None:
+    schemas = {"one": "a int, b string, at timestamp", "two": "at timestamp, c double, a int"}
+    times = {"one": "at", "two": "at"}
+    steps = [Add([{"a": 1, "b": "x", "at": t(0)}], to="one"), Add([{"at": t(1), "c": 0.5, "a": 2}], to="two")]
+    out = run(lambda one, two: one.union(two, missing=True), *steps, schema=schemas, event_time=times)
+    assert out == [
+        [{"a": 1, "b": "x", "at": t(0), "c": None}],
+        [{"a": 2, "b": None, "at": t(1), "c": 0.5}],
+    ]
+
+
+def test_a_union_by_name_can_be_aggregated() -> None:
+    schemas = {"one": "k string, n int, at timestamp", "two": "at timestamp, n int"}
+    steps = [
+        Add([{"k": "a", "n": 1, "at": t(0)}], to="one"),
+        Add([{"at": t(1), "n": 2}, {"at": t(2), "n": 3}], to="two"),
+        Watermark(None),
+    ]
+
+    def build(one: Any, two: Any) -> Any:
+        return one.union(two, missing=True).key_by("k").window(ms.fixed("1 minute")).agg(total=ms.sum("n"))
+
+    out = run(build, *steps, schema=schemas, event_time={"one": "at", "two": "at"})
+    assert [(row["k"], row["total"]) for row in out[2]] == [(None, 5), ("a", 1)]
+
+
+SAMPLED = [3, 4, 5, 9, 10, 13, 16, 17, 19, 28, 31, 33, 37, 39]
+"""Chosen once: a change of the hash would change the results of running jobs."""
+
+
+@pytest.mark.on_spark
+def test_a_sample_is_the_same_in_every_run_however_rows_are_bundled() -> None:
+    rows = [("k", n, n) for n in range(40)]
+    halves = run(lambda stream: stream.sample(0.25), add(*rows[:13]), add(*rows[13:]))
+    whole = run(lambda stream: stream.sample(0.25), add(*rows))
+    assert [row["n"] for step in halves for row in step] == [row["n"] for row in whole[0]] == SAMPLED
+
+
+def test_another_seed_chooses_other_rows() -> None:
+    rows = add(*(("k", n, n) for n in range(40)))
+    chosen = [run(lambda s, seed=seed: s.sample(0.25, seed=seed), rows)[0] for seed in (0, 1)]
+    assert chosen[0] != chosen[1]
+    assert run(lambda s: s.sample(0), rows) == [[]]
+    assert len(run(lambda s: s.sample(1), rows)[0]) == 40
+
+
+def test_a_sample_by_a_column_has_all_rows_of_a_value_or_none() -> None:
+    rows = add(*((f"user {n % 10}", n, n) for n in range(100)), (None, 1, 1), ("", 1, 1))
+    users = [row["key"] for row in run(lambda s: s.sample(0.5, by="key"), rows)[0]]
+    known = {user for user in users if user}
+    assert 1 <= len(known) <= 9
+    assert all(users.count(user) == 10 for user in known)
+
+
+def test_a_sample_of_a_table_keeps_up_with_its_changes() -> None:
+    def build(rows: Any) -> Any:
+        return rows.to_table(key="key").sample(0.5, by=("key", "n")).group_by().agg(n=ms.count(), total=ms.sum("n"))
+
+    values = [("a", 1, 0), ("b", 2, 1), ("c", 3, 2), ("a", 4, 3), ("b", 5, 4), ("c", 6, 5)]
+    table = run(build, *(add(row) for row in values))
+    whole = run(build, add(*values))
+    assert table[-1][-1:] == whole[0][-1:] or not table[-1]
+
+
+# ---------------------------------------------------------------- functions
+
+
+@pytest.mark.on_spark
+def test_a_function_of_pandas_frames() -> None:
+    """Goal: whole numbers stay whole beside nulls, and a row it fails on is a dead letter."""
+
+    def twice(frame: Any) -> Any:
+        assert type(frame).__module__.startswith("pandas")
+        if (frame["key"] == "bad").any():
+            raise ValueError("a bad key")
+        return frame.assign(n=[None if n is None else n * 2 for n in frame["n"]])[["n", "key"]]
+
+    def build(rows: Any) -> Any:
+        made = rows.map(twice, "key string, n bigint", batch="pandas")
+        return {"made": made, "dead": made.dead.select("reason")}
+
+    out = run(build, add(("a", 2**31 - 1, 0), ("b", None, 1)), add(("bad", 1, 2), ("c", 2, 3)))
+    assert out[0]["made"] == [{"key": "a", "n": 2**32 - 2}, {"key": "b", "n": None}]
+    assert out[1]["made"] == [{"key": "c", "n": 4}]
+    assert [row["reason"].partition(": ")[2] for row in out[1]["dead"]] == ["ValueError: a bad key"]
+
+
+@pytest.mark.on_spark
+def test_process_without_a_key_has_one_state_for_all_rows() -> None:
+    due = t(5)
+
+    def count(row: Any, key: Any) -> Any:
+        key.state["n"] = key.state.get("n", 0) + 1
+        key.at_processing_time(due, "seen")
+        return {"n": key.state["n"]}
+
+    def build(rows: Any) -> Any:
+        return rows.key_by().process(count, "n int", on_timer=lambda tag, time, key: {"n": -key.state["n"]})
+
+    out = run(build, add(("a", 1, 0), ("b", 1, 1)), add(("c", 1, 2)), Clock(due))
+    assert [row["n"] for step in out for row in step] == [1, 2, 3, -3]
+
+
+def test_a_window_without_a_key_has_all_rows() -> None:
+    steps = [add(("a", 1, 0), ("b", 1, 0)), Watermark(None)]
+    out = run(lambda rows: rows.key_by().window(ms.fixed("1 minute")).agg(n=ms.count()), *steps)
+    assert [row["n"] for row in out[1]] == [2]

@@ -7,7 +7,8 @@ from pyspark.errors import PySparkException
 
 from millstream.errors import MillstreamError
 from millstream.records import Schema
-from millstream.spark.topic_data_source import Settings, register
+from millstream.spark.topic_data_source import register
+from millstream.spark.topic_options import Settings
 
 SCORES = "user string, score int"
 AT = datetime(2026, 1, 2, tzinfo=UTC)

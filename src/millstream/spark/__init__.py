@@ -14,7 +14,7 @@ __all__ = ["register", "session", "stop", "warm"]
 
 
 def register(spark: SparkSession, *, broker: str | None = None) -> None:
-    """Makes topics readable in plain PySpark: spark.readStream.format("millstream").option("topic", …)."""
+    """Registers topics as a format of plain PySpark, to read and to write: .format("millstream").option("topic", …)."""
     from millstream.spark.topic_data_source import register
 
     register(spark, broker=broker)

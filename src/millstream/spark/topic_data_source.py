@@ -1,5 +1,7 @@
 """Topics as a PySpark data source: `spark.readStream.format("millstream").option("topic", …)`, without a flow.
 
+Writing is in topic_writer.py.
+
 Spark plans in one Python process and reads in others; each opens the topic itself. Rows go to Spark as the
 stored Arrow batches, and the offsets in Spark's checkpoint are those of the topic.
 """
@@ -9,8 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,7 +35,8 @@ from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, open_embedded
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.records import Schema
 from millstream.secrets import delivery
-from millstream.user_lines import what_exists
+from millstream.spark.topic_options import READ_OPTIONS, WRITE_OPTIONS, Settings, without_traceback
+from millstream.spark.topic_writer import TopicStreamWriter, TopicWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,16 +46,6 @@ NAME = "millstream"
 KEY_AND_VALUE = Schema.of("key binary, value binary")
 METADATA = Schema.of(
     "topic string, partition int, offset long, timestamp timestamp, headers map<string,binary>",
-)
-OPTIONS = (
-    "topic",
-    "broker",
-    "startingOffsets",
-    "endingOffsets",
-    "maxRecordsPerBatch",
-    "format",
-    "badRecords",
-    "tasks",
 )
 AnySource: TypeAlias = TopicSource | KafkaSource
 EARLIEST, LATEST = -2, -1  # as Kafka writes them in JSON
@@ -69,75 +61,6 @@ def register(spark: SparkSession, *, broker: str | os.PathLike[str] | None = Non
     # A new class is sent to Spark's processes by value, and with it the address.
     bound = {"default_broker": address, "default_kafka": kafka, "__module__": "__main__"}
     spark.dataSource.register(type("MillstreamTopics", (TopicDataSource,), bound))
-
-
-@contextmanager
-def without_traceback() -> Iterator[None]:
-    """Reports a user's mistake without a stack trace; the Spark process that this runs in ends with it."""
-    try:
-        yield
-    except MillstreamError:
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-        raise
-
-
-# ---------------------------------------------------------------- options
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The validated options."""
-
-    topic: str
-    broker: str
-    registered: KafkaAddress | None = field(hash=False)
-    """The broker, if it is Kafka and was given to `register`: all processes have its secrets."""
-    starting: str
-    ending: str
-    limit_rows: int | None
-    format: str | None
-    fails_on_bad: bool
-    tasks: int
-
-    @classmethod
-    def of(cls, options: Mapping[str, str], default_broker: str, default_kafka: KafkaAddress | None = None) -> Settings:
-        given = {name.lower(): value for name, value in options.items()}
-        known = {name.lower(): name for name in OPTIONS}
-        topic = given.pop("path", None)  # the argument of load()
-        for name in given:
-            if name not in known:
-                raise InvalidSetting(
-                    f"there is no option '{name}'", next_step=what_exists(name, OPTIONS, kind="options")
-                )
-        topic = given.get("topic", topic)
-        if not topic:
-            raise InvalidSetting("no topic is given", next_step='add one: .option("topic", "scores")')
-        bad = given.get("badrecords", "fail")
-        if bad not in ("fail", "drop"):
-            raise InvalidSetting(f"badRecords must be 'fail' or 'drop', not {bad!r}")
-        limit = given.get("maxrecordsperbatch")
-        return cls(
-            topic=topic,
-            broker=given.get("broker", default_broker),
-            registered=None if "broker" in given else default_kafka,
-            starting=given.get("startingoffsets", "earliest"),
-            ending=given.get("endingoffsets", "latest"),
-            limit_rows=None if limit is None else _number("maxRecordsPerBatch", limit),
-            format=given.get("format"),
-            fails_on_bad=bad == "fail",
-            tasks=_number("tasks", given["tasks"]) if "tasks" in given else os.cpu_count() or 1,
-        )
-
-    @property
-    def kafka(self) -> KafkaAddress | None:
-        """The broker, if it is Kafka. One given as an option is resolved in each process: its secrets are not sent."""
-        return self.registered or as_kafka(self.broker)
-
-
-def _number(name: str, text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise InvalidSetting(f"{name} must be a positive integer, not {text!r}")
-    return int(text)
 
 
 def offsets_of(text: str, option: str, source: AnySource) -> Offsets:
@@ -182,27 +105,49 @@ class TopicDataSource(DataSource):
         super().__init__(options)
         with without_traceback():  # here, so that load() raises and not a running query
             self._settings = Settings.of(options, self.default_broker, self.default_kafka)
-            self._stored, self._identity = _described(self._settings)
+        self._found: tuple[Schema | None, str] | None = None
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     def schema(self) -> str:
-        own = (self._stored or KEY_AND_VALUE).arrow
+        own = (self._described()[0] or KEY_AND_VALUE).arrow
         taken = {field.name.lower() for field in own}
         besides = [field for field in METADATA.arrow if field.name not in taken]
         return Schema.of(pa.schema([*own, *besides])).ddl
 
     def reader(self, schema: StructType) -> TopicReader:
-        return TopicReader(self._settings, self._identity, schema)
+        return TopicReader(self._settings, self._described()[1], schema)
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
-        return TopicStreamReader(self._settings, self._identity, schema)
+        try:
+            return TopicStreamReader(self._settings, self._described()[1], schema)
+        except MillstreamError:  # Spark loses an error that is raised here: the first use raises it again
+            return TopicStreamReader(self._settings, "", schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
+        return TopicWriter(self._writable(), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
+        return TopicStreamWriter(self._writable(), schema, overwrite)
+
+    def _described(self) -> tuple[Schema | None, str]:
+        """Not in the constructor: a topic that is written may not exist yet."""
+        if self._found is None:
+            with without_traceback():
+                self._found = _described(self._settings)
+        return self._found
+
+    def _writable(self) -> Settings:
+        with without_traceback():
+            self._settings.check_only(WRITE_OPTIONS, "written")
+        return self._settings
 
 
 def _described(settings: Settings) -> tuple[Schema | None, str]:
     """The schema of a topic's values, and its identity; Kafka's values are plain bytes."""
+    settings.check_only(READ_OPTIONS, "read")
     if settings.kafka is not None:
         return None, KafkaSource(settings.kafka, settings.topic, KEY_AND_VALUE, format="bytes").identity
     with open_embedded(settings.broker) as log:
@@ -220,6 +165,7 @@ def _source(settings: Settings, schema: Schema) -> AnySource:
 @lru_cache(maxsize=16)
 def _opened(settings: Settings, identity: str, ddl: str, pid: int) -> AnySource:
     """Kept open, since Spark's processes live on. A recreated topic of the same name is a different one."""
+    settings.check_only(READ_OPTIONS, "read")
     source = _source(settings, Schema.of(ddl))
     if source.identity != identity:
         source.close()
@@ -249,7 +195,8 @@ class _Reader:
             self._settings, self._identity = settings, identity
             self._arrow = to_arrow_schema(schema, timezone="UTC")
             self._ddl = Schema.of(self._arrow).ddl
-            self._source()
+            if identity:
+                self._source()
 
     def _source(self) -> AnySource:
         return _opened(self._settings, self._identity, self._ddl, os.getpid())

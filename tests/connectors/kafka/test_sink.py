@@ -139,14 +139,14 @@ def test_a_large_record_waits_for_the_room_of_many_small_ones(opened):
 
         def purge(self): ...
 
-        def produce(self, _, value, key):
+        def produce(self, _, value, key, headers):
             if self.held > 2:
                 raise BufferError
             self.taken += ((value, key),)
 
     sink = opened()
     sink._producer = small = Small()
-    sink._produce([(b"large", b"k")])
+    sink._produce([(b"large", b"k", None)])
     assert small.taken == ((b"large", b"k"),)
 
 

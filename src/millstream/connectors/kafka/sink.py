@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from millstream.connectors.connector import Writing
 from millstream.connectors.kafka.markers import Marker, make_ready
 from millstream.connectors.refusals import Refuse, stop
-from millstream.connectors.topic.records import RecordsSink, as_texts
+from millstream.connectors.topic.records import RecordsSink, Rows, as_texts
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess, ProducerFenced, SinkFailed
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import OPEN_SECONDS
@@ -56,12 +55,15 @@ LASTING_CODES = (
     "SECURITY_DISABLED",
 )
 """Permanent errors. All others are retried."""
+Headers = list[tuple[str, bytes]] | None
+Record = tuple[bytes | None, bytes | None, Headers]
+"""Its value, key and headers."""
 
 
 class KafkaSink(RecordsSink):
     LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (*RecordsSink.LASTING, NoAccess)
 
-    def __init__(self, log: KafkaLog | KafkaAddress, topic: str, writing: Writing) -> None:
+    def __init__(self, log: KafkaLog | KafkaAddress, topic: str, writing: Rows, *, raw: bool = False) -> None:
         """Connects lazily: a job can start while Kafka is down."""
         self._kafka = log
         self._address = str(log) if isinstance(log, KafkaAddress) else log.address
@@ -73,7 +75,7 @@ class KafkaSink(RecordsSink):
         self._record_bytes_max: int | None = None
         self._is_too_large = False
         self._undelivered: Any = None
-        super().__init__(topic, writing, owns_log=isinstance(log, KafkaAddress))
+        super().__init__(topic, writing, owns_log=isinstance(log, KafkaAddress), raw=raw)
 
     def _log(self) -> KafkaLog:
         if isinstance(self._kafka, KafkaAddress):
@@ -107,7 +109,7 @@ class KafkaSink(RecordsSink):
             pass
 
     @contextmanager
-    def _transaction(self, batch: int) -> Iterator[None]:
+    def _transaction(self, batch: int | None) -> Iterator[None]:
         self._begun_at = time.time()
         try:
             with self._plainly():
@@ -115,7 +117,8 @@ class KafkaSink(RecordsSink):
             with self._plainly(in_transaction=True):
                 yield
                 self._flush()
-                self._producer.produce(**self._marker.record(batch))
+                if batch is not None:
+                    self._producer.produce(**self._marker.record(batch))
                 self._producer.commit_transaction(PROGRESS_S)
         except KafkaUnavailable:
             raise  # an abort would hang; the next producer aborts the transaction
@@ -125,7 +128,7 @@ class KafkaSink(RecordsSink):
             ):  # so that readers do not have to wait for the next producer
                 self._producer.abort_transaction(ABORT_S)
             raise
-        self._newest = batch
+        self._newest = self._newest if batch is None else batch
 
     def _drop_producer(self) -> None:
         self._is_open = False
@@ -161,38 +164,45 @@ class KafkaSink(RecordsSink):
         for start in range(0, rows.num_rows, ROWS_AT_ONCE):
             values = as_texts(rows.slice(start, ROWS_AT_ONCE)).to_pylist()
             own = repeat(None) if keys is None else keys.slice(start, ROWS_AT_ONCE).to_pylist()
-            found = self._produce(zip(values, own, strict=False))
+            found = self._produce(zip(values, own, repeat(None), strict=False))
             refused |= {start + row: reason for row, reason in found.items()}
         return refused
 
-    def _put_tombstones(self, keys: list[bytes]) -> None:
-        self._produce((None, key) for key in keys)
+    def _put_records(self, records: pa.RecordBatch) -> dict[int, str]:
+        columns = [
+            records.column(name).to_pylist() if name in records.schema.names else repeat(None)
+            for name in ("value", "key", "headers")
+        ]
+        return self._produce(zip(*columns, strict=False))
 
-    def _produce(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[int, str]:
+    def _put_tombstones(self, keys: list[bytes]) -> None:
+        self._produce((None, key, None) for key in keys)
+
+    def _produce(self, records: Iterable[Record]) -> dict[int, str]:
         """Sends records; returns those that are too large, by number, with the reason."""
         produce, topic, refused = self._producer.produce, self._topic, {}
         bytes_max, failed = self._record_bytes_max, client_module().KafkaException
-        for number, (value, key) in enumerate(records):
+        for number, (value, key, headers) in enumerate(records):
             try:
                 if bytes_max is not None and _size_bytes(value, key) > bytes_max:
                     refused[number] = _too_large(value, key, f"the topic's limit is {bytes_max:,}")
                     continue
-                produce(topic, value, key)
+                produce(topic, value, key, headers=headers)
             except BufferError:
-                self._produce_when_there_is_room(value, key)
+                self._produce_when_there_is_room(value, key, headers)
             except failed as error:
                 if error.args[0].name() != TOO_LARGE:
                     raise
                 refused[number] = _too_large(value, key, "more than message.max.bytes of the settings")
         return refused
 
-    def _produce_when_there_is_room(self, value: bytes | None, key: bytes | None) -> None:
+    def _produce_when_there_is_room(self, value: bytes | None, key: bytes | None, headers: Headers) -> None:
         """A large record may need the buffer space of many records that are still queued."""
         while True:
             is_empty = not len(self._producer)
             self._until_fewer(lambda: self._producer.poll(ROOM_S))
             try:
-                self._producer.produce(self._topic, value, key)
+                self._producer.produce(self._topic, value, key, headers=headers)
                 return
             except BufferError:
                 if is_empty:

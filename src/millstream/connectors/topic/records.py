@@ -12,15 +12,14 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.connectors.connector import Writing
 from millstream.connectors.flat_rows import as_json
 from millstream.connectors.refusals import AS_TEXT, Refuse, kept, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
@@ -42,8 +41,30 @@ from millstream.records import Schema, align, can_evolve, codec
 NULL_KEY = b"\0null"
 
 
+class Rows(Protocol):
+    """The rows that are written, and who writes them: a `Writing`, or the like of it without a job's folder."""
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def step(self) -> str: ...
+    @property
+    def run(self) -> str: ...
+    @property
+    def keys(self) -> Sequence[str]: ...
+    @property
+    def is_table(self) -> bool: ...
+    @property
+    def partitions(self) -> int: ...
+
+
 class RecordsSink(Sink):
-    """Subclasses define how a broker commits a batch's records and its ledger entry atomically."""
+    """Subclasses define how a broker commits a batch's records and its ledger entry atomically.
+
+    With `raw`, rows are records as they are: a `value`, and perhaps a `key` and `headers`.
+    """
 
     LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (DamagedLog, NotALog, UnsupportedFormat)
     """Storage errors that a retry does not fix."""
@@ -51,10 +72,12 @@ class RecordsSink(Sink):
     def __init__(
         self,
         topic: str,
-        writing: Writing,
+        writing: Rows,
         *,
         owns_log: bool = False,
+        raw: bool = False,
     ) -> None:
+        self._raw = raw
         self._is_copy = writing.is_table and bool(writing.keys)
         self._owns_log = owns_log
         self._partitions = writing.partitions
@@ -95,6 +118,21 @@ class RecordsSink(Sink):
                     found = self._put_rows(one_batch(carried))
                 refuse(refusals_of(refused | {int(places[row]): reason for row, reason in found.items()}))
 
+    def write_parts(self, batch: int | None, parts: Iterable[pa.RecordBatch], refuse: Refuse = stop) -> None:
+        """Writes rows that come in parts as one batch. A batch without a number is not recorded: each call writes it.
+
+        The rows are never retracted, and none may be refused: `refuse` has to raise.
+        """
+        with self._unavailable_if_it_may_pass():
+            if not self._is_open:
+                self._open()
+            if batch is not None and self._has(batch):
+                return
+            with self._transaction(batch):
+                for part in parts:
+                    refuse(refusals_of(unfit(part, AS_TEXT) if self._writes_texts() and not self._raw else {}))
+                    refuse(refusals_of(self._put_records(part) if self._raw else self._put_rows(part)))
+
     def close(self) -> None:
         self._drop_producer()
         if self._owns_log:
@@ -119,8 +157,8 @@ class RecordsSink(Sink):
         """Records a batch that had nothing to write."""
 
     @abstractmethod
-    def _transaction(self, batch: int) -> AbstractContextManager[None]:
-        """A transaction: its records become visible with the batch's ledger entry, or not at all."""
+    def _transaction(self, batch: int | None) -> AbstractContextManager[None]:
+        """A transaction: its records become visible with the batch's ledger entry, if it has one, or not at all."""
 
     @abstractmethod
     def _writes_texts(self) -> bool:
@@ -129,6 +167,10 @@ class RecordsSink(Sink):
     @abstractmethod
     def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> dict[int, str]:
         """Writes rows, with the columns of the topic's schema if it has one. Returns the rejected rows."""
+
+    @abstractmethod
+    def _put_records(self, records: pa.RecordBatch) -> dict[int, str]:
+        """Writes records as they are, to a topic without a schema. Returns the rejected ones."""
 
     @abstractmethod
     def _put_tombstones(self, keys: list[bytes]) -> None:
@@ -164,6 +206,8 @@ class RecordsSink(Sink):
         """Creates the topic, or checks that the existing one fits the rows."""
         if self._topic not in self._log().topics():
             self._create(schema)
+        if self._raw:
+            return
         held = self._log().describe_topic(self._topic).settings.schema
         if held is not None and WEIGHT in schema and WEIGHT not in held:
             held = self._log().change_topic(self._topic, schema=weighted(held)).settings.schema
@@ -178,7 +222,12 @@ class RecordsSink(Sink):
 
     def _create(self, schema: Schema) -> None:
         try:
-            self._log().create_topic(self._topic, schema=schema, compaction=self._is_copy, partitions=self._partitions)
+            self._log().create_topic(
+                self._topic,
+                schema=None if self._raw else schema,
+                compaction=self._is_copy,
+                partitions=self._partitions,
+            )
         except AlreadyExists:  # another job was faster
             return
         except InvalidSetting as error:

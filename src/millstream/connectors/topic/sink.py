@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
-from millstream.connectors.connector import Writing
-from millstream.connectors.topic.records import RecordsSink, as_texts
+from millstream.connectors.topic.records import RecordsSink, Rows, as_texts
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.log.ledger import Ledger, send_keyed
@@ -17,11 +16,13 @@ BATCH_ROWS = 1 << 18  # a frame of the log is held in memory
 
 
 class TopicSink(RecordsSink):
-    def __init__(self, log: EmbeddedLog, topic: str, writing: Writing, *, owns_log: bool = False) -> None:
+    def __init__(
+        self, log: EmbeddedLog, topic: str, writing: Rows, *, owns_log: bool = False, raw: bool = False
+    ) -> None:
         self._embedded = log
         self._producer: Producer | None = None
         self._ledger: Ledger
-        super().__init__(topic, writing, owns_log=owns_log)
+        super().__init__(topic, writing, owns_log=owns_log, raw=raw)
 
     def _log(self) -> EmbeddedLog:
         return self._embedded
@@ -36,8 +37,8 @@ class TopicSink(RecordsSink):
         self._ledger.record(batch)
 
     @contextmanager
-    def _transaction(self, batch: int) -> Iterator[None]:
-        with self._writing().transaction(self._ledger.entry(batch)):
+    def _transaction(self, batch: int | None) -> Iterator[None]:
+        with self._writing().transaction(None if batch is None else self._ledger.entry(batch)):
             yield
 
     def _writing(self) -> Producer:
@@ -67,6 +68,10 @@ class TopicSink(RecordsSink):
             else:
                 send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS))
         return {}  # the log accepts records of any size
+
+    def _put_records(self, records: pa.RecordBatch) -> dict[int, str]:
+        self._writing().send_batch(self._topic, records)
+        return {}
 
     def _put_tombstones(self, keys: list[bytes]) -> None:
         for key in keys:

@@ -208,6 +208,10 @@ class InvalidExpression(InvalidPlan):
     """A Spark SQL expression that cannot be parsed, names a missing column, or cannot run."""
 
 
+class NeedsSpark(InvalidExpression):
+    """An expression that only Spark can evaluate, in a run without Spark."""
+
+
 class InvalidWindow(InvalidPlan):
     """A window that cannot exist."""
 

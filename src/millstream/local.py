@@ -18,6 +18,7 @@ from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, Stateful, st
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, Bundle, Row
+from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
@@ -38,6 +39,7 @@ class Local:
 
     def __init__(self, observed: Sequence[Node]) -> None:
         self.order = in_order(observed)
+        check_without_spark(self.order)
         chained = before_state(self.order)  # a later windowed step needs their watermark
         self._states = {
             node: LocalState(step, passes_on=node in chained)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from millstream.errors import ExpressionFailed, InvalidExpression
-from millstream.expressions.expression import evaluate, expression
+from millstream.expressions.expression import evaluate
+from millstream.expressions.expression import lowered_expression as expression
 from millstream.expressions.functions import FUNCTIONS
 from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT
 from millstream.records import Schema, batch_to_rows, rows_to_batch

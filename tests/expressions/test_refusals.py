@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.errors import InvalidExpression
-from millstream.expressions.expression import expression
+from millstream.expressions.expression import lowered_expression as expression
 
 from .columns import SCHEMA
 
@@ -37,8 +37,8 @@ REFUSALS = [
     ("hash(n)", "its result would differ between the runners", "map(…)"),
     ("transform(xs, x -> x + 1)", "higher-order functions", "map(…)"),
     ("from_utc_timestamp(at, 'CET')", "time zones are not supported", ""),
-    ("sha3(s)", "the function sha3 is not supported in a flow", "did you mean 'sha2'?"),
-    ("no_such_function_at_all(s)", "is not supported in a flow", "map(…)"),
+    ("sha3(s)", "there is no function sha3", "did you mean 'sha"),
+    ("no_such_function_at_all(s)", "there is no function", "map(…)"),
     ("f.g(n)", "is not supported", "map(…)"),
     ("upper(n)", "upper takes a string, but got int", "cast("),
     ("upper()", "upper takes a string, but got 0 arguments", ""),

@@ -1,8 +1,9 @@
-"""An expression is Spark SQL text; without a JVM it runs in DuckDB with the same result as Spark, or is rejected.
+"""An expression is Spark SQL text, or a Column of PySpark. Where DuckDB gives the same result, it runs without a JVM.
 
 It is checked when the flow is built: that it parses (with sqlglot, which knows Spark's grammar), that its columns
-exist, that every operator and function in it has an equivalent in DuckDB, and its type. Spark is Spark 4 in ANSI mode,
-its default, with the session's time zone UTC. Decisions where the two engines differ:
+exist, and its type. If an operator or function in it has no equivalent in DuckDB, Spark checks it, and only Spark can
+evaluate it. Spark is Spark 4 in ANSI mode, its default, with the session's time zone UTC. Where the engines differ, an
+expression is translated or left to Spark ("rejected"):
 
 | in Spark | here |
 |---|---|
@@ -31,13 +32,14 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from millstream.errors import ExpressionFailed, InvalidExpression
-from millstream.expressions.lowered import Refusal, type_name
+from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
+from millstream.expressions.lowered import Mistake, Refusal, UnknownFunction, type_name
 from millstream.expressions.spark_types import INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
 from millstream.user_lines import users_line
@@ -46,6 +48,7 @@ if TYPE_CHECKING:  # both are slow to import, and a worker may need neither
     import duckdb
     import sqlglot
 
+ANALYZER = "millstream.spark.analysis"
 _local = threading.local()
 _COLUMN = re.compile(r'"(?:[^"]|"")+"')
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m")
@@ -61,14 +64,33 @@ def connection() -> duckdb.DuckDBPyConnection:
     return found
 
 
+class InDriver:
+    """A value that stays in the driver: what is sent to workers does not contain it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InDriver, (None,)
+
+
 @dataclass(frozen=True)
 class Expression:
     """A checked expression: the user's Spark SQL, its translation to DuckDB, and the type of its result."""
 
     spark: str
-    duckdb: str
+    duckdb: str | None
+    """None if only Spark can evaluate it."""
     type: pa.DataType
     columns: frozenset[str]
+    reason: str = ""
+    """Why only Spark can."""
+    native: InDriver | None = field(default=None, repr=False, compare=False)
+    """The user's Column of PySpark, if it is not text."""
+    calls_python: bool = False
+    """Whether Spark calls a Python function for it."""
+    makes_rows: bool = False
+    """Whether it makes several rows of one, as explode does."""
 
     def __str__(self) -> str:
         return self.spark
@@ -79,9 +101,74 @@ class Expression:
         only = next(iter(self.columns)) if len(self.columns) == 1 else None
         return only if only is not None and self.duckdb == f'"{only}"' else None
 
+    @property
+    def needs_spark(self) -> bool:
+        return self.duckdb is None
 
-def expression(text: str, schema: Schema, *, boolean: bool = False) -> Expression:
-    """Checks an expression against the columns it can use."""
+    @property
+    def lowered(self) -> str:
+        """Its translation to DuckDB; raises if there is none."""
+        if self.duckdb is None:
+            raise NeedsSpark(
+                f"'{self}' cannot be evaluated without Spark: {self.reason}",
+                next_step='run the flow on Spark: flow.run(), or play(on="spark") in a test',
+            )
+        return self.duckdb
+
+
+def expression(given: Any, schema: Schema, *, boolean: bool = False) -> Expression:
+    """Checks an expression against the columns it can use: Spark SQL text, or a Column of PySpark.
+
+    What cannot be translated to DuckDB is checked by Spark, which is started for that if none is running.
+    """
+    if not isinstance(given, str) and is_pyspark(given, "Column"):
+        return _checked_by_spark(given, schema, boolean, "it is a Column of PySpark")
+    try:
+        return lowered_expression(given, schema, boolean=boolean)
+    except _NotLowered as error:
+        if isinstance(error.refusal, UnknownFunction) and not _analyzer().is_running():
+            raise InvalidExpression(error.what, where=error.where, next_step=error.next_step) from None
+        try:
+            return _checked_by_spark(given, schema, boolean, error.refusal.what)
+        except SparkFailed as failed:
+            raise InvalidExpression(
+                f"{error.what}; and Spark cannot be asked: {failed.what}",
+                where=error.where,
+                next_step=failed.next_step,
+            ) from failed
+
+
+def is_pyspark(value: Any, name: str) -> bool:
+    """Whether a value is of a class of PySpark, recognized by its name: this package never imports Spark."""
+    return any(kind.__name__ == name and kind.__module__.startswith("pyspark.") for kind in type(value).__mro__)
+
+
+def _analyzer() -> Any:
+    return import_module(ANALYZER)
+
+
+def _checked_by_spark(given: Any, schema: Schema, boolean: bool, reason: str) -> Expression:
+    found: Expression = _analyzer().analyzed(given, schema, reason)
+    _check_type(found.type, str(found), boolean)
+    return found
+
+
+class _NotLowered(InvalidExpression):
+    """An expression that Spark may be able to evaluate."""
+
+    refusal: Refusal
+
+
+def _not_lowered(refusal: Refusal, text: str) -> InvalidExpression:
+    kind = InvalidExpression if type(refusal) is Mistake else _NotLowered
+    made = kind(f"{refusal.what}, in '{text}'", where=users_line(), next_step=refusal.next_step)
+    if isinstance(made, _NotLowered):
+        made.refusal = refusal
+    return made
+
+
+def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False) -> Expression:
+    """Checks an expression that must be evaluated without Spark, where rows are read or in a test."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidExpression(
             f"an expression must be Spark SQL text, not {text!r}",
@@ -93,33 +180,34 @@ def expression(text: str, schema: Schema, *, boolean: bool = False) -> Expressio
     try:
         lowered, columns = lower(_parsed(text), schema)
     except Refusal as refusal:
-        raise InvalidExpression(
-            f"{refusal.what}, in '{text}'", where=users_line(), next_step=refusal.next_step
-        ) from None
+        raise _not_lowered(refusal, text) from None
     except NoCommonType:
-        raise InvalidExpression(
-            f"a decimal in '{text}' would need more than 38 digits",
-            where=users_line(),
-            next_step="cast a part of it to a smaller decimal, or to double",
-        ) from None
-    if pa.types.is_null(lowered.type):
+        what = Refusal(
+            "a decimal would need more than 38 digits", "cast a part of it to a smaller decimal, or to double"
+        )
+        raise _not_lowered(what, text) from None
+    _check_type(lowered.type, text, boolean)
+    _try(lowered.sql, text, schema)
+    return Expression(text, lowered.sql, lowered.type, columns)
+
+
+def _check_type(kind: pa.DataType, text: str, boolean: bool) -> None:
+    if pa.types.is_null(kind):
         raise InvalidExpression(
             f"'{text}' is always null and has no type", where=users_line(), next_step="write cast(null as string)"
         )
-    if lowered.type == INTERVAL:
+    if kind == INTERVAL:
         raise InvalidExpression(
             f"'{text}' is an interval, which a column cannot have",
             where=users_line(),
             next_step="add it to a timestamp, or use the difference of unix_micros(…)",
         )
-    if boolean and not pa.types.is_boolean(lowered.type):
+    if boolean and not pa.types.is_boolean(kind):
         raise InvalidExpression(
-            f"'{text}' is {type_name(lowered.type)}, but a condition must be true or false",
+            f"'{text}' is {type_name(kind)}, but a condition must be true or false",
             where=users_line(),
             next_step="compare it with something, for example with > 0 or is not null",
         )
-    _try(lowered.sql, text, schema)
-    return Expression(text, lowered.sql, lowered.type, columns)
 
 
 def _parsed(text: str) -> sqlglot.Expr:
@@ -149,11 +237,11 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
     try:
         _computed({"result": lowered}, nulls)
     except duckdb.Error as error:
-        raise InvalidExpression(
-            f"'{text}' cannot be computed: {str(error).splitlines()[0]}",
-            where=users_line(),
-            next_step="fix the constant or the pattern in it, or write it as a map(…)",
-        ) from None
+        what = Refusal(
+            f"it cannot be computed: {str(error).splitlines()[0]}",
+            "fix the constant or the pattern in it, or write it as a map(…)",
+        )
+        raise _not_lowered(what, text) from None
 
 
 def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:

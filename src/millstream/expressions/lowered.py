@@ -35,6 +35,14 @@ class Refusal(Exception):
         self.next_step = next_step
 
 
+class Mistake(Refusal):
+    """A refusal that holds on every engine: Spark need not be asked."""
+
+
+class UnknownFunction(Mistake):
+    """A function that Spark does not have by itself; a running session may have it registered."""
+
+
 @dataclass(frozen=True)
 class Lowered:
     sql: str

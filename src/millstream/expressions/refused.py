@@ -7,13 +7,14 @@ def _all(names: str, why: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), why)
 
 
+UNREPEATABLE: dict[str, str] = _all(
+    "rand random randn randstr uniform shuffle uuid now curdate current_date current_time current_timestamp "
+    "localtimestamp current_user user session_user current_catalog current_database current_schema "
+    "current_timezone monotonically_increasing_id spark_partition_id input_file_name version",
+    "results must be repeatable, and this one differs with each call",
+)
 DIFFERENT: dict[str, str] = {
-    **_all(
-        "rand random randn randstr uniform shuffle uuid now curdate current_date current_time current_timestamp "
-        "localtimestamp current_user user session_user current_catalog current_database current_schema "
-        "current_timezone monotonically_increasing_id spark_partition_id input_file_name version",
-        "results must be repeatable, and this one differs with each call",
-    ),
+    **UNREPEATABLE,
     **_all(
         "hash xxhash64 format_number format_string printf initcap soundex levenshtein reverse base64 unbase64 hex "
         "unhex bin conv get_json_object from_json to_json json_tuple months_between next_day array_distinct "

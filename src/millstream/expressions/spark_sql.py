@@ -17,9 +17,22 @@ from sqlglot.parsers.spark import SparkParser
 
 from millstream.expressions.function_entries import BOOLEAN, DOUBLE, INT, LONG, STRING
 from millstream.expressions.functions import FUNCTIONS, call, choose, field_of
-from millstream.expressions.lowered import NULL, Lowered, Refusal, cast, divided, text, together, type_name, widened
+from millstream.expressions.lowered import (
+    NULL,
+    Lowered,
+    Mistake,
+    Refusal,
+    UnknownFunction,
+    cast,
+    divided,
+    text,
+    together,
+    type_name,
+    widened,
+)
 from millstream.expressions.nested_functions import item, struct_of
-from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT
+from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT, UNREPEATABLE
+from millstream.expressions.spark_functions import GENERATORS, SPARK_FUNCTIONS
 from millstream.expressions.spark_types import INSTANT, INTERVAL, arithmetic_type, duckdb_name, family, quoted
 from millstream.expressions.text_functions import regexp_like
 from millstream.records import Schema
@@ -77,7 +90,8 @@ class _Lowering:
 
     def visit(self, node: Expr, *, alone: bool = False) -> Lowered:
         if isinstance(node, MORE_ROWS):
-            raise Refusal(
+            with_lambda = isinstance(node, exp.Exists | exp.Filter) and node.find(exp.Select) is None
+            raise (Refusal if with_lambda else Mistake)(
                 f"{_said(node)} looks at more than one row",
                 "use .agg(…) for aggregates; an expression here is evaluated for one row",
             )
@@ -107,10 +121,8 @@ class _Lowering:
         known = self.columns.get(root.lower())
         if known is None:
             if root.lower() in DIFFERENT and not fields:
-                raise Refusal(
-                    f"{root} is not supported: {DIFFERENT[root.lower()]}", "provide it as a column of the rows"
-                )
-            raise Refusal(f"there is no column '{root}'", what_exists(root, self.schema.names))
+                raise _refused_by_name(root.lower(), f"{root} is not supported", "provide it as a column of the rows")
+            raise Mistake(f"there is no column '{root}'", what_exists(root, self.schema.names))
         self.used.add(known)
         found = Lowered(quoted(known), self.schema.field(known).type)
         for field in fields:
@@ -238,7 +250,7 @@ class _Lowering:
 
     def visit_In(self, node: exp.In) -> Lowered:  # noqa: N802
         if not node.expressions:
-            raise Refusal(f"{_said(node)} looks at more than one row", "list the values")
+            raise Mistake(f"{_said(node)} looks at more than one row", "list the values")
         (part, *values), _ = together(self.parts(node.this, *node.expressions), "in")
         listed = ", ".join(value.sql for value in values)
         return Lowered(f"({part.sql} IN ({listed}))", BOOLEAN, part.fails or any(value.fails for value in values))
@@ -321,7 +333,7 @@ class _Lowering:
 
     def visit_Bracket(self, node: exp.Bracket) -> Lowered:  # noqa: N802
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
-            raise Refusal(f"{_said(node)} does not exist in Spark", "put one position or one key in [ ]")
+            raise Mistake(f"{_said(node)} does not exist in Spark", "put one position or one key in [ ]")
         part, index = self.parts(node.this, node.expressions[0])
         made = item(part, index)
         return Lowered(made.sql, made.type, made.fails or part.fails or index.fails)
@@ -342,24 +354,27 @@ class _Lowering:
     def visit_Anonymous(self, node: exp.Anonymous) -> Lowered:  # noqa: N802
         name = node.name.lower()
         if name in ABOUT_MORE_ROWS:
-            raise Refusal(f"{_said(node)} looks at more than one row", ABOUT_MORE_ROWS[name])
+            kind = Refusal if name in GENERATORS else Mistake
+            raise kind(f"{_said(node)} looks at more than one row", ABOUT_MORE_ROWS[name])
         if name in DIFFERENT:
-            raise Refusal(
-                f"the function {name} is not supported: {DIFFERENT[name]}", "provide it as a column, or use a map(…)"
+            raise _refused_by_name(
+                name, f"the function {name} is not supported", "provide it as a column, or use a map(…)"
             )
         if name == "struct":
             return self._struct(node.expressions)
         if name not in FUNCTIONS:
-            near = what_exists(name, FUNCTIONS).split("? ")
+            if name in SPARK_FUNCTIONS:
+                raise Refusal(f"the function {name} runs on Spark alone", "use a map(…)")
+            near = what_exists(name, sorted(SPARK_FUNCTIONS)).split("? ")
             hint = f"{near[0]}? or " if len(near) == 2 else ""
-            raise Refusal(f"the function {name} is not supported in a flow", f"{hint}use a map(…)")
+            raise UnknownFunction(f"there is no function {name}", f"{hint}use a map(…)")
         given = node.expressions
         if name == "position" and len(given) == 1 and isinstance(given[0], exp.In) and given[0].args.get("field"):
             given = [given[0].this, given[0].args["field"]]
         return call(name, self.parts(*given))
 
     def visit_Concat(self, node: exp.Concat) -> Lowered:  # noqa: N802
-        raise Refusal(
+        raise Mistake(
             "two string literals are next to each other",
             r"write a quote in a string as \'; to concatenate strings use ||",
         )
@@ -375,7 +390,13 @@ class _Lowering:
         return struct_of(fields)
 
     def visit_Alias(self, node: exp.Alias) -> Lowered:  # noqa: N802
-        raise Refusal(f"'{_said(node)}' names its result", "give the name before the expression: name='…'")
+        raise Mistake(f"'{_said(node)}' names its result", "give the name before the expression: name='…'")
+
+
+def _refused_by_name(name: str, what: str, next_step: str) -> Refusal:
+    """What differs with each call is refused everywhere; for the rest Spark can be asked."""
+    kind = Mistake if name in UNREPEATABLE else Refusal
+    return kind(f"{what}: {DIFFERENT[name]}", next_step)
 
 
 def _said(node: Expr) -> str:
@@ -452,7 +473,7 @@ def _field(part: Lowered, name: str) -> Lowered:
         raise Refusal(f"{type_name(part.type)} has no field '{name}'", "only a struct has fields")
     fields = {field.name.lower(): field for field in part.type}
     if name.lower() not in fields:
-        raise Refusal(
+        raise Mistake(
             f"there is no field '{name}'", what_exists(name, [field.name for field in part.type], kind="fields")
         )
     field = fields[name.lower()]

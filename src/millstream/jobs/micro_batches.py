@@ -96,14 +96,14 @@ class MicroBatchJob(Job):
         lag: TopicLag,
         outputs: Outputs,
         notices: Notices | None,
-        mark: str,
+        shipment: Shipment,
     ) -> None:
-        """`notices` is set for a bounded run; `mark` marks the failures of this run in Spark's errors."""
+        """`notices` is set for a bounded run; `shipment` marks the failures of this run in Spark's errors."""
         super().__init__(name, folder, progress, query, closing)
         self._lag = lag
         self._outputs = outputs
         self._notices = notices
-        self._mark = mark
+        self._shipment = shipment
 
     def lag(self) -> int:
         return self._lag.rows()
@@ -143,9 +143,9 @@ class MicroBatchJob(Job):
         if isinstance(failure, Stopped):
             return
         if failure is not None:
-            raise _failed(self.folder, failure, self._mark) from failure
+            raise _failed(self.folder, failure, self._shipment) from failure
         if error is not None:
-            raise _failed(self.folder, error, self._mark)
+            raise _failed(self.folder, error, self._shipment)
         if self._notices is not None:
             self._notices.end(self.progress.watermarks, self.progress.rows_read)
 
@@ -235,7 +235,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             lag=lag,
             outputs=written,
             notices=notices if is_bounded else None,
-            mark=feed.shipment.mark,
+            shipment=feed.shipment,
         )
         _STARTED[folder.path] = job
     return job
@@ -280,12 +280,12 @@ def _query(
     try:
         return started(spark, feed.shipment, writer)
     except Exception as error:
-        raise _failed(folder, error, feed.shipment.mark) from error
+        raise _failed(folder, error, feed.shipment) from error
 
 
-def _failed(folder: JobFolder, error: BaseException, mark: str) -> MillstreamError:
+def _failed(folder: JobFolder, error: BaseException, shipment: Shipment) -> MillstreamError:
     """The error of a query, for the user. Spark's own error about a damaged checkpoint does not name the file."""
-    found = of_query(error, mark, spark_log(), folder.path)
+    found = of_query(error, shipment.mark, spark_log(), folder.path, shipment.physical_plan.in_spark)
     if type(found) is SparkFailed:
         try:
             check_checkpoint(folder, thorough=True)

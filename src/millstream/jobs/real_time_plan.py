@@ -12,6 +12,7 @@ from millstream.log import ADDRESS_VARIABLE
 from millstream.log.kafka.address import SCHEME
 from millstream.plan import nodes
 from millstream.plan.flow import Flow
+from millstream.plan.needs_spark import expressions_of
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.run_settings import REAL_TIME as MODE
 from millstream.plan.run_settings import Settings
@@ -102,6 +103,12 @@ def _check_step(node: Node) -> None:
     elif not isinstance(node, nodes.Where | nodes.Project | nodes.Union | Write):
         raise _refuse(
             node, f"it is not an expression over one row ({node.label})", "do that in a second flow, in micro-batches"
+        )
+    if any(made.native is not None or made.calls_python or made.makes_rows for made in expressions_of(node)):
+        raise _refuse(
+            node,
+            "it has a Column of PySpark, a Python function or a function that makes rows",
+            "write it as Spark SQL text, or leave out mode",
         )
     if isinstance(node, Read | Write):
         for column in node.schema.arrow:

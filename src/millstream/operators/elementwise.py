@@ -36,7 +36,7 @@ def table_of(frame: pl.DataFrame, schema: Schema) -> pa.Table:
 def computed(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expression]]) -> pl.DataFrame:
     """Computes expressions over a frame; a mere column name is not computed."""
     plain = {name: expression.column for name, expression in made if expression.column is not None}
-    rest = {name: expression.duckdb for name, expression in made if expression.column is None}
+    rest = {name: expression.lowered for name, expression in made if expression.column is None}
     columns = {name: frame[column] for name, column in plain.items()}
     if rest:
         result = pl.from_arrow(evaluate(rest, _looked_at(frame, schema, made)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from millstream.expressions.expression import expression
+from millstream.expressions.expression import lowered_expression
 from millstream.operators.accumulators import TIME
 from millstream.operators.elementwise import computed, table_of
 from millstream.plan.bundles import BEGINNING, micros
@@ -88,7 +88,7 @@ def implied_watermark(node: Read, rows: pl.DataFrame) -> int | None:
         newest: Any = rows[TIME].max()
         return None if newest is None else int(newest) - microseconds(strategy.delay)
     if isinstance(strategy, Punctuated):
-        marks = computed(rows, schema, [("mark", expression(strategy.expression, schema))])
+        marks = computed(rows, schema, [("mark", lowered_expression(strategy.expression, schema))])
         latest: Any = marks["mark"].max()
         return None if latest is None else micros(latest)
     assert isinstance(strategy, Custom)

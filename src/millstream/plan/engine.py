@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -11,6 +11,7 @@ from millstream.plan.endpoints import Endpoint
 from millstream.records import Schema
 
 ENGINE = "millstream.jobs.flow_methods"
+FRAME_FUNCTIONS = "millstream.spark.frame_functions"
 CONNECTORS = "millstream.connectors.registry"
 _collecting: list[tuple[Any, str, dict[str, Any]]] | None = None
 _broker: str | None = None
@@ -27,6 +28,12 @@ def call(flow: Any, verb: str, settings: dict[str, Any]) -> Any:
 def endpoint_of(given: Any) -> Endpoint:
     """A source or sink as an endpoint: given as the name of a topic, or as an endpoint of some connector."""
     found: Endpoint = import_module(CONNECTORS).endpoint_of(given)
+    return found
+
+
+def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
+    """The columns that a function of a Spark DataFrame makes of a stream's."""
+    found: Schema = import_module(FRAME_FUNCTIONS).result_schema(function, schema)
     return found
 
 

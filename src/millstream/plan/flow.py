@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
-from millstream.expressions.expression import expression
+from millstream.expressions.expression import lowered_expression
 from millstream.expressions.lowered import type_name
 from millstream.plan import engine
 from millstream.plan.checks import (
@@ -28,6 +28,7 @@ from millstream.plan.checks import (
 from millstream.plan.endpoints import Endpoint
 from millstream.plan.explain import Format, explained
 from millstream.plan.naming import default_name, plain
+from millstream.plan.needs_spark import computed_before
 from millstream.plan.nodes import (
     INSTANT,
     Node,
@@ -102,7 +103,7 @@ class Flow:
         elif watermark is not None:
             raise refusal("a watermark needs event_time", "set it with event_time='…'")
         if isinstance(watermark, Punctuated):
-            marks = expression(watermark.expression, columns)
+            marks = lowered_expression(watermark.expression, columns)
             if marks.type != INSTANT:
                 raise refusal(f"'{marks}' is {type_name(marks.type)}, but a watermark must be a timestamp", None)
         check_loop([source], [write.sink for write in self.outputs])
@@ -131,6 +132,7 @@ class Flow:
 
     def named(self, node: AnyNode, kind: str, given: str | None) -> AnyNode:
         """The node under the user's name, or under a default derived from its definition and inputs."""
+        node = computed_before(node, lambda before: self.named(before, f"{kind} arguments", None))
         return replace(node, name=self.step(given, default_name(node, kind)))
 
     def step(self, given: str | None, default: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from millstream.plan.needs_spark import COMPUTED
 from millstream.plan.nodes import SPAN, Node, Process, RowOrder, WindowedAggregate
 from millstream.plan.table_nodes import Distinct, IntervalJoin, Join, Latest, LookupJoin, WindowJoin
 
@@ -41,4 +42,4 @@ def _either(node: Join) -> list[pa.Field]:
 
 
 def _without(schema: pa.Schema, *names: str) -> list[pa.Field]:
-    return [field for field in schema if field.name not in names]
+    return [field for field in schema if field.name not in names and not field.name.startswith(COMPUTED)]

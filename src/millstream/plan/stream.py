@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
-from millstream.expressions.expression import Expression, expression
+from millstream.expressions.expression import Expression, InDriver, expression
 from millstream.plan import engine
 from millstream.plan.checks import (
     NAME,
     and_none,
+    check_function,
     check_keys,
     check_loop,
     check_partitions,
@@ -25,6 +26,7 @@ from millstream.plan.columns import aligned, kept, renamed, replaced, sampled, s
 from millstream.plan.explain import Format, explained
 from millstream.plan.hints import Hinted
 from millstream.plan.late import late_columns
+from millstream.plan.needs_spark import SparkFunction
 from millstream.plan.nodes import (
     Dead,
     Late,
@@ -181,6 +183,17 @@ class Stream(Hinted):
         kind = batch if isinstance(batch, str) else "polars"
         made = MapRows("", columns, (self.node,), users_line(), function, bool(batch), flat, kind)
         return self._next(self.flow.named(made, verb, name))
+
+    def spark(self, function: Callable[[Any], Any], *, name: str | None = None) -> Stream:
+        """Calls a function with the stream as a Spark DataFrame; it returns another one: `df.select(…)`, `df.where(…)`.
+
+        It keeps no state: each row of the result comes from one row. It runs in Spark's own engine.
+        """
+        check_function("spark", function, ("df",), "for example spark(lambda df: df.select('*'))")
+        columns = engine.result_schema(function, self.schema)
+        called = getattr(function, "__name__", "function")
+        made = SparkFunction("", columns, (self.node,), users_line(), called, InDriver(function))
+        return self._next(self.flow.named(made, "spark", name))
 
     def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
         """Sends each row to the first branch whose condition is true, and the others to `rest`, if it is named."""

@@ -22,6 +22,7 @@ from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
 from millstream.plan.calendars import calendar_span
+from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
 from millstream.plan.walking import in_order
 from millstream.reference.operator import Operator, dead_letter
@@ -55,6 +56,7 @@ class Reference:
 
     def __init__(self, observed: Sequence[Node]) -> None:
         self.order = in_order(observed)
+        check_without_spark(self.order)
         self.listening = listened_to(self.order)
         self.operators = {node: OPERATORS[type(node)](node) for node in self.order if type(node) in OPERATORS}
 

@@ -56,7 +56,7 @@ class GroupedOperator(StatefulOperator):
     def _with_arguments(self, rows: list[Row]) -> list[Row]:
         if not rows or not self.node.arguments:
             return [replace(row, values={**row.values, ARGUMENTS: {}}) for row in rows]
-        made = {name: argument.duckdb for name, argument in self.node.arguments}
+        made = {name: argument.lowered for name, argument in self.node.arguments}
         values = batch_to_rows(evaluate(made, table_of(rows, self.node.inputs[0])).combine_chunks().to_batches()[0])
         return [replace(row, values={**row.values, ARGUMENTS: found}) for row, found in zip(rows, values, strict=True)]
 

@@ -27,7 +27,7 @@ class WhereOperator(Operator):
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
         if not rows:
             return []
-        held = evaluate({"holds": self.node.condition.duckdb}, table_of(rows, self.node.inputs[0]))
+        held = evaluate({"holds": self.node.condition.lowered}, table_of(rows, self.node.inputs[0]))
         return [row for row, holds in zip(rows, held.column("holds").to_pylist(), strict=True) if holds]
 
 
@@ -37,7 +37,7 @@ class ProjectOperator(Operator):
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
         if not rows:
             return []
-        made = evaluate({name: made.duckdb for name, made in self.node.columns}, table_of(rows, self.node.inputs[0]))
+        made = evaluate({name: made.lowered for name, made in self.node.columns}, table_of(rows, self.node.inputs[0]))
         values = batch_to_rows(made.combine_chunks().to_batches()[0])
         return [replace(row, values=new) for row, new in zip(rows, values, strict=True)]
 

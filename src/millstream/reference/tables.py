@@ -262,7 +262,7 @@ def ordered(value: Any) -> Any:
 def computed(made: Expression, rows: list[Row], node: Node) -> list[Any]:
     if not rows:
         return []
-    values: list[Any] = evaluate({"value": made.duckdb}, table_of(rows, node.inputs[0])).column("value").to_pylist()
+    values: list[Any] = evaluate({"value": made.lowered}, table_of(rows, node.inputs[0])).column("value").to_pylist()
     return values
 
 

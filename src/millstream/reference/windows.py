@@ -104,7 +104,7 @@ class WindowOperator:
         if not self.node.arguments or not rows:
             return [{} for _ in rows]
         batch = table_of(rows, self.node.inputs[0])
-        made = evaluate({name: made.duckdb for name, made in self.node.arguments}, batch)
+        made = evaluate({name: made.lowered for name, made in self.node.arguments}, batch)
         return batch_to_rows(made.combine_chunks().to_batches()[0])
 
     # ------------------------------------------------------------ assigning rows to windows

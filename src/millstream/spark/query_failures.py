@@ -14,13 +14,15 @@ import secrets
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from millstream import errors
 from millstream.errors import DiskFull, MillstreamError, SparkFailed, StepFailed
 from millstream.log.disk import NO_ROOM
+from millstream.plan.nodes import Node
+from millstream.spark.expression_failures import of_expression
 
 _KINDS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__
@@ -118,8 +120,15 @@ def _full_disk(text: str, folder: Path | None) -> DiskFull | None:
     return None
 
 
-def of_query(error: BaseException, mark: str, log: str | None = None, folder: Path | None = None) -> MillstreamError:
-    """The error of a query, for the user. `mark` is that of its workers, `folder` the job's."""
+def of_query(
+    error: BaseException,
+    mark: str,
+    log: str | None = None,
+    folder: Path | None = None,
+    in_spark: Iterable[Node] = (),
+) -> MillstreamError:
+    """The error of a query, for the user. `mark` is that of its workers, `folder` the job's, and `in_spark` are the
+    steps that run in Spark's own engine."""
     if isinstance(error, MillstreamError):
         return error
     if isinstance(error, OSError) and (full := _no_room(error, folder)):
@@ -130,6 +139,8 @@ def of_query(error: BaseException, mark: str, log: str | None = None, folder: Pa
     text = str(error)
     if full := _full_disk(text, folder):
         return full
+    if failed := of_expression(text, in_spark):
+        return failed
     next_step = RERUN
     if _LOST.search(reason_of(text) or ""):
         next_step = (

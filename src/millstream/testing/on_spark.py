@@ -56,7 +56,7 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
         shipment = Shipment(uuid.uuid4().hex, physical_plan, 1, str(folder / "runs"))
         packed = compiled(spark, shipment, ScriptFeed(shipment, _scenes(steps, kafka)))
         writer = packed.writeStream.foreachBatch(collect).option("checkpointLocation", str(folder / "checkpoint"))
-        _await(started(spark, shipment, writer.trigger(availableNow=True)), shipment.mark)
+        _await(started(spark, shipment, writer.trigger(availableNow=True)), shipment)
         if kafka is not None:
             read = [
                 kafka.sent(f"out-{place}", node, [found[place] for found in sent]) for place, node in enumerate(outputs)
@@ -73,11 +73,11 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
     ]
 
 
-def _await(query: StreamingQuery, mark: str) -> None:
+def _await(query: StreamingQuery, shipment: Shipment) -> None:
     try:
         query.awaitTermination()
     except PySparkException as error:
-        raise of_query(error, mark) from None
+        raise of_query(error, shipment.mark, in_spark=shipment.physical_plan.in_spark) from None
 
 
 def _through(broker: str, folder: Path) -> Through:

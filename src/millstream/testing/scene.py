@@ -171,7 +171,7 @@ def _inputs(node: WindowedAggregate, rows: Sequence[Row]) -> list[str]:
     if wanted is None or not rows:
         return ["" for _ in rows]
     batch, _ = rows_to_batch([row.values for row in rows], node.inputs[0].schema)
-    made = evaluate({"value": wanted.duckdb}, pa.Table.from_batches([batch]))
+    made = evaluate({"value": wanted.lowered}, pa.Table.from_batches([batch]))
     return [short(value) for value in made.column("value").to_pylist()]
 
 

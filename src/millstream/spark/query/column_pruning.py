@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.expressions.expression import Expression, expression
+from millstream.expressions.expression import Expression, lowered_expression
 from millstream.operators.triggers import can_finish
 from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node, Read
@@ -77,7 +77,7 @@ def _narrowed(node: Read, required: Names) -> Schema:
         return node.schema
     own = {node.event_time} | ({"weight"} if node.changes else set())
     if isinstance(node.watermark, Punctuated):
-        own |= expression(node.watermark.expression, node.schema).columns
+        own |= lowered_expression(node.watermark.expression, node.schema).columns
     elif node.watermark is not None and not isinstance(node.watermark, Bounded):  # the user's function gets whole rows
         return node.schema
     fields = [field for field in node.schema.arrow if field.name in required | own]

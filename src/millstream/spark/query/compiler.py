@@ -22,16 +22,18 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import SENT
+from millstream.plan.needs_spark import expressions_of
 from millstream.plan.nodes import Node, Project, Read, Where
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.watermarks import Bounded
-from millstream.records import Schema
 from millstream.secrets import delivery
 from millstream.spark.query import task_messages
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.query.packing import DRIVER, REPORT, Packed, to_batch
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.processor import StageProcessor
+from millstream.spark.query.spark_parts import SparkPart
+from millstream.spark.query.spark_steps import spark_type, with_part
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.query.task_messages import SourceControl, SourceReport
 from millstream.spark.query_failures import marked
@@ -52,7 +54,8 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed, shipment.mark)).load()
     for number, source in enumerate(shipment.physical_plan.dataframe_sources):
         packed = packed.unionByName(NativeSteps(shipment.physical_plan, source).packed(shipment, number))
-    for numbers in shipment.physical_plan.stages:
+    packed = _with_parts(packed, shipment, 0)
+    for stage, numbers in enumerate(shipment.physical_plan.stages, 1):
         stage_slots = [slots[shipment.physical_plan.chain[number].name] for number in numbers]
         packed = packed.groupBy("label").transformWithState(
             StageProcessor(shipment, numbers, stage_slots),
@@ -60,13 +63,21 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping
             outputMode="append",
             timeMode="None",
         )
+        packed = _with_parts(packed, shipment, stage)
+    return packed
+
+
+def _with_parts(packed: DataFrame, shipment: Shipment, stage: int) -> DataFrame:
+    """Runs what needs Spark's own engine behind the sources (0), or behind a stage."""
+    for part in shipment.physical_plan.spark_parts_after(stage):
+        packed = with_part(packed, part, shipment)
     return packed
 
 
 def started(spark: SparkSession, shipment: Shipment, writer: DataStreamWriter) -> StreamingQuery:
     """Starts a query with its own settings: it copies those of the session, which are restored after."""
     settings = {PARTITIONS: str(shipment.partitions)}
-    if not shipment.physical_plan.dataframe_sources:
+    if not shipment.physical_plan.dataframe_sources and not shipment.physical_plan.spark_parts:
         settings[CODEGEN] = "false"  # packed rows are few, and generating code for them takes 40 to 130 ms a batch
     with _starting:
         before = {key: str(spark.conf.get(key)) for key in settings}
@@ -104,6 +115,8 @@ class NativeSteps:
         consumers = [node for node in self._physical_plan.order if self.last in node.inputs]
         if len(consumers) != 1 or self.last in self._physical_plan.outputs:
             return None
+        if any(consumers[0] is part.first and _needs_single_rows(part) for part in self._physical_plan.spark_parts):
+            return None  # only what is behind a filter may see a filtered row
         return consumers[0] if isinstance(consumers[0], Where | Project) else None
 
     def _visit_read(self, node: Read) -> None:
@@ -113,7 +126,7 @@ class NativeSteps:
             if node.changes and "weight" in node.schema.names
             else sf.lit(1)
         )
-        columns = [sf.col(f"`{field.name}`").cast(_spark_type(node.schema, field.name)) for field in node.schema.arrow]
+        columns = [sf.col(f"`{field.name}`").cast(spark_type(node.schema, field.name)) for field in node.schema.arrow]
         named = [column.alias(name) for column, name in zip(columns, node.schema.names, strict=True)]
         self.frame = self.frame.select(
             *named, moment.alias(TIME), weight.cast("int").alias(WEIGHT), sf.lit(True).alias(KEEP)
@@ -125,7 +138,7 @@ class NativeSteps:
 
     def _visit_project(self, node: Project) -> None:
         made = [
-            sf.expr(f"case when {KEEP} then ({value.spark}) end").cast(_spark_type(node.schema, name)).alias(name)
+            sf.expr(f"case when {KEEP} then ({value.spark}) end").cast(spark_type(node.schema, name)).alias(name)
             for name, value in node.columns
         ]
         self.frame = self.frame.select(*made, *HIDDEN)
@@ -135,9 +148,9 @@ class NativeSteps:
         return self.frame.mapInArrow(pack, PACKED)
 
 
-def _spark_type(schema: Schema, name: str) -> str:
-    column = str(Schema.from_arrow(pa.schema([schema.field(name)])))
-    return column.removeprefix("`").split(" ", 1)[1].removesuffix(" not null")
+def _needs_single_rows(part: SparkPart) -> bool:
+    made = [each for step in part.steps for each in expressions_of(step)]
+    return any(each.native is not None or each.calls_python or each.makes_rows for each in made)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = "millstream_feed"
-PACKED = "label int, step int, kind int, task int, blob binary"
+PACKED = "label int, step int, kind int, task long, blob binary"
 FEED = "feed"
 
 

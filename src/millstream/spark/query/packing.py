@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -24,7 +25,7 @@ from millstream.plan.bundles import END
 from millstream.plan.nodes import Node, Write
 from millstream.spark.query import task_messages
 from millstream.spark.query.physical_plan import Frames, PhysicalPlan, SourcePartition, evaluated
-from millstream.spark.query.task_messages import Control, DiscardReport, PreparedReport
+from millstream.spark.query.task_messages import Control, DiscardReport, PreparedReport, RowsOrigin
 from millstream.state.arrow_bytes import from_stream, to_stream
 from millstream.state.hashing import key_groups
 
@@ -33,7 +34,7 @@ ARROW = pa.schema(
         ("label", pa.int32()),
         ("step", pa.int32()),
         ("kind", pa.int32()),
-        ("task", pa.int32()),
+        ("task", pa.int64()),
         ("blob", pa.binary()),
     ]
 )
@@ -60,6 +61,16 @@ def to_bytes(frame: pl.DataFrame) -> bytes:
 
 def from_bytes(blob: bytes) -> pl.DataFrame:
     return from_stream(blob)
+
+
+def with_origin(origin: bytes, frame: pl.DataFrame) -> bytes:
+    """Rows for Spark's own engine, behind a description of where they come from."""
+    return len(origin).to_bytes(4, "big") + origin + to_stream(frame)
+
+
+def split_origin(blob: bytes) -> tuple[bytes, pl.DataFrame]:
+    end = 4 + int.from_bytes(blob[:4], "big")
+    return blob[4:end], from_stream(blob[end:])
 
 
 def to_batch(rows: Sequence[Packed]) -> pa.RecordBatch:
@@ -92,18 +103,27 @@ class Packer:
     _partials: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _outputs: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _discarded: dict[str, int] = field(default_factory=dict)
+    _for_spark: dict[tuple[int, bytes], list[pl.DataFrame]] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._region = self.physical_plan.region(self.origin)
         self._ends = self.physical_plan.ends(self.origin)
+        self._parts = [part for part in self.physical_plan.spark_parts if part.first in self._region.steps]
 
     def add(self, sent: Frames, now: int, partition: SourcePartition | None = None) -> None:
         """Runs the steps of the region on rows of the origin."""
         made = self._region.run(sent, now, self.entry, partition)
+        for part in self._parts:
+            if part.given in made and len(made[part.given]):
+                came = RowsOrigin(self.origin.name, self.task, self.own_label, now, self.watermark_max)
+                if partition is not None:
+                    came = msgspec.structs.replace(came, source=partition.source, partition=partition.name)
+                place = part.number, task_messages.to_bytes(came)
+                self._for_spark.setdefault(place, []).append(made[part.given])
         for end in self._ends:
-            number, rows = end.number, made[end.node]
-            if rows.is_empty():
+            number, rows = end.number, made.get(end.node)
+            if rows is None or rows.is_empty():
                 continue
             if isinstance(end.node, Write) and end.node.is_discarded:
                 self._discarded[end.node.name] = self._discarded.get(end.node.name, 0) + len(rows)
@@ -120,13 +140,13 @@ class Packer:
                 self._fed.setdefault((number, end.side), []).append(fed)
                 self._counts[number] = count + len(fed)
 
-    def pack(self, control: Control) -> Iterable[Packed]:
-        """Packs all added rows; every key group of the next steps gets the control."""
-        control_bytes = task_messages.to_bytes(control)
-        for number in self.physical_plan.steps_after(self.origin):
-            is_local = self.physical_plan.shares_key_group(self.origin, self.physical_plan.chain[number])
-            for label in [self.own_label] if is_local else self.labels:
-                yield label, number, CONTROL, self.task, control_bytes
+    def pack(self, control: Control | None) -> Iterable[Packed]:
+        """Packs all added rows; every key group of the next steps gets the control, if it was not sent before."""
+        if control is not None:
+            yield from self._controls(task_messages.to_bytes(control))
+        for (number, came), frames in self._for_spark.items():
+            for part in _slices(pl.concat(frames, how="diagonal")):
+                yield self.own_label, number, ROWS, self.task, with_origin(came, part)
         for (number, side), frames in self._fed.items():
             yield from self._sent(number, SIDES[side], pl.concat(frames))
         for number, frames in self._partials.items():
@@ -140,6 +160,12 @@ class Packer:
                 yield self.own_label, number, ROWS, self.task, to_bytes(part)
         if self._discarded:
             yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(DiscardReport(self._discarded))
+
+    def _controls(self, control: bytes) -> Iterable[Packed]:
+        for number in self.physical_plan.steps_after(self.origin):
+            is_local = self.physical_plan.shares_key_group(self.origin, self.physical_plan.chain[number])
+            for label in [self.own_label] if is_local else self.labels:
+                yield label, number, CONTROL, self.task, control
 
     def _written(self, rows: pl.DataFrame, output: Node, partition: SourcePartition | None) -> pl.DataFrame:
         """The columns for a sink: with weights if rows can be retracted, without those that only steps need."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream.plan.explain import Stage
+from millstream.plan.needs_spark import reasons
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.spark_frames import SparkFrame
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -40,8 +41,16 @@ def _reading(physical_plan: PhysicalPlan, source: Read) -> Stage:
 
 
 def _with_fused(physical_plan: PhysicalPlan, origin: Node) -> str:
-    fused = [step.name for step in physical_plan.region(origin).steps if not isinstance(step, Write)]
+    fused = [_shown(physical_plan, step) for step in physical_plan.region(origin).steps if not isinstance(step, Write)]
     return ", then ".join([origin.name, *fused])
+
+
+def _shown(physical_plan: PhysicalPlan, step: Node) -> str:
+    """A step by name; if it runs in Spark's own engine, also why."""
+    if step not in physical_plan.in_spark:
+        return step.name
+    why = "; ".join(reasons(step)) or "between steps that need it"
+    return f"{step.name} in Spark's own engine ({why})"
 
 
 def _feeds(physical_plan: PhysicalPlan, origin: Node, stage: list[int]) -> bool:

@@ -26,6 +26,7 @@ from millstream.plan.walking import in_order
 from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
 from millstream.spark.query.column_pruning import required_columns
+from millstream.spark.query.spark_parts import SparkPart, parts_of
 
 Frames = Mapping[str, pl.DataFrame]
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class Region:
     steps: tuple[Node, ...]
     listening: frozenset[Node]
     """The steps whose dead letters are consumed."""
+    by_spark: frozenset[Node] = frozenset()
+    """The steps that Spark's own engine runs, not this region; see `spark_parts`."""
 
     def run(
         self, sent: Frames, now: int, entry: Node | None = None, partition: SourcePartition | None = None
@@ -71,9 +74,13 @@ class Region:
         for step in self.steps[first:]:
             given = [made[before] for before in step.inputs if before in made]
             if isinstance(step, nodes.Late):
-                made[step] = sent[LATE]
+                if LATE in sent:
+                    made[step] = sent[LATE]
             elif isinstance(step, nodes.Dead):
-                made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
+                if entry is None or step.inputs[0] in dead:
+                    made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
+            elif step in self.by_spark or not given:  # rows come here only behind another step
+                continue
             elif isinstance(step, nodes.MapRows):
                 made[step], found = elementwise.mapped(given[0], step, now)
                 dead[step] = self._checked(step, found if partition is None else partition.stamped(found))
@@ -157,6 +164,21 @@ class PhysicalPlan:
         return required_columns(self.order, self.outputs)
 
     @cached_property
+    def spark_parts(self) -> list[SparkPart]:
+        """The parts that Spark's own engine runs, in order; their numbers follow those of the outputs."""
+        return parts_of(self.order, self.outputs, len(self.chain) + len(self.outputs))
+
+    def spark_parts_after(self, stage: int) -> list[SparkPart]:
+        """The parts whose rows come from sources (0), or from a stage of the chain, counted from 1."""
+        origins = self.sources if stage == 0 else [self.chain[number] for number in self.stages[stage - 1]]
+        return [part for part in self.spark_parts if any(origin in self._origins[part.first] for origin in origins)]
+
+    @cached_property
+    def in_spark(self) -> frozenset[Node]:
+        """The steps that run in Spark's own engine."""
+        return frozenset(step for part in self.spark_parts for step in part.steps)
+
+    @cached_property
     def chain(self) -> list[Node]:
         return [node for node in self.order if node.keeps_state]
 
@@ -185,7 +207,7 @@ class PhysicalPlan:
             starts = isinstance(node, nodes.Dead) and node.inputs[0] is output
             if starts or any(given in after for given in node.inputs):
                 after[node] = None
-        return Region(output, tuple(after), self._listening)
+        return Region(output, tuple(after), self._listening, self.in_spark)
 
     def takes_late(self, step: Node) -> bool:
         """Whether the late rows of a step are consumed."""
@@ -238,7 +260,7 @@ class PhysicalPlan:
         if node is origin:
             keys = _output_keys(origin)
             return keys if all(_hashes_alike(origin.schema.field(key).type) for key in keys) else None
-        if len(node.inputs) != 1:
+        if len(node.inputs) != 1 or node in self.in_spark:
             return None
         before = self._key_after(node.inputs[0], origin)
         if before is None or isinstance(node, nodes.Where | table_nodes.AllRows | table_nodes.AsOf):
@@ -263,7 +285,7 @@ class PhysicalPlan:
 
     def _region(self, origin: Node) -> Region:
         steps = tuple(node for node in self.order if node is not origin and origin in self._origins[node])
-        return Region(origin, steps, self._listening)
+        return Region(origin, steps, self._listening, self.in_spark)
 
     @cached_property
     def _all_ends(self) -> dict[Node, list[End]]:

@@ -46,6 +46,18 @@ class StepControl(Message, frozen=True):
     now: int
 
 
+class RowsOrigin(Message, frozen=True):
+    """Where rows for Spark's own engine come from: what the steps behind it need to continue."""
+
+    origin: str
+    task: int
+    label: int
+    now: int
+    watermark_max: int
+    source: str | None = None
+    partition: str | None = None
+
+
 Control = ClockControl | SourceControl | StepControl
 
 # ---------------------------------------------------------------- to the driver
@@ -96,7 +108,10 @@ _controls: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
-def to_bytes(message: Control | Report) -> bytes:
+_origins: msgspec.msgpack.Decoder[RowsOrigin] = msgspec.msgpack.Decoder(RowsOrigin)
+
+
+def to_bytes(message: Control | Report | RowsOrigin) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
@@ -106,3 +121,7 @@ def control_from_bytes(blob: bytes) -> Control:
 
 def report_from_bytes(blob: bytes) -> Report:
     return _reports.decode(blob)
+
+
+def origin_from_bytes(blob: bytes) -> RowsOrigin:
+    return _origins.decode(blob)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.errors import InvalidSetting, MillstreamError, NotFound, SparkFailed
 from millstream.secrets import SHOWN
 from millstream.spark.session import archive, callbacks, java, launch, shipping, submitting
+from millstream.spark.session.start_failures import translated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +29,7 @@ DEFAULT_MASTER = "local[*]"
 LOG_NAME = "spark.log"
 TEMPORARY = "tmp"
 REACH_S_MAX = 10
+STOP_S_MAX = 30.0
 SOCKET_FOLDER_MAX = 60
 """The path of a socket has at most about a hundred bytes, and Spark's names for them have 42."""
 
@@ -121,6 +123,7 @@ logger.native.level = error
 
 _lock = threading.Lock()
 _log: Path | None = None
+_analyzing: SparkSession | None = None
 
 
 def session(
@@ -139,14 +142,33 @@ def session(
     if partitions < 1:
         raise InvalidSetting(f"a shuffle cannot have {partitions} partitions", next_step="use one or more")
     with _lock:
-        running = _running()
-        if running is not None:
-            found = _adopted(running, master, settings)
+        active = running()
+        if active is not None and active is _analyzing and _differs(active, master, settings, environment):
+            _stop(STOP_S_MAX)
+            active = None
+        if active is not None:
+            found = _adopted(active, master, settings)
         else:
             chosen = master or os.environ.get("MILLSTREAM_MASTER") or DEFAULT_MASTER
             found = created(chosen, name, partitions, settings, environment=environment)
         shipping.ship_package(found)
         return found
+
+
+def session_for_analysis() -> SparkSession:
+    """A session that checks expressions while a flow is built. A run continues with it, or replaces it."""
+    global _analyzing
+    found = session()
+    _analyzing = found
+    return found
+
+
+def _differs(active: SparkSession, master: str | None, settings: Mapping[str, str], environment: str | None) -> bool:
+    """Whether a run needs another session than the one that only checked expressions."""
+    other_master = master is not None and master != active.sparkContext.master
+    return (
+        other_master or environment is not None or any(active.conf.get(key, None) != settings[key] for key in settings)
+    )
 
 
 def created(
@@ -190,7 +212,7 @@ def created(
     except MillstreamError:
         raise
     except Exception as error:
-        raise _translated(error, master) from None
+        raise translated(error, master, _log) from None
 
 
 def _silence_lost_jvm(spark: SparkSession) -> None:
@@ -212,20 +234,24 @@ def activate(spark: SparkSession) -> None:
     spark_sessions.setActiveSession(spark._jsparkSession)
 
 
-def stop(*, patience_seconds: float = 30) -> None:
+def stop(*, patience_seconds: float = STOP_S_MAX) -> None:
     """Stops the running session, if there is one, and its JVM."""
+    with _lock:
+        _stop(patience_seconds)
+
+
+def _stop(patience_seconds: float) -> None:
     from pyspark import SparkContext
 
-    with _lock:
-        running = _running()
-        if running is not None:
-            running.stop()
-        gateway: Any = SparkContext._gateway
-        if gateway is not None and gateway.proc is not None:
-            gateway.shutdown()
-            gateway.proc.stdin.close()  # the JVM exits when its stdin closes
-            gateway.proc.wait(patience_seconds)
-            SparkContext._gateway = SparkContext._jvm = None
+    active = running()
+    if active is not None:
+        active.stop()
+    gateway: Any = SparkContext._gateway
+    if gateway is not None and gateway.proc is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM exits when its stdin closes
+        gateway.proc.wait(patience_seconds)
+        SparkContext._gateway = SparkContext._jvm = None
 
 
 def warm(spark: SparkSession) -> threading.Thread:
@@ -262,7 +288,7 @@ def _loaded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def _running() -> SparkSession | None:
+def running() -> SparkSession | None:
     """The session of this thread, otherwise that of another."""
     from pyspark.sql import SparkSession
 
@@ -427,52 +453,6 @@ def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, st
 def _shown(key: str, value: str | None) -> str | None:
     """The value of a setting from the table above; others may be passwords."""
     return value if value is None or any(each.key == key for each in SETTINGS) else SHOWN
-
-
-# ---------------------------------------------------------------- why it did not start
-
-# Spark's message, what it means, and what to do.
-REASONS = (
-    (
-        r"Could not parse Master URL",
-        "the master is not valid",
-        "use one such as local[*], local[2], spark://host:7077, yarn",
-    ),
-    (
-        r"BindException|Address already in use|failed after \d+ retries",
-        "a configured port is in use",
-        "let Spark choose ports, or set a free one",
-    ),
-    (
-        r"memory \d+ must be at least|increase heap size",
-        "it has too little memory",
-        "give it more: spark.driver.memory, as in 1g",
-    ),
-    (
-        r"masters are unresponsive|Failed to connect to|UnknownHost|UnresolvedAddress",
-        "nothing answers there",
-        "check that the cluster is up and its address is right",
-    ),
-    (
-        r"InvalidClassException|local class incompatible",
-        "the cluster runs another version of Spark",
-        "install the cluster's version of PySpark, or upgrade the cluster to this one",
-    ),
-)
-
-
-def _translated(error: Exception, master: str) -> MillstreamError:
-    message = str(getattr(error, "java_exception", None) or error)
-    log = str(_log) if _log else None
-    kind: type[MillstreamError]
-    for pattern, meaning, next_step in REASONS:
-        if re.search(pattern, message):
-            kind = InvalidSetting if "Master URL" in pattern else SparkFailed
-            return kind(f"Spark did not start with the master '{master}': {meaning}", where=log, next_step=next_step)
-    lines = message.strip().splitlines() or [type(error).__name__]
-    return SparkFailed(
-        f"Spark did not start with the master '{master}': {lines[0]}", where=log, next_step=f"read {log}"
-    )
 
 
 def _clean_up(folder: Path) -> None:

@@ -1,0 +1,107 @@
+"""Which steps of a plan only Spark can run, because an expression in them cannot be translated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pyarrow as pa
+
+from millstream.errors import InvalidExpression, NeedsSpark
+from millstream.expressions.expression import Expression, InDriver
+from millstream.expressions.spark_types import quoted
+from millstream.plan.columns import kept
+from millstream.plan.nodes import Node, Project, Where, WindowedAggregate
+from millstream.plan.table_nodes import Grouped, Latest, Top
+from millstream.records import Schema
+from millstream.user_lines import users_line
+
+AnyNode = TypeVar("AnyNode", bound=Node)
+COMPUTED = "__computed_"
+"""The prefix of columns that Spark computes for an aggregate behind them."""
+
+
+@dataclass(frozen=True, eq=False)
+class SparkFunction(Node):
+    """A user's function of a DataFrame, which makes rows of single rows."""
+
+    called: str
+    function: InDriver = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        return f"spark {self.called}"
+
+
+def expressions_of(node: Node) -> list[Expression]:
+    """The expressions that a step evaluates over its rows."""
+    if isinstance(node, Where):
+        return [node.condition]
+    if isinstance(node, Project):
+        return [made for _, made in node.columns]
+    if isinstance(node, WindowedAggregate | Grouped):
+        return [made for _, made in node.arguments]
+    if isinstance(node, Latest):
+        return [] if node.deleted is None else [node.deleted]
+    return [order.by for order in node.order] if isinstance(node, Top) else []
+
+
+def reasons(node: Node) -> list[str]:
+    """Why only Spark can run a step; nothing if it also runs without."""
+    if isinstance(node, SparkFunction):
+        return [f"{node.called} is a function of a DataFrame"]
+    return list(dict.fromkeys(f"{made.reason}, in '{made}'" for made in expressions_of(node) if made.needs_spark))
+
+
+def needs_spark(node: Node) -> bool:
+    return bool(reasons(node))
+
+
+def check_without_spark(order: Iterable[Node]) -> None:
+    """Refuses a plan that only Spark can run, in a run without Spark."""
+    for node in order:
+        for why in reasons(node):
+            raise NeedsSpark(
+                f"the step '{node.name}' needs Spark: {why}",
+                where=node.user_line,
+                next_step='run the flow on Spark: flow.run(), or play(on="spark") in a test',
+            )
+
+
+def computed_before(node: AnyNode, named: Callable[[Project], Project]) -> AnyNode:
+    """A step whose expressions can all be translated: what needs Spark becomes a column of a step before it."""
+    if isinstance(node, Where | Project | SparkFunction) or not needs_spark(node):
+        _check_rows(node)
+        return node
+    if not isinstance(node, WindowedAggregate | Grouped):
+        shown = next(made for made in expressions_of(node) if made.needs_spark)
+        raise InvalidExpression(
+            f"'{shown}' can only be evaluated by Spark, and not inside this step",
+            where=users_line(),
+            next_step="make it a column first: with_column('name', '…'), and use that",
+        )
+    given = node.inputs[0]
+    columns = [(name, kept(given.schema, name)) for name in given.schema.names]
+    arguments = []
+    for number, (name, made) in enumerate(node.arguments):
+        if made.needs_spark:
+            column = f"{COMPUTED}{number}"
+            columns.append((column, made))
+            made = Expression(made.spark, quoted(column), made.type, frozenset({column}))
+        arguments.append((name, made))
+    schema = Schema.from_arrow(pa.schema([(name, made.type) for name, made in columns]))
+    before = named(Project("", schema, (given,), node.user_line, tuple(columns)))
+    return replace(node, inputs=(before,), arguments=tuple(arguments))
+
+
+def _check_rows(node: Node) -> None:
+    """Several rows of one are made by a select, and by one column of it."""
+    making = [made for made in expressions_of(node) if made.makes_rows]
+    if making and (not isinstance(node, Project) or len(making) > 1):
+        raise InvalidExpression(
+            f"'{making[-1]}' makes several rows of one, which "
+            + ("a condition cannot" if isinstance(node, Where) else "only one column of a select can"),
+            where=users_line(),
+            next_step="make the rows in a select(…) of its own, and go on with its column",
+        )

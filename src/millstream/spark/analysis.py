@@ -1,0 +1,165 @@
+"""Asks Spark about an expression that cannot be translated: its type, the columns it uses, whether it can be repeated.
+
+Spark analyzes it over an empty DataFrame with the columns of the stream; no job runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from millstream.errors import InvalidExpression, MillstreamError
+from millstream.expressions.expression import Expression, InDriver
+from millstream.expressions.spark_functions import SPARK_FUNCTIONS
+from millstream.records import Schema
+from millstream.spark.session.start import running, session_for_analysis
+from millstream.user_lines import users_line, what_exists
+
+RESULT = "result"
+PYTHON = ("PythonUDF", "PythonUDAF", "PythonFuncExpression")
+FOR_MORE_ROWS = "use .agg(…) for aggregates; an expression here is evaluated for one row"
+
+
+def is_running() -> bool:
+    """Whether there is a session, which may have functions of the user."""
+    return running() is not None
+
+
+def analyzed(given: Any, schema: Schema, reason: str) -> Expression:
+    """An expression that only Spark can evaluate, given as text or as a Column; `reason` says why only Spark can."""
+    spark = running() or session_for_analysis()
+    shown = given if isinstance(given, str) else column_text(given)
+    with analysis_errors(spark, shown, schema, users_line()):
+        empty = empty_frame(spark, schema)
+        made = empty.select((sf.expr(given) if isinstance(given, str) else given).alias(RESULT))
+        plan: Any = made._jdf.queryExecution().analyzed()
+    names = [str(node.nodeName()) for node in nodes_of(plan)]
+    makes_rows = "Generate" in names
+    if any(name not in ("Project", "Generate", "LogicalRDD", "LocalRelation") for name in names):
+        raise _invalid(f"'{shown}' looks at more than one row", FOR_MORE_ROWS)
+    if not all(node.deterministic() for node in nodes_of(plan)):
+        raise _invalid(
+            f"'{shown}' differs with each call, and results must be repeatable", "provide it as a column of the rows"
+        )
+    return Expression(
+        shown,
+        None,
+        type_of(made, shown),
+        frozenset(_used(plan, schema)),
+        reason,
+        None if isinstance(given, str) else InDriver(given),
+        calls_python=any(kind in _kinds(plan) for kind in PYTHON),
+        makes_rows=makes_rows,
+    )
+
+
+def column_text(column: Any) -> str:
+    """A Column as Spark prints it."""
+    return str(column).removeprefix("Column<'").removesuffix("'>")
+
+
+def empty_frame(spark: SparkSession, schema: Schema) -> DataFrame:
+    return spark.createDataFrame([], str(schema))
+
+
+def type_of(frame: DataFrame, shown: str) -> Any:
+    """The type of a frame's only column."""
+    kind = frame.schema.fields[0].dataType.simpleString()
+    if kind == "void":
+        raise _invalid(f"'{shown}' is always null and has no type", "write cast(null as string)")
+    try:
+        return Schema.of(f"{RESULT} {kind}").field(RESULT).type
+    except MillstreamError:
+        next_step = (
+            "take what you need out of it: variant_get(…, '$.path', 'type'), cast(… as …) or to_json(…)"
+            if "variant" in kind
+            else "convert it, for example with cast(… as string)"
+        )
+        raise _invalid(f"'{shown}' is {kind}, which a column of a stream cannot be", next_step) from None
+
+
+def nodes_of(plan: Any) -> Iterator[Any]:
+    """The nodes of a logical plan of Spark."""
+    yield plan
+    children = plan.children()
+    for place in range(children.size()):
+        yield from nodes_of(children.apply(place))
+
+
+def _expressions_of(plan: Any) -> Iterator[Any]:
+    for node in nodes_of(plan):
+        found = node.expressions()
+        waiting = [found.apply(place) for place in range(found.size())]
+        while waiting:
+            each = waiting.pop()
+            yield each
+            children = each.children()
+            waiting += [children.apply(place) for place in range(children.size())]
+
+
+def _kinds(plan: Any) -> set[str]:
+    return {str(each.getClass().getSimpleName()) for each in _expressions_of(plan)}
+
+
+def _used(plan: Any, schema: Schema) -> Iterator[str]:
+    for node in nodes_of(plan):
+        found = node.references().iterator()
+        while found.hasNext():
+            name = str(found.next().name())
+            if name in schema.names:
+                yield name
+
+
+@contextmanager
+def analysis_errors(spark: SparkSession, shown: str, schema: Schema, line: str | None) -> Iterator[None]:
+    """Spark's refusal as one of ours, with the user's line; Spark would also log it with a stack trace."""
+    logger = logging.getLogger("SQLQueryContextLogger")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    except ParseException as error:
+        what, next_step = f"cannot be read as Spark SQL: {_message(error)}", "write one expression, as after SELECT"
+        raise InvalidExpression(f"'{shown}' {what}", where=line, next_step=next_step) from None
+    except AnalysisException as error:
+        what, hint = _refused(spark, error, shown, schema)
+        raise InvalidExpression(what, where=line, next_step=hint) from None
+    except PySparkException as error:
+        raise InvalidExpression(f"Spark cannot evaluate '{shown}': {_message(error)}", where=line) from None
+    finally:
+        logger.disabled = before
+
+
+def _refused(spark: SparkSession, error: AnalysisException, shown: str, schema: Schema) -> tuple[str, str]:
+    """What is wrong, and what to do next."""
+    condition, parameters = error.getCondition() or "", error.getMessageParameters() or {}
+    if condition == "UNRESOLVED_ROUTINE":
+        name = parameters.get("routineName", "").replace("`", "")
+        registered = [row[0] for row in spark.sql("show user functions").collect()]
+        near = what_exists(name, sorted({*SPARK_FUNCTIONS, *registered})).split("? ")
+        hint = f"{near[0]}?" if len(near) == 2 else "register it with spark.udf.register, or use a map(…)"
+        return f"there is no function {name}, in '{shown}'", hint
+    if condition.startswith("UNRESOLVED_COLUMN"):
+        name = parameters.get("objectName", "").replace("`", "")
+        return f"there is no column '{name}', in '{shown}'", what_exists(name, schema.names)
+    if "AGGREGATE" in condition or "GROUP" in condition or "WINDOW" in condition:
+        return f"'{shown}' looks at more than one row", FOR_MORE_ROWS
+    return f"Spark cannot evaluate '{shown}': {_message(error)}", "convert its parts with cast(… as …)"
+
+
+def _message(error: PySparkException) -> str:
+    """Spark's message in one line, without its code and its plan."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if text.startswith("["):
+        text = text.partition("] ")[2]
+    return text.partition(" SQLSTATE:")[0].rstrip(".")
+
+
+def _invalid(what: str, next_step: str | None) -> InvalidExpression:
+    return InvalidExpression(what, where=users_line(), next_step=next_step)

@@ -1,0 +1,107 @@
+"""The user's functions of a DataFrame: what they may do, and how a row's hidden columns pass through them.
+
+A row carries its time, weight and offset in hidden columns, which the function does not see: they are added to the
+projections in the plan that it has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from millstream.errors import InvalidPlan, MillstreamError
+from millstream.records import Schema
+from millstream.spark.analysis import analysis_errors, empty_frame
+from millstream.spark.session.start import running, session_for_analysis
+from millstream.user_lines import users_line
+
+PROJECT = "Project"
+ROW_BY_ROW = (PROJECT, "Filter", "Generate", "SubqueryAlias", "ResolvedHint")
+INSTEAD = {
+    "Aggregate": "use group_by(…).agg(…), or a window",
+    "Deduplicate": "use distinct(…)",
+    "Distinct": "use distinct(…)",
+    "Sort": "use top(…)",
+    "GlobalLimit": "use take(…)",
+    "LocalLimit": "use take(…)",
+    "Join": "use join(…), with flow.table(…) for a lookup table",
+    "Window": "use a window, or process(…)",
+    "EventTimeWatermark": "set the watermark in read(…)",
+    "MapInPandas": "use map(…, batch=True)",
+    "MapInArrow": "use map(…, batch='arrow')",
+}
+DOES = "stream.spark(…) takes a function that makes rows of single rows: select, withColumn, where, explode"
+
+
+def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
+    """The columns that a function makes of a stream; refuses one that looks at more than one row."""
+    spark = running() or session_for_analysis()
+    line = users_line()
+    given = empty_frame(spark, schema)
+    with analysis_errors(spark, getattr(function, "__name__", "the function"), schema, line):
+        made = function(given)
+        if not isinstance(made, DataFrame):
+            raise InvalidPlan(f"the function returns {made!r}, not a DataFrame", where=line, next_step=DOES)
+        plan: Any = made._jdf.queryExecution().analyzed()
+    base = given._jdf.queryExecution().analyzed()
+    _check(plan, base, line)
+    try:
+        columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in made.schema.fields)
+        return Schema.of(columns)
+    except MillstreamError as error:
+        raise InvalidPlan(
+            f"a column of the result cannot be one of a stream: {error.what}",
+            where=line,
+            next_step="select the columns that later steps need, and convert the others",
+        ) from None
+
+
+def applied(function: Callable[[Any], Any], frame: DataFrame, hidden: Sequence[str]) -> DataFrame:
+    """The result of a function over a frame; the hidden columns of a row pass through it."""
+    base: Any = frame._jdf.queryExecution().analyzed()
+    made = function(frame.drop(*hidden))
+    plan: Any = made._jdf.queryExecution().analyzed()
+    _check(plan, base, users_line())
+    jvm: Any = frame.sparkSession._jvm
+    output = base.output()
+    attributes = [output.apply(place) for place in range(output.size())]
+    carried = _seq(jvm, [each for each in attributes if each.name() in hidden])
+    jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(
+        frame.sparkSession._jsparkSession, _carrying(jvm, plan, base, carried)
+    )
+    return DataFrame(jdf, frame.sparkSession)
+
+
+def _check(plan: Any, base: Any, line: str | None) -> None:
+    node = plan
+    while not node.equals(base):
+        name = str(node.nodeName())
+        if name not in ROW_BY_ROW or node.children().size() != 1:
+            raise InvalidPlan(
+                f"the function looks at more than one row, or at other data: {name}",
+                where=line,
+                next_step=INSTEAD.get(name, DOES),
+            )
+        if not node.deterministic():
+            raise InvalidPlan(
+                "the function differs with each call, and results must be repeatable",
+                where=line,
+                next_step="leave out rand(), uuid() and the like",
+            )
+        node = node.children().apply(0)
+
+
+def _carrying(jvm: Any, node: Any, base: Any, carried: Any) -> Any:
+    if node.equals(base):
+        return node
+    child = _carrying(jvm, node.children().apply(0), base, carried)
+    if str(node.nodeName()) == PROJECT:
+        columns = node.projectList().appendedAll(carried)
+        return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(columns, child)
+    return node.withNewChildren(_seq(jvm, [child]))
+
+
+def _seq(jvm: Any, values: list[Any]) -> Any:
+    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(values)

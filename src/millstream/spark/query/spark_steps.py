@@ -1,0 +1,229 @@
+"""Runs the steps that need Spark's own engine: packed rows become typed ones, Spark evaluates, and packing follows.
+
+Typed rows hold nothing but the rows of these steps: neither filters nor the user's functions see anything else. What is
+packed for other steps waits in a file meanwhile. All of it is one task of Spark, without a shuffle, so the Python
+processes before and behind share a folder that has the number of the task's attempt.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from millstream.expressions.expression import Expression
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.elementwise import OFFSET
+from millstream.operators.stateful import SENT
+from millstream.plan.needs_spark import SparkFunction
+from millstream.plan.nodes import Node, Project, Where
+from millstream.private_files import private_folder
+from millstream.records import Schema
+from millstream.spark.frame_functions import applied
+from millstream.spark.query.data_source import PACKED
+from millstream.spark.query.packing import ARROW, Packer, split_origin, to_batch
+from millstream.spark.query.physical_plan import SourcePartition
+from millstream.spark.query.spark_parts import SparkPart
+from millstream.spark.query.state_runner import Shipment
+from millstream.spark.query.task_messages import RowsOrigin, origin_from_bytes
+from millstream.spark.query_failures import marked
+
+CAME = "__came"
+"""The number of a row's origin, among those of its task."""
+HIDDEN = pa.schema([(TIME, pa.int64()), (WEIGHT, pa.int32()), (OFFSET, pa.int64()), (CAME, pa.int32())])
+HIDDEN_TYPES = f"`{TIME}` long, `{WEIGHT}` int, `{OFFSET}` long, `{CAME}` int"
+TASK_BITS = 32
+"""Rows behind a part have task numbers of their own, in the order of the tasks before."""
+ROWS_MIN = 50_000
+"""How many rows are collected before the next steps run on them."""
+
+
+def with_part(packed: DataFrame, part: SparkPart, shipment: Shipment) -> DataFrame:
+    """The packed rows, with those of a part replaced by what its last step sends on."""
+    names = part.given.schema.names
+    types = [f"`{_quoted(name)}` {spark_type(part.given.schema, name)}" for name in names]
+    frame = packed.mapInArrow(Unpack(shipment, part.number), ", ".join([*types, HIDDEN_TYPES]))
+    for step in part.steps:
+        frame = _VISITS[type(step)](frame, step)
+    return frame.mapInArrow(Pack(shipment, part.number), PACKED)
+
+
+def _where(frame: DataFrame, step: Where) -> DataFrame:
+    return frame.where(as_column(step.condition))
+
+
+def _project(frame: DataFrame, step: Project) -> DataFrame:
+    made = []
+    for name, value in step.columns:
+        column = as_column(value)
+        if not value.needs_spark:  # else it has the type that Spark gave it
+            column = column.cast(spark_type(step.schema, name))
+        made.append(column.alias(name))
+    return frame.select(*made, *(sf.col(f"`{name}`") for name in HIDDEN.names))
+
+
+def _function(frame: DataFrame, step: SparkFunction) -> DataFrame:
+    return applied(step.function.value, frame, HIDDEN.names)
+
+
+_VISITS: Mapping[type[Node], Any] = {Where: _where, Project: _project, SparkFunction: _function}
+
+
+def as_column(made: Expression) -> Column:
+    if made.native is not None:
+        found: Column = made.native.value
+        return found
+    return sf.expr(made.spark)
+
+
+def spark_type(schema: Schema, name: str) -> str:
+    """The type of a column in Spark's words."""
+    column = str(Schema.from_arrow(pa.schema([pa.field("x", schema.field(name).type)])))
+    return column.split(" ", 1)[1]
+
+
+def _quoted(name: str) -> str:
+    return name.replace("`", "``")
+
+
+class Passage:
+    """What waits beside Spark in one attempt of a task: packed rows for other steps, and the origins of rows."""
+
+    def __init__(self, shipment: Shipment, number: int) -> None:
+        context = TaskContext.get()
+        assert context is not None
+        mark = shipment.mark[-9:-1]
+        attempt = f"{mark}-{context.taskAttemptId()}-{number}"
+        self.folder = private_folder(shipment.folder) / "in_spark" / attempt
+        self._origins: list[bytes] = []
+
+    @property
+    def _waiting(self) -> Path:
+        return self.folder / "packed"
+
+    def _origin_path(self, number: int) -> Path:
+        return self.folder / f"origin-{number}"
+
+    def number_of(self, origin: bytes) -> int:
+        """The number of an origin, which is stored before its first row is sent."""
+        if origin not in self._origins:
+            self._origin_path(len(self._origins)).write_bytes(origin)
+            self._origins.append(origin)
+        return self._origins.index(origin)
+
+    def origin(self, number: int) -> RowsOrigin:
+        return origin_from_bytes(self._origin_path(number).read_bytes())
+
+    def writer(self) -> pa.RecordBatchStreamWriter:
+        self.folder.mkdir(parents=True)
+        return pa.ipc.new_stream(str(self._waiting), ARROW)
+
+    def waiting(self) -> Iterator[pa.RecordBatch]:
+        """Packed rows of other steps; complete once all typed rows have passed."""
+        with pa.memory_map(str(self._waiting)) as source:
+            yield from pa.ipc.open_stream(source)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _OfPart:
+    shipment: Shipment
+    number: int
+
+    @cached_property
+    def part(self) -> SparkPart:
+        plan = self.shipment.worker_plan.physical_plan
+        return next(part for part in plan.spark_parts if part.number == self.number)
+
+
+class Unpack(_OfPart):
+    """Makes typed rows of those that are packed for a part, in a task."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with marked(self.shipment.mark, self.part.first.name):
+            passage = Passage(self.shipment, self.number)
+            with passage.writer() as waiting:
+                for batch in batches:
+                    own = pc.equal(batch.column("step"), self.number)
+                    others = batch.filter(pc.invert(own))
+                    if len(others):
+                        waiting.write_batch(others.cast(ARROW))
+                    for blob in batch.column("blob").filter(own):
+                        origin, rows = split_origin(blob.as_buffer())
+                        yield from self._typed(rows, passage.number_of(origin))
+
+    def _typed(self, rows: pl.DataFrame, came: int) -> Iterator[pa.RecordBatch]:
+        columns = pa.schema([field.with_nullable(True) for field in self.part.given.schema.arrow])
+        missing = {name: None for name in (*columns.names, OFFSET) if name not in rows.columns}
+        frame = rows.with_columns(pl.lit(came, pl.Int32).alias(CAME), *(pl.lit(None).alias(name) for name in missing))
+        schema = pa.schema([*columns, *HIDDEN])
+        yield from frame.select(schema.names).to_arrow().cast(schema).to_batches()
+
+
+class Pack(_OfPart):
+    """Packs what Spark has made, after the element-wise steps that follow, and lets the waiting rows pass."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with marked(self.shipment.mark, self.part.last.name):
+            passage = Passage(self.shipment, self.number)
+            packers: dict[int, Packer] = {}
+            origins: dict[int, RowsOrigin] = {}
+            for came, rows in self._by_origin(batches):
+                if came not in origins:
+                    origins[came] = passage.origin(came)
+                origin = origins[came]
+                task = self._task(origin.task)
+                if task not in packers:
+                    packers[task] = self._packer(origin, task)
+                partition = None if origin.source is None else SourcePartition(origin.source, str(origin.partition))
+                packers[task].add({SENT: rows}, origin.now, partition)
+            yield from passage.waiting()
+            for packer in packers.values():
+                for packed in packer.pack(None):
+                    yield to_batch([packed])
+            passage.remove()
+
+    def _by_origin(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pl.DataFrame]]:
+        """Rows that come from one place, in order, many at a time."""
+        collected: list[pl.DataFrame] = []
+        came: int | None = None
+        for batch in batches:
+            frame = pl.from_arrow(batch)
+            assert isinstance(frame, pl.DataFrame)
+            for (number,), rows in frame.group_by(CAME, maintain_order=True):
+                assert isinstance(number, int)
+                if collected and (number != came or sum(map(len, collected)) >= ROWS_MIN):
+                    assert came is not None
+                    yield came, pl.concat(collected)
+                    collected = []
+                came = number
+                collected.append(rows.drop(CAME))
+        if collected and came is not None:
+            yield came, pl.concat(collected)
+
+    def _task(self, task: int) -> int:
+        parts = [part.number for part in self.shipment.worker_plan.physical_plan.spark_parts]
+        return ((parts.index(self.number) + 1) << TASK_BITS) + task % (1 << TASK_BITS)
+
+    def _packer(self, origin: RowsOrigin, task: int) -> Packer:
+        plan = self.shipment.worker_plan
+        named = {node.name: node for node in plan.physical_plan.order}
+        return plan.packer(
+            named[origin.origin],
+            task=task,
+            watermark_max=origin.watermark_max,
+            entry=self.part.last,
+            own_label=origin.label,
+        )

@@ -1,0 +1,188 @@
+"""Expressions that only Spark can evaluate, on real Spark: in every step, behind state, and beside other steps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidExpression, InvalidPlan, NeedsSpark, RecordFailed, StepFailed
+from millstream.testing import Add, Watermark, play
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = "id int, body string, xs array<int>, at timestamp"
+
+
+def at(minute: int) -> datetime:
+    return datetime(2026, 1, 31, 12, minute, tzinfo=UTC)
+
+
+ROWS = [
+    {"id": 1, "body": '{"user": "ann", "score": 5}', "xs": [1, 2], "at": at(0)},
+    {"id": 2, "body": '{"user": "bob", "score": 7}', "xs": [], "at": at(1)},
+    {"id": 3, "body": "broken", "xs": None, "at": at(2)},
+    {"id": 4, "body": '{"user": "ann", "score": 11}', "xs": [3], "at": at(3)},
+]
+
+
+def played(flow: Any, steps: Any = None, **how: Any) -> list[list[dict[str, Any]]]:
+    given = [Add(ROWS)] if steps is None else steps
+    out = play(flow, given, schema=SCHEMA, event_time="at", **{"on": "spark", **how})
+    return [[dict(row) for row in step] for step in out]
+
+
+def test_json_is_parsed_filtered_and_aggregated(spark: SparkSession) -> None:
+    def totals(rows: ms.Stream) -> ms.Stream:
+        parsed = rows.with_column("event", "from_json(body, 'user string, score int')")
+        users = parsed.select("id", "at", user="event.user", score="event.score").where("user is not null")
+        return users.key_by("user").window(ms.fixed("10 minutes")).agg(total=ms.sum("score"))
+
+    (_, closed) = played(totals, [Add(ROWS), Watermark(at(30))])
+    assert [(row["user"], row["total"]) for row in closed] == [("ann", 16), ("bob", 7)]
+
+
+def test_a_branch_without_spark_passes_beside_it_and_both_meet_again(spark: SparkSession) -> None:
+    def united(rows: ms.Stream) -> ms.Stream:
+        hashed = rows.where("xxhash64(id) is not null").select("id", mark="'spark'")
+        plain = rows.where("id > 2").select("id", mark="'plain'")
+        return hashed.union(plain)
+
+    (rows,) = played(united)
+    assert sorted((row["id"], row["mark"]) for row in rows) == [
+        (1, "spark"), (2, "spark"), (3, "plain"), (3, "spark"), (4, "plain"), (4, "spark"),
+    ]  # fmt: skip
+
+
+def test_behind_a_step_that_keeps_state_and_before_the_next(spark: SparkSession) -> None:
+    def nested(rows: ms.Stream) -> ms.Stream:
+        counted = rows.key_by("id").window(ms.fixed("1 minute")).agg(n=ms.count())
+        marked = counted.with_column("kind", "aggregate(sequence(1, int(n) + id % 2), 0, (sum, x) -> sum + x)")
+        return marked.key_by("kind").window(ms.fixed("1 hour")).agg(keys=ms.count())
+
+    out = played(nested, [Add(ROWS), Watermark(at(30)), Watermark(None)])
+    assert [(row["kind"], row["keys"]) for row in out[-1]] == [(1, 2), (3, 2)]
+
+
+def test_arguments_of_aggregates(spark: SparkSession) -> None:
+    score = "int(get_json_object(body, '$.score'))"
+    kept = {}
+
+    def flow(stream: ms.Stream) -> ms.Stream:
+        made = stream.window(ms.fixed("10 minutes")).agg(total=ms.sum(score), n=ms.count())
+        kept["late"] = made.late.schema.names
+        return made
+
+    (_, closed) = played(flow, [Add(ROWS), Watermark(at(30))])
+    assert [(row["total"], row["n"]) for row in closed] == [(23, 4)]
+    assert kept["late"] == ("id", "body", "xs", "at", "window", "reason")
+
+
+def test_a_generator_makes_rows(spark: SparkSession) -> None:
+    (rows,) = played(lambda stream: stream.select("id", x="explode(xs)"))
+    assert [(row["id"], row["x"]) for row in rows] == [(1, 1), (1, 2), (4, 3)]
+
+
+def test_columns_and_functions_of_pyspark(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    @sf.udf("string")
+    def loud(text: str) -> str:
+        return text.upper()  # would fail on None: only rows of the stream come here
+
+    spark.udf.register("twice", lambda x: x * 2, "int")
+
+    def flow(stream: ms.Stream) -> ms.Stream:
+        kept = stream.where(sf.col("id") != 3)
+        return kept.select("id", body=loud(sf.col("body")), double="twice(id)", first=sf.get("xs", sf.lit(0)))
+
+    (rows,) = played(flow)
+    assert [(row["id"], row["double"], row["first"]) for row in rows] == [(1, 2, 1), (2, 4, None), (4, 8, 3)]
+    assert rows[0]["body"] == '{"USER": "ANN", "SCORE": 5}'
+
+
+@pytest.mark.parametrize("runner", ["local", "reference"])
+def test_without_spark_it_is_refused_where_the_flow_is_played(spark: SparkSession, runner: str) -> None:
+    with pytest.raises(NeedsSpark, match="xxhash64") as refused:
+        played(lambda stream: stream.with_column("h", "xxhash64(id)"), on=runner)
+    assert 'play(on="spark")' in (refused.value.next_step or "")
+
+
+@pytest.mark.parametrize(
+    ("made", "what", "next_step"),
+    [
+        ("transform(xss, x -> x)", "there is no column 'xss'", "did you mean 'xs'?"),
+        ("xxhash46(id)", "there is no function xxhash46", "did you mean 'xxhash64'?"),
+        ("transform(xs, x -> rand())", "results must be repeatable", ""),
+        ("bit_and(id)", "looks at more than one row", ".agg("),
+        ("parse_json(body)", "variant", "variant_get"),
+        ("map(id, xs", "cannot be read as Spark SQL", ""),
+    ],
+)
+def test_mistakes_name_the_users_line(spark: SparkSession, made: str, what: str, next_step: str) -> None:
+    with pytest.raises(InvalidExpression) as refused:
+        played(lambda stream: stream.with_column("made", made))
+    assert what in refused.value.what
+    assert next_step in (refused.value.next_step or "")
+    assert __file__ in (refused.value.where or "")
+
+
+def test_a_value_that_an_expression_cannot_handle_names_the_step_and_the_line(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    score = "aggregate(xs, 0, (all, x) -> all + int(body))"
+    with pytest.raises(RecordFailed) as failed:
+        played(lambda stream: stream.with_column("score", score, name="scored").where(sf.col("score") / 1 > 0))
+    assert "the step 'scored' cannot handle a record: The value" in failed.value.what
+    assert failed.value.what.isprintable()
+    assert __file__ in (failed.value.where or "")
+
+
+def test_a_function_of_the_user_that_raises_is_named_with_its_line(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    @sf.udf("int")
+    def inverse(x: int) -> int:
+        return 1 // (x - 2)
+
+    with pytest.raises(StepFailed) as failed:
+        played(lambda stream: stream.select(x=inverse("id"), name="inverted"))
+    assert "the step 'inverted' failed: ZeroDivisionError" in failed.value.what
+    line = inverse.func.__code__.co_firstlineno + 2
+    assert failed.value.where == f"{__file__}:{line}"
+
+
+def test_a_function_of_a_dataframe_keeps_time_and_order(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    def parsed(df: Any) -> Any:
+        event = sf.from_json("body", "user string, score int").alias("event")
+        return df.select(event, sf.explode("xs").alias("x")).where("event.score > 0").select("event.user", "x")
+
+    def flow(stream: ms.Stream) -> ms.Stream:
+        counted = stream.spark(parsed).key_by("user").window(ms.fixed("2 minutes")).agg(n=ms.count(), xs=ms.sum("x"))
+        return counted.spark(lambda df: df.select("user", "n", sf.xxhash64("user").isNotNull().alias("hashed"), "xs"))
+
+    (_, closed) = played(flow, [Add(ROWS), Watermark(at(30))])
+    assert [tuple(row.values()) for row in closed] == [("ann", 2, True, 3), ("ann", 1, True, 3)]
+
+
+@pytest.mark.parametrize(
+    ("function", "what", "next_step"),
+    [
+        (lambda df: df.groupBy("id").count(), "more than one row", "group_by(…)"),
+        (lambda df: df.distinct(), "more than one row", "distinct(…)"),
+        (lambda df: df.selectExpr("rand() as r"), "differs with each call", "rand()"),
+        (lambda df: df.select("idd"), "there is no column 'idd'", "did you mean 'id'?"),
+        (lambda df: None, "not a DataFrame", "select"),
+    ],
+)
+def test_a_function_that_keeps_state_is_refused(spark: SparkSession, function: Any, what: str, next_step: str) -> None:
+    with pytest.raises(InvalidPlan) as refused:
+        played(lambda stream: stream.spark(function))
+    assert what in refused.value.what
+    assert next_step in (refused.value.next_step or "")
+    assert __file__ in (refused.value.where or "")

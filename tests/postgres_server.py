@@ -23,7 +23,7 @@ UNPRIVILEGED = "nobody"  # Postgres refuses to run as root
 
 
 def _as_whom() -> dict[str, str | int | list[str]]:
-    """Who runs the server, as arguments of subprocess."""
+    """The user that runs the server, as arguments of subprocess."""
     if os.geteuid():
         return {}
     import pwd

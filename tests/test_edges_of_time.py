@@ -87,7 +87,7 @@ def test_the_last_window_ends_with_the_last_instant(on: str) -> None:
 
 @pytest.mark.parametrize("delay", ["1 hour", "999999999 days"])
 def test_a_watermark_before_the_first_instant(delay: str) -> None:
-    """The bound reaches back beyond the beginning of the calendar, and a function that asks for it is told of it."""
+    """The bound reaches back beyond the beginning of the calendar, and a function that asks for it gets that time."""
 
     def given(row: dict[str, Any], key: Any) -> list[dict[str, Any]]:
         return [{"seen": str(key.watermark)}]
@@ -119,7 +119,7 @@ def test_joins_at_the_edges() -> None:
         }
 
 
-def test_a_time_that_is_no_date_is_no_event_time() -> None:
+def test_a_time_out_of_range_is_not_an_event_time() -> None:
     """Files and DataFrames can hold the year 200000; a row of it must not move the watermark there."""
     stream = ms.Flow("far").read("rows", "at timestamp", "at")
     far = 200_000 * 365 * 86_400_000_000

@@ -66,7 +66,7 @@ def rows_of(folder: Path, topic: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.more
-def test_the_average_is_that_of_all_rows_and_goes_on_with_new_ones(run: Run, tmp_path: Path) -> None:
+def test_the_average_is_that_of_all_rows_and_is_updated_by_new_ones(run: Run, tmp_path: Path) -> None:
     _, printed = run("average_of_topic")
     assert "after 1,000 readings" in printed
     assert "after 10 more" in printed
@@ -79,7 +79,7 @@ def test_the_average_is_that_of_all_rows_and_goes_on_with_new_ones(run: Run, tmp
     assert cells(printed) == expected
 
 
-def test_errors_are_kept_and_what_is_no_line_of_the_log_goes_to_the_dead(run: Run) -> None:
+def test_errors_are_kept_and_invalid_lines_become_dead_letters(run: Run) -> None:
     _, printed = run("web_log_filter")
     rows = cells(printed)
     assert rows[:2] == [
@@ -176,7 +176,7 @@ def plan_of(profiles: list[tuple[int, str, str]], whose: str) -> str:
 
 
 @pytest.mark.more
-def test_timelines_follow_who_is_followed_and_what_is_deleted(run: Run) -> None:
+def test_timelines_have_followed_users_and_no_deleted_posts(run: Run) -> None:
     module, printed = run("timelines")
     posts: dict[int, tuple[int, str, str | None]] = {}
     follows: dict[tuple[str, str], bool] = {}

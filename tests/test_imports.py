@@ -181,7 +181,7 @@ BROKER_NEUTRAL = [
     ],
     ids=["neutral", "embedded", "kafka"],
 )
-def test_brokers_meet_only_in_the_ports(files: list[Path], brokers: tuple[str, ...]) -> None:
+def test_brokers_share_only_the_ports(files: list[Path], brokers: tuple[str, ...]) -> None:
     """Goal: consumer, producer and queue are written once, and no broker builds on the other."""
     forbidden_modules = tuple(f"millstream.log.{broker}" for broker in brokers)
     assert files

@@ -105,7 +105,7 @@ def test_a_row_without_a_match_is_sent_when_none_can_come() -> None:
 
 
 @pytest.mark.parametrize(("how", "sent"), [("left", [("ann", "/1", None)]), ("anti", [("ann", "/1")])])
-def test_a_row_that_has_met_one_is_not_sent_alone(how: str, sent: list[Any]) -> None:
+def test_a_row_that_had_a_match_is_not_emitted_alone(how: str, sent: list[Any]) -> None:
     build = within("0 seconds", "5 seconds", how=how)
     assert said(run(build, clicks(("ann", "/1", 5)), until(5), until(6)))[2] == sent
     matched = run(build, clicks(("ann", "/1", 5)), views(("ann", "x", 0)), until(6))
@@ -152,7 +152,7 @@ def test_null_is_equal_to_nothing() -> None:
 
 
 @pytest.mark.on_spark
-def test_a_pair_that_is_taken_back() -> None:
+def test_a_pair_that_is_retracted() -> None:
     out = run(
         within("0 seconds", "10 seconds"),
         views(("ann", "shoes", 0)),
@@ -168,7 +168,7 @@ def test_a_pair_that_is_taken_back() -> None:
     ]
 
 
-def test_a_semi_join_takes_a_row_back_with_its_last_match() -> None:
+def test_a_semi_join_retracts_a_row_with_its_last_match() -> None:
     out = run(
         within("0 seconds", "10 seconds", how="semi"),
         clicks(("ann", "/1", 5)),
@@ -210,7 +210,7 @@ def test_a_window_is_joined_once_when_it_is_over() -> None:
     assert {(row["window"]["start"], row["window"]["end"]) for row in out[3]} == {(t(0), t(10))}
 
 
-def test_a_row_meets_another_in_each_window_that_both_lie_in() -> None:
+def test_rows_are_joined_in_each_window_that_both_are_in() -> None:
     out = run(
         in_windows(ms.sliding("10 seconds", every="5 seconds")),
         clicks(("ann", "/1", 7)),
@@ -247,7 +247,7 @@ def test_rows_within_a_session_are_of_it_however_far_apart() -> None:
     assert all(row["window"] == {"start": t(0), "end": t(30)} for row in out[2])
 
 
-def test_a_session_does_not_shrink_when_a_row_is_taken_back() -> None:
+def test_a_session_does_not_shrink_when_a_row_is_retracted() -> None:
     out = run(
         in_windows(ms.sessions("10 seconds"), how="left"),
         views(("ann", "x", 8)),
@@ -272,7 +272,7 @@ def test_rows_whose_window_is_over_are_late() -> None:
     assert row["window"] == {"start": t(0), "end": t(10)}
 
 
-def test_a_row_taken_back_before_its_window_is_over_never_was() -> None:
+def test_a_row_retracted_before_its_window_ends_leaves_no_trace() -> None:
     out = run(
         in_windows(ms.fixed("10 seconds"), how="left"),
         clicks(("ann", "/1", 1), ("ann", "/1", 1)),
@@ -303,7 +303,7 @@ def test_what_lateness_lets_in_is_not_late_for_the_next_step() -> None:
     assert not any(step["late"] for step in steps)
 
 
-def test_a_table_as_it_is_now_is_not_waited_for() -> None:
+def test_a_table_as_of_now_is_not_waited_for() -> None:
     def build(clicks: Any, views: Any) -> Any:
         shown = views.to_table(key="user")
         return counted(clicks.join(shown, on="user", as_of="now").select("user", "at"))["panes"]

@@ -141,7 +141,7 @@ def test_settings_of_kafka(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KAFKA)
-def test_what_kafkas_client_says_of_its_settings(name: str, heard: io.StringIO) -> None:
+def test_errors_of_kafkas_client_about_its_settings(name: str, heard: io.StringIO) -> None:
     """With all of its debugging, and with settings that it refuses."""
     login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER" if "oauth" in name else "PLAIN"}
     user = (
@@ -283,7 +283,7 @@ def test_addresses_of_postgres(address: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_what_postgres_says_of_its_address(address: str, tmp_path: Path, heard: io.StringIO) -> None:
+def test_errors_of_postgres_about_its_address(address: str, tmp_path: Path, heard: io.StringIO) -> None:
     """Nobody listens there, and much of it cannot be read."""
     schema = Schema.of("team string")
     place = ms.postgres(address, "totals", key="team")

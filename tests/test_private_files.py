@@ -40,7 +40,7 @@ def test_a_folder_that_others_could_only_read_is_closed_to_them(tmp_path: Path) 
     assert mode_of(private_folder(folder)) == 0o700
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         return  # only root can hand a folder to another user
     planted = tmp_path / "planted"

@@ -319,7 +319,7 @@ def test_rows_watermark_and_clock_that_move_in_one_step(
 
 @FEWER
 @given(windows, flows, chosen_aggregates, scripts(weights=True))
-def test_rows_that_are_taken_back(window: Window, options: dict[str, Any], names: list[str], steps: list[Any]) -> None:
+def test_retracted_rows(window: Window, options: dict[str, Any], names: list[str], steps: list[Any]) -> None:
     check(
         lambda stream: {"panes": built(stream, window, options).agg(**{name: AGGREGATES[name] for name in names})},
         steps,

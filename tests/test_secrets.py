@@ -1,4 +1,4 @@
-"""A secret goes to another process as a number, and means something only where that was told."""
+"""A secret is sent to another process as a number, which means something only where the secret is known."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def received(sent: bytes, more: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_a_secret_is_sent_as_a_number_that_the_other_process_was_told_of() -> None:
+def test_a_secret_is_sent_as_a_number_that_the_other_process_knows() -> None:
     sent = pickle.dumps(Secret("a password"))
     assert b"a password" not in sent
     assert received(sent, delivery()) == "a password\n"
 
 
-def test_a_number_that_nobody_told_of_is_an_error_with_a_next_step() -> None:
+def test_an_unknown_secret_number_raises_with_a_next_step() -> None:
     said = received(pickle.dumps(Secret("a password")), {})
     assert said.startswith("InvalidSetting\na password or key was sent by its number")
     assert VARIABLE in said

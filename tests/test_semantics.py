@@ -81,7 +81,7 @@ def test_rows_with_an_early_trigger() -> None:
     assert [row["pane"]["last"] for step in out for row in step] == [False, True]
 
 
-def test_delta_begins_anew_when_the_value_has_moved() -> None:
+def test_delta_starts_a_new_window_when_the_value_has_moved() -> None:
     out = run(
         collected(ms.delta_window("n", 10)), add((100, 0), (105, 1), (91, 2)), add((110, 3)), add((None, 4), (99, 5))
     )
@@ -190,7 +190,7 @@ def test_sliding_windows_of_a_row_are_sent_in_order() -> None:
         ("year", "UTC", "2024-12-31T00:00", "2024-01-01T00:00", "2025-01-01T00:00"),
     ],
 )
-def test_calendar_windows_begin_with_local_time(unit: str, zone: str, moment: str, start: str, end: str) -> None:
+def test_calendar_windows_start_with_local_time(unit: str, zone: str, moment: str, start: str, end: str) -> None:
     steps = [Add([{"n": 1, "at": datetime.fromisoformat(moment + "+00:00")}]), Watermark(None)]
     out = play(
         lambda rows: rows.window(ms.calendar(unit, tz=zone)).agg(n=ms.count()),
@@ -230,7 +230,7 @@ WEIGHTED: list[tuple[Any, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("aggregate", "expected"), WEIGHTED, ids=[str(made) for made, _ in WEIGHTED])
-def test_a_retraction_takes_the_earlier_result_back(aggregate: Any, expected: list[Any]) -> None:
+def test_a_retraction_removes_the_earlier_result(aggregate: Any, expected: list[Any]) -> None:
     """Goal: a second aggregation over a retracting one never counts a key twice.
 
     Method: key a sends 5, corrects it to 3; key b sends 10; after each, the whole is asked for.
@@ -247,7 +247,7 @@ def test_a_retraction_takes_the_earlier_result_back(aggregate: Any, expected: li
     assert [step[-1]["made"] for step in out] == expected
 
 
-def test_a_retraction_repeats_the_row_it_takes_back() -> None:
+def test_a_retraction_repeats_the_row_it_retracts() -> None:
     build = lambda rows: (  # noqa: E731
         rows.key_by("key").window(ms.fixed("1 minute")).trigger(ms.each()).retracting().agg(total=ms.sum("n"))
     )

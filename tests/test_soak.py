@@ -74,7 +74,7 @@ def test_examples_are_counted_as_they_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_what_is_no_property_is_left_out_and_a_failure_in_any_round_is_one(tmp_path: Path) -> None:
+def test_only_properties_run_and_a_failure_in_any_round_fails(tmp_path: Path) -> None:
     done = soaked(tmp_path, "-k", "others or later or property")
     assert done.returncode == 1
     assert "1 failed" in done.stdout

@@ -61,7 +61,7 @@ def lookup(how: Any, as_of: Any) -> Callable[..., Any]:
 # ---------------------------------------------------------------- two tables
 
 
-def test_an_inner_join_of_tables_takes_back_what_no_longer_holds() -> None:
+def test_an_inner_join_of_tables_retracts_outdated_rows() -> None:
     out = run(
         tables("inner"),
         order((1, "ann", 0), (2, "bob", 0)),
@@ -165,7 +165,9 @@ def test_a_join_of_tables_as_of_a_time_knows_rows_that_are_already_gone(how: str
 
 @pytest.mark.parametrize("places", [(0, 1, 2), (0, 2, 1), (2, 1, 0)])
 @pytest.mark.parametrize("how", ["left", "right"])
-def test_a_row_meets_joined_tables_as_they_were_in_whatever_order_they_came(how: Any, places: tuple[int, ...]) -> None:
+def test_a_row_is_joined_with_joined_tables_as_of_its_time_in_any_order_of_arrival(
+    how: Any, places: tuple[int, ...]
+) -> None:
     def build(orders: Any, users: Any, asking: Any) -> Any:
         newest = orders.to_table("user").select("id", "user")
         table = newest.join(users.to_table("user").select("user", "city"), on="user", how=how)
@@ -184,7 +186,7 @@ def test_a_row_meets_joined_tables_as_they_were_in_whatever_order_they_came(how:
 
 
 @pytest.mark.on_spark
-def test_a_row_meets_the_table_as_it_was_at_its_time() -> None:
+def test_a_row_is_joined_with_the_table_as_of_its_time() -> None:
     out = run(
         lookup("left", "event_time"),
         user(("ann", "Rome", 2), ("ann", "Oslo", 6)),
@@ -236,7 +238,7 @@ def test_rows_that_wait_hold_back_the_windows_after_them() -> None:
     assert [[(row["city"], row["n"]) for row in step] for step in out] == [[], [], [], [("Rome", 2)]]
 
 
-def test_a_row_meets_the_table_as_it_is_now() -> None:
+def test_a_row_is_joined_with_the_table_as_of_now() -> None:
     out = run(
         lookup("left", "now"),
         order((1, "ann", 9)),
@@ -262,11 +264,11 @@ def test_rows_that_a_table_knows_and_rows_that_it_does_not(how: str, sent: Any, 
     assert [row for step in out for row in said(step["sent"], "id")] == sent
 
 
-# ---------------------------------------------------------------- a stream and rows known beforehand
+# ---------------------------------------------------------------- a stream and static rows
 
 
 @pytest.mark.on_spark("more")
-def test_rows_known_beforehand() -> None:
+def test_static_rows() -> None:
     def build(orders: Any, users: Any) -> Any:
         cities = [{"name": "ann", "city": "Rome"}, {"name": "ann", "city": "Oslo"}, {"name": None, "city": "Bern"}]
         known = orders.flow.table(cities, "name string, city string")

@@ -64,7 +64,7 @@ def test_a_row_between_two_versions_puts_history_right() -> None:
     ]
 
 
-def test_a_row_that_says_nothing_new_changes_nothing() -> None:
+def test_an_unchanged_row_changes_nothing() -> None:
     out = run(
         lambda rows: rows.select("key", "n").to_table(key="key").changes(),
         add(("a", 1, 2)),
@@ -147,7 +147,7 @@ def test_a_tombstone_has_an_event_time_by_whatever_name() -> None:
     assert [[said(row) for row in step] for step in out] == [["+a1"], ["-a1"]]
 
 
-def test_the_table_as_of_a_time_has_what_always_held() -> None:
+def test_a_table_as_of_a_time_has_rows_without_event_time() -> None:
     out = run(
         lambda rows: rows.top(1, by="n desc").as_of(t(9)), add(("a", 1, None)), add(("b", 2, 5)), add(("c", 3, 10))
     )
@@ -203,7 +203,7 @@ def test_without_a_key_every_row_is_in_the_table() -> None:
     assert [sorted(said(row) for row in step["counts"]) for step in out] == [["+a2", "+b1"], [], ["+a4", "-a2"]]
 
 
-def test_a_row_of_weight_minus_one_takes_one_of_the_equal_rows_away() -> None:
+def test_a_row_of_weight_minus_one_retracts_one_of_the_equal_rows() -> None:
     def build(rows: Any) -> Any:
         table = rows.select("key", "n").to_table()
         return {"table": table, "distinct": table.distinct(), "top": table.top(1, by="n desc")}
@@ -266,7 +266,7 @@ def test_a_stream_looks_a_row_up_among_all_rows() -> None:
     assert out == [[], [], ["+a11", "+a22", "+a24"]]
 
 
-def test_panes_that_take_others_back_are_all_rows_without_a_key() -> None:
+def test_panes_with_retractions_are_all_rows_without_a_key() -> None:
     def build(rows: Any) -> Any:
         panes = rows.key_by("key").window(ms.fixed("10 seconds")).trigger(ms.each()).retracting().agg(n=ms.count())
         return panes.select("key", "n", "weight").to_table()
@@ -329,7 +329,7 @@ def test_take_of_the_whole_stream() -> None:
     assert out == [["+a1", "+b2"], ["+c3"], []]
 
 
-def test_top_of_a_stream_with_places() -> None:
+def test_top_of_a_stream_with_ranks() -> None:
     out = run(
         lambda rows: rows.top(2, by="n desc", rank="place"),
         add(("a", 1, 0), ("b", 2, 0)),
@@ -349,7 +349,7 @@ def test_top_per_key_breaks_ties_by_all_columns_and_has_nulls_last() -> None:
 
 
 @pytest.mark.on_spark("more")
-def test_top_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
+def test_top_of_a_table_moves_up_when_a_row_is_retracted() -> None:
     out = run(
         lambda rows: rows.top(2, by="n desc"),
         add(("a", 1, 0), ("b", 2, 0), ("c", 3, 0), weights=[1, 1, 1]),
@@ -370,7 +370,7 @@ def test_top_with_ties_has_all_rows_equal_to_the_last() -> None:
 
 
 @pytest.mark.on_spark("more")
-def test_top_with_ties_of_a_table_moves_up_when_a_row_is_taken_back() -> None:
+def test_top_with_ties_of_a_table_moves_up_when_a_row_is_retracted() -> None:
     out = run(
         lambda rows: rows.top(2, by="n desc", per="key", rank="place", ties=True),
         add(("a", 3, 0), ("a", 2, 0), ("a", 1, 0), ("a", 1, 1), ("b", 1, 0), weights=[1] * 5),
@@ -401,7 +401,7 @@ def test_a_change_of_the_top_holds_from_the_newest_time_seen() -> None:
     assert out == [["+a3@5"], ["+b2@5", "-a3@5"], ["+c1@9", "-b2@9"]]
 
 
-def test_panes_that_take_others_back_are_rows_of_a_table() -> None:
+def test_panes_with_retractions_are_rows_of_a_table() -> None:
     def build(stream: Any) -> Any:
         panes = stream.key_by("k").window(ms.fixed("10 seconds")).trigger(ms.each()).retracting().agg(total=ms.sum("v"))
         return panes.top(1, by="total desc").select("k", "total")

@@ -50,11 +50,11 @@ def test_json_stays_json(text: str) -> None:
 
 
 @given(some.binary())
-def test_bytes_that_are_no_text(content: bytes) -> None:
+def test_bytes_that_are_not_text(content: bytes) -> None:
     assert is_harmless(escaped_bytes(content).decode())
 
 
-def test_what_people_write_is_left_alone() -> None:
+def test_what_users_write_is_left_alone() -> None:
     for text in ("Grüße, 世界 👩‍👩‍👧 שלום", "C:\\new", "a  b", "[bold]", ""):
         assert escaped(text) == text
     assert escaped("a\nb\tc\rd\x1b\x9b\u202e\x7f") == r"a\nb\tc\rd\u001b\u009b\u202e\u007f"
@@ -84,8 +84,8 @@ def test_an_error_as_text_has_our_lines_alone() -> None:
 
 
 def test_the_lines_of_a_changed_flow_stay_lines() -> None:
-    told = differences({"a": {"does": "x\ny" + ALL}}, {"a": {"does": "z"}}, {"a": "a"})
-    lines = str(JobChanged(f"it has changed:\n{told}")).split("\n")
+    changes = differences({"a": {"does": "x\ny" + ALL}}, {"a": {"does": "z"}}, {"a": "a"})
+    lines = str(JobChanged(f"it has changed:\n{changes}")).split("\n")
     assert len(lines) == 4
     assert all(map(is_harmless, lines))
 
@@ -187,7 +187,7 @@ def test_printed_panes(capsys: pytest.CaptureFixture[str]) -> None:
     assert TITLE in capsys.readouterr().out
 
 
-def test_a_failed_assertion_quotes_without_obeying() -> None:
+def test_control_sequences_in_failed_assertions_are_escaped() -> None:
     with pytest.raises(AssertionError) as failed:
         assert_panes([{"team": ALL}], [{"team": "a"}])
     assert all(map(is_harmless, str(failed.value).split("\n")))

@@ -56,7 +56,7 @@ def test_only_the_users_flow_is_unpickled_and_only_by_its_own_workers() -> None:
 @pytest.mark.parametrize(
     "source", ["pickle.loads(b)", "import cloudpickle\ncloudpickle.load(f)", "eval('1')", "marshal.loads(x)"]
 )
-def test_what_runs_what_it_reads_is_found(source: str) -> None:
+def test_code_that_executes_its_input_is_found(source: str) -> None:
     assert list(dangerous(source))
 
 

@@ -1,7 +1,7 @@
 """Goal: a merged view holds, at every moment, what reading both parts from scratch, row by row, would give.
 
 Method: random histories of rows, retractions, panes and tombstones, read in random pieces and compared with a plain
-interpreter; and the cases a user meets, one by one.
+interpreter; and the typical cases, one by one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pane(team: str, minute: int, index: int, total: int, weight: int = 1) -> Row
     }
 
 
-# ---------------------------------------------------------------- what a user meets
+# ---------------------------------------------------------------- typical cases
 
 
 def test_the_live_row_wins_and_a_refresh_reads_only_what_is_new(log: EmbeddedLog) -> None:
@@ -121,7 +121,7 @@ def test_disjoint_parts_are_combined(log: EmbeddedLog) -> None:
     ]
 
 
-def test_of_panes_the_highest_index_is_current_and_the_key_is_known(log: EmbeddedLog) -> None:
+def test_the_pane_with_the_highest_index_is_current_and_the_key_is_known(log: EmbeddedLog) -> None:
     log.create_topic("live", schema=PANES)
     batch = pl.DataFrame([pane("x", 0, 0, 10), pane("x", 1, 0, 11)])
     send(log, "live", pane("x", 1, 0, 1), pane("x", 1, 2, 3), pane("x", 1, 1, 2), pane("y", 1, 0, 4))
@@ -133,7 +133,7 @@ def test_of_panes_the_highest_index_is_current_and_the_key_is_known(log: Embedde
     assert sorted(view.refresh()["total"]) == [5, 10, 11]  # without its live row the batch row is there again
 
 
-def test_a_key_whose_row_was_taken_back_begins_anew(log: EmbeddedLog) -> None:
+def test_a_key_whose_row_was_retracted_starts_over(log: EmbeddedLog) -> None:
     log.create_topic("live", schema=PANES)
     batch = pl.DataFrame([pane("x", 0, 0, 10)])
     send(log, "live", pane("x", 0, 3, 7), pane("x", 0, 3, 7, -1), pane("x", 0, 1, 5), pane("x", 0, 0, 4))
@@ -143,7 +143,7 @@ def test_a_key_whose_row_was_taken_back_begins_anew(log: EmbeddedLog) -> None:
     assert view.refresh()["total"].to_list() == [10]
 
 
-def test_a_live_row_of_weight_minus_one_takes_an_equal_batch_row_back(log: EmbeddedLog) -> None:
+def test_a_live_row_of_weight_minus_one_retracts_an_equal_batch_row(log: EmbeddedLog) -> None:
     log.create_topic("live", schema="team string, weight int, total int, tags array<string>")
     batch = pl.DataFrame({"team": ["x", "y"], "total": [1, 2], "tags": [["a"], None]})
     send(log, "live", {"team": "x", "weight": -1, "total": 1, "tags": ["b"]})
@@ -202,7 +202,7 @@ def test_the_usual_log_is_opened_and_closed(log: EmbeddedLog, monkeypatch: pytes
         assert view.frame.height == 1
 
 
-def test_mistakes_are_told(log: EmbeddedLog, tmp_path: Path) -> None:
+def test_mistakes_are_reported(log: EmbeddedLog, tmp_path: Path) -> None:
     log.create_topic("live", schema=TABLE)
     log.create_topic("bytes")
     batch = pl.DataFrame({"team": ["x"], "total": [1], "n": [1]})

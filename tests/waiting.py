@@ -13,6 +13,6 @@ def until(holds: Callable[[], Any], what: str) -> Any:
     """Waits until something holds, and returns what it gave."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := holds()):
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert time.monotonic() < deadline, f"timed out: {what}"
         time.sleep(0.05)
     return found

@@ -53,13 +53,13 @@ def test_no_number_of_events(text: str) -> None:
         run.read_count(text)
 
 
-def test_unsaid_it_is_everything_beside_everybody() -> None:
+def test_by_default_all_queries_run_against_all_peers() -> None:
     options = run.read_options([])
     assert (len(options.queries), options.events, options.peers) == (29, 10_000_000, ("spark", "flink"))
     assert options.batch_events == 2_000_000
 
 
-def test_what_is_said_counts() -> None:
+def test_options_select_queries_events_and_peers() -> None:
     options = run.read_options(["--query", "q7, Q4", "--events", "200k", "--peer", "flink"])
     assert (options.queries, options.events, options.peers) == (("q4", "q7"), 200_000, ("flink",))
     assert run.read_options(["--peer", "none"]).peers == ()
@@ -124,7 +124,7 @@ def test_a_task_survives_the_command_line(tmp_path: Path) -> None:
     assert given.steady == 75
 
 
-def test_answers_are_heard_and_memory_is_watched(tmp_path: Path) -> None:
+def test_answers_are_received_and_memory_is_measured(tmp_path: Path) -> None:
     engine = scripted(
         tmp_path,
         "say(ready=True); print('a library speaks'); say(begin='q1'); held = bytearray(80_000_000); time.sleep(1)\n"
@@ -167,11 +167,11 @@ def kept(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
     return tmp_path / "rows.pickle"
 
 
-def test_rows_are_judged(answers: Answers, tmp_path: Path) -> None:
+def test_wrong_rows_are_found(answers: Answers, tmp_path: Path) -> None:
     rows = answers.of("q8")
     assert answers.difference("q8", kept(tmp_path, rows), "spark") == ""
-    taken_back = [{**rows[0], "weight": 1}, {**rows[0], "weight": -1}]
-    assert answers.difference("q8", kept(tmp_path, [*rows, *taken_back]), "spark") == ""
+    retracted = [{**rows[0], "weight": 1}, {**rows[0], "weight": -1}]
+    assert answers.difference("q8", kept(tmp_path, [*rows, *retracted]), "spark") == ""
     first = next(row for row in rows if row["starttime"] < LATER)
     others = [row for row in rows if row is not first]
     assert answers.difference("q8", kept(tmp_path, others), "spark").startswith("1 rows missing, 0 too many")
@@ -302,7 +302,7 @@ def program(path: Path, text: str) -> None:
 
 @pytest.fixture
 def python(tools: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Python that says it is 3.12, can make environments, and can install what it is told to."""
+    """A Python that says it is 3.12, can create environments, and can install packages."""
     path = tools / "python3.12"
     program(
         path,
@@ -317,18 +317,18 @@ def python(tools: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_flink_is_installed_once(python: Path, tools: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    made = flink_home.engine(tmp_path / "flink", told.append)
+    messages: list[str] = []
+    made = flink_home.engine(tmp_path / "flink", messages.append)
     assert Path(made.command[0]).is_file()
     assert Path(made.environment["FLINK_JARS"].split(":")[0]).is_file()
-    assert "Flink: Collecting apache-flink" in told
-    told.clear()
-    assert flink_home.engine(tmp_path / "flink", told.append) == made
-    assert told == []
+    assert "Flink: Collecting apache-flink" in messages
+    messages.clear()
+    assert flink_home.engine(tmp_path / "flink", messages.append) == made
+    assert messages == []
     assert (tools / "calls").read_text() == "once\n"
 
 
-def test_a_half_made_flink_is_made_anew(python: Path, tools: Path, tmp_path: Path) -> None:
+def test_an_incomplete_flink_is_reinstalled(python: Path, tools: Path, tmp_path: Path) -> None:
     works = (tools / "mvn").read_text()
     program(tools / "mvn", "echo '[ERROR] no repository can be reached'; exit 1")
     with pytest.raises(FlinkUnavailable, match="no repository can be reached") as refused:
@@ -366,7 +366,7 @@ def test_flink_takes_a_python_that_it_runs_on(python: Path, tools: Path, tmp_pat
     assert "--peer spark" in str(refused.value)
 
 
-def test_without_maven_nothing_is_brought(python: Path, tools: Path, tmp_path: Path) -> None:
+def test_without_maven_nothing_is_downloaded(python: Path, tools: Path, tmp_path: Path) -> None:
     (tools / "mvn").unlink()
     with pytest.raises(FlinkUnavailable, match="Maven is needed") as refused:
         flink_home.engine(tmp_path / "flink")

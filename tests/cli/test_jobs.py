@@ -1,4 +1,4 @@
-"""`millstream jobs`: what is done about jobs that cannot go on, from their folders alone."""
+"""`millstream jobs`: handles jobs that cannot resume, using only their folders."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_damaged_commit_is_repaired(ms: Run, job: JobFolder) -> None:
     assert "is not damaged" in ms("jobs", "repair", "copies").err
 
 
-def test_what_cannot_be_repaired_is_refused_with_the_way_on(ms: Run, job: JobFolder) -> None:
+def test_what_cannot_be_repaired_is_refused_with_a_next_step(ms: Run, job: JobFolder) -> None:
     (job.checkpoint / "offsets" / "2").write_text("garbage")
     done = ms("jobs", "repair", "copies")
     assert done.code == 5

@@ -1,4 +1,4 @@
-"""The command line on a Kafka: the same commands, and what Kafka does not tell is said to be unknown."""
+"""The command line on Kafka: the same commands; what Kafka does not report is shown as unknown."""
 
 from __future__ import annotations
 
@@ -223,9 +223,9 @@ def test_what_is_not_there_is_named(ms: Run, scores: str, address: str, monkeypa
         assert scores in done.err  # among those that exist
     monkeypatch.setattr("millstream.log.kafka.clients.OPEN_SECONDS", 1.0)
     done = ms("--log", "kafka://127.0.0.1:1", "topics", "list", "--json")
-    told = json.loads(done.err)["error"]  # and nothing else: what the client says to itself is not for users
-    assert (done.code, told["kind"], told["where"]) == (5, "KafkaUnavailable", "kafka://127.0.0.1:1")
-    assert told["next"] == "check that it is running and that the address is right"
+    error = json.loads(done.err)["error"]  # and nothing else: what the client says to itself is not for users
+    assert (done.code, error["kind"], error["where"]) == (5, "KafkaUnavailable", "kafka://127.0.0.1:1")
+    assert error["next"] == "check that it is running and that the address is right"
     assert ms("--log", "kafka://ann:secret@host", "topics", "list").code == 2
 
 

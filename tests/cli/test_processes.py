@@ -39,7 +39,7 @@ def committed(log: EmbeddedLog, group: str) -> list[int]:
 # ---------------------------------------------------------------- pipes
 
 
-def test_a_closed_pipe_is_no_noise(many: EmbeddedLog) -> None:
+def test_a_closed_pipe_prints_no_error(many: EmbeddedLog) -> None:
     with start("consume", "many", "--group", "g") as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"value 0\n"
@@ -58,7 +58,7 @@ def test_head_in_a_shell(many: EmbeddedLog) -> None:
     assert (done.stdout, done.stderr) == (b"value 0\nvalue 1\n", b"")
 
 
-def test_a_full_device_is_told(many: EmbeddedLog) -> None:
+def test_a_full_device_is_reported(many: EmbeddedLog) -> None:
     with Path("/dev/full").open("wb") as full, start("consume", "many", stdout=full) as reader:
         _, err = reader.communicate(timeout=60)
     assert (reader.returncode, err) == (1, b"error: No space left on device\n")
@@ -233,13 +233,13 @@ def test_a_full_disk_ends_the_import(log: EmbeddedLog, tmp_path: Path) -> None:
     with start("produce", "raw", lines, preexec_fn=with_little_room) as writer:
         _, err = writer.communicate(timeout=60)
     assert writer.returncode == 5
-    told = err.decode()
-    assert "Traceback" not in told
-    assert "no space left" in told
+    message = err.decode()
+    assert "Traceback" not in message
+    assert "no space left" in message
     with log.consumer("raw") as consumer:
         stored = sum(1 for _ in consumer.until_caught_up())
     assert 0 < stored < 12_000
-    assert f"stored {stored:,} records" in told
+    assert f"stored {stored:,} records" in message
 
 
 def test_no_mistake_ends_in_a_traceback(process: Run) -> None:

@@ -95,7 +95,7 @@ def test_dead_letters_cannot_go_to_a_topic_with_another_schema(ms: Run, log: Emb
     assert values(log, "scores") == []
 
 
-def test_on_error_stop_stores_what_stands_before(ms: Run, log: EmbeddedLog) -> None:
+def test_on_error_stop_stores_what_precedes_the_error(ms: Run, log: EmbeddedLog) -> None:
     log.create_topic("scores", schema=SCHEMA)
     done = ms("produce", "scores", "--on-error", "stop", stdin=MIXED)
     assert done.code == 2
@@ -241,7 +241,7 @@ def test_columnar_files_bring_their_schema(ms: Run, log: EmbeddedLog, tmp_path: 
     assert {record.timestamp for record in found} == {datetime(2025, 6, 1, tzinfo=UTC)}
 
 
-def test_csv_records_are_judged_one_by_one(ms: Run, log: EmbeddedLog) -> None:
+def test_csv_records_are_checked_one_by_one(ms: Run, log: EmbeddedLog) -> None:
     """A line break in quotes belongs to its record; a quote never closed costs only its own line."""
     log.create_topic("t", schema="n int, name string, more string")
     lines = 'name,n\n"a\nb",1\n"open,2\nc,3\nd,x\n5" pipe,4\n\n"say ""hi""",5\n'

@@ -56,7 +56,7 @@ def test_printed_messages_are_acknowledged(ms: Run, queue: EmbeddedLog) -> None:
     assert queue.describe_queue("work").acknowledged == 3
 
 
-def test_a_look_gives_messages_back_and_counts_as_a_try(ms: Run, queue: EmbeddedLog) -> None:
+def test_looking_at_messages_returns_them_and_counts_as_a_try(ms: Run, queue: EmbeddedLog) -> None:
     assert len(ms("queues", "receive", "work", "--max", 5).lines) == 3
     assert queue.describe_queue("work").waiting == 3
     again = [json.loads(line) for line in ms("queues", "receive", "work", "--max", 5, "--json").lines]
@@ -83,7 +83,7 @@ def test_commands_acknowledge_with_exit_code_0(process: Run, queue: EmbeddedLog,
     assert "exit code 1" in letter.value["reason"]
 
 
-def test_a_command_that_works_is_no_failure(process: Run, queue: EmbeddedLog) -> None:
+def test_a_command_that_succeeds_is_not_a_failure(process: Run, queue: EmbeddedLog) -> None:
     done = process("queues", "receive", "work", "--exec", "cat", "--max", 2)
     assert (done.code, done.out) == (0, '{"id":0}{"id":1}')
     assert done.err == "acknowledged 2, rejected 0\n"
@@ -143,7 +143,7 @@ def test_ctrl_c_gives_the_message_back(queue: EmbeddedLog, tmp_path: Path) -> No
 def test_a_queue_that_cannot_wait_longer_says_so_once(
     ms: Run, queue: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one on Kafka: the command goes on, and what it has done in time counts. Method: waits that end at once."""
+    """As one on Kafka: the command continues, and what it did in time counts. Method: waits that end at once."""
     waits: list[float | None] = []
     ended = subprocess.Popen.communicate
 

@@ -35,7 +35,7 @@ def test_values_are_printed_as_they_are(ms: Run, log: EmbeddedLog) -> None:
     assert ms("consume", "raw", "--null-value", "").lines[-1] == ""
 
 
-def test_bytes_that_are_no_text(process: Run, ms: Run, log: EmbeddedLog) -> None:
+def test_bytes_that_are_not_text(process: Run, ms: Run, log: EmbeddedLog) -> None:
     log.create_topic("raw")
     with log.producer() as producer:
         producer.send("raw", b"\xff\x00", b"\xfe")
@@ -96,12 +96,12 @@ def test_the_full_format_has_it_between_tabs(ms: Run, raw: EmbeddedLog) -> None:
         (["--partition", "1", "--from", "100"], ""),
     ],
 )
-def test_where_reading_begins(ms: Run, raw: EmbeddedLog, arguments: list[str], expected: str) -> None:
+def test_where_reading_starts(ms: Run, raw: EmbeddedLog, arguments: list[str], expected: str) -> None:
     assert sorted(ms("consume", "raw", *arguments).lines) == [f"v{n}" for n in expected]
 
 
 @pytest.mark.parametrize("start", ["yesterday", "2025-06-01T12:00:00", "-1"])
-def test_a_beginning_that_cannot_be_read(ms: Run, raw: EmbeddedLog, start: str) -> None:
+def test_a_start_that_cannot_be_parsed(ms: Run, raw: EmbeddedLog, start: str) -> None:
     done = ms("consume", "raw", f"--from={start}")
     assert (done.code, done.out) == (2, "")
 
@@ -110,7 +110,7 @@ def test_a_partition_that_is_not_there(ms: Run, raw: EmbeddedLog) -> None:
     assert ms("consume", "raw", "--partition", 7).code == 3
 
 
-def test_max_takes_exactly_so_many(ms: Run, raw: EmbeddedLog) -> None:
+def test_max_is_the_exact_number_of_records(ms: Run, raw: EmbeddedLog) -> None:
     assert len(ms("consume", "raw", "--max", 7).lines) == 7
     assert ms("consume", "raw", "--max", 0).out == ""
     taken = [*ms("consume", "raw", "--group", "g", "--max", 3).lines, *ms("consume", "raw", "--group", "g").lines]

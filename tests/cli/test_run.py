@@ -1,4 +1,4 @@
-"""`millstream run`: what a file says is run, it stops when it is asked to, and mistakes are told in plain words."""
+"""`millstream run`: runs the flow of a file, stops on request, and reports mistakes in plain words."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def begun(log: EmbeddedLog, running: subprocess.Popen[Any], least: int) -> None:
 
 @pytest.mark.more
 @pytest.mark.timeout(900)
-def test_it_stops_when_it_is_asked_to_and_goes_on(process: Run, scores: EmbeddedLog, here: Path) -> None:
+def test_it_stops_on_request_and_resumes(process: Run, scores: EmbeddedLog, here: Path) -> None:
     """Ctrl-C on a terminal is heard by every process of the job, Spark's too; SIGTERM by the first alone.
 
     Meanwhile a second run of the same job is refused; in the end every row was copied once.

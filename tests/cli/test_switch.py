@@ -46,7 +46,7 @@ def test_readers_are_switched_and_back(ms: Run, two: EmbeddedLog) -> None:
     assert ms("consume", "totals").lines == [OLD]
 
 
-def test_a_producer_writes_the_topic_it_names_and_is_told(ms: Run, two: EmbeddedLog) -> None:
+def test_a_producer_writes_the_topic_it_names_and_is_warned(ms: Run, two: EmbeddedLog) -> None:
     ms("switch", "totals", "totals.v2")
     sent = ms("produce", "totals", stdin='{"team": "y", "total": 7}\n')
     assert sent.code == 0
@@ -74,7 +74,7 @@ def test_listings_show_it_and_only_where_something_is_switched(ms: Run, two: Emb
     assert ms("topics", "describe", "totals", "--json").json["switched_to"] == "totals.v2"
 
 
-def test_where_a_group_begins(ms: Run, two: EmbeddedLog) -> None:
+def test_where_a_group_starts(ms: Run, two: EmbeddedLog) -> None:
     assert ms("consume", "totals", "--group", "g").lines == [OLD]
     ms("switch", "totals", "totals.v2", "--at", "latest")
     assert ms("consume", "totals", "--group", "g").lines == []
@@ -93,14 +93,14 @@ def test_where_a_group_begins(ms: Run, two: EmbeddedLog) -> None:
         (["nowhere"], 3, "there is no topic 'nowhere'"),
     ],
 )
-def test_mistakes_are_told(ms: Run, two: EmbeddedLog, arguments: list[str], code: int, says: str) -> None:
+def test_mistakes_are_reported(ms: Run, two: EmbeddedLog, arguments: list[str], code: int, says: str) -> None:
     done = ms("switch", *arguments)
     assert done.code == code
     assert says in done.err
     assert ms("consume", "totals").lines == [OLD]
 
 
-def test_off_forgets(ms: Run, two: EmbeddedLog) -> None:
+def test_off_removes_a_switch(ms: Run, two: EmbeddedLog) -> None:
     ms("switch", "totals", "totals.v2")
     assert ms("switch", "totals", "--off").code == 0
     assert ms("consume", "totals").lines == [OLD]

@@ -103,8 +103,8 @@ def test_what_is_not_there_names_what_is(ms: Run, job: Job) -> None:
     done = ms("table", "get", "total", "red")
     assert (done.code, done.out) == (3, "")
     assert "did you mean 'totals'? tables that exist: by_team, totals" in done.err
-    told = json.loads(ms("table", "get", "total", "red", "--json").err)["error"]
-    assert (told["kind"], told["exit_code"]) == ("NotFound", 3)
+    error = json.loads(ms("table", "get", "total", "red", "--json").err)["error"]
+    assert (error["kind"], error["exit_code"]) == ("NotFound", 3)
 
 
 def test_any_topic_is_asked_for_the_text_of_a_key(ms: Run, log: EmbeddedLog) -> None:
@@ -148,7 +148,7 @@ totals.write(ms.sqlite("tables.db", "by_team"))
 def test_from_a_flow_to_its_rows(
     log: EmbeddedLog, tmp_path: Path, process: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: what a job writes is found without being told where. Method: run a flow on Spark, then ask elsewhere."""
+    """Goal: what a job writes is found without its location. Method: run a flow on Spark, then ask elsewhere."""
     monkeypatch.setenv("MILLSTREAM_MASTER", "local[2]")
     here = tmp_path / "here"
     here.mkdir()
@@ -200,7 +200,7 @@ def fetched(url: str, token: str | None = None) -> tuple[int, Any]:
         return error.code, json.loads(error.read())
 
 
-def test_named_tables_are_served_to_who_has_the_token(job: Job, log: EmbeddedLog, tmp_path: Path) -> None:
+def test_named_tables_are_served_with_the_token(job: Job, log: EmbeddedLog, tmp_path: Path) -> None:
     """Goal: all options reach the server, and why a request failed is reported on its stderr alone."""
     log.create_topic("salaries")
     put(log, "salaries", ("ann", "1"))

@@ -59,7 +59,9 @@ def hostile(log: EmbeddedLog) -> EmbeddedLog:
 @pytest.mark.parametrize("topic", ["raw", "typed"])
 @pytest.mark.parametrize("command", [["consume"], ["tail", "-n", "100"]], ids=["consume", "tail"])
 @pytest.mark.parametrize("how", [[], ["--with-key"], FULL, ["--json"]], ids=["value", "key", "full", "json"])
-def test_records_are_shown_and_not_obeyed(hostile: EmbeddedLog, command: list[str], topic: str, how: list[str]) -> None:
+def test_control_sequences_in_records_are_escaped(
+    hostile: EmbeddedLog, command: list[str], topic: str, how: list[str]
+) -> None:
     code, text = shown(*command, topic, *how)
     assert code == 0
     assert len(text.splitlines()) == (11 if topic == "raw" else 10)
@@ -122,7 +124,7 @@ def test_schemas(ms: Run, hostile: EmbeddedLog, command: list[str]) -> None:
 
 
 def test_names_of_jobs_and_tables(ms: Run, hostile: EmbeddedLog) -> None:
-    """Whoever may write in the log's folder chooses how jobs there are called, and what they note."""
+    """Anyone who can write to the log's folder chooses the names of its jobs, and what they record."""
     name = ALL.replace("/", "_")
     job = hostile.path / "jobs" / name
     job.mkdir(parents=True)
@@ -142,7 +144,7 @@ def test_names_of_jobs_and_tables(ms: Run, hostile: EmbeddedLog) -> None:
     assert (code, escaped(name) in text) == (0, True)
 
 
-def test_a_name_that_is_no_text(process: Run, hostile: EmbeddedLog) -> None:
+def test_a_name_that_is_not_text(process: Run, hostile: EmbeddedLog) -> None:
     job = hostile.path / "jobs" / "a\udcffb"
     job.mkdir(parents=True)
     (job / "lock").touch()
@@ -193,7 +195,7 @@ def test_the_shell_completes_only_what_can_be_typed(hostile: EmbeddedLog) -> Non
     ],
     ids=lambda command: " ".join(command).replace(ALL, "…"),
 )
-def test_errors_quote_without_obeying(hostile: EmbeddedLog, command: list[str]) -> None:
+def test_control_sequences_in_errors_are_escaped(hostile: EmbeddedLog, command: list[str]) -> None:
     code, text = shown(*command)
     assert code in (2, 3)
     assert "owned" in text
@@ -225,7 +227,9 @@ def test_what_the_file_of_a_flow_raises(hostile: EmbeddedLog, tmp_path: Path) ->
     assert (code, escaped(CLIPBOARD) in text) == (2, True)
 
 
-def test_a_fault_of_ours_is_not_obeyed_either(hostile: EmbeddedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_sequences_in_internal_errors_are_escaped(
+    hostile: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     shown("topics", "list")
     with terminal("stderr") as screen:

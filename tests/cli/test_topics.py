@@ -86,7 +86,7 @@ def test_the_log_can_be_named_before_and_after_the_command(ms: Run, tmp_path: Pa
     assert EmbeddedLog(tmp_path / "a").topics() == ["one", "two"]
 
 
-def test_nothing_is_deleted_or_repaired_unasked(ms: Run, log: EmbeddedLog) -> None:
+def test_nothing_is_deleted_or_repaired_without_confirmation(ms: Run, log: EmbeddedLog) -> None:
     log.create_topic("scores")
     for verb in ("delete", "repair"):
         refused = ms("topics", verb, "scores")
@@ -117,7 +117,7 @@ def test_cleaning_applies_retention(ms: Run, log: EmbeddedLog) -> None:
     assert log.describe_topic("scores").partitions[0].start_offset > 0
 
 
-def test_damage_is_told_and_repaired(ms: Run, log: EmbeddedLog, folder: Path) -> None:
+def test_damage_is_reported_and_repaired(ms: Run, log: EmbeddedLog, folder: Path) -> None:
     """Method: a byte in the middle of the first of three frames is turned over."""
     log.create_topic("scores")
     log.create_topic("sound")

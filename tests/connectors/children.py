@@ -62,11 +62,11 @@ class Fuse:
         sys.settrace(self.trace)
 
 
-def write_batches(kind, folder, dsn, key, changing, first, die_at, told):
+def write_batches(kind, folder, dsn, key, changing, first, die_at, path):
     """Writes the batches from `first` on; notes each that was written, and how many lines all of it took."""
     fuse = Fuse(die_at)
     fuse.light()
-    diary = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    diary = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sink = Target(kind, folder, dsn, key).open(keys=["team"] if kind in ("topic", "kafka") else ())
     for number in range(first, BATCHES):
         rows, signs = batch_rows(number, changing)
@@ -82,5 +82,5 @@ def run(*arguments):
     process = context.Process(target=write_batches, args=arguments, daemon=True)
     process.start()
     process.join(DEADLINE_SECONDS)
-    assert not process.is_alive(), "the child did not come to an end"
+    assert not process.is_alive(), "the child did not end"
     return process.exitcode

@@ -171,7 +171,7 @@ def test_what_a_function_did_is_undone_by_hand(tmp_path, broker):
         own.check_clear()
 
 
-def test_a_database_that_is_down_is_no_database_without_the_job(tmp_path, broker):
+def test_a_database_that_is_down_is_not_mistaken_for_one_without_the_job(tmp_path, broker):
     ledger = FileLedger(tmp_path / "job", "s")
     place = ms.postgres("postgresql://ann:Xq7JmzW9Vt@localhost:1/none", "scores")
     with pytest.raises(SinkUnavailable) as raised:

@@ -1,4 +1,4 @@
-"""Batches for people and for functions of the user's."""
+"""Batches printed to the console, and passed to a user's function."""
 
 from datetime import UTC, datetime
 
@@ -32,7 +32,7 @@ def test_a_batch_is_printed_once(tmp_path, capsys):
     ]
 
 
-def test_panes_and_times_are_short_and_weights_shown_if_any_is_taken_back(tmp_path, capsys):
+def test_panes_and_times_are_short_and_weights_are_shown_if_rows_are_retracted(tmp_path, capsys):
     schema = "window struct<start: timestamp, end: timestamp>, pane struct<timing: string, index: bigint>, weight int"
     noon = datetime(2024, 3, 1, 12, tzinfo=UTC)
     row = {"window": {"start": noon, "end": None}, "pane": {"timing": "early", "index": 2}, "weight": 1}

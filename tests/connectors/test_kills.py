@@ -56,52 +56,52 @@ def new_folder(tmp_path, request):
     def new_folder(kind, name):
         (tmp_path / name).mkdir()
         dsn = request.getfixturevalue("server").new_database() if kind == "postgres" else None
-        return tmp_path / name, dsn, tmp_path / f"{name}.told"
+        return tmp_path / name, dsn, tmp_path / f"{name}.diary"
 
     return new_folder
 
 
 def lines_of_all_work(kind, key, changing, new_folder):
-    folder, dsn, told = new_folder(kind, "rehearsal")
-    assert run(kind, folder, dsn, key, changing, 0, 0, told) == 0
-    return int(told.read_text().split()[-1])
+    folder, dsn, diary = new_folder(kind, "rehearsal")
+    assert run(kind, folder, dsn, key, changing, 0, 0, diary) == 0
+    return int(diary.read_text().split()[-1])
 
 
-def written(told):
+def written(diary):
     """The newest batch that a child has noted as written."""
-    text = told.read_text() if told.exists() else ""
+    text = diary.read_text() if diary.exists() else ""
     return max((int(word) for word in text.split("lines")[0].split()), default=-1)
 
 
 def killed_and_finished(kind, key, changing, new_folder):
-    """Where a process was killed again and again, each time at another line, and then came to its end."""
+    """Where a process was killed again and again, each time at another line, and then finished."""
     lines = lines_of_all_work(kind, key, changing, new_folder)
-    folder, dsn, told = new_folder(kind, "real")
+    folder, dsn, diary = new_folder(kind, "real")
     chance = random.Random(f"{kind} {key} {changing}")
     killed = 0
     for _ in range(KILLS):
-        first = min(max(0, written(told) + chance.choice([0, 1])), BATCHES - 1)
+        first = min(max(0, written(diary) + chance.choice([0, 1])), BATCHES - 1)
         die_at = chance.randrange(1, lines * 2 // BATCHES)  # within about two batches, so that all get their share
-        killed += run(kind, folder, dsn, key, changing, first, die_at, told) == -9
+        killed += run(kind, folder, dsn, key, changing, first, die_at, diary) == -9
     assert killed > KILLS // 4
-    assert run(kind, folder, dsn, key, changing, max(0, written(told)), 0, told) == 0
+    assert run(kind, folder, dsn, key, changing, max(0, written(diary)), 0, diary) == 0
     return Target(kind, folder, dsn, key)
 
 
 @pytest.mark.parametrize(("kind", "key", "changing"), KINDS)
-def test_no_kill_loses_or_doubles_a_row(kind, key, changing, new_folder):
+def test_no_kill_loses_or_duplicates_a_row(kind, key, changing, new_folder):
     target = killed_and_finished(kind, key, changing, new_folder)
     assert found_rows(target) == expected_rows(changing, key)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("kind", "key", "changing"), KINDS)
-def test_no_line_is_a_bad_one_to_die_at(kind, key, changing, new_folder):
+def test_a_kill_at_any_line_is_harmless(kind, key, changing, new_folder):
     """One kill per attempt, at every line in turn; where the log works in threads of its own, at every 29th."""
     lines = lines_of_all_work(kind, key, changing, new_folder)
     for die_at in range(1, lines, 29 if kind == "topic" else 1):
-        folder, dsn, told = new_folder(kind, f"at-{die_at}")
-        run(kind, folder, dsn, key, changing, 0, die_at, told)
-        assert run(kind, folder, dsn, key, changing, max(0, written(told)), 0, told) == 0
+        folder, dsn, diary = new_folder(kind, f"at-{die_at}")
+        run(kind, folder, dsn, key, changing, 0, die_at, diary)
+        assert run(kind, folder, dsn, key, changing, max(0, written(diary)), 0, diary) == 0
         assert found_rows(Target(kind, folder, dsn, key)) == expected_rows(changing, key), f"killed at line {die_at}"
         shutil.rmtree(folder)

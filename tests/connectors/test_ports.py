@@ -57,7 +57,7 @@ def test_partitions_share_the_rows_of_a_batch() -> None:
     assert Numbers(a=100, b=3).limited({}, 10) == {"a": 7, "b": 3}
 
 
-def test_a_new_partition_begins_at_its_earliest_offset() -> None:
+def test_a_new_partition_starts_at_its_earliest_offset() -> None:
     source = Numbers(a=10)
     source.first = {"a": 4}
     assert source.slices({}, source.limited({}, None), 1) == [[Slice("a", 4, 10)]]

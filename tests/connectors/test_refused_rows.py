@@ -115,7 +115,7 @@ def test_rows_that_break_a_constraint_are_left_out(target, key):
     assert all("refuses it" in reason for reason in refused[0].values())
 
 
-def test_of_rows_that_exclude_each_other_the_first_is_taken(target):
+def test_the_first_of_conflicting_rows_is_kept(target):
     execute(target, "CREATE TABLE scores (team text UNIQUE, score int)")
     refused = Refused()
     sink = target.open()
@@ -161,7 +161,7 @@ def test_a_key_on_both_sides_of_a_bad_row(target):
     assert refused.rows == [[1]]
 
 
-def test_a_row_that_was_refused_can_be_taken_back_and_replaced(target):
+def test_a_row_that_was_refused_can_be_retracted_and_replaced(target):
     target.key = "team"
     execute(target, "CREATE TABLE scores (team text UNIQUE, score int CHECK (score < 100))")
     bad, refused = {"team": "a", "score": 100}, Refused()
@@ -228,7 +228,7 @@ def test_numbers_and_times_that_postgres_cannot_hold(tmp_path, dsn):
     assert refused.rows == [[1, 3, 4]]
 
 
-def test_constraints_that_postgres_looks_at_late_are_looked_at_in_time(tmp_path, dsn):
+def test_deferred_constraints_of_postgres_are_checked_in_time(tmp_path, dsn):
     with psycopg.connect(dsn) as db:
         db.execute("CREATE TABLE teams (team text PRIMARY KEY)")
         db.execute("INSERT INTO teams VALUES ('a'), ('b')")
@@ -317,7 +317,7 @@ def test_a_path_that_is_too_long_in_all_is_refused(tmp_path):
     assert len(list((tmp_path / "out").rglob("*.json"))) == 2
 
 
-def test_refused_rows_of_a_batch_of_files_that_goes_on_are_not_asked_for_again(tmp_path, monkeypatch):
+def test_refused_rows_of_a_resumed_batch_of_files_are_not_reported_again(tmp_path, monkeypatch):
     refused = Refused()
     place = ms.files(tmp_path / "out", partition_by="place")
 

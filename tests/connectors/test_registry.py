@@ -89,14 +89,14 @@ def test_an_unknown_connector_is_refused_with_those_that_exist() -> None:
 
 
 @pytest.mark.parametrize("given", [17, object, {"topic": "scores"}])
-def test_what_is_no_endpoint_is_refused_in_the_call_that_names_it(given: object) -> None:
+def test_an_invalid_endpoint_is_refused_in_the_call_that_names_it(given: object) -> None:
     flow = ms.Flow("f")
     for call in (lambda: flow.read(given, "n int"), lambda: flow.read("in", "n int").write(given)):
         with pytest.raises(InvalidInput, match="is not a topic name, source or sink"):
             call()
 
 
-def test_a_source_that_is_only_read_is_no_sink() -> None:
+def test_a_read_only_source_is_not_a_sink() -> None:
     with pytest.raises(InvalidPlan, match="can only be read, not written"):
         ms.Flow("f").read("in", "n int").write(ms.rate(1))
 

@@ -29,7 +29,7 @@ def test_batches_are_written_in_order(target):
     assert target.rows() == [A, B, C]
 
 
-def test_a_batch_that_comes_again_has_no_second_effect(target):
+def test_a_repeated_batch_has_no_second_effect(target):
     """Goal: neither in the same process nor in the next. Method: write batches again, the last and an older one."""
     sink = target.open()
     sink.write(0, table(SCORES, [A]), None)
@@ -53,7 +53,7 @@ def test_an_empty_batch_writes_nothing_and_counts_as_written(target):
     assert target.rows() == [B]
 
 
-def test_a_job_that_begins_anew_writes_its_batches_again(target):
+def test_a_job_that_starts_over_writes_its_batches_again(target):
     """Goal: batch 0 of a new run is not taken for batch 0 of the one before. Method: the job's folder is deleted."""
     for run in range(2):
         sink = target.open()

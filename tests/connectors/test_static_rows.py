@@ -1,4 +1,4 @@
-"""Rows that are known beforehand: from files, tables and frames, in the types of the schema, or a clear refusal."""
+"""Static rows: from files, tables and frames, in the types of the schema, or a clear error."""
 
 from __future__ import annotations
 

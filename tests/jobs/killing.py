@@ -86,7 +86,7 @@ class Killed:
     # ------------------------------------------------------------ rows
 
     def feed(self, count: int) -> None:
-        """Rows of both partitions: time goes on, most come nearly in order, some late, some much too late."""
+        """Rows of both partitions: time advances, most arrive nearly in order, some late, some much too late."""
         for partition in (0, 1):
             rows: list[Triple] = []
             for _ in range(count):
@@ -112,7 +112,7 @@ class Killed:
     def run_and_kill(
         self, when: Callable[[], Any] | None = None, *, worker_first: bool = False, jvm_only: bool = False
     ) -> int:
-        """Starts it, has it begin a batch and go on for a moment, and kills it; its exit code.
+        """Starts it, lets it start a batch and run for a moment, and kills it; its exit code.
 
         Spark may do without a worker that it did not need just then; else the job ends with an error of its own.
         """

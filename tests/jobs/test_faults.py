@@ -38,21 +38,21 @@ def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Killed]:
 
 @pytest.mark.own_processes
 @pytest.mark.timeout(600)
-def test_a_kill_loses_and_doubles_nothing(killed: Killed) -> None:
+def test_a_kill_loses_and_duplicates_nothing(killed: Killed) -> None:
     kill_once(killed)
 
 
 @pytest.mark.more
 @pytest.mark.own_processes
 @pytest.mark.timeout(600)
-def test_kills_lose_and_double_nothing(killed: Killed) -> None:
+def test_kills_lose_and_duplicate_nothing(killed: Killed) -> None:
     kill_a_few_times(killed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_jvm_that_dies_is_told_in_plain_words(killed: Killed) -> None:
-    """Python's process lives on, says so, and the next run goes on."""
+def test_a_jvm_that_dies_raises_a_readable_error(killed: Killed) -> None:
+    """The Python process survives and reports it, and the next run resumes."""
     killed.feed(20)
     assert killed.run_and_kill(jvm_only=True) == SparkFailed.exit_code
     *_, what, where, following = (killed.folder / "err").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Goal: a disk that fills up under a job's checkpoint stops it with a clear error, and with room it goes on exactly.
+"""Goal: a disk that fills up under a job's checkpoint stops it with a clear error, and with room it resumes exactly.
 
 Method: the job's folder is a file system of a few megabytes; while the job runs, a file takes all of it but a few
 pages, in each round another number of them, so that the write that fails is a different one.
@@ -47,7 +47,7 @@ def stopped(killed: Killed, process: subprocess.Popen[bytes], heard: int) -> Non
     assert "Traceback" not in said
 
 
-def test_a_full_disk_stops_the_job_and_room_lets_it_go_on(killed: Killed, jobs: Path) -> None:
+def test_a_full_disk_stops_the_job_and_room_lets_it_continue(killed: Killed, jobs: Path) -> None:
     killed.feed(100)
     err = killed.folder / "err"
     err.touch()

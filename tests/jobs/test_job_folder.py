@@ -28,7 +28,7 @@ def begun(job: Path, identity: str, *, long_ago: bool = True) -> None:
         os.utime(runs_of(identity) / OWNER, (0, 0))
 
 
-def test_state_of_jobs_that_are_gone_or_begun_anew_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_deleted_or_restarted_jobs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     jobs = tmp_path / "jobs"
     for name in ("kept", "gone", "rebuilt", "damaged", os.fsdecode(b"\xff")):
@@ -48,7 +48,7 @@ def test_state_of_jobs_that_are_gone_or_begun_anew_is_removed(tmp_path: Path, mo
     assert left == {"6b657074-1", "64616d61676564-1", "ff-1", "away", "young", "unknown", "rebuilt-2", "new"}
 
 
-def test_a_folder_that_somebody_else_made_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     runs_of("planted").mkdir()
     runs_of("planted").chmod(0o777)
@@ -204,7 +204,9 @@ def test_what_a_user_has_put_beside_drafts_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("identity", ["../../precious", "/precious", "", ".."])
-def test_a_jobs_identity_leads_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str) -> None:
+def test_a_jobs_identity_cannot_point_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "precious").mkdir()
     job = JobFolder(tmp_path / "jobs" / "job", "job")

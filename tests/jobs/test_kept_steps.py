@@ -207,7 +207,7 @@ def test_a_step_whose_rows_are_filtered_otherwise_continues() -> None:
 
 
 @pytest.mark.parametrize("now", [(better, lambda stream: total(stream.where("n > 7"))), (good,), (better,)])
-def test_steps_that_cannot_be_told_apart_are_refused(now: tuple[Build, ...]) -> None:
+def test_indistinguishable_steps_are_refused(now: tuple[Build, ...]) -> None:
     kept = first_fit(physical_plan(good, lambda stream: total(stream.where("n > 5")))).steps
     with pytest.raises(JobChanged, match=r"- scores\.agg-"):
         fit(kept, *now)
@@ -228,7 +228,7 @@ def test_a_job_that_noted_no_places_had_its_steps_in_order() -> None:
     assert placed(fit(kept, total, users)) == ["1", "0"]
 
 
-def test_the_way_on_fits_a_folder_that_was_chosen() -> None:
+def test_the_next_step_names_the_chosen_folder() -> None:
     with pytest.raises(JobChanged) as found:
         fitted("fit", "/data/elsewhere", physical_plan(users), first_fit(physical_plan(total)).steps, PROGRESS)
     assert "flow.replay(into=…, folder=…)" in (found.value.next_step or "")

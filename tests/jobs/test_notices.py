@@ -52,7 +52,7 @@ def test_dropped_rows_are_reported_once_with_what_to_do(said: pytest.LogCaptureF
     assert ".late.write" in message
 
 
-def test_late_rows_that_somebody_takes_are_no_news(said: pytest.LogCaptureFixture) -> None:
+def test_late_rows_that_are_used_give_no_notice(said: pytest.LogCaptureFixture) -> None:
     notices(Steady(), takes_late=True).observe([StepReport("agg", BEGINNING, 0, 3, 0)], {})
     assert said.messages == []
 
@@ -66,7 +66,7 @@ def test_a_bounded_run_names_the_partition_that_held_everything_back(said: pytes
     assert "idle=" in message
 
 
-def test_a_bounded_run_that_closed_windows_is_no_news(said: pytest.LogCaptureFixture) -> None:
+def test_a_bounded_run_that_closed_windows_gives_no_notice(said: pytest.LogCaptureFixture) -> None:
     found = notices(Steady())
     found.observe(batch(100, p0=5_000_000), {"agg": 5_000_000})
     found.end({"agg": 5_000_000}, 100)

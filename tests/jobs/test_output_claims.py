@@ -83,7 +83,7 @@ def refused(shop: Shop, *parts: str) -> None:
 
 
 @pytest.mark.more
-def test_whatever_is_missing_is_noticed_and_once_it_is_back_the_job_goes_on(shop: Shop, tmp_path: Path) -> None:
+def test_whatever_is_missing_is_noticed_and_once_it_is_back_the_job_continues(shop: Shop, tmp_path: Path) -> None:
     away = tmp_path / "away"
     rebuild = ("--rebuild-output", "rebuild_output=")
     for missing, parts in (

@@ -1,4 +1,4 @@
-"""A row that a sink refuses becomes a dead letter that names its record, and the job goes on; nothing comes twice."""
+"""A row that a sink refuses becomes a dead letter with its record, and the job continues; nothing is duplicated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_bad_rows_of_several_sinks_in_one_topic_of_dead_letters(
     assert job.progress.written["write_postgres_scores"] == 4
 
 
-def test_where_nobody_takes_them_the_job_stops_at_the_record(log: EmbeddedLog, tmp_path: Path) -> None:
+def test_without_dead_letters_the_job_stops_at_the_record(log: EmbeddedLog, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def built(*, dead: bool) -> ms.Flow:

@@ -99,7 +99,7 @@ def test_a_batch_run_of_files_can_be_made_again(log: EmbeddedLog, tmp_path: Path
 @pytest.mark.more
 @pytest.mark.own_processes
 @pytest.mark.timeout(600)
-def test_a_batch_run_that_was_killed_goes_on(log: EmbeddedLog, tmp_path: Path) -> None:
+def test_a_batch_run_that_was_killed_continues(log: EmbeddedLog, tmp_path: Path) -> None:
     """It is killed between two of its outputs: the first has its rows then, and does not get them again."""
     put(log, "scores", ROWS)
     file = tmp_path / "flow.py"
@@ -150,7 +150,7 @@ def totals(factor: int = 1) -> ms.Flow:
 
 
 @pytest.mark.more
-def test_results_are_made_anew_beside_a_running_job(log: EmbeddedLog) -> None:
+def test_results_are_recomputed_next_to_a_running_job(log: EmbeddedLog) -> None:
     """Then readers of the old topic are moved over."""
     put(log, "scores", ROWS)
     job = totals().start(broker=log.path)
@@ -167,15 +167,15 @@ def test_results_are_made_anew_beside_a_running_job(log: EmbeddedLog) -> None:
 
 
 @pytest.mark.parametrize("since", [None, pytest.param("now", marks=pytest.mark.more)])
-def test_a_replay_begins_at_a_time(log: EmbeddedLog, since: str | None) -> None:
+def test_a_replay_starts_at_a_time(log: EmbeddedLog, since: str | None) -> None:
     """The time is that at which records came to the log."""
     put(log, "scores", ROWS[:20])
     with log.consumer("scores") as consumer:
         newest = max(record.timestamp for record in consumer.until_caught_up())
     moment = until(lambda: (now := datetime.now(UTC)) > newest + timedelta(milliseconds=5) and now, "a moment later")
     put(log, "scores", ROWS[20:])
-    told = {} if since is None else {"since": moment.isoformat()}
-    job = totals().replay(broker=log.path, into="totals.v2", **told)
+    settings = {} if since is None else {"since": moment.isoformat()}
+    job = totals().replay(broker=log.path, into="totals.v2", **settings)
     assert job.progress.rows_read == (len(ROWS) if since is None else len(ROWS) - 20)
 
 

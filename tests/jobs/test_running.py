@@ -1,4 +1,4 @@
-"""A job goes on where it stopped, with the flow as it is now if that fits what it has kept."""
+"""A job resumes where it stopped, with the current flow if that is compatible with its state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def totals(
 # ---------------------------------------------------------------- going on
 
 
-def test_a_job_goes_on_where_it_stopped(log: EmbeddedLog) -> None:
+def test_a_job_resumes_where_it_stopped(log: EmbeddedLog) -> None:
     """Its state, its watermark and its place in the topic are those of the run before."""
     put(log, "scores", [("ann", 1, 0), ("ann", 2, 4)])
     first = totals().run(broker=log.path, until=CAUGHT_UP)
@@ -67,7 +67,7 @@ def test_a_job_goes_on_where_it_stopped(log: EmbeddedLog) -> None:
     assert len(read(log, "totals")) == 1
 
 
-def test_progress_says_how_far_a_job_has_come(log: EmbeddedLog) -> None:
+def test_progress_of_a_job(log: EmbeddedLog) -> None:
     put(log, "scores", [("ann", 1, 0), ("bob", 2, 30), ("ann", 3, 2)])
     flow = ms.Flow("watched")
     panes = per_user(scores(flow))
@@ -195,7 +195,7 @@ def test_what_state_was_kept_for_may_not_change(begun: EmbeddedLog, change: dict
         assert part in str(found.value)
     assert "replay(into=" in str(found.value)
     put(begun, "scores", [("ann", 4, 20)])
-    totals().run(broker=begun.path, until=CAUGHT_UP)  # undone, it goes on
+    totals().run(broker=begun.path, until=CAUGHT_UP)  # with the change reverted, it resumes
     assert seconds(read(begun, "totals")) == [("ann", 0, 1), ("bob", 0, 2)]
 
 

@@ -66,7 +66,7 @@ def test_a_source_whose_bad_records_would_stop_the_job_is_named_with_what_to_do(
     assert "'read_files_in'" in of_files
 
 
-def test_sources_whose_records_are_kept_apart_or_never_bad_are_no_news(
+def test_sources_with_dead_letters_or_without_bad_records_give_no_notice(
     log: EmbeddedLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     flow = ms.Flow("totals")

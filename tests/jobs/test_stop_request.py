@@ -37,15 +37,15 @@ def test_signals_are_recorded_while_the_job_runs(request_: StopRequest) -> None:
 
 def test_work_is_left_at_once_by_ctrl_c(request_: StopRequest) -> None:
     """Goal: a session that does not start, as with a JVM that hangs, does not keep anybody waiting."""
-    goes_on = threading.Event()
+    released = threading.Event()
 
     def work() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        goes_on.wait()
+        released.wait()
 
     with pytest.raises(KeyboardInterrupt):
         request_.interruptible(work)
-    goes_on.set()
+    released.set()
 
 
 def test_work_gives_its_result_and_its_error(request_: StopRequest) -> None:
@@ -90,7 +90,7 @@ with StopRequest() as stop:
 
 
 @pytest.mark.parametrize(("state", "code"), [("starting", TERMINATED), ("running", 0)])
-def test_no_moment_is_a_bad_one_for_a_signal(state: str, code: int) -> None:
+def test_a_signal_at_any_moment_is_handled(state: str, code: int) -> None:
     """Goal: a handler never waits for a lock that the main thread holds. Method: signals without a pause."""
     done = subprocess.run([sys.executable, "-c", STORM, state], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (code, "")

@@ -30,7 +30,7 @@ def refusals(killed: Killed) -> int:
     return said.count("error: the job 'killed' is already running")
 
 
-def test_a_second_run_is_refused_while_the_first_goes_on(killed: Killed) -> None:
+def test_a_second_run_is_refused_while_the_first_continues(killed: Killed) -> None:
     killed.feed(200)
     first = killed.start()
     try:
@@ -50,7 +50,7 @@ def test_a_second_run_is_refused_while_the_first_goes_on(killed: Killed) -> None
     killed.check()
 
 
-def test_of_two_runs_started_at_the_same_instant_one_is_refused(killed: Killed) -> None:
+def test_one_of_two_runs_started_at_the_same_instant_is_refused(killed: Killed) -> None:
     for number in range(1, RACES + 1):
         killed.feed(60)
         both = [killed.start("--until", "caught up") for _ in range(2)]

@@ -33,7 +33,7 @@ def run(work, *args):
     """The exit code of a child; -9 if it was killed."""
     process = start(work, *args)
     process.join(DEADLINE_SECONDS)
-    assert not process.is_alive(), "the child did not come to an end"
+    assert not process.is_alive(), "the child did not end"
     return process.exitcode
 
 

@@ -120,7 +120,7 @@ def test_a_shared_log_is_for_its_group_whatever_the_umask(tmp_path, umask):
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can become another user")
-def test_members_of_the_group_use_a_shared_log_and_nobody_else_does(tmp_path):
+def test_only_members_of_the_group_can_use_a_shared_log(tmp_path):
     tmp_path.chmod(0o755)
     with connect(tmp_path / "log", shared_group=SHARED) as log:
         log.create_topic("t")
@@ -199,7 +199,7 @@ def test_a_log_of_an_older_version_that_others_can_read_is_closed_with_a_warning
     assert caplog.text == ""
 
 
-def test_nobody_is_locked_out_of_a_log_that_others_can_write_but_its_owner_is_warned(tmp_path, caplog):
+def test_a_log_that_others_can_write_stays_open_but_its_owner_is_warned(tmp_path, caplog):
     EmbeddedLog(tmp_path / "log").close()
     (tmp_path / "log").chmod(0o775)
     with caplog.at_level(logging.WARNING):

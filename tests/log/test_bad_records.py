@@ -1,4 +1,4 @@
-"""Goal: what does not fit is refused where it is sent, or told by its receipt; the records beside it are stored."""
+"""Goal: what does not fit is refused by `send` or by its receipt; other records are stored."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -81,7 +81,7 @@ def test_refused_where_it_is_sent(topics, read, topic, value, more):
         b"[1]",
     ],
 )
-def test_told_by_its_receipt_while_its_neighbours_are_stored(topics, read, value):
+def test_a_receipt_raises_while_other_records_are_stored(topics, read, value):
     producer = topics.producer(linger="1 second")
     before, bad, after = (producer.send("typed", row) for row in ({"n": 1}, value, b'{"n": 2}'))
     with pytest.raises(InvalidRecord):
@@ -134,7 +134,7 @@ def test_batches_that_do_not_fit(topics, read, topic, batch, more, kind):
 
 
 @pytest.mark.parametrize("batch", [{"value": [b"x"]}, [b"x"], None, b"x", 5])
-def test_what_is_no_batch(topics, batch):
+def test_bytes_that_are_not_a_batch(topics, batch):
     with topics.producer() as producer, pytest.raises(InvalidInput):
         producer.send_batch("plain", batch)
 
@@ -239,7 +239,7 @@ def test_huge_records(topics, read):
     assert [len(value) for value in read(topics, "plain")] == [5, 40 << 20, 5]
 
 
-def test_wrong_use_of_a_producer(topics):
+def test_misuse_of_a_producer_is_refused(topics):
     producer = topics.producer()
     with pytest.raises(UnknownTopic, match="plain"):
         producer.send("nothing", b"x")

@@ -1,4 +1,4 @@
-"""Goal: a consumer begins where it is told, goes on without loss, repetition or busy waiting, and can go back."""
+"""Goal: a consumer starts where it is asked to, reads without loss, repetition or busy waiting, and can seek."""
 
 import threading
 import time
@@ -52,7 +52,7 @@ def numbers(records):
         (NOON + timedelta(days=1), None),
     ],
 )
-def test_where_to_begin(ten, start, first):
+def test_where_to_start(ten, start, first):
     with ten.consumer("t", start=start) as consumer:
         assert numbers(consumer.until_caught_up()) == ([] if first is None else list(range(first, 10)))
         consumer.seek("earliest")
@@ -61,7 +61,7 @@ def test_where_to_begin(ten, start, first):
 
 
 @pytest.mark.parametrize("start", ["first", -1, True, None, 1.5, [1], {0: -1}, datetime(2024, 5, 1)])
-def test_beginnings_that_make_no_sense_are_refused_and_leave_no_member_behind(ten, start):
+def test_invalid_starts_are_refused_and_leave_no_member_behind(ten, start):
     for settings in ({}, {"group": "g"}):
         with pytest.raises((InvalidSetting, InvalidRecord)):
             ten.consumer("t", start=start, **settings)
@@ -117,12 +117,12 @@ def test_an_offset_that_is_not_there_yet_is_refused(ten, start):
         consumer.seek(start)
 
 
-def test_the_end_itself_can_be_asked_for(ten):
+def test_a_consumer_can_start_at_the_end(ten):
     with ten.consumer("t", start=10) as consumer:
         assert consumer.poll(0.1) == []
 
 
-def test_a_group_is_told_that_its_topic_was_deleted(log, other):
+def test_a_group_learns_that_its_topic_was_deleted(log, other):
     log.create_topic("t", partitions=2)
     with other.consumer("t", group="g") as consumer:
         consumer.poll(0.1)

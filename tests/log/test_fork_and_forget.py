@@ -15,7 +15,7 @@ from .disks import GatedDisk
 from .processes import wait_until
 
 
-def test_a_forked_child_is_told_to_open_the_log_itself(log):
+def test_a_forked_child_must_open_the_log_itself(log):
     """The connection of the parent must not be used: what the child commits could vanish with it."""
     log.create_topic("t")
     with log.consumer("t", group="g") as consumer:
@@ -92,7 +92,7 @@ def test_dropped_records_give_their_memory_back(tmp_path):
             disk.gate.set()
 
 
-def test_files_are_closed_with_who_used_them(log):
+def test_files_are_closed_with_their_user(log):
     """Many partitions once used do not stay open."""
     log.create_topic("t", partitions=30)
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -77,7 +77,7 @@ def test_shares_are_fair_and_move_when_members_come_and_go(log, other):
     assert all(p.owner is None for p in log.describe_group("g").partitions)
 
 
-def test_surplus_members_are_idle_and_step_in(log):
+def test_extra_members_are_idle_and_take_over(log):
     log.create_topic("t", partitions=2)
     members = [log.consumer("t", group="g") for _ in range(4)]
     settle(*members, total=2)
@@ -145,7 +145,7 @@ def test_a_hand_over_commits_what_the_old_owner_has_done(log, other):
     two.close()
 
 
-def test_a_silent_member_is_replaced_and_told(log, other):
+def test_a_silent_member_is_replaced_and_notified(log, other):
     log.create_topic("t", partitions=2)
     fill(log, 20, 2)
     silent = log.consumer("t", group="g", max_poll_interval="1 second")
@@ -409,7 +409,7 @@ def test_producers_and_consumers_in_processes_at_once(tmp_path, log, acks):
     assert set(lines(tmp_path / "consumed")) == set(stored)
 
 
-def test_a_participant_is_dead_once_closed_and_two_who_notice_do_no_harm(tmp_path):
+def test_a_participant_is_dead_once_closed_and_two_processes_may_notice(tmp_path):
     participant = Participant(tmp_path)
     assert is_alive(tmp_path, participant.id)
     assert is_alive(tmp_path, participant.id)
@@ -423,7 +423,7 @@ def test_a_participant_is_dead_once_closed_and_two_who_notice_do_no_harm(tmp_pat
     assert len({Participant(tmp_path).id for _ in range(20)}) == 20
 
 
-def test_a_participants_name_leads_to_no_file_elsewhere(tmp_path):
+def test_a_participants_name_cannot_point_to_another_folder(tmp_path):
     """Names come from the coordinator's database, and the file of a dead participant is deleted."""
     participants, other = tmp_path / "participants", tmp_path / "other"
     participants.mkdir()

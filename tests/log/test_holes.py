@@ -74,7 +74,7 @@ def test_the_first_segment_missing(filled):
         assert log.repair_topic("t")[0].lost == ()
 
 
-def test_what_retention_deleted_is_no_loss(filled):
+def test_what_retention_deleted_does_not_count_as_lost(filled):
     filled.change_topic("t", retention_bytes=8192)
     filled.clean("t")
     start = filled.describe_topic("t").partitions[0].start_offset

@@ -116,7 +116,7 @@ def test_loops_that_alarms_interrupt(numbered):
 
 
 def test_what_was_committed_is_what_the_callers_got(numbered):
-    """Consumers that end after an alarm, one after the other: each goes on where the last one's caller had come."""
+    """Consumers that end after an alarm, one after the other: each resumes where the caller of the previous one was."""
     got = Counter()
     dice = random.Random(4)
     while numbered_left(got):

@@ -68,7 +68,7 @@ def test_a_mount_that_is_read_only(log):
         assert "rights" not in str(raised.value)
 
 
-def test_a_full_disk_says_what_it_means_to_whom(log):
+def test_a_full_disk_says_what_it_means_for_whom(log):
     disk = SickDisk()
     with reopened(log, disk=disk) as opened:
         opened.create_topic("t")

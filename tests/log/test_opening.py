@@ -48,7 +48,7 @@ def test_a_coordinator_of_another_format_is_not_touched(tmp_path, version):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "\x00\x01"])
-def test_a_damaged_description_is_told(tmp_path, content):
+def test_a_damaged_description_is_reported(tmp_path, content):
     EmbeddedLog(tmp_path).close()
     (tmp_path / "millstream.json").write_text(content)
     with pytest.raises(StorageError, match=r"millstream\.json"):
@@ -56,7 +56,7 @@ def test_a_damaged_description_is_told(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
-def test_a_damaged_description_of_a_topic_is_told(tmp_path, content):
+def test_a_damaged_description_of_a_topic_is_reported(tmp_path, content):
     with EmbeddedLog(tmp_path) as log:
         log.create_topic("t")
         (tmp_path / "topics" / "t" / "topic.json").write_text(content)
@@ -64,7 +64,7 @@ def test_a_damaged_description_of_a_topic_is_told(tmp_path, content):
         log.describe_topic("t")
 
 
-def test_a_damaged_coordinator_is_told(tmp_path):
+def test_a_damaged_coordinator_is_reported(tmp_path):
     EmbeddedLog(tmp_path).close()
     (tmp_path / "coordinator.sqlite").write_bytes(b"this is no database" * 1000)
     with pytest.raises(DamagedLog, match=r"coordinator\.sqlite"):
@@ -138,7 +138,7 @@ def test_many_processes_open_a_new_log_at_once(tmp_path):
             assert len(log.topics()) == 6
 
 
-def test_a_closed_log_says_so(tmp_path):
+def test_a_closed_log_raises(tmp_path):
     log = EmbeddedLog(tmp_path)
     log.create_topic("t")
     log.create_queue("q", "t")

@@ -114,7 +114,7 @@ def test_an_explicit_partition_goes_before_any_partitioner(log):
                 producer.send("t", b"v", partition=partition)
 
 
-def test_an_own_partitioner(log):
+def test_a_custom_partitioner(log):
     log.create_topic("t", partitions=4)
     with log.producer(partition_by=lambda key, count: (len(key) if key else 0) % count) as producer:
         assert [producer.send("t", b"v", key="k" * n).partition for n in range(6)] == [0, 1, 2, 3, 0, 1]
@@ -130,7 +130,7 @@ def test_an_own_partitioner(log):
         1.5,
     ],
 )
-def test_an_own_partitioner_that_chooses_badly_is_told_and_stores_nothing(log, read, choice):
+def test_a_custom_partitioner_with_invalid_choices_raises_and_stores_nothing(log, read, choice):
     log.create_topic("t", partitions=4)
     producer = log.producer(partition_by=lambda key, count: choice)
     with pytest.raises(MillstreamError):
@@ -257,7 +257,7 @@ def test_whole_batches_are_dropped_whole(tmp_path, read):
         assert len(read(log, "t")) == 21
 
 
-def test_a_waiter_is_told_when_its_record_is_dropped(tmp_path):
+def test_a_waiter_learns_that_its_record_was_dropped(tmp_path):
     disk = GatedDisk()
     with EmbeddedLog(tmp_path, disk=disk, upkeep=False) as log:
         log.create_topic("t")
@@ -266,13 +266,13 @@ def test_a_waiter_is_told_when_its_record_is_dropped(tmp_path):
             producer.send("t", b"first")
             disk.reached.wait()
             receipt = producer.send("t", RECORD)
-            told = []
-            thread = threading.Thread(target=lambda: told.append(_error_of(receipt.wait)), daemon=True)
+            raised = []
+            thread = threading.Thread(target=lambda: raised.append(_error_of(receipt.wait)), daemon=True)
             thread.start()
             for _ in range(5):
                 producer.send("t", RECORD)
             thread.join(5)
-            assert [type(error) for error in told] == [RecordDropped]
+            assert [type(error) for error in raised] == [RecordDropped]
             disk.gate.set()
 
 

@@ -53,7 +53,7 @@ def test_messages_are_acknowledged_one_by_one(log):
         assert queue.receive(0.1) is None
 
 
-def test_a_refused_message_comes_again_with_its_count_and_after_its_delay(log):
+def test_a_refused_message_is_redelivered_with_its_count_after_its_delay(log):
     log.create_topic("t")
     log.create_queue("q", "t")
     fill(log, 2)
@@ -69,7 +69,7 @@ def test_a_refused_message_comes_again_with_its_count_and_after_its_delay(log):
         assert (late.value, late.tries) == (b"0", 2)
 
 
-def test_a_message_comes_again_after_its_timeout_and_a_late_answer_is_refused(log, other):
+def test_a_message_is_redelivered_after_its_timeout_and_a_late_answer_is_refused(log, other):
     log.create_topic("t")
     log.create_queue("q", "t", timeout="300 milliseconds")
     fill(log, 1)
@@ -128,7 +128,7 @@ def test_what_a_consumer_held_goes_out_again_when_it_closes_or_is_killed(tmp_pat
             assert values(heir.receive_many(10, timeout=1)) == list(range(6))
 
 
-def test_dead_letters_after_so_many_tries(log, read):
+def test_dead_letters_after_the_last_try(log, read):
     log.create_topic("t", schema="n int, s string")
     log.create_queue("q", "t", max_tries=3)
     with log.producer() as producer:
@@ -153,7 +153,7 @@ def test_dead_letters_after_so_many_tries(log, read):
     assert (info.dead, info.waiting, info.in_flight) == (2, 0, 0)
 
 
-def test_a_message_can_be_buried_at_once(log, read):
+def test_a_message_can_become_a_dead_letter_at_once(log, read):
     log.create_topic("t")
     log.create_topic(
         "graves", schema="value binary, topic string, partition int, offset long, reason string, at timestamp"
@@ -168,7 +168,7 @@ def test_a_message_can_be_buried_at_once(log, read):
     assert "poison" in letter["reason"]
 
 
-def test_each_message_is_buried_once_though_many_consumers_find_it(log, other, read):
+def test_each_dead_letter_is_written_once_though_many_consumers_find_it(log, other, read):
     log.create_topic("t")
     log.create_queue("q", "t", max_tries=1, timeout="50 milliseconds")
     fill(log, 20)
@@ -190,7 +190,7 @@ def test_each_message_is_buried_once_though_many_consumers_find_it(log, other, r
         queue.close()
 
 
-def test_many_burials_keep_no_files_open(log):
+def test_many_dead_letters_keep_no_files_open(log):
     import os
 
     log.create_topic("t")
@@ -221,7 +221,7 @@ def test_every_queue_of_a_topic_gets_all_of_it(log):
     assert [info.name for info in log.queues()] == ["a", "b", "early", "late"]
 
 
-def test_no_more_than_so_many_are_out_at_once(log, other):
+def test_no_more_than_max_in_flight_are_delivered_at_once(log, other):
     log.create_topic("t")
     log.create_queue("q", "t", max_in_flight=5)
     fill(log, 20)
@@ -265,7 +265,7 @@ def test_acknowledging_inside_a_transaction(log, read):
     assert read(log, "out") == [b"0", b"1"]
 
 
-def test_aborted_and_open_transactions_are_no_messages(log):
+def test_records_of_aborted_and_open_transactions_are_not_delivered(log):
     log.create_topic("t")
     log.create_queue("q", "t")
     with log.producer(name="p") as producer, log.queue("q") as queue:
@@ -348,7 +348,7 @@ def test_settings_that_make_no_sense_are_refused(log, settings):
     assert log.topics() == ["t"]
 
 
-def test_wrong_use(log):
+def test_misuse_is_refused(log):
     log.create_topic("t")
     log.create_topic("typed", schema="a int")
     with pytest.raises(UnknownTopic):
@@ -374,7 +374,7 @@ def test_wrong_use(log):
     assert [len(info.name) for info in log.queues()] == [200]
 
 
-def test_a_long_name_can_bury(log, read):
+def test_a_queue_with_a_long_name_has_dead_letters(log, read):
     log.create_topic("t")
     name = "q" * 200
     log.create_queue(name, "t", max_tries=1)

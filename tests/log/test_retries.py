@@ -1,4 +1,4 @@
-"""Goal: however the disk fails, a record that was sent is stored once and in order, or its sender is told.
+"""Goal: however the disk fails, a record that was sent is stored once and in order, or its sender gets an error.
 
 Method: a disk that fails call number n, before, half way through or after doing what it was asked, for every n; the
 same with two failures in a row; and a process that dies at every step.
@@ -133,7 +133,7 @@ def test_a_full_disk_refuses_and_everything_is_stored_when_there_is_room(tmp_pat
         assert read(log, "t") == [b"%d" % number for number in range(10)]
 
 
-def test_a_full_coordinator_says_so_and_goes_on_when_there_is_room(log, read):
+def test_a_full_coordinator_says_so_and_continues_when_there_is_room(log, read):
     log.create_topic("t")
     producer = log.producer(name="p")
     db = log.coordinator._db
@@ -155,7 +155,7 @@ def _no_commit(action, what, *_):
     return sqlite3.SQLITE_DENY if (action, what) == (sqlite3.SQLITE_TRANSACTION, "COMMIT") else sqlite3.SQLITE_OK
 
 
-def test_a_change_that_cannot_be_committed_keeps_nobody_from_the_next(log, other):
+def test_a_change_that_cannot_be_committed_does_not_block_the_next(log, other):
     log.create_topic("t")
     db = log.coordinator._db
     db.set_authorizer(_no_commit)

@@ -72,7 +72,7 @@ def test_a_switch_outlives_the_log_being_closed(two, read):
         assert sorted(read(log, "totals")) == numbered("totals.v2", range(6))
 
 
-def test_a_running_reader_comes_over_and_goes_on_where_it_was(two, other):
+def test_a_running_reader_comes_over_and_resumes_where_it_was(two, other):
     with two.consumer("totals") as consumer:
         assert len(consumer.poll(1, max_records=3)) == 3
         other.switch("totals", "totals.v2")
@@ -95,7 +95,7 @@ def test_a_pinned_reader_stays(two):
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-def test_a_group_comes_over_and_goes_on_where_it_was(two, other, delivery):
+def test_a_group_comes_over_and_resumes_where_it_was(two, other, delivery):
     with two.consumer("totals", group="g", delivery=delivery) as consumer:
         assert len(consumer.poll(1, max_records=3)) == 3
         other.switch("totals", "totals.v2")
@@ -171,7 +171,7 @@ def test_polling_reads_the_switches_only_when_they_have_changed(two, other, monk
 @pytest.mark.parametrize(
     ("at", "expected"), [("earliest", range(6)), ("latest", []), (DAY + timedelta(minutes=4), [4, 5])]
 )
-def test_where_readers_at_work_begin(two, group, at, expected):
+def test_where_running_readers_start(two, group, at, expected):
     with two.consumer("totals", group=group) as consumer:
         consumer.poll(1, max_records=2)
         two.switch("totals", "totals.v2", at=at)
@@ -180,7 +180,7 @@ def test_where_readers_at_work_begin(two, group, at, expected):
 
 
 @pytest.mark.parametrize("setting", ["earliest", "latest"])
-def test_a_group_that_was_away_begins_where_the_switch_says(two, read, setting):
+def test_a_group_that_was_away_starts_where_the_switch_says(two, read, setting):
     assert len(read(two, "totals", group="away")) == 10
     two.switch("totals", "totals.v2", at=DAY + timedelta(minutes=4))
     assert sorted(read(two, "totals", group="away", start=setting)) == numbered("totals.v2", [4, 5])
@@ -189,7 +189,7 @@ def test_a_group_that_was_away_begins_where_the_switch_says(two, read, setting):
 
 @pytest.mark.parametrize("group", [None, "g"])
 @pytest.mark.parametrize(("already_read", "expected"), [(3, [3, 4, 5, 6, 7]), (5, [5, 6, 7]), (0, range(8))])
-def test_corresponding_is_the_time_a_reader_had_come_to(log, group, already_read, expected):
+def test_corresponding_is_the_time_a_reader_has_reached(log, group, already_read, expected):
     log.create_topic("a")
     log.create_topic("b", partitions=2)
     fill(log, "a", range(5))
@@ -203,7 +203,7 @@ def test_corresponding_is_the_time_a_reader_had_come_to(log, group, already_read
         assert rest(consumer) == numbered("b", expected)
 
 
-def test_a_way_to_begin_that_does_not_exist_is_refused(two):
+def test_an_unknown_start_is_refused(two):
     with pytest.raises(InvalidSetting):
         two.switch("totals", "totals.v2", at="yesterday")
     assert two.resolve("totals") == "totals"
@@ -212,7 +212,7 @@ def test_a_way_to_begin_that_does_not_exist_is_refused(two):
 # ---------------------------------------------------------------- names and versions
 
 
-def test_the_way_back_is_the_way_taken(two):
+def test_switching_back_reverses_each_switch(two):
     two.create_topic("totals.v3")
     two.switch("totals", "totals.v2")
     two.switch("totals", "totals.v3")
@@ -271,7 +271,7 @@ def test_a_queue_is_made_for_the_topic_of_now(two):
     assert two.create_queue("q", "totals").topic == "totals.v2"
 
 
-def test_a_damaged_file_is_told(two):
+def test_a_damaged_file_is_reported(two):
     two.switch("totals", "totals.v2")
     (two.path / "switches.json").write_text('{"totals": {"topic": 1}}')
     with pytest.raises(DamagedLog, match="the switches cannot be read"):
@@ -294,7 +294,7 @@ def test_a_group_of_processes_comes_over_and_back_without_loss(log, tmp_path):
         log_members = log.describe_group("g").members
         wait_until(lambda: {p.owner for p in log.describe_group("g").partitions if p.topic == "t.v2"} == {*log_members})
         before = len(lines(diary))
-        fill(log, "t", range(200, 220), 4)  # the old job goes on
+        fill(log, "t", range(200, 220), 4)  # the old job continues
         fill(log, "t.v2", range(150, 200), 3)
         wait_until(lambda: len(lines(diary)) >= before + 50)
         time.sleep(0.5)  # long enough for a record of the old topic to show

@@ -230,7 +230,7 @@ def test_a_description_of_a_topic_with_nonsense_is_refused(path, change):
         log.topic("t")
 
 
-def test_the_name_in_a_description_leads_nowhere(path):
+def test_the_name_in_a_description_cannot_point_elsewhere(path):
     place = path / "topics" / "t" / "topic.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "name": "../../../precious"}))
     with EmbeddedLog(path, upkeep=False) as log:
@@ -239,7 +239,7 @@ def test_the_name_in_a_description_leads_nowhere(path):
 
 
 @pytest.mark.parametrize("group", [7, ["x"], None, {}])
-def test_a_shared_group_that_is_no_name_is_refused(path, group):
+def test_an_invalid_shared_group_is_refused(path, group):
     place = path / "millstream.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "shared_group": group}))
     with pytest.raises(DamagedLog, match="shared_group"):
@@ -268,7 +268,7 @@ def test_a_link_in_place_of_a_folder_is_refused(path, name):
     assert sorted(elsewhere.rglob("*")) == before
 
 
-def test_what_is_no_topic_is_not_listed(path):
+def test_folders_that_are_not_topics_are_not_listed(path):
     (path / "topics" / "file").touch()
     (path / "topics" / "a b").mkdir()
     os.mkfifo(path / "topics" / "pipe")

@@ -120,7 +120,7 @@ def test_a_topic_is_not_made_twice(log, other):
     assert len(log.describe_topic("t").partitions) == 1
 
 
-def test_of_many_who_create_at_once_one_succeeds(log):
+def test_one_of_many_concurrent_creations_succeeds(log):
     outcomes = []
 
     def create():
@@ -227,7 +227,7 @@ def test_what_groups_remember_goes_with_a_deleted_topic(log, read):
     assert read(log, "t", group="g") == [b"new"]
 
 
-def test_a_writer_and_a_reader_are_told_that_their_topic_was_deleted(log, other):
+def test_a_writer_and_a_reader_learn_that_their_topic_was_deleted(log, other):
     log.create_topic("t")
     with other.producer() as producer, other.consumer("t") as consumer:
         producer.send("t", b"x").wait()
@@ -245,7 +245,7 @@ def test_a_writer_and_a_reader_are_told_that_their_topic_was_deleted(log, other)
             assert [r.value for r in again.poll(1)] == [b"z"]
 
 
-def test_a_batch_sent_before_its_topic_was_made_anew_does_not_poison_it(tmp_path, read):
+def test_a_batch_sent_before_its_topic_was_recreated_does_not_poison_it(tmp_path, read):
     from .disks import GatedDisk
 
     disk = GatedDisk()
@@ -267,7 +267,7 @@ def test_a_batch_sent_before_its_topic_was_made_anew_does_not_poison_it(tmp_path
         assert read(log, "t") == [{"other": "fits"}]
 
 
-def test_a_member_of_a_group_goes_on_with_a_topic_made_anew(log, other):
+def test_a_member_of_a_group_continues_with_a_recreated_topic(log, other):
     log.create_topic("t")
     with other.consumer("t", group="g") as consumer, log.producer() as producer:
         producer.send("t", b"old").wait()
@@ -337,7 +337,7 @@ def test_others_work_on_while_topics_come_and_go(log, other):
         thread.join()
 
 
-def test_a_topic_made_anew_at_once_is_seen_by_other_handles(log, other):
+def test_a_topic_recreated_at_once_is_seen_by_other_handles(log, other):
     log.create_topic("t")
     with other.producer() as producer:
         for number in range(20):
@@ -355,7 +355,7 @@ def test_a_change_within_one_tick_of_the_clock_is_seen_by_other_handles(log, oth
     assert len(other.describe_topic("t").partitions) == 2
 
 
-def test_a_member_goes_on_with_the_topics_that_are_left(log, other):
+def test_a_member_continues_with_the_topics_that_are_left(log, other):
     for topic in ("t", "gone"):
         log.create_topic(topic)
     with other.consumer(["t", "gone"], group="g") as consumer, log.producer() as producer:

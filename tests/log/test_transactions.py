@@ -156,14 +156,14 @@ def _seen(log, read):
     return found[0]
 
 
-def _check(seen, told):
+def _check(seen, reported):
     """Everything reported as committed is there; at most one more, whose death came between verdict and report."""
     assert seen in ([], [b"1"], [b"1", b"3"])
-    assert len(told) <= len(seen) <= len(told) + 1
+    assert len(reported) <= len(seen) <= len(reported) + 1
 
 
 @pytest.mark.parametrize("use", ["poll", "iterate", "poll without waiting", "group", "queue"])
-def test_whoever_waits_for_a_dead_producers_transaction_ends_it(tmp_path, log, use):
+def test_a_blocked_reader_ends_a_dead_producers_transaction(tmp_path, log, use):
     log.create_topic("t")
     log.create_queue("q", "t")
     child = start(open_transaction, log.path, tmp_path / "diary", "t", b"never", "p")

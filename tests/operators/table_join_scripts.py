@@ -180,7 +180,7 @@ def given_columns(on: Any, how: str) -> list[str]:
     return [f"l.{name}" for name in ("k", "m", "a")] if how in ("semi", "anti") else left + right
 
 
-def joined_anew(
+def join_by_duckdb(
     left: list[list[Change]], right: list[list[Change]], on: Any, how: str, points: list[tuple[int, int, int]]
 ) -> list[Counter[Any]]:
     """The join of the tables at each point: as they were after a bundle, as of a time."""

@@ -41,7 +41,7 @@ def test_distinct_sends_the_first_row_of_each_key(script: list[Any]) -> None:
 
 @CHECKED
 @given(st.sampled_from(sorted(WITHIN)), bundles)
-def test_distinct_within_a_time_sends_rows_unlike_those_before(span: int, script: list[Any]) -> None:
+def test_distinct_within_a_time_emits_rows_that_differ_from_earlier_ones(span: int, script: list[Any]) -> None:
     """Which rows are sent is said by two rules, in order of arrival: so SQL may use those sent to check each."""
     seen = WITHIN[span].played(script, ids=True)
     sent = [row.values["id"] for rows in seen.sent for row in rows]
@@ -77,7 +77,7 @@ def test_distinct_of_all_columns_of_a_table(script: list[Any]) -> None:
     st.integers(1, 9),
     st.integers(0, 2),
 )
-def test_distinct_within_is_the_same_in_rounds_and_gone_through(rows: list[Any], span: int, rounds: int) -> None:
+def test_distinct_within_is_the_same_in_rounds_and_row_by_row(rows: list[Any], span: int, rounds: int) -> None:
     """Goal: rows of many spans in one step, as when old data is read. Method: fewer rounds than the rows need."""
     step = DistinctStep(within(span).node)
     came = pl.DataFrame(
@@ -103,7 +103,7 @@ def test_distinct_within_is_the_same_in_rounds_and_gone_through(rows: list[Any],
     assert made[LATE].is_empty()
 
 
-def test_distinct_within_forgets_what_nothing_can_be_like() -> None:
+def test_distinct_within_forgets_rows_that_can_have_no_more_duplicates() -> None:
     plan = WITHIN[3]
     local = Local([plan.node])
     local.step({plan.read: Bundle(rows_of(("a", 1), ("a", 4), ("b", 2)), 0, 0, 0, 0)})

@@ -90,7 +90,7 @@ def sent_by(state: LocalState) -> Counter[str]:
 
 @pytest.mark.property
 @pytest.mark.parametrize("name", STEPS)
-def test_folded_before_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pre_aggregated_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen, "SAMPLE_ROWS", 4)
     stream = ms.Flow("folding").read("rows", SCHEMA, "at")
     node = STEPS[name](stream).node
@@ -148,7 +148,7 @@ def test_values_that_repeat_travel_once_and_others_as_rows() -> None:
     assert len(rest) == 100
 
 
-def test_rows_without_hope_do_not_travel() -> None:
+def test_rows_that_cannot_be_in_the_top_are_not_sent() -> None:
     stream = ms.Flow("folding").read("rows", SCHEMA, "at")
     step = stateful(stream.top(2, by="n desc", per="k").node)
     assert step is not None

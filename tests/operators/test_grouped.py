@@ -158,7 +158,7 @@ def totals(build: Any, schema: str, script: list[list[tuple[dict[str, Any], int]
     return found
 
 
-def test_a_sum_of_fractions_recovers_from_what_is_taken_back() -> None:
+def test_a_sum_of_fractions_recovers_from_what_is_retracted() -> None:
     for kind, large in (("double", 1e17), ("float", 2.0**60), ("double", float("inf")), ("double", float("nan"))):
         script: list[Any] = [
             [({"k": "a", "x": 1.5}, 1), ({"k": "a", "x": None}, 1)],

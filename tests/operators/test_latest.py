@@ -96,7 +96,7 @@ def test_latest_by_arrival_is_the_last_row_of_each_key(script: list[Any]) -> Non
     LATEST_BY_ARRIVAL.played(script).expect(sql, "k", "v", "tags")
 
 
-def test_latest_holds_one_version_behind_the_watermark() -> None:
+def test_latest_keeps_one_version_before_the_watermark() -> None:
     plan, _ = LATEST["by values"]
     local = Local([plan.node])
     local.step({plan.read: Bundle(rows_of(("a", 1), ("a", 3), ("a", 5), ("b", 2)), 0, 0, 0, 0)})

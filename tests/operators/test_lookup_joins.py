@@ -141,12 +141,12 @@ def test_state_as_spark_keeps_it(
         assert len(list(stepped(inputs, [joined], bundles, marks, Path(folder)))) == len(bundles)
 
 
-# ---------------------------------------------------------------- a stream and rows known beforehand
+# ---------------------------------------------------------------- a stream and static rows
 
 
 @CHECKED
 @given(lookups, ons, st.lists(left_rows, max_size=6), st.lists(right_rows, max_size=6))
-def test_a_stream_and_rows_known_beforehand(how: str, on: Any, rows: list[Any], side: list[Any]) -> None:
+def test_a_stream_and_static_rows(how: str, on: Any, rows: list[Any], side: list[Any]) -> None:
     flow = Flow("f")
     stream = flow.read("left", LEFT)
     joined = stream.join(flow.table(side, RIGHT), on=on, how=how).node
@@ -159,7 +159,7 @@ def test_a_stream_and_rows_known_beforehand(how: str, on: Any, rows: list[Any], 
     assert total == expected
 
 
-def test_rows_known_beforehand_travel_with_the_step() -> None:
+def test_static_rows_travel_with_the_step() -> None:
     flow = Flow("f")
     joined = flow.read("left", LEFT).join(flow.table([{"k": 1, "c": "p"}], "k int, c string"), on="k").node
     assert isinstance(joined, SideJoin)

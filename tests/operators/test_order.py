@@ -15,7 +15,7 @@ ROWS = [{"x": 1, "n": 1}, {"x": 1, "n": 2}]
 
 @pytest.mark.parametrize("on", ["reference", "local"])
 @pytest.mark.parametrize("ties", [False, True])
-def test_of_a_column_that_an_order_names_twice_the_first_counts(on: Any, ties: bool) -> None:
+def test_the_first_of_two_orders_by_the_same_column_counts(on: Any, ties: bool) -> None:
     out = play(lambda rows: rows.top(1, by=["x", "n desc", "n"], ties=ties), [Add(ROWS)], schema="x int, n int", on=on)
     assert [row["n"] for row in out[0]] == [2]
 

@@ -108,7 +108,7 @@ def test_a_key_that_only_has_a_timer_is_kept_until_it_fires() -> None:
     assert len(driver.held[KEYS]) == 0
 
 
-def test_keys_that_are_held_and_neither_called_nor_due_stay_as_they_are() -> None:
+def test_keys_without_rows_or_due_timers_stay_unchanged() -> None:
     called: list[str] = []
 
     def counts(row: dict[str, Any], key: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_timers_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         driver.run(("a", 1, 0), watermark=1)
 
 
-def test_many_timers_that_set_no_others_are_as_many_as_they_are() -> None:
+def test_many_timers_that_set_no_others_all_fire() -> None:
     def sets(row: dict[str, Any], key: Any) -> None:
         for n in range(2_000):
             key.at_event_time(t(2_000 - n), str(n))

@@ -56,7 +56,7 @@ def test_it_never_goes_back(on: str) -> None:
     assert counts([add(1), add(30), add(5), add(31)], ms.ascending(), on) == [[], [(10, 1)], [], []]
 
 
-def test_rows_that_say_it_themselves(on: str) -> None:
+def test_punctuated_watermarks_come_from_a_column(on: str) -> None:
     steps = [add(1), add(50), add(2, mark=10), add(12)]
     assert counts(steps, ms.punctuated("mark"), on) == [[], [], [(10, 2)], []]
 
@@ -98,7 +98,7 @@ def test_while_all_are_idle_it_stands_still(on: str) -> None:
     assert counts(steps, ms.bounded("5 seconds", idle="30 seconds"), on) == [[], [], [], [(10, 1), (20, 1)]]
 
 
-def test_several_sources_by_the_smallest(on: str) -> None:
+def test_the_watermark_of_several_sources_is_the_smallest(on: str) -> None:
     def build(left: Any, right: Any) -> Any:
         return left.union(right).key_by("k").window(ms.fixed("10 seconds")).agg(n=ms.count())
 

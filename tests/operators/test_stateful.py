@@ -13,7 +13,7 @@ from millstream.plan.bundles import moment
 
 
 @pytest.mark.parametrize("whole_rows", [True, False])
-def test_rows_that_nobody_takes_are_counted(whole_rows: bool) -> None:
+def test_late_rows_without_an_output_are_counted(whole_rows: bool) -> None:
     flow = ms.Flow("late")
     stream = flow.read("rows", "k string, reason string, at timestamp", "at")
     panes = stream.key_by("k").window(ms.fixed("10 seconds")).agg(n=ms.count())

@@ -1,6 +1,6 @@
 """Joins of two streams, for random bundles: after each, local sends what the reference sends, and both what SQL gives.
 
-The rules of time are told a second time here, in a few lines and without state: which rows are late, and which windows
+The rules of time are repeated here, in a few lines and without state: which rows are late, and which windows
 and rows are over. What is then to be sent DuckDB computes from all rows that were not late.
 """
 
@@ -84,7 +84,7 @@ class Drawn:
     n: int | None
     v: int
     time: int | None
-    taken_back: int | None
+    retracts: int | None
     """Instead, an earlier row of that side is taken back, if one can be."""
 
 
@@ -137,8 +137,8 @@ def bundles(made: Plan, script: Iterable[Coming], unit: int) -> list[dict[Node, 
 
 
 def row_of(row: Drawn, origin: int, unit: int, earlier: list[Row]) -> Row:
-    if earlier and row.taken_back is not None:
-        return replace(earlier[row.taken_back % len(earlier)], weight=-1)
+    if earlier and row.retracts is not None:
+        return replace(earlier[row.retracts % len(earlier)], weight=-1)
     at = None if row.time is None else origin + row.time * unit
     return Row({"k": row.k, "n": row.n, "v": row.v, "at": moment(at)}, at)
 

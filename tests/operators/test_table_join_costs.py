@@ -56,7 +56,7 @@ def rows_of_keys(keys: Sequence[int], side: str) -> list[Change]:
     return [({"k": key, "m": "x", **more}, key, 1) for key in keys]
 
 
-def test_a_side_without_changes_is_not_written_again() -> None:
+def test_a_side_without_changes_is_not_rewritten() -> None:
     for how in ("inner", "left", "right", "full", "semi", "anti"):
         driver = Driver(nodes("k", how)[-1])
         driver.run(rows_of_keys(range(100), "left"), rows_of_keys(range(50, 150), "right"))
@@ -87,7 +87,7 @@ def test_a_lookup_now_writes_nothing_but_changes_of_the_table() -> None:
     assert sorted(sent[SENT]["c"].to_list(), key=str) == [None, None, "p"]
 
 
-def test_history_that_nobody_can_ask_for_is_folded() -> None:
+def test_history_that_cannot_be_queried_is_folded() -> None:
     """Goal: state follows the rows of the table, not its changes. Method: a row replaced again and again."""
     left, right, joined = nodes("k", "inner", "event_time")
     local = Local([joined])
@@ -108,7 +108,7 @@ def test_history_that_nobody_can_ask_for_is_folded() -> None:
     assert (state.tables[TABLE].rows, state.tables[WAITING].rows) == (1, 0)
 
 
-def test_history_of_joined_tables_that_nobody_can_ask_for_is_folded() -> None:
+def test_history_of_joined_tables_that_cannot_be_queried_is_folded() -> None:
     """Goal: state follows the rows of the tables, also of keys that never come again. Method: a row moves on."""
     left, right, joined = nodes("k", "left")
     local = Local([joined])

@@ -23,7 +23,7 @@ from .table_join_scripts import (
     added,
     changes,
     hows,
-    joined_anew,
+    join_by_duckdb,
     left_rows,
     nodes,
     ons,
@@ -46,7 +46,7 @@ def test_a_join_of_tables(
         (place, number, min(END, after + (marks[number - 1] if number else -4)))
         for place, (number, after) in enumerate(asked)
     ]
-    expected = joined_anew(left, right, on, how, points)
+    expected = join_by_duckdb(left, right, on, how, points)
     sent: list[Row] = []
     for number, (step,) in enumerate(stepped(inputs, [joined], list(zip(left, right, strict=True)), marks)):
         sent += step.rows

@@ -77,7 +77,7 @@ LATE_OF: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 @pytest.mark.parametrize("on", [("k",), ("side",), ("reason",), ("side", "reason")])
 @pytest.mark.parametrize("kind", LATE_OF)
-def test_what_is_said_of_a_late_row_takes_the_place_of_columns_of_that_name(kind: str, on: tuple[str, ...]) -> None:
+def test_fields_of_a_late_row_replace_columns_of_the_same_name(kind: str, on: tuple[str, ...]) -> None:
     reason, given = ("string", "mine") if "reason" in on else ("array<int>", [1])
     flow = ms.Flow("late")
     one, two = (flow.read(name, f"side string, k int, reason {reason}, at timestamp", "at") for name in ("one", "two"))

@@ -63,7 +63,7 @@ def test_top_with_ties_is_the_rows_of_the_first_ranks(which: tuple[bool, int, bo
     check_top(TIES[which], which, script, "rank()", [])
 
 
-def test_top_holds_no_more_rows_than_it_shows_unless_they_may_be_taken_back() -> None:
+def test_top_keeps_only_the_rows_it_shows_unless_they_may_be_retracted() -> None:
     rows = rows_of(*(("a", time) for time in range(9)))
     for changes, kept in ((False, 2), (True, 9)):
         plan = TOP[changes, 0, False]

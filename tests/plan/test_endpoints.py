@@ -42,7 +42,7 @@ PANES = Schema.of(
         (ms.socket("localhost", 9999), "socket 9999", "socket(localhost:9999)"),
     ],
 )
-def test_a_place_has_a_name_and_a_text(place, name, text):
+def test_an_endpoint_has_a_name_and_a_text(place, name, text):
     assert (place.name, str(place)) == (name, text)
 
 
@@ -114,7 +114,7 @@ def test_the_mode_follows_from_the_key():
     assert ms.console() != ms.console()
 
 
-def test_structs_are_taken_apart():
+def test_structs_are_flattened():
     assert [column.name for column in flat_columns(PANES)] == [
         "team",
         "window_start",
@@ -165,7 +165,7 @@ def test_what_is_only_read_cannot_be_written(place):
         place.check_written(PANES)
 
 
-def test_places_stand_in_flows_and_name_their_steps():
+def test_endpoints_in_flows_name_their_steps():
     flow = ms.Flow("games")
     scores = flow.read(ms.files("in", "json"), schema="team string, score int")
     scores.write(ms.sqlite("s.db", "totals", key="team"))

@@ -35,7 +35,7 @@ def built() -> Flow:
     return flow
 
 
-def test_text_tells_every_step() -> None:
+def test_text_has_every_step() -> None:
     text = by_kind(built().explain())
     assert text.startswith("flow team-scores\n")
     paragraph = next(part for part in text.split("\n\n") if part.startswith("agg\n"))

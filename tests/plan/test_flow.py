@@ -281,7 +281,7 @@ def test_the_body_of_a_function_with_a_name_may_change() -> None:
     assert named(lambda row: row) == named(lambda row: None)
 
 
-def test_a_refusal_says_all_three() -> None:
+def test_a_refusal_has_what_where_and_the_next_step() -> None:
     with pytest.raises(MillstreamError) as refused:
         stream().where("scor > 1")
     lines = str(refused.value).splitlines()

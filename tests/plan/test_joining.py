@@ -24,7 +24,7 @@ WITHIN = ("0 seconds", "1 hour")
 
 
 class Both:
-    """Two streams of a flow, a table of each, and rows known beforehand."""
+    """Two streams of a flow, a table of each, and static rows."""
 
     def __init__(self, left: str = LEFT, right: str = RIGHT, *, times: bool = True) -> None:
         self.flow = Flow("f")
@@ -112,7 +112,7 @@ def windows_twice() -> Any:
     return in_windows(both=Both(right="id bigint, seen timestamp, Window int"))
 
 
-def told_when() -> Any:
+def with_a_mode() -> Any:
     both = Both()
     return both.a.window(ms.fixed("1 minute")).discarding().join(both.b, on="id")
 
@@ -136,7 +136,7 @@ def windows_of_keyed() -> Any:
     return both.a.window(ms.fixed("1 minute")).join(both.b.key_by("id"), on="id")  # type: ignore[arg-type]
 
 
-def taken_back_now() -> Any:
+def retracted_now() -> Any:
     both = Both()
     changing = both.flow.read("c", LEFT, "at", changes=True)
     return changing.join(both.right, on="id", as_of="now")
@@ -242,7 +242,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     ),
     (windows_of_known_rows, "a lookup table has no windows", "stream.join(flow.table(…), on=…)"),
     (windows_twice, "a join in windows adds a column 'window', but 'read_b' already has one", "select(…)"),
-    (told_when, "a join in windows has no trigger or mode", "remove trigger(…), discarding()"),
+    (with_a_mode, "a join in windows has no trigger or mode", "remove trigger(…), discarding()"),
     (lambda: in_windows(ms.rows(3)), "streams cannot be joined in rows(3)", "fixed, sliding, sessions or calendar"),
     (lambda: in_windows(ms.fixed("1 m", time="processing")), "streams cannot be joined in fixed(", "in event time"),
     (
@@ -264,7 +264,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
         "as_of='event_time' needs event time",
         "event_time='…'",
     ),
-    (taken_back_now, "rows of 'read_c' may be retracted", "use as_of='event_time'"),
+    (retracted_now, "rows of 'read_c' may be retracted", "use as_of='event_time'"),
     # two tables
     (lambda: tables(within=WITHIN), "within= does not apply to a join of two tables", "leave it out"),
     (lambda: tables(as_of="now"), "as_of= does not apply to a join of two tables", "leave it out"),
@@ -273,7 +273,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
         "allowed_lateness= does not apply to a join of two tables",
         "leave it out",
     ),
-    # rows known beforehand
+    # static rows
     (lambda: known(how="full"), "a full join would need rows of the table", "join two tables"),
     (
         lambda: known(within=WITHIN),

@@ -48,7 +48,7 @@ def test_a_node_with_a_name_columns_and_a_label() -> None:
     assert made.node.label == "process counted per device, timers to gone, in order of event time"
 
 
-def test_the_column_of_the_event_time_is_said() -> None:
+def test_the_event_time_column_is_named() -> None:
     made = readings().key_by("device").process(counted, "seen timestamp", event_time="seen")
     assert made.node.label == "process counted per device, by seen"
 
@@ -106,16 +106,16 @@ def test_what_makes_no_sense_is_refused_where_it_is_written(arguments: dict[str,
     assert refused.value.next_step
 
 
-def test_a_schema_that_is_none_is_refused() -> None:
+def test_an_invalid_schema_is_refused() -> None:
     with pytest.raises(InvalidInput):
         readings().key_by("device").process(counted, "device strng")
 
 
-def test_functions_that_do_not_say_what_they_take_are_taken() -> None:
+def test_functions_without_a_signature_are_accepted() -> None:
     assert readings().key_by("device").process(max, "device string").node.label == "process max per device"
 
 
-def test_streams_whose_rows_are_taken_back_are_refused() -> None:
+def test_streams_with_retractions_are_refused() -> None:
     panes = readings().key_by("device").window(ms.fixed("1 minute")).retracting().agg(total=ms.sum("n"))
     with pytest.raises(InvalidPlan, match="process needs rows that are never retracted"):
         panes.key_by("device").process(counted, "device string")
@@ -245,19 +245,19 @@ class Point:
 
 
 @pytest.mark.parametrize("value", [Point(), [Point()], {"a": (Point(),)}, {Point(): 1}, object, len, frozenset({1})])
-def test_others_are_refused(value: Any) -> None:
+def test_values_that_are_not_plain_are_refused(value: Any) -> None:
     with pytest.raises(NotPlain):
         encoded([value])
 
 
-def test_what_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     held: list[Any] = []
     held.append(held)
     with pytest.raises(NotPlain, match="deep"):
         encoded([held])
 
 
-def test_the_plain_ones() -> None:
+def test_plain_values_round_trip() -> None:
     held = [date(2026, 1, 31), time(12), Decimal("1.50"), timedelta(1), b"x", {1, 2}, {("a", 1): [None, True]}]
     assert decoded(encoded(held)) == held
 

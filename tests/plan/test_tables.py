@@ -264,7 +264,7 @@ def test_a_mistake_is_refused_where_it_is_made(mistake: Callable[[], Any], what:
     assert (refused.value.where or "").startswith(f"{__file__}:")
 
 
-def test_tables_may_go_to_places_of_their_own() -> None:
+def test_tables_may_have_endpoints_of_their_own() -> None:
     stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("a.db", "u"))
     stream_and_table_to_one_place(ms.sqlite("a.db", "t"), ms.sqlite("b.db", "t"))
     stream_and_table_to_one_place(ms.postgres("host=a", "t"), ms.postgres("host=b", "t"))
@@ -313,13 +313,13 @@ def test_top_says_whether_it_has_ties() -> None:
     assert tied.node.label == "top 3 with ties per team by score desc, place in place"
 
 
-def test_all_rows_have_no_key_unless_it_is_said() -> None:
+def test_all_rows_have_no_key_unless_one_is_given() -> None:
     assert bag().key == ()
     assert bag().where("score > 1").key == ()  # type: ignore[attr-defined]
     assert bag().distinct("team").key == ("team",)  # type: ignore[attr-defined]
-    told = bag().to_table(key="user")
-    assert told.key == ("user",)
-    assert isinstance(told.node, AllRows)
+    keyed = bag().to_table(key="user")
+    assert keyed.key == ("user",)
+    assert isinstance(keyed.node, AllRows)
 
 
 def test_a_table_is_a_table_of_all_its_rows_as_it_is() -> None:
@@ -328,7 +328,7 @@ def test_a_table_is_a_table_of_all_its_rows_as_it_is() -> None:
     assert bag().to_table().explain().count("all rows") == 1
 
 
-def test_all_rows_are_taken_back_only_if_those_of_the_stream_are() -> None:
+def test_all_rows_are_retracted_only_if_those_of_the_stream_are() -> None:
     assert not bag().node.is_changing
     assert changed().to_table().node.is_changing
     assert retracting().to_table().node.is_changing
@@ -391,7 +391,7 @@ def test_changes_are_rows_before_the_first_step() -> None:
     assert by_kind(changed().select("user").node.name) == "select"
 
 
-def test_play_takes_rows_back_by_the_weights_of_its_steps() -> None:
+def test_play_retracts_rows_by_the_weights_of_its_steps() -> None:
     steps = [Add([{"user": "ann", "n": 1}], weights=[1]), Add([{"user": "ann", "n": 1}], weights=[-1])]
     counted = play(lambda rows: rows.group_by().agg(n=ms.count()), steps, schema="user string, n int")
     assert counted == [[{"n": 1}], [{"n": 1, "weight": -1}]]

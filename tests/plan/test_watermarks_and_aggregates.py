@@ -15,7 +15,7 @@ from millstream.plan import aggregates
 FUNCTIONS = (int, lambda state, value: state, lambda one, other: one, lambda state: state)
 
 
-def test_they_say_what_they_are() -> None:
+def test_watermarks_and_aggregates_as_text() -> None:
     assert str(ms.bounded("10 seconds", idle="1 minute")) == "bounded(10 seconds, idle=1 minute)"
     assert str(ms.ascending()) == "ascending()"
     assert str(ms.punctuated("mark")) == "punctuated(mark)"

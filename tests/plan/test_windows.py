@@ -102,7 +102,7 @@ def test_an_offset_is_taken_modulo_the_period(window: windows.Window, same: wind
 
 
 @pytest.mark.parametrize("on", ["reference", "local"])
-def test_days_that_begin_ahead_of_utc(on: str) -> None:
+def test_days_that_start_ahead_of_utc(on: str) -> None:
     """Eight hours ahead a day begins at 16:00 UTC of the day before."""
     at = datetime(2026, 1, 31, 15, 59, tzinfo=UTC)
     out = play(

@@ -88,7 +88,7 @@ def test_schemas_avro_cannot_hold_are_refused_when_the_codec_is_built(schema):
 
 
 @pytest.mark.parametrize("given", ["{", '"int"', '{"type": "record"}', "[]", 5])
-def test_writer_schemas_that_are_none_are_refused(given):
+def test_invalid_writer_schemas_are_refused(given):
     with pytest.raises(InvalidSetting, match="avro_schema"):
         codec("avro", "n int", avro_schema=given)
 

@@ -1,4 +1,4 @@
-"""Goal: one value is one CSV record; nulls, quotes and line breaks are told apart exactly."""
+"""Goal: one value is one CSV record; nulls, quotes and line breaks are distinguished exactly."""
 
 import csv
 import io
@@ -80,7 +80,7 @@ def test_what_other_programs_write_is_read(texts, delimiter):
     assert one.decode(one.encode(decoded.rows)).rows == decoded.rows
 
 
-def test_schemas_and_delimiters_that_cannot_be_are_refused_when_the_codec_is_built():
+def test_invalid_schemas_and_delimiters_are_refused_when_the_codec_is_built():
     with pytest.raises(InvalidSchema, match="column 'tags' is array<string>"):
         codec("csv", "a int, tags array<string>")
     for delimiter in ("", '"', "\n", "ab", 5):

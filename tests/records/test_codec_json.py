@@ -133,7 +133,7 @@ def test_values_that_do_not_fit(dtype, text, reason):
     ],
 )
 @pytest.mark.parametrize("schema", ["x int", "x int, d decimal(5,2)"])
-def test_what_is_no_json_object(schema, value, reason):
+def test_values_that_are_not_json_objects(schema, value, reason):
     decoded = codec("json", schema).decode([b'{"x": 1}', value, b'\n{"x":\n2}\n'])
     assert decoded.rows.column("x").to_pylist() == [1, 2]
     assert decoded.indices.tolist() == [0, 2]

@@ -23,7 +23,7 @@ def test_failures_become_rows_with_their_bytes_and_offsets(as_given):
     ]
 
 
-def test_no_failures_no_letters():
+def test_no_failures_give_no_dead_letters():
     assert dead_letters([b"x"], [0], [], topic="t", partition=0, at=NOW).num_rows == 0
 
 

@@ -61,7 +61,7 @@ def test_texts_that_are_durations(text, expected):
         (5, "not int"),
     ],
 )
-def test_what_is_no_duration_is_refused(text, expected):
+def test_invalid_durations_are_refused(text, expected):
     with pytest.raises(InvalidDuration) as refusal:
         duration(text, what="allowed lateness")
     assert expected in str(refusal.value)

@@ -43,7 +43,7 @@ def _mixtures(schema):
 
 @examples(100)
 @given(schemas().flatmap(_mixtures))
-def test_a_row_is_judged_alone(schema_rows):
+def test_a_row_is_checked_alone(schema_rows):
     schema, rows = schema_rows
     batch, failures = rows_to_batch(rows, schema)
     apart = [rows_to_batch([row], schema) for row in rows]

@@ -128,7 +128,7 @@ def test_arrow_types_without_counterpart_are_refused_by_name(dtype):
     assert str(dtype) in str(refusal.value)
 
 
-def test_what_is_no_schema_is_refused():
+def test_invalid_schemas_are_refused():
     with pytest.raises(InvalidSchema, match="not int"):
         Schema.of(5)
     with pytest.raises(InvalidSchema, match="no columns"):

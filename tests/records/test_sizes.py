@@ -1,4 +1,4 @@
-"""Goal: sizes are whole bytes, and MB and MiB are told apart."""
+"""Goal: sizes are whole bytes, and MB and MiB are different units."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_sizes(text, expected):
         ("1000000 PB", "larger"),
     ],
 )
-def test_what_is_no_size_is_refused(text, expected):
+def test_invalid_sizes_are_refused(text, expected):
     with pytest.raises(InvalidSetting) as refusal:
         size_bytes(text, what="segment size")
     assert expected in str(refusal.value)

@@ -80,7 +80,7 @@ def test_names_can_be_allowed(guarded: Running) -> None:
 
 
 @pytest.mark.parametrize("given", ["*", "*.example.org", "http://example.org", "example.org:80", "a b", ""])
-def test_a_name_that_is_none_is_refused(given: str) -> None:
+def test_an_invalid_name_is_refused(given: str) -> None:
     with pytest.raises(InvalidInput, match="is not a host name or an address") as refused:
         Access.at(ListenAddress.of("127.0.0.1", 0), allowed_hosts=[given])
     assert "--allowed-host" in (refused.value.next_step or "")

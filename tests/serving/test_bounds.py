@@ -45,7 +45,7 @@ KEYS = ["", ".", "..", "%2e%2e%2f%2e%2e", "9" * 4000, "-" * 50, "1e999", "nan", 
 @pytest.mark.parametrize(
     "kind", ["int", "double", "decimal(10, 2)", "boolean", "date", "timestamp", "binary", "string"]
 )
-def test_keys_of_no_sense_are_refused_or_not_there(log: EmbeddedLog, tmp_path: Any, dsn: str, kind: str) -> None:
+def test_invalid_keys_are_refused_or_not_found(log: EmbeddedLog, tmp_path: Any, dsn: str, kind: str) -> None:
     """Goal: whatever the key, of whatever type, it is the caller's mistake and no failure of the server."""
     flow = ms.Flow("keys")
     rows = flow.read("rows", f"k {kind}, v int").to_table(key="k")
@@ -63,7 +63,7 @@ def test_keys_of_no_sense_are_refused_or_not_there(log: EmbeddedLog, tmp_path: A
     served.close()
 
 
-def test_urls_keys_and_queries_have_a_longest(running: Running) -> None:
+def test_urls_keys_and_queries_have_a_maximum_length(running: Running) -> None:
     found = running.ask(f"/tables/totals?team={'x' * 9000}")
     assert (found.status, found.json["error"]["kind"]) == (414, "UriTooLong")
     for path in (f"/tables/totals/{'x' * 5000}", f"/tables/totals?team={'x' * 5000}", f"/tables/{'x' * 5000}"):
@@ -74,7 +74,7 @@ def test_urls_keys_and_queries_have_a_longest(running: Running) -> None:
     assert running.ask(f"/tables/totals/{'x' * 4096}").status == 404
 
 
-def test_a_head_has_a_longest(running: Running) -> None:
+def test_a_head_has_a_maximum_length(running: Running) -> None:
     with running.connect() as connection:
         connection.sendall(b"GET /tables HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000)  # and no end of it
         found = received(connection)
@@ -146,7 +146,7 @@ def test_a_client_that_does_not_read_is_cut_off(log: EmbeddedLog, monkeypatch: p
     served.close()
 
 
-def test_there_are_only_so_many_connections(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_connections_is_limited(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedConnection, "connections_max", 3)
     held = [running.connect() for _ in range(3)]
     ask = head("GET", "/tables/totals/red", {"Host": "localhost"})
@@ -181,7 +181,7 @@ def _filled(log: EmbeddedLog, *names: str, rows: int = 1) -> None:
         put(log, name, *[(f"k{number}", f"{name} {number}") for number in range(rows)])
 
 
-def test_only_so_many_tables_are_open(log: EmbeddedLog) -> None:
+def test_the_number_of_open_tables_is_limited(log: EmbeddedLog) -> None:
     _filled(log, "a", "b", "c")
     served = Served(Tables(log), ["a", "b", "c"], tables_max=2)
     for name in ("a", "b", "a", "c"):
@@ -193,7 +193,7 @@ def test_only_so_many_tables_are_open(log: EmbeddedLog) -> None:
     assert served.open_tables == []
 
 
-def test_what_was_asked_for_in_vain_is_not_kept(log: EmbeddedLog, served: Served, running: Running) -> None:
+def test_tables_of_failed_lookups_are_not_kept_open(log: EmbeddedLog, served: Served, running: Running) -> None:
     _filled(log, *[f"other{number}" for number in range(5)])
     for number in range(5):
         assert running.ask(f"/tables/other{number}/k0").status == 404
@@ -202,7 +202,7 @@ def test_what_was_asked_for_in_vain_is_not_kept(log: EmbeddedLog, served: Served
     assert served.open_tables == ["totals"]
 
 
-def test_indexes_take_only_so_much_together(log: EmbeddedLog) -> None:
+def test_indexes_share_a_memory_limit(log: EmbeddedLog) -> None:
     _filled(log, "a", "b", rows=1000)
     tables = Tables(log)
     one = Served(tables, ["a"])

@@ -55,7 +55,7 @@ def test_rows_of_every_kind_of_table(log: EmbeddedLog, tmp_path: Path, dsn: str,
     assert [ask(f"/tables/{name}/red") for name in names] == [(404, NOT_FOUND)] * 3
 
 
-def test_keys_with_any_signs_in_them(log: EmbeddedLog, ask: Ask) -> None:
+def test_keys_with_any_characters(log: EmbeddedLog, ask: Ask) -> None:
     keys = ["a/b", "a b", "a+b", "?x=1", "ünter", "100%", "%2F", "..", "../..", "a&b=c", "\n"]
     Job(log, totals_flow("totals")).write(*[(total(key, 1), 1) for key in keys])
     for key in keys:
@@ -154,7 +154,7 @@ def test_the_front_page(ask: Ask) -> None:
 # ---------------------------------------------------------------- failures
 
 
-def test_a_database_that_is_away_is_no_empty_answer(log: EmbeddedLog, tmp_path: Path, ask: Ask) -> None:
+def test_an_unavailable_database_is_not_an_empty_answer(log: EmbeddedLog, tmp_path: Path, ask: Ask) -> None:
     Job(log, totals_flow(ms.sqlite(tmp_path / "tables.db", "totals"))).close()
     (tmp_path / "tables.db").unlink()
     status, error = ask("/tables/totals/red")

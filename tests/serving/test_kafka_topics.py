@@ -1,4 +1,4 @@
-"""Tables whose copy is a topic of Kafka: rows by key, fresh as of the question, and views of a batch and the rest."""
+"""Tables in Kafka topics: rows by key, up to date at the time of the request, and merged views."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_rows_have_the_columns_that_the_topic_has_now(
 
 
 @pytest.mark.more
-def test_what_was_deleted_or_made_anew_is_gone(
+def test_deleted_or_recreated_topics_are_gone(
     log: KafkaLog, topic: str, both: list[KafkaTopicTable], kafka: KafkaCluster
 ) -> None:
     log.change_topic(topic, retention="7 days")

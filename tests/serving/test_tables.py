@@ -235,7 +235,7 @@ def test_a_key_that_is_not_there_names_some_that_are(log: EmbeddedLog, place: An
     tables.close()
 
 
-def test_tables_of_the_same_name_are_told_apart(log: EmbeddedLog, tmp_path: Path) -> None:
+def test_tables_of_the_same_name_are_distinguished(log: EmbeddedLog, tmp_path: Path) -> None:
     sinks = [ms.sqlite(tmp_path / f"{name}.db", "totals") for name in ("a", "b")]
     job = Job(log, totals_flow("totals", *sinks))
     job.write((total("red", 1), 1))

@@ -146,7 +146,7 @@ def test_a_key_that_lies_elsewhere_is_found(log: EmbeddedLog) -> None:
     assert [values(table, "a") for table in (*tables, *both(log))] == [{"n": 3}] * 4
 
 
-def test_records_without_a_key_belong_to_nobody(log: EmbeddedLog) -> None:
+def test_records_without_a_key_are_ignored(log: EmbeddedLog) -> None:
     log.create_topic("t")
     with log.producer() as producer:
         producer.send("t", b"1")
@@ -157,7 +157,7 @@ def test_records_without_a_key_belong_to_nobody(log: EmbeddedLog) -> None:
         assert table.some_keys(5) == ["a"]
 
 
-def test_a_topic_that_was_made_anew_is_read_anew(log: EmbeddedLog) -> None:
+def test_a_recreated_topic_is_read_from_the_start(log: EmbeddedLog) -> None:
     log.create_topic("t", schema="n int")
     put(log, "t", ("a", {"n": 1}), ("b", {"n": 1}))
     follower, _ = both(log)
@@ -183,7 +183,7 @@ def test_what_retention_deletes_is_gone(log: EmbeddedLog) -> None:
     assert [values(table, "a") for table in tables] == [None] * 2
 
 
-def test_tombstones_that_came_and_went_unseen(log: EmbeddedLog) -> None:
+def test_tombstones_that_were_compacted_away_before_they_were_read(log: EmbeddedLog) -> None:
     """Goal: an index that rested longer than tombstones are kept is not believed. Method: a clock of its own."""
     log.create_topic("t", schema="n int", compaction=True, tombstone_retention="10 seconds")
     put(log, "t", ("a", {"n": 1}), ("b", {"n": 1}))

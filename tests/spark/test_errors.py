@@ -1,4 +1,4 @@
-"""What goes wrong is told in the user's terms: which step, which record, and what to do; and nothing is lost by it."""
+"""Failures are reported in the user's terms: which step, which record, and what to do; and nothing is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def log(log: EmbeddedLog) -> EmbeddedLog:
     return log
 
 
-def told(error: ms.MillstreamError) -> str:
+def shown(error: ms.MillstreamError) -> str:
     """What the user reads; never lines of a library's stack."""
     said = str(error)
     assert "Traceback" not in said
@@ -61,7 +61,7 @@ def test_a_topic_that_is_not_there(log: EmbeddedLog) -> None:
     scores(flow, "scroes").write("copy")
     with pytest.raises(UnknownTopic, match="scroes") as found:
         flow.run(broker=log.path, until=CAUGHT_UP)
-    assert "scores" in told(found.value)
+    assert "scores" in shown(found.value)
 
 
 def test_files_that_are_not_there(log: EmbeddedLog, tmp_path: Path) -> None:
@@ -77,15 +77,15 @@ def test_changes_without_a_weight(log: EmbeddedLog, schema: str) -> None:
     flow.read("scores", schema, changes=True).group_by("user").agg(n=ms.count()).write("counts")
     with pytest.raises(InvalidInput, match="the schema of 'read_scores' has no integer column weight") as found:
         flow.run(broker=log.path, until=CAUGHT_UP)
-    assert "add it to the schema: 'user string, weight int'" in told(found.value)
-    assert "test_errors.py" in told(found.value)
+    assert "add it to the schema: 'user string, weight int'" in shown(found.value)
+    assert "test_errors.py" in shown(found.value)
 
 
 def test_a_column_that_is_not_there() -> None:
     with pytest.raises(InvalidPlan, match="score") as found:
         scores(ms.Flow("wrong")).where("score > 1")
-    assert "user" in told(found.value)
-    assert "test_errors.py" in told(found.value)
+    assert "user" in shown(found.value)
+    assert "test_errors.py" in shown(found.value)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_settings_that_make_no_sense(log: EmbeddedLog, settings: dict[str, Any],
     scores(flow).write("copy")
     with pytest.raises(InvalidInput, match=said) as found:
         flow.run(broker=log.path, **settings)
-    assert "test_errors.py" in told(found.value)
+    assert "test_errors.py" in shown(found.value)
     assert not (log.path / "jobs").exists()
 
 
@@ -154,7 +154,7 @@ def test_a_function_that_fails_stops_the_job_there(log: EmbeddedLog) -> None:
 
     with pytest.raises(RecordFailed) as found:
         built(fail_on(3)).run(broker=log.path, until=CAUGHT_UP, batch_rows=1)
-    said = told(found.value)
+    said = shown(found.value)
     for part in ("'checker'", "3 is not welcome", "topic scores", "partition 0", "offset 2"):
         assert part in said
     assert [row["n"] for row in read(log, "fine")] == [1, 5]
@@ -179,11 +179,11 @@ def test_a_record_whose_text_imitates_a_failure_runs_nothing(log: EmbeddedLog, t
         texts.key_by("x").process(lambda row, key: [{"n": int(row["x"])}], schema="n int").write("numbers")
     with pytest.raises(ms.MillstreamError) as found:
         flow.run(broker=log.path, until=CAUGHT_UP)
-    assert "invalid literal for int()" in told(found.value)
+    assert "invalid literal for int()" in shown(found.value)
     assert not proof.exists()
 
 
-def test_dead_letters_let_the_job_go_on(log: EmbeddedLog) -> None:
+def test_dead_letters_let_the_job_continue(log: EmbeddedLog) -> None:
     flow = ms.Flow("sorted")
     checked = scores(flow).map(fail_on(3), name="checker")
     checked.write("fine")
@@ -213,7 +213,7 @@ def test_a_record_that_is_not_json(log: EmbeddedLog) -> None:
     with pytest.raises(RecordFailed) as found:
         built(dead=False).run(broker=log.path, until=CAUGHT_UP)
     for part in ("topic raw", "partition 0", "offset 1", ".dead"):
-        assert part in told(found.value)
+        assert part in shown(found.value)
     assert read(log, "decoded") == []
     built(dead=True).run(broker=log.path, until=CAUGHT_UP)
     assert [row["n"] for row in read(log, "decoded")] == [1, 2]
@@ -227,7 +227,7 @@ def test_an_expression_that_has_no_answer(log: EmbeddedLog, expression: str) -> 
     scores(flow).with_column("made", expression).write("made")
     with pytest.raises(ms.MillstreamError) as found:
         flow.run(broker=log.path, until=CAUGHT_UP)
-    said = told(found.value)
+    said = shown(found.value)
     assert "row" in said
     assert "bob" in said or "ann" in said
 
@@ -242,7 +242,7 @@ def test_an_aggregate_of_the_users_own_that_fails(log: EmbeddedLog) -> None:
     scores(flow).key_by("user").window(ms.fixed("10 seconds")).agg(own=own, name="mine").write("own")
     with pytest.raises(StepFailed) as found:
         flow.run(broker=log.path, until=CAUGHT_UP)
-    said = told(found.value)
+    said = shown(found.value)
     assert "'mine'" in said
     assert "ZeroDivisionError" in said
     assert "test_errors.py" in said
@@ -257,8 +257,8 @@ def test_a_watermark_function_that_fails(log: EmbeddedLog) -> None:
     per_user(scores(flow, watermark=ms.custom(reached))).write("totals")
     with pytest.raises(StepFailed) as found:
         flow.run(broker=log.path, until=CAUGHT_UP)
-    assert "KeyError" in told(found.value)
-    assert "test_errors.py" in told(found.value)
+    assert "KeyError" in shown(found.value)
+    assert "test_errors.py" in shown(found.value)
 
 
 @pytest.mark.more
@@ -277,7 +277,7 @@ def test_a_function_of_a_sink_that_fails(log: EmbeddedLog) -> None:
 
     with pytest.raises(ms.MillstreamError, match="not today") as found:
         built().run(broker=log.path, until=CAUGHT_UP)
-    assert "test_errors.py" in told(found.value)
+    assert "test_errors.py" in shown(found.value)
     built().run(broker=log.path, until=CAUGHT_UP)
     assert seen == [1, 5, 3, 4] * 2
 

@@ -187,7 +187,7 @@ def test_an_idle_partition_does_not_hold_the_others_back(log: EmbeddedLog) -> No
 
 
 @pytest.mark.more
-def test_processing_time_goes_on_while_nothing_comes(log: EmbeddedLog) -> None:
+def test_processing_time_advances_without_rows(log: EmbeddedLog) -> None:
     put(log, "scores", [("ann", 1, 0.0)])
     flow = ms.Flow("ticking")
     per_user(scores(flow), trigger=ms.repeatedly(ms.after("1 second"))).write("totals")

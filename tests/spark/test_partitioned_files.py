@@ -79,7 +79,7 @@ def test_a_flow_may_look_at_nothing_but_a_folders_column(log: EmbeddedLog, tmp_p
 
 
 @pytest.mark.more
-def test_a_crash_between_two_files_costs_and_doubles_nothing(
+def test_a_crash_between_two_files_loses_and_duplicates_nothing(
     log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"

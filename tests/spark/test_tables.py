@@ -106,7 +106,7 @@ def test_streams_are_joined_over_a_restart(log: EmbeddedLog) -> None:
 
 
 @pytest.mark.more
-def test_rows_meet_the_version_of_their_time_though_the_table_is_silent(log: EmbeddedLog) -> None:
+def test_rows_are_joined_with_the_version_of_their_time_though_the_table_is_silent(log: EmbeddedLog) -> None:
     flow = ms.Flow("homes")
     silent = ms.bounded("0 seconds", idle="200 milliseconds")
     homes = flow.read("profiles", PROFILES, "since", silent).to_table(key="user")
@@ -176,7 +176,7 @@ def test_what_lies_before_a_step_over_a_table_may_not_change() -> None:
             fitted("kept", "kept", now, before, progress)
 
 
-def test_a_side_that_is_only_looked_at_is_not_written_anew() -> None:
+def test_a_side_that_is_only_read_is_not_rewritten() -> None:
     flow = ms.Flow("hot")
     one, other = (flow.read(name, SCHEMA, "at") for name in ("a", "b"))
     step = stateful(one.join(other, on="user", within=("0 seconds", "1 hour")).node)

@@ -80,7 +80,7 @@ def test_a_topic_without_schema_has_key_and_value(source, log):
     assert (bytes(row["key"]), bytes(row["value"]), row["headers"]) == (b"k", b"\xff", None)
 
 
-def test_a_schema_of_ones_own_decodes_json_and_fails_at_a_record_that_is_none(source, log):
+def test_a_given_schema_decodes_json_and_fails_at_an_invalid_record(source, log):
     log.create_topic("raw")
     send(log, "raw", [b'{"user":"a","score":1}', b"nonsense", b'{"user":"b","score":2}'])
     read = source.read.format("millstream").option("topic", "raw").schema(f"{SCORES}, offset long")
@@ -125,17 +125,17 @@ def test_offsets_bound_what_is_read(source, log):
 # ---------------------------------------------------------------- what is refused
 
 
-def test_a_missing_topic_is_told_by_load_without_a_stack_trace(source, log):
+def test_load_reports_a_missing_topic_without_a_stack_trace(source, log):
     log.create_topic("scores")
     for read in (source.read, source.readStream):
         missing = read.format("millstream").option("topic", "score")
-        with pytest.raises(PySparkException, match=r"no topic 'score'(?s:.*)topics that exist: scores") as told:
+        with pytest.raises(PySparkException, match=r"no topic 'score'(?s:.*)topics that exist: scores") as failed:
             missing.load()
-        assert "Traceback" not in str(told.value)
-        assert "millstream topics create score" in str(told.value)
+        assert "Traceback" not in str(failed.value)
+        assert "millstream topics create score" in str(failed.value)
 
 
-def test_a_missing_topic_is_told_before_anything_runs_when_the_schema_is_given(source, log, tmp_path):
+def test_a_missing_topic_raises_before_anything_runs_when_the_schema_is_given(source, log, tmp_path):
     once = source.read.schema(SCORES).format("millstream").option("topic", "score")
     with pytest.raises(PySparkException, match="there is no topic 'score'"):
         once.load().collect()
@@ -169,7 +169,7 @@ def test_offsets_that_make_no_sense_are_refused(source, log, offsets, message):
         frame.collect()
 
 
-def test_a_column_that_is_not_there_is_told(source, log):
+def test_a_missing_column_is_reported(source, log):
     log.create_topic("scores", schema=SCORES)
     frame = source.read.format("millstream").schema("team string not null").load("scores")
     with pytest.raises(PySparkException, match=r"no column 'team'(?s:.*)user string, score int"):
@@ -179,7 +179,7 @@ def test_a_column_that_is_not_there_is_told(source, log):
 # ---------------------------------------------------------------- reading on
 
 
-def test_a_query_takes_what_is_there_in_limited_batches_and_goes_on_from_its_checkpoint(source, log, tmp_path):
+def test_a_query_takes_what_is_there_in_limited_batches_and_resumes_from_its_checkpoint(source, log, tmp_path):
     log.create_topic("scores", schema=SCORES)
     send(log, "scores", scores(7))
     frame = source.readStream.format("millstream").option("topic", "scores").option("maxRecordsPerBatch", "3").load()
@@ -201,7 +201,7 @@ def test_a_limit_leaves_no_partition_behind(source, log, tmp_path):
 
 
 @pytest.mark.more
-def test_a_query_that_begins_at_the_end_sees_only_what_comes_later(source, log, tmp_path):
+def test_a_query_that_starts_at_the_end_sees_only_what_comes_later(source, log, tmp_path):
     log.create_topic("scores", schema=SCORES)
     send(log, "scores", scores(3))
     frame = source.readStream.format("millstream").option("topic", "scores").option("startingOffsets", "latest").load()
@@ -210,7 +210,7 @@ def test_a_query_that_begins_at_the_end_sees_only_what_comes_later(source, log, 
     assert run(frame, tmp_path / "checkpoint") == [[3, 4]]
 
 
-def test_a_topic_made_anew_is_not_mistaken_for_the_old_one_by_workers_that_live_on(source, log):
+def test_surviving_workers_do_not_mistake_a_recreated_topic_for_the_old_one(source, log):
     log.create_topic("scores", schema=SCORES)
     send(log, "scores", scores(1))
     read = source.read.format("millstream").option("topic", "scores").option("tasks", "1")
@@ -221,7 +221,7 @@ def test_a_topic_made_anew_is_not_mistaken_for_the_old_one_by_workers_that_live_
     assert taken(read.load()) == [5, 6]
 
 
-def test_records_that_retention_took_before_a_query_read_them_are_told(source, log, tmp_path):
+def test_records_that_retention_deleted_before_a_query_read_them_raise(source, log, tmp_path):
     log.create_topic("scores", schema=SCORES, segment_bytes=4096, retention_bytes=4096)
     send(log, "scores", scores(1))
     frame = source.readStream.format("millstream").option("topic", "scores").load()

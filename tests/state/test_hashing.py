@@ -96,13 +96,13 @@ def test_decimals_are_equal_by_value() -> None:
 
 
 @given(st.lists(st.none() | st.binary(max_size=40) | st.binary(min_size=500, max_size=530), max_size=20))
-def test_a_text_has_one_hash_whoever_its_neighbours_are(texts: list[bytes | None]) -> None:
+def test_a_text_has_one_hash_whatever_its_neighbours_are(texts: list[bytes | None]) -> None:
     together = hashed(texts, pl.Binary)
     assert together == [hashed([text], pl.Binary)[0] for text in texts]
     assert len(set(together)) == len(set(texts))
 
 
-def test_a_text_in_all_its_clothes() -> None:
+def test_a_text_has_one_hash_in_every_type() -> None:
     words = ["red", "grün", "", None, "red", "a text longer than a word of eight bytes"]
     plain = hashed(words, pl.String)
     assert hashed(words, pl.Categorical) == plain

@@ -113,7 +113,7 @@ def test_runs_stay_few_and_what_is_written_follows_what_is_touched(runs: Runs) -
     assert sorted((row[0], row[2]) for row in held(runs, keys[:101])) == [*((n, n) for n in range(100)), (100, 0)]
 
 
-def test_old_versions_are_deleted_and_who_has_them_open_goes_on(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_versions_are_deleted_and_open_readers_continue(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_module, "YOUNG_SECONDS", 0.0)
     monkeypatch.setattr(runs_module, "MAPPED_BYTES", 0)
     monkeypatch.setattr(runs_module, "TIDYING", frozenset("0123456789abcdef"))

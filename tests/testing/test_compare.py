@@ -32,7 +32,7 @@ def test_only_the_fields_that_are_named_count() -> None:
     assert_panes([], [])
 
 
-def test_order_counts_unless_told_otherwise() -> None:
+def test_order_counts_by_default() -> None:
     swapped = [{"total": 5}, {"total": 3}, {"total": 7}]
     assert failure(SENT, swapped).startswith("the expected rows were sent in another order")
     assert_panes(SENT, swapped, ordered=False)
@@ -54,7 +54,7 @@ def test_a_field_that_differs_is_marked_and_the_others_are_dots() -> None:
     ]
 
 
-def test_missing_and_surplus_rows_are_told() -> None:
+def test_missing_and_extra_rows_are_reported() -> None:
     said = failure(SENT, [{"team": "blue", "total": 3}, {"team": "red", "total": 5}, {"team": "red", "total": 1}])
     assert "1 other" in said
     assert "missing" in failure(SENT[:1], [{"team": "blue"}, {"team": "green"}])
@@ -62,7 +62,7 @@ def test_missing_and_surplus_rows_are_told() -> None:
     assert said.splitlines()[-1] == "  surplus  red   12:01 to 12:02  early        0           7"
 
 
-def test_a_surplus_row_is_told_even_if_nothing_was_expected() -> None:
+def test_an_extra_row_is_reported_even_if_none_was_expected() -> None:
     lines = failure(SENT[:1], []).splitlines()
     assert lines[0].startswith("expected 0, sent 1: 1 surplus")
     assert lines[-1].split() == ["surplus", "blue", "12:00", "to", "12:01", "on_time", "0", "3"]
@@ -130,6 +130,6 @@ def test_streams_are_printed_by_name(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.splitlines() == ["step  stream  n", "0     a       1", "1     b       null"]
 
 
-def test_that_nothing_was_sent_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_rows_print_that_nothing_was_sent(capsys: pytest.CaptureFixture[str]) -> None:
     print_panes([[], []])
     assert capsys.readouterr().out == "nothing was sent\n"

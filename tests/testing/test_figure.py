@@ -123,8 +123,8 @@ def test_retractions_are_struck_out(draw: Any) -> None:
         return totals(scores, trigger=EARLY_AND_LATE, mode="retracting", allowed_lateness="1 hour")
 
     picture, out = draw(build, GAME)
-    taken_back = [found for step in out for found in step if found["weight"] < 0]
-    assert len(picture.marks("retraction")) == len(taken_back) == 3
+    retracted = [found for step in out for found in step if found["weight"] < 0]
+    assert len(picture.marks("retraction")) == len(retracted) == 3
 
 
 def test_sessions_that_grow_and_merge(draw: Any) -> None:
@@ -144,7 +144,7 @@ def test_without_a_clock_steps_are_the_axis(draw: Any) -> None:
     assert not picture.outside()
 
 
-def test_a_clock_that_is_set_after_the_first_rows_is_no_axis(draw: Any) -> None:
+def test_a_clock_that_is_set_after_the_first_rows_is_not_used_as_axis(draw: Any) -> None:
     """Goal: 56 years of empty paper are not drawn."""
     picture, _ = draw(totals, [scored(5, 0, 20), Clock(at(3)), scored(7, 0, 30), Watermark(None)])
     assert "step →" in picture.texts()

@@ -62,12 +62,12 @@ def test_the_clock_is_one_for_all_partitions() -> None:
     assert sums(played(lambda scores: totals(scores, trigger=trigger), steps)[2]) == [5]
 
 
-def test_rows_of_weight_minus_one_take_rows_back() -> None:
+def test_rows_of_weight_minus_one_retract_rows() -> None:
     steps = [Add([row(5, 0), row(4, 0)]), Add([row(5, 0)], weights=[-1]), Watermark(at(1))]
     assert sums(played(totals, steps)[2]) == [4]
 
 
-def test_a_row_taken_back_says_so_in_a_stream_without_panes() -> None:
+def test_a_retracted_row_has_its_weight_in_a_stream_without_panes() -> None:
     out = played(lambda scores: scores.where("score > 1"), [Add([row(5, 0), row(5, 0)], weights=[1, -1])])
     assert out == [[row(5, 0), row(5, 0) | {"weight": -1}]]
 

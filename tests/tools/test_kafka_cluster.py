@@ -1,6 +1,6 @@
-"""The brokers that the tests of Kafka stand on: records go in and out, leaders are replaced, strangers are kept out.
+"""The brokers of the Kafka tests: records go in and out, leaders are replaced, unknown users are rejected.
 
-And none is left behind: not after Ctrl-C, not when its starter is killed.
+None is left running: not after Ctrl-C, and not when the process that started it is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAIT_S = 120
 
 
 def new_topic(bootstrap: str) -> str:
-    """A topic of one partition, with as many replicas as the brokers make unasked."""
+    """A topic of one partition, with the brokers' default number of replicas."""
     name = f"t{uuid.uuid4().hex}"
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.create_topics([NewTopic(name, 1)])[name].result(WAIT_S)
@@ -54,7 +54,7 @@ def described(admin: AdminClient, topic: str) -> dict[str, ConfigEntry]:
             found.update(admin.describe_configs([resource])[resource].result(WAIT_S))
         return bool(found)
 
-    until(answered, f"the settings of {topic} were told")
+    until(answered, f"the settings of {topic} were returned")
     return found
 
 
@@ -194,23 +194,23 @@ def secure_client(kafka: KafkaCluster, user: str, password: str, **more: object)
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_who_knows_the_password_gets_in(kafka: KafkaCluster, user: str) -> None:
+def test_a_client_with_the_password_is_accepted(kafka: KafkaCluster, user: str) -> None:
     client = secure_client(kafka, user, USERS[user], **{"ssl.ca.location": str(kafka.certificate)})
     assert client.list_topics(timeout=WAIT_S).brokers.keys() == {1}
 
 
 @pytest.mark.parametrize(("user", "password"), [("ann", "wrong"), ("ann", USERS["bob"]), ("eve", USERS["ann"])])
-def test_who_does_not_know_the_password_is_kept_out(kafka: KafkaCluster, user: str, password: str) -> None:
-    told: list[str] = []
+def test_a_client_without_the_password_is_rejected(kafka: KafkaCluster, user: str, password: str) -> None:
+    errors: list[str] = []
     trusted: dict[str, object] = {
         "ssl.ca.location": str(kafka.certificate),
-        "error_cb": lambda e: told.append(e.name()),
+        "error_cb": lambda e: errors.append(e.name()),
     }
     client = secure_client(kafka, user, password, **trusted)
 
     def refused() -> bool:
         client.poll(0.1)
-        return "_AUTHENTICATION" in told
+        return "_AUTHENTICATION" in errors
 
     until(refused, "the broker had refused the password")
     with pytest.raises(KafkaException):
@@ -218,12 +218,12 @@ def test_who_does_not_know_the_password_is_kept_out(kafka: KafkaCluster, user: s
 
 
 def test_a_broker_is_not_trusted_without_its_certificate(kafka: KafkaCluster) -> None:
-    told: list[str] = []
-    client = secure_client(kafka, "ann", USERS["ann"], error_cb=lambda error: told.append(error.name()))
+    errors: list[str] = []
+    client = secure_client(kafka, "ann", USERS["ann"], error_cb=lambda error: errors.append(error.name()))
 
     def distrusted() -> bool:
         client.poll(0.1)
-        return "_SSL" in told
+        return "_SSL" in errors
 
     until(distrusted, "the client had refused the broker")
 
@@ -258,7 +258,7 @@ def test_no_broker_is_left_behind_and_its_data_stay(tmp_path: Path) -> None:
     until(lambda: not serves(int(address.rpartition(":")[2])), "the broker of a killed starter was gone")
 
 
-def test_a_node_that_ends_unasked_is_told_with_its_log(kafka3: KafkaCluster) -> None:
+def test_a_node_that_dies_is_reported_with_its_log(kafka3: KafkaCluster) -> None:
     assert kafka3.ended() is None
     os.killpg(kafka3.pid(2), signal.SIGKILL)
     until(lambda: kafka3.ended() is not None, "the end of the broker was seen")
@@ -279,7 +279,7 @@ def test_a_broker_that_cannot_start_says_why(kafka: KafkaCluster, tmp_path: Path
         KafkaCluster(2)
 
 
-def test_without_maven_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_maven_the_reason_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_jars, "KEPT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(KafkaUnavailable, match="Maven is needed"):

@@ -94,7 +94,7 @@ def run(
       millstream run flow.py --until "caught up" --master "local[4]"
       millstream run flow.py --master spark://host:7077 --folder /shared/jobs/flow --conf spark.executor.memory=2g
     """
-    chosen, said = _chosen(file, flow, session.address)
+    chosen, settings = _chosen(file, flow, session.address)
     if explain:
         show_text(chosen.explain(physical=True))
         return
@@ -106,15 +106,15 @@ def run(
         "archive": archive,
         "conf": spark_settings(session, conf or [], conf_file) or None,
     }
-    said |= {name: value for name, value in given.items() if value is not None}
-    said |= {"batch": True} if batch else {}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    settings |= {"batch": True} if batch else {}
     if session.address is not None:
-        said["broker"] = session.address
-    if said.get("broker", chosen.log) is None and (missing := session.missing_folder()):
+        settings["broker"] = session.address
+    if settings.get("broker", chosen.log) is None and (missing := session.missing_folder()):
         raise NotFound(f"there is no log in '{missing}'", next_step="name another with --log or MILLSTREAM_BROKER")
     from millstream.jobs.stop_request import TERMINATED, TIDY_S_MAX, end_after
 
-    job = chosen.run(**said)
+    job = chosen.run(**settings)
     assert job is not None
     show_done(
         session,
@@ -134,11 +134,11 @@ def _chosen(file: Path, name: str | None, broker: str | None) -> tuple[Flow, dic
 
     if not file.is_file():
         raise NotFound(f"there is no file '{file}'", next_step="name a Python file that builds a flow")
-    with collecting(broker) as told_to_run:
+    with collecting(broker) as calls:
         found = _values(file)
     flows = {value.name: value for value in found.values() if isinstance(value, Flow)}
-    said = {flow.name: settings for flow, verb, settings in told_to_run if verb == "run"}
-    flows |= {flow.name: flow for flow, _, _ in told_to_run}
+    settings_of = {flow.name: settings for flow, verb, settings in calls if verb == "run"}
+    flows |= {flow.name: flow for flow, _, _ in calls}
     if not flows:
         raise InvalidInput(f"'{file}' builds no flow", next_step="write flow = ms.Flow('name') at the top of it")
     if name is None and len(flows) > 1:
@@ -148,7 +148,7 @@ def _chosen(file: Path, name: str | None, broker: str | None) -> tuple[Flow, dic
     if name is not None and name not in flows:
         raise NotFound(f"'{file}' has no flow '{name}'", next_step=f"its flows: {', '.join(flows)}")
     chosen = flows[name] if name is not None else next(iter(flows.values()))
-    return chosen, dict(said.get(chosen.name, {}))
+    return chosen, dict(settings_of.get(chosen.name, {}))
 
 
 def _values(file: Path) -> dict[str, Any]:

@@ -103,13 +103,13 @@ def test_an_upsert_keeps_the_newest_pane_of_a_window(target):
     assert found == [("x", 2, 1), ("x", 3, 1), ("y", 8, 1)]
 
 
-def test_a_pane_taken_back_and_not_replaced_leaves_the_table(target):
+def test_a_pane_retracted_and_not_replaced_leaves_the_table(target):
     target.key = ["team", "window"]
     write(target, [pane("x", 1), pane("y", 2)], [pane("x", 1, -1)], [pane("y", 3, -1)])
     assert [row["total"] for row in target.rows()] == [2]
 
 
-def test_append_takes_back_one_equal_row(target):
+def test_append_retracts_one_equal_row(target):
     write(
         target,
         [pane("x", 1), pane("x", 1), pane("y", 2)],
@@ -118,7 +118,7 @@ def test_append_takes_back_one_equal_row(target):
     assert sorted((row["team"], row["total"]) for row in target.rows()) == [("x", 1), ("y", 4)]
 
 
-def test_what_is_taken_back_but_not_there_is_told_and_does_no_harm(target, caplog):
+def test_a_retraction_of_a_missing_row_is_reported_and_harmless(target, caplog):
     write(target, [pane("x", 1)], [pane("x", 9, -1)])
     assert [row["total"] for row in target.rows()] == [1]
     assert "1 rows were retracted that table 'scores' does not have" in caplog.text
@@ -194,7 +194,7 @@ def test_every_type_finds_a_fitting_one(target):
     assert target.rows() == [blank]
 
 
-def test_numbers_without_a_number(target):
+def test_nan_infinity_and_negative_zero(target):
     """SQLite has no NaN and holds null; Postgres has."""
     rows = [{"x": value} for value in (float("nan"), float("inf"), float("-inf"), -0.0)]
     sink = target.open("x double")
@@ -256,8 +256,8 @@ def test_a_table_of_a_schema_has_its_ledger_beside_it(tmp_path, dsn):
         assert db.execute("SELECT score FROM games.scores").fetchall() == [(1,)]
 
 
-def test_rows_that_the_database_refuses_are_an_error_that_waiting_does_not_mend(target):
-    """Nothing of such a batch stays, and the sink goes on with the next."""
+def test_rows_that_the_database_refuses_raise_an_error_that_is_not_retried(target):
+    """Nothing of such a batch remains, and the sink continues with the next."""
     execute(target, "CREATE TABLE scores (team TEXT NOT NULL, score INTEGER)")
     sink = target.open()
     with pytest.raises(SinkFailed, match="row 1 of the batch"):

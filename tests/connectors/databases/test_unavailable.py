@@ -99,7 +99,7 @@ def _raise_disk_full():
     raise DiskFull("there is no room")
 
 
-def test_without_psycopg_the_next_step_is_said(tmp_path, monkeypatch):
+def test_without_psycopg_the_next_step_is_shown(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     place = ms.postgres("postgresql://localhost/x", "t")
     with pytest.raises(InvalidInput) as refused:
@@ -125,7 +125,7 @@ def test_a_locked_sqlite_file_is_tried_again(tmp_path, monkeypatch):
     assert target.rows() == [A]
 
 
-def test_a_sqlite_file_that_was_moved_away_is_made_anew(tmp_path):
+def test_a_sqlite_file_that_was_moved_away_is_recreated(tmp_path):
     target = Target("sqlite", tmp_path)
     sink = target.open()
     sink.write(0, table(SCORES, [A]), None)
@@ -137,7 +137,7 @@ def test_a_sqlite_file_that_was_moved_away_is_made_anew(tmp_path):
     assert target.rows() == [B]
 
 
-def test_a_file_that_is_no_database_is_not_tried_again(tmp_path):
+def test_a_file_that_is_not_a_database_is_not_retried(tmp_path):
     (tmp_path / "scores.db").write_text("no database, but long enough to be read as one" * 20)
     with pytest.raises(SinkFailed, match="not a database"):
         Target("sqlite", tmp_path).open()

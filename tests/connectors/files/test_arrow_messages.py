@@ -190,7 +190,7 @@ def test_compressed_batches_that_are_much_together(monkeypatch):
     assert read(content, expansion=1_000_000).num_rows == 10 << 18
 
 
-def test_a_body_that_is_not_there(read_in_little_memory):
+def test_a_false_body_size(read_in_little_memory):
     content = stored([NUMBERS])
     [size] = {len(body) for body in bodies(content) if body}
     for claimed in (100 << 30, -1, (1 << 30) - 8):
@@ -315,7 +315,7 @@ def test_places_that_are_not_in_the_dictionary():
         refusal(content[:at] + struct.pack("<2q", 0, wrong) + content[at + 16 :])
 
 
-def test_texts_that_are_none():
+def test_invalid_texts():
     refusal(stored([pa.record_batch({"s": ["plain"]})]).replace(b"plain", b"pl\xff\xffn"))
 
 

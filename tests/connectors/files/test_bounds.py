@@ -125,7 +125,7 @@ def test_a_line_may_be_as_long_as_the_limit(inbox, open_, monkeypatch, end, bloc
         assert len(letter["value"]) > 20
 
 
-def test_of_a_line_that_is_too_long_the_beginning_is_kept(inbox, open_):
+def test_the_start_of_a_line_that_is_too_long_is_kept(inbox, open_):
     (inbox / "a").write_bytes(b'{"s":"' + b"x" * 5000 + b'"}\n{"s":"y"}\n')
     source = open_(files(inbox, "json", max_record="2 KiB"), "s string")
     assert rows(source) == [{"s": "y"}]
@@ -148,7 +148,7 @@ def test_a_quote_that_is_never_closed_holds_few_lines(inbox, open_):
         (b"," * 100_001, "more than 100,000 columns"),
     ],
 )
-def test_a_header_line_that_is_none_is_a_dead_letter(inbox, open_, header, reason):
+def test_an_invalid_header_line_is_a_dead_letter(inbox, open_, header, reason):
     (inbox / "a").write_bytes(header + b"\n1\n")
     [letter] = dead(open_(files(inbox, "csv"), "n int"))
     assert reason in letter["reason"]
@@ -403,7 +403,7 @@ def test_many_columns_are_read_in_fewer_rows(inbox, open_):
     assert max(slab.rows.nbytes for slab in slabs(source)) <= 128 << 20
 
 
-def test_bytes_of_a_stream_are_no_parquet(inbox, open_):
+def test_bytes_of_a_stream_are_not_parquet(inbox, open_):
     target = io.BytesIO()
     pq.write_table(pa.table({"n": pa.array(range(1000), pa.int32())}), target)
     whole = bytearray(target.getvalue())
@@ -413,7 +413,7 @@ def test_bytes_of_a_stream_are_no_parquet(inbox, open_):
     assert "from here on the file cannot be read" in letter["reason"]
 
 
-def test_a_row_with_a_text_that_is_none_is_a_dead_letter(inbox, open_):
+def test_a_row_with_invalid_text_is_a_dead_letter(inbox, open_):
     raw = [b"a", b"\xff", None, b"\xc3\xa9"] * 100
     lists = pa.array([[value, b"x"] for value in raw], pa.list_(pa.binary()))
     made = pa.table({"s": pa.array(raw, pa.binary()).view(pa.string()), "a": lists.view(pa.list_(pa.string()))})

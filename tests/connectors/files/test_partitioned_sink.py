@@ -195,7 +195,7 @@ def test_a_batch_of_which_one_file_cannot_be_written_has_no_file_yet(tmp_path, o
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_batch_that_stopped_between_renames_goes_on_with_the_drafts_that_were_noted(
+def test_a_batch_that_stopped_between_renames_continues_with_the_drafts_that_were_noted(
     tmp_path, opened, monkeypatch, at
 ):
     """Also if the rows come in other pieces then, as on a machine with more cores."""
@@ -231,7 +231,7 @@ def stopped_before_renames(opened, monkeypatch, **options):
         sink.close()
 
 
-def test_a_disk_that_went_away_before_the_renames_is_waited_for(tmp_path, opened, monkeypatch):
+def test_a_disk_that_is_gone_before_the_renames_is_retried(tmp_path, opened, monkeypatch):
     stopped_before_renames(opened, monkeypatch)
     (tmp_path / "out").rename(tmp_path / "away")
     sink = opened()
@@ -243,7 +243,7 @@ def test_a_disk_that_went_away_before_the_renames_is_waited_for(tmp_path, opened
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
 
 
-def test_a_batch_that_was_noted_is_finished_where_it_was_begun(tmp_path, opened, monkeypatch):
+def test_a_recorded_batch_is_completed_in_the_folder_where_it_started(tmp_path, opened, monkeypatch):
     stopped_before_renames(opened, monkeypatch)
     sink = opened(path="elsewhere")
     sink.write(0, table(BIDS, DAYS), None)
@@ -252,8 +252,8 @@ def test_a_batch_that_was_noted_is_finished_where_it_was_begun(tmp_path, opened,
     assert rows_in(tmp_path / "elsewhere", "parquet") == 1
 
 
-def test_a_note_that_may_have_reached_the_disk_is_believed(tmp_path, opened, monkeypatch):
-    """Goal: drafts that are noted are not removed, though the process that noted them was told of a failure."""
+def test_a_record_that_may_have_reached_the_disk_counts(tmp_path, opened, monkeypatch):
+    """Goal: recorded drafts are not removed, although the process that recorded them saw a failure."""
     sink = opened()
     with monkeypatch.context() as patch:
         whole = file_ledger.sync_folder
@@ -364,7 +364,7 @@ def test_a_disk_that_went_away_behind_a_worker_is_waited_for(tmp_path, opened):
     assert rows_in(tmp_path / "out", "parquet") == len(DAYS)
 
 
-def test_rows_that_are_taken_back_have_their_weight_in_drafts_too(tmp_path, opened):
+def test_retracted_rows_have_their_weight_in_drafts_too(tmp_path, opened):
     sink = opened("dt")
     sink.write_prepared(
         0, table(BIDS, []), None, [sink.preparer().prepare(0, 1, table(BIDS, DAYS[:1]), weights(-1)).receipt]
@@ -434,12 +434,12 @@ def test_a_column_is_left_for_the_files():
         rows.write(ms.files("out", partition_by=["hm", "dt", "price"]))
 
 
-def test_a_value_too_long_for_a_name_is_an_error_where_nobody_takes_its_row(tmp_path, opened):
+def test_a_value_too_long_for_a_folder_name_raises_without_dead_letters(tmp_path, opened):
     with pytest.raises(SinkFailed, match="its value of 'dt' makes a folder name of 303 bytes"):
         opened("dt").write(0, table(BIDS, [{"price": 1, "dt": "x" * 300}]), None)
 
 
-def test_folders_that_the_disk_takes_for_one_are_refused(tmp_path, opened):
+def test_folders_that_are_the_same_on_disk_are_refused(tmp_path, opened):
     """As where capitals are the same as small letters: here by a link."""
     (tmp_path / "out/dt=a").mkdir(parents=True)
     (tmp_path / "out/dt=A").symlink_to(tmp_path / "out/dt=a")

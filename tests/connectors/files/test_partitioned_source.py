@@ -110,7 +110,7 @@ def test_a_large_file_has_its_value_in_all_parts(inbox, open_):
     assert rows(source, tasks=4) == [{"hour": 7}] * 400_000
 
 
-def test_columns_nobody_looks_at_are_not_made(inbox, open_):
+def test_unused_columns_are_not_computed(inbox, open_):
     write(inbox / "hour=noon/a", [{"n": 1}], "parquet")
     source = open_(files(inbox), "n int, hour int", columns=Schema.of("n int"))
     assert rows(source) == [{"n": 1}]
@@ -138,7 +138,7 @@ def test_a_link_to_a_folder_above_is_not_followed_for_ever(inbox, open_):
     assert rows(open_(files(inbox, "json"), "n int, x int")) == [{"n": 1, "x": 1}]
 
 
-def test_folders_above_the_place_say_nothing(tmp_path, open_):
+def test_folders_above_the_given_one_are_ignored(tmp_path, open_):
     folder = tmp_path / "team=red"
     write(folder / "hour=7/a", [{"n": 1}], "json")
     source = open_(files(folder, "json"), "n int, team string, hour int")
@@ -157,7 +157,7 @@ def test_folders_above_the_place_say_nothing(tmp_path, open_):
         ("team=red/hour=7/*", {"team": None, "hour": None}),
     ],
 )
-def test_of_a_glob_folders_count_from_the_first_sign_on(inbox, open_, pattern, wanted):
+def test_folders_of_a_glob_count_from_its_first_wildcard(inbox, open_, pattern, wanted):
     write(inbox / "team=red/hour=7/a", [{"n": 1}], "json")
     source = open_(files(f"{inbox}/{pattern}", "json"), "n int, team string, hour int")
     assert rows(source) == [{"n": 1, **wanted}]
@@ -172,7 +172,7 @@ def test_names_are_decoded(inbox, open_, name, found):
     assert rows(open_(files(inbox, "json"), "n int, team string")) == [{"n": 1, "team": found}]
 
 
-def test_a_name_that_is_no_text_is_a_dead_letter(inbox, open_):
+def test_a_name_that_is_not_text_is_a_dead_letter(inbox, open_):
     write(inbox / "team=%FF/a", [{"n": 1}], "json")
     assert "is not valid text" in dead(open_(files(inbox, "json"), "n int, team string"))[0]["reason"]
 
@@ -207,7 +207,7 @@ def test_what_the_sink_wrote_is_read_back(tmp_path, open_, format):
     assert by_n(rows(open_(files(tmp_path / "out", format), schema))) == given
 
 
-def test_a_table_known_beforehand_is_read_the_same_way(inbox):
+def test_a_lookup_table_is_read_the_same_way(inbox):
     write(inbox / "hour=7/a", [{"n": 1}], "csv")
     assert load(files(inbox, "csv"), Schema.of("n int, hour int")).to_pylist() == [{"n": 1, "hour": 7}]
     write(inbox / "hour=noon/a", [{"n": 1}], "csv")

@@ -54,7 +54,7 @@ def test_json_has_a_row_a_line_and_times_in_utc(tmp_path, opened):
     ] * 2
 
 
-def test_csv_has_a_heading_and_structs_taken_apart(tmp_path, opened):
+def test_csv_has_a_header_and_flattened_structs(tmp_path, opened):
     opened("csv", PANES).write(0, table(PANES, [PANE]), None)
     (path,) = (tmp_path / "out").iterdir()
     with path.open(newline="") as file:
@@ -65,7 +65,7 @@ def test_csv_has_a_heading_and_structs_taken_apart(tmp_path, opened):
 
 
 @pytest.mark.parametrize("format", ["parquet", "json", "csv"])
-def test_rows_taken_back_carry_their_weight(tmp_path, opened, format):
+def test_retracted_rows_have_their_weight(tmp_path, opened, format):
     opened(format).write(0, table(SCORES, [A, B]), weights(1, -1))
     (path,) = (tmp_path / "out").iterdir()
     reader = {"parquet": "read_parquet", "json": "read_json", "csv": "read_csv"}[format]

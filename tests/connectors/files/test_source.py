@@ -89,7 +89,7 @@ def test_a_worker_reads_what_the_planner_found_since_it_was_opened(inbox, open_)
     assert slab.rows.column("score").to_pylist() == [0, 1]
 
 
-def test_an_entry_that_a_crash_cut_short_is_written_anew(inbox, open_, tmp_path):
+def test_a_torn_entry_is_rewritten(inbox, open_, tmp_path):
     write(inbox / "a", scores(1), at=100)
     open_(files(inbox, "json"), SCORES).latest()
     journal = tmp_path / "kept" / "in" / "files.journal"
@@ -103,7 +103,7 @@ def test_an_entry_that_a_crash_cut_short_is_written_anew(inbox, open_, tmp_path)
     assert len(journal.read_bytes().splitlines()) == 2
 
 
-def test_a_damaged_journal_is_told(inbox, open_, tmp_path):
+def test_a_damaged_journal_is_reported(inbox, open_, tmp_path):
     write(inbox / "a", scores(1))
     open_(files(inbox, "json"), SCORES).latest()
     (tmp_path / "kept" / "in" / "files.journal").write_bytes(b"nonsense\n")
@@ -111,7 +111,7 @@ def test_a_damaged_journal_is_told(inbox, open_, tmp_path):
         open_(files(inbox, "json"), SCORES).latest()
 
 
-def test_hidden_and_unfinished_files_are_passed_over(inbox, open_):
+def test_hidden_and_unfinished_files_are_skipped(inbox, open_):
     for name in (".a", "_b", "c.tmp"):
         write(inbox / name, scores(1))
     (inbox / "folder").mkdir()
@@ -224,7 +224,7 @@ def test_packed_lines_cut_short_give_what_can_be_read_and_a_dead_letter(inbox, o
     assert letter["offset"] == len(found) + 1
 
 
-def test_names_that_are_no_text_are_names(inbox, open_):
+def test_names_that_are_not_text_are_names(inbox, open_):
     write(inbox / os.fsdecode(b"\xff.json"), scores(1))
     source = open_(files(inbox, "json"), SCORES)
     assert rows(source) == scores(1)
@@ -252,7 +252,7 @@ def test_a_column_whose_type_would_lose_values_is_refused(inbox, open_):
 
 
 @pytest.mark.parametrize(("change", "message"), [("delete", "the file was deleted"), ("append", "has changed")])
-def test_a_file_that_vanished_or_changed_is_told(inbox, open_, change, message):
+def test_a_file_that_vanished_or_changed_raises(inbox, open_, change, message):
     path = write(inbox / "a", scores(2))
     source = open_(files(inbox, "json"), SCORES)
     end = source.latest()
@@ -292,7 +292,7 @@ def test_files_are_spread_over_tasks(inbox, open_):
     assert rows(source, tasks=3) == scores(600)
 
 
-def test_no_files_are_no_slices(inbox, open_):
+def test_no_files_give_no_slices(inbox, open_):
     source = open_(files(inbox, "json"), SCORES)
     assert source.slices({"files": 0}, source.latest(), 3) == []
 
@@ -304,7 +304,7 @@ def test_waiting_ends_with_a_new_file(inbox, open_):
     assert source.wait({"files": 0}, 60.0)
 
 
-def test_a_time_is_no_place_in_a_folder(inbox, open_):
+def test_files_have_no_position_by_time(inbox, open_):
     from datetime import UTC, datetime
 
     with pytest.raises(InvalidInput, match="'earliest' or 'latest'"):

@@ -43,5 +43,5 @@ def run(*arguments):
     process = context.Process(target=write_and_die, args=arguments, daemon=True)
     process.start()
     process.join(DEADLINE_SECONDS)
-    assert not process.is_alive(), "the child did not come to an end"
+    assert not process.is_alive(), "the child did not end"
     return process.exitcode

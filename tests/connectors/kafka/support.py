@@ -38,7 +38,7 @@ def made(bootstrap: str, partitions: int = 1, name: str | None = None, **config:
 def until_known(admin: AdminClient, topic: str, partitions: int) -> None:
     deadline = time.monotonic() + WAIT_S
     while len(admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions) != partitions:
-        assert time.monotonic() < deadline, f"waited in vain for {partitions} partitions of {topic}"
+        assert time.monotonic() < deadline, f"{topic} did not get {partitions} partitions"
         time.sleep(0.02)
 
 
@@ -100,10 +100,10 @@ class Transactions:
 
 
 def until_ends(source: KafkaSource, ends: Offsets) -> None:
-    """The marks of a transaction are written after its producer was told that it is over."""
+    """The markers of a transaction are written after its producer learned that it has ended."""
     deadline = time.monotonic() + WAIT_S
     while source.latest() != ends:
-        assert time.monotonic() < deadline, f"waited in vain for {ends}, it is {source.latest()}"
+        assert time.monotonic() < deadline, f"the end is {source.latest()}, not {ends}"
         time.sleep(0.02)
 
 

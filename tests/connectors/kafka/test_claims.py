@@ -1,4 +1,4 @@
-"""A topic of Kafka knows the run that writes it; another run of the job is noticed before it disturbs the first."""
+"""A Kafka topic records the run that writes it; another run of the job is detected before it disturbs the first."""
 
 import pytest
 from confluent_kafka import Producer
@@ -31,7 +31,7 @@ def opened(log, topic, tmp_path, folder="job"):
     return open_sink(topic, SCORES, job=topic, step="out", broker=log, folder=tmp_path / folder)
 
 
-def test_another_run_is_noticed_and_does_not_disturb_the_first(log, topic, keeper, tmp_path):
+def test_another_run_is_detected_and_does_not_disturb_the_first(log, topic, keeper, tmp_path):
     keeper().make()
     first = opened(log, topic, tmp_path)
     first.write(0, table(SCORES, [ROW]), None)

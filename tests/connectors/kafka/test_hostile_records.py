@@ -1,4 +1,4 @@
-"""Records as any client may write them: one that is odd harms no reader, and none is lost without a word."""
+"""Records as any client may write them: odd ones harm no reader, and none is lost silently."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_headers_of_any_kind_are_read(kafka: KafkaCluster, log: KafkaLog) -> Non
     assert record.headers == (("h", b"1"), ("h", b"2"), ("", b"3"), ("a", b"4"), ("\x1b[2J", b""))
 
 
-def test_a_header_whose_name_is_no_text_is_a_dead_letter(kafka: KafkaCluster) -> None:
-    """Whoever does not ask for headers reads the record."""
+def test_a_header_whose_name_is_not_text_is_a_dead_letter(kafka: KafkaCluster) -> None:
+    """Readers that do not ask for headers get the record."""
     topic = lasting(kafka)
     put(kafka, topic, FINE, BAD_NAME, FINE, BAD_NAME)
     [slab] = slabs(kafka, topic)
@@ -88,7 +88,7 @@ def test_a_header_whose_name_is_no_text_is_a_dead_letter(kafka: KafkaCluster) ->
     assert slab.offsets.tolist() == [0, 1, 2, 3]
 
 
-def test_a_consumer_stands_before_such_a_record_until_it_is_told_to_go_on(kafka: KafkaCluster, log: KafkaLog) -> None:
+def test_a_consumer_stays_at_such_a_record_until_it_seeks_past_it(kafka: KafkaCluster, log: KafkaLog) -> None:
     topic = lasting(kafka)
     put(kafka, topic, FINE, BAD_NAME, FINE)
     with log.consumer([topic]) as consumer:
@@ -132,7 +132,7 @@ def test_a_small_batch_may_hold_much(kafka: KafkaCluster) -> None:
 # ---------------------------------------------------------------- topics of our own
 
 
-def test_garbage_in_the_topic_of_descriptions_is_passed_over(
+def test_garbage_in_the_topic_of_descriptions_is_skipped(
     kafka: KafkaCluster, log: KafkaLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"t{uuid.uuid4().hex}"
@@ -179,7 +179,7 @@ def test_a_queue_that_cannot_be_read_can_be_deleted(kafka: KafkaCluster, log: Ka
     [None, b"", b"[]", b"7", b"\xff", b"{}", b'{"batch": "7"}', b'{"batch": true}', b"[" * 200_000],
     ids=["tombstone", "empty", "list", "number", "no text", "no batch", "batch of text", "batch of truth", "too deep"],
 )
-def test_a_marker_that_is_not_ours_is_no_marker(
+def test_a_foreign_record_is_not_taken_for_a_marker(
     kafka: KafkaCluster, caplog: pytest.LogCaptureFixture, value: bytes | None
 ) -> None:
     """Beside one of ours it is passed over; alone it may have taken the place of one, and the job is refused."""

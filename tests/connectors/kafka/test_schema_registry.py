@@ -159,7 +159,7 @@ def test_json_behind_the_header(kafka: KafkaCluster, registry: Registry) -> None
         (9, "the schema 9 .* not the schema of a record"),
     ],
 )
-def test_a_value_whose_schema_is_no_help_is_a_dead_letter(
+def test_a_value_with_an_unusable_schema_is_a_dead_letter(
     kafka: KafkaCluster, registry: Registry, number: int, said: str
 ) -> None:
     topic = made(kafka.bootstrap)
@@ -206,7 +206,7 @@ def test_a_password_does_not_follow_to_another_host(registry: Registry) -> None:
     assert seen == []
 
 
-def test_something_that_is_no_registry_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_that_is_not_a_registry_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
 
     class Babbles(BaseRequestHandler):

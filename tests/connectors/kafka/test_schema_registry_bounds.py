@@ -91,7 +91,7 @@ def decoded(answers, *values):
     ids=["unknown", "out of range", "600 MB", "large", "deep JSON", "deep", "endless", "surrogate", "kind", "no text",
          "references", "deep data"],
 )  # fmt: skip
-def test_a_schema_that_is_no_use_costs_only_its_own_values(answers, answer, reason):
+def test_an_unusable_schema_costs_only_its_own_values(answers, answer, reason):
     answers.known[5] = answer
     bad = framed(5, b"\x02" * 100_000 + b"\x00")
     found = decoded(answers, score(1), bad, score(2), bad)
@@ -144,7 +144,7 @@ def test_the_errors_by_themselves(answers):
         ((429, [b""]), KafkaUnavailable, "does not answer"),
     ],
 )
-def test_what_is_no_registry_stops_the_job(answers, answer, error, said, monkeypatch):
+def test_a_server_that_is_not_a_registry_stops_the_job(answers, answer, error, said, monkeypatch):
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     answers.known[5] = answer
     with pytest.raises(error, match=said):

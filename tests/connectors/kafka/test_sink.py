@@ -1,4 +1,4 @@
-"""Batches in topics of Kafka: each row is seen once by readers of committed records, whatever dies or hangs."""
+"""Batches in Kafka topics: committed readers see each row once, whatever dies or hangs."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_rows_of_a_key_stay_in_one_partition_and_in_order(log, opened, topic, re
     assert len([end for end in ends if end]) > 1
 
 
-def test_rows_taken_back_carry_their_weight_in_a_column(log, opened, topic, rows):
+def test_retracted_rows_have_their_weight_in_a_column(log, opened, topic, rows):
     sink = opened(keys=["team"])
     sink.write(0, table(SCORES, [A]), None)
     sink.write(1, table(SCORES, [A, B]), weights(-1, 1))
@@ -164,7 +164,7 @@ def test_a_record_that_the_client_cannot_hold_is_refused(opened, rows, monkeypat
 # ---------------------------------------------------------------- once
 
 
-def test_a_batch_that_comes_again_has_no_second_effect(opened, rows):
+def test_a_repeated_batch_has_no_second_effect(opened, rows):
     """Neither in the same process nor in the next; one without rows counts as written too."""
     sink = opened()
     for number, given in enumerate(([A], [B], [])):
@@ -177,7 +177,7 @@ def test_a_batch_that_comes_again_has_no_second_effect(opened, rows):
 
 
 @pytest.mark.more
-def test_a_run_from_scratch_begins_anew_and_one_before_it_is_still_known(opened, rows):
+def test_a_run_from_scratch_starts_over_and_the_one_before_is_still_known(opened, rows):
     opened(folder="one").write(0, table(SCORES, [A]), None)
     opened(folder="two").write(0, table(SCORES, [B]), None)
     opened(folder="one").write(0, table(SCORES, [A]), None)
@@ -193,11 +193,11 @@ def test_steps_and_jobs_have_markers_of_their_own(opened, rows):
 
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.more), "after"])
 def test_a_process_killed_around_a_commit(kafka, tmp_path, moment):
-    """Twice in a row, each time with the same batches; then a process that lives writes them again and goes on."""
+    """Twice in a row, each time with the same batches; then a surviving process writes them again and continues."""
     target = Target("kafka", tmp_path, kafka.bootstrap)
     batches = {0: [A, B], 1: [C, {"team": "b", "score": 4}]}
     for _ in range(2):
-        # Killed after the commit of batch 1, the second process has nothing to commit and comes to its end.
+        # Killed after the commit of batch 1, the second process has nothing to commit and exits normally.
         assert dying.run(kafka.bootstrap, tmp_path, batches, moment) in ((-9,) if moment == "before" else (-9, 0))
     assert dying.run(kafka.bootstrap, tmp_path, {**batches, 2: [A]}, None) == 0
     assert target.rows() == [A, B, *batches[1], A]
@@ -217,12 +217,12 @@ def test_a_process_killed_at_every_batch(kafka, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("changing", [False, True])
-def test_no_kill_loses_or_doubles_a_row(kafka, tmp_path, changing):
+def test_no_kill_loses_or_duplicates_a_row(kafka, tmp_path, changing):
     """Killed at lines spread over all that a sink does."""
 
     def new_folder(_, name):
         (tmp_path / name).mkdir()
-        return tmp_path / name, kafka.bootstrap, tmp_path / f"{name}.told"
+        return tmp_path / name, kafka.bootstrap, tmp_path / f"{name}.diary"
 
     target = killed_and_finished("kafka", None, changing, new_folder)
     assert found_rows(target) == expected_rows(changing, None)
@@ -287,7 +287,7 @@ def test_an_old_process_cannot_write_after_a_new_one(opened, rows, topic):
 
 
 @pytest.mark.more
-def test_one_that_is_shut_out_in_the_middle_of_a_batch_leaves_nothing_of_it(opened, rows, monkeypatch):
+def test_a_writer_fenced_in_the_middle_of_a_batch_leaves_nothing_of_it(opened, rows, monkeypatch):
     first, took_over = opened(), []
     whole = type(first)._put
 
@@ -335,7 +335,7 @@ def test_a_broker_that_hangs_holds_the_batch_back(kafka, opened, rows, monkeypat
     assert rows() == [A, B, C]
 
 
-def test_a_commit_that_nobody_answered_is_looked_up(kafka, opened, rows, monkeypatch):
+def test_a_commit_without_an_answer_is_looked_up(kafka, opened, rows, monkeypatch):
     """The broker says yes while nobody listens any more."""
     sink = opened()
     sink.write(0, table(SCORES, [A]), None)
@@ -362,7 +362,7 @@ def test_a_commit_that_nobody_answered_is_looked_up(kafka, opened, rows, monkeyp
 
 
 @pytest.mark.more
-def test_a_kafka_that_is_down_is_no_reason_not_to_begin(tmp_path, monkeypatch):
+def test_a_job_starts_even_if_kafka_is_down(tmp_path, monkeypatch):
     monkeypatch.setattr("millstream.log.kafka.clients.OPEN_SECONDS", 0.1)
     place = ms.kafka("127.0.0.1:1", topic="scores")
     sink = open_sink(place, SCORES, job="j", step="s", broker=tmp_path / "log", folder=tmp_path)
@@ -386,7 +386,7 @@ def test_a_row_that_is_too_large_ends_the_batch_and_leaves_nothing_of_it(opened,
 
 @pytest.mark.more
 @pytest.mark.parametrize("limit", ["the client's", "the topic's"])
-def test_rows_that_are_too_large_are_left_out_where_somebody_takes_them(kafka, opened, topic, rows, limit):
+def test_rows_that_are_too_large_are_left_out_with_dead_letters(kafka, opened, topic, rows, limit):
     settings = {"message.max.bytes": "10000000", "compression.type": "none"} if limit == "the topic's" else {}
     sink = opened(place=ms.kafka(kafka.bootstrap, topic=topic, settings=settings))
     refused = []
@@ -428,22 +428,22 @@ def test_other_formats_are_refused_by_name(said):
         flow.read("scores", SCORES).write(ms.kafka("localhost:9092", topic="x", **said))
 
 
-def test_a_place_without_servers_needs_a_broker_that_is_kafka(tmp_path):
+def test_an_endpoint_without_servers_needs_a_kafka_broker(tmp_path):
     place = ms.kafka(topic="scores")
     with pytest.raises(InvalidInput, match="the job's own broker is not Kafka"):
         open_sink(place, SCORES, job="j", step="s", broker=tmp_path / "log", folder=tmp_path)
     shutil.rmtree(tmp_path / "log", ignore_errors=True)
 
 
-def test_a_place_without_servers_is_at_the_jobs_broker(opened, topic, rows):
+def test_an_endpoint_without_servers_uses_the_jobs_broker(opened, topic, rows):
     opened(place=ms.kafka(topic=topic)).write(0, table(SCORES, [A]), None)
     assert rows() == [A]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_brokers_that_are_killed_lose_and_double_nothing(kafka3, tmp_path, topic):
-    """Goal: batches go on while a broker of three is killed, with its leaders and coordinators, and comes back.
+def test_killed_brokers_lose_and_duplicate_nothing(kafka3, tmp_path, topic):
+    """Goal: batches continue while one of three brokers is killed, with its leaders and coordinators, and comes back.
     Method: each broker in turn, while one thread writes batch after batch and tries again as a job does."""
     place = ms.kafka(kafka3.bootstrap, topic=topic)
     sink = open_sink(place, SCORES, job=topic, step="out", broker=tmp_path / "log", folder=tmp_path, keys=["team"])

@@ -1,4 +1,4 @@
-"""A topic of Kafka is read by ranges: each record that counts once, whatever gaps the offsets have."""
+"""A Kafka topic is read by ranges: each committed record once, whatever gaps the offsets have."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_topic_that_is_not_there(kafka: KafkaCluster) -> None:
         source.latest()
 
 
-def test_a_topic_made_anew_is_another(kafka: KafkaCluster) -> None:
+def test_a_recreated_topic_has_another_identity(kafka: KafkaCluster) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, rows(3))
     with opened(kafka.bootstrap, topic) as source, opened(kafka.bootstrap, topic) as later:
@@ -95,7 +95,7 @@ def test_a_topic_made_anew_is_another(kafka: KafkaCluster) -> None:
 
 
 @pytest.mark.soak
-def test_nobody_answers() -> None:
+def test_no_broker_answers() -> None:
     with opened("127.0.0.1:1", "scores") as source, pytest.raises(KafkaUnavailable, match=r"127\.0\.0\.1:1"):
         source.latest()
 
@@ -197,7 +197,7 @@ def test_ranges_that_end_in_a_gap_or_are_one(kafka: KafkaCluster) -> None:
         assert numbers(source.read(Slice("0", 23, 26))) == [60, 61]
 
 
-def test_a_reader_that_was_broken_off_begins_anew(kafka: KafkaCluster) -> None:
+def test_an_interrupted_reader_starts_over(kafka: KafkaCluster) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, rows(10))
     with opened(kafka.bootstrap, topic) as source:
@@ -209,7 +209,7 @@ def test_a_reader_that_was_broken_off_begins_anew(kafka: KafkaCluster) -> None:
 # ---------------------------------------------------------------- what was lost
 
 
-def test_deleted_offsets_are_told(kafka: KafkaCluster) -> None:
+def test_deleted_offsets_raise(kafka: KafkaCluster) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, rows(10))
     with opened(kafka.bootstrap, topic) as source:
@@ -227,7 +227,7 @@ def test_deleted_offsets_are_told(kafka: KafkaCluster) -> None:
 
 
 @pytest.mark.parametrize(("on_lost", "expected", "count"), [("earliest", [6, 7, 8, 9], 4), ("latest", [], 8)])
-def test_going_on_without_what_was_lost(
+def test_continuing_without_lost_records(
     kafka: KafkaCluster, caplog: pytest.LogCaptureFixture, on_lost: str, expected: list[int], count: int
 ) -> None:
     topic = made(kafka.bootstrap)
@@ -248,7 +248,7 @@ def test_going_on_without_what_was_lost(
         assert list(source.read(Slice("0", 1, 4))) == []
 
 
-def test_a_batch_whose_end_is_gone_is_told(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_end_is_gone_raises(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an election that lost records: a batch was planned, and the partition ends before it does."""
     monkeypatch.setattr(kafka_reader, "STALL_SECONDS_MAX", 1.0)
     topic = made(kafka.bootstrap)
@@ -263,7 +263,7 @@ def test_a_batch_whose_end_is_gone_is_told(kafka: KafkaCluster, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("on_lost", "goes_on_at"), [("earliest", 0), ("latest", 10)])
-def test_going_on_when_the_end_of_a_batch_is_gone(
+def test_continuing_when_the_end_of_a_batch_is_gone(
     kafka: KafkaCluster,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -396,7 +396,7 @@ def test_with_a_password(kafka: KafkaCluster) -> None:
 # ---------------------------------------------------------------- opening
 
 
-def test_a_place_becomes_a_source(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_an_endpoint_becomes_a_source(kafka: KafkaCluster, tmp_path: Path) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, rows(2))
     broker = f"kafka://{kafka.bootstrap}"

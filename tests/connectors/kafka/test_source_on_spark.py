@@ -1,4 +1,4 @@
-"""Flows on Spark read Kafka as they read topics of the log, with the same limits, watermarks and dead letters."""
+"""Flows on Spark read Kafka like topics of the log, with the same limits, watermarks and dead letters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def values(log: EmbeddedLog, topic: str) -> list[int]:
 
 
 @pytest.mark.more
-def test_batches_have_so_many_rows_and_a_job_goes_on(kafka: KafkaCluster, log: EmbeddedLog) -> None:
+def test_batches_have_so_many_rows_and_a_job_continues(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap, 2)
     for partition in (0, 1):
         send(kafka.bootstrap, topic, [score("ann", 10 * partition + n, n) for n in range(5)], partition)
@@ -171,7 +171,7 @@ def test_lost_offsets_end_a_job_or_do_not(kafka: KafkaCluster, log: EmbeddedLog)
 
 
 @pytest.mark.soak
-def test_a_topic_made_anew_is_not_gone_on_with(kafka: KafkaCluster, log: EmbeddedLog) -> None:
+def test_a_recreated_topic_is_not_resumed(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, [score("ann", 1, 0)])
     plain(kafka, topic, "out").run(broker=log.path, until=CAUGHT_UP)
@@ -263,7 +263,7 @@ def test_the_broker_of_a_job_may_want_a_password(kafka: KafkaCluster, guarded: s
 def test_our_format_reads_a_kafka_that_wants_a_password(
     kafka: KafkaCluster, guarded: str, spark: SparkSession, tmp_path: Path, by: str
 ) -> None:
-    """Whether each process of Spark looks into the file, or is told what this one found there."""
+    """Whether each process of Spark reads the file, or gets what this one found in it."""
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, [score("ann", n, n) for n in range(3)])
     register(spark, broker=guarded if by == "register" else tmp_path / "log")

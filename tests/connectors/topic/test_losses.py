@@ -1,4 +1,4 @@
-"""Goal: a job whose records retention deleted goes on where its user said, and tells what it passed over."""
+"""Goal: a job whose records were deleted by retention continues where its user chose, and reports what it skipped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def numbers(source: TopicSource, begun: int) -> list[int]:
     return [n for slice in slices for slab in source.read(slice) for n in slab.rows.column("n").to_pylist()]
 
 
-def test_it_ends_unless_told_otherwise(tmp_path: Path, start: int) -> None:
+def test_it_ends_by_default(tmp_path: Path, start: int) -> None:
     source = TopicSource("t", SCHEMA, broker=str(tmp_path / "log"))
     with pytest.raises(OffsetLost, match=f"offsets 10 to {start - 1} were deleted") as raised:
         source.limited({"0": 10}, None)
@@ -50,7 +50,7 @@ def test_it_ends_unless_told_otherwise(tmp_path: Path, start: int) -> None:
 
 
 @pytest.mark.parametrize("choice", ["earliest", "latest"])
-def test_it_goes_on_and_tells(tmp_path: Path, start: int, choice: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_continues_and_reports(tmp_path: Path, start: int, choice: str, caplog: pytest.LogCaptureFixture) -> None:
     source = open_source(
         "t", SCHEMA, broker=str(tmp_path / "log"), folder=tmp_path / "own", name="read_t", on_lost=choice
     )
@@ -60,10 +60,10 @@ def test_it_goes_on_and_tells(tmp_path: Path, start: int, choice: str, caplog: p
     first = start if choice == "earliest" else 2000
     assert found == list(range(first, 2000))
     assert source.lost_records == first - 10
-    [told] = [record.getMessage() for record in caplog.records]  # once, however often it is met
-    assert f"offsets 10 to {start - 1} were deleted" in told
-    assert f"{first - 10} offsets are skipped, resuming at offset {first}" in told
-    assert [source.take_losses(), source.take_losses()] == [[told], []]
+    [warning] = [record.getMessage() for record in caplog.records]  # once, however often it occurs
+    assert f"offsets 10 to {start - 1} were deleted" in warning
+    assert f"{first - 10} offsets are skipped, resuming at offset {first}" in warning
+    assert [source.take_losses(), source.take_losses()] == [[warning], []]
     source.close()
 
 

@@ -93,12 +93,12 @@ def test_several_key_columns_are_a_json_object(log, opened):
     assert record.value == A
 
 
-def test_a_key_that_is_no_column_is_refused(opened):
+def test_a_key_that_is_not_a_column_is_refused(opened):
     with pytest.raises(InvalidSchema, match="no column 'squad'"):
         opened(keys=["squad"])
 
 
-def test_rows_taken_back_carry_their_weight_in_a_column(log, opened):
+def test_retracted_rows_have_their_weight_in_a_column(log, opened):
     sink = opened(keys=["team"])
     sink.write(0, table(SCORES, [A]), None)
     sink.write(1, table(SCORES, [A, B]), weights(-1, 1))
@@ -163,7 +163,7 @@ def test_a_second_process_of_the_job_fences_the_first(log, opened, tmp_path):
 
 
 class FailingDisk(Disk):
-    """Refuses to write while told so."""
+    """Refuses to write while `full` is set."""
 
     full = False
 

@@ -158,7 +158,7 @@ def test_values_can_be_taken_as_they_are(log, open_):
 
 
 @pytest.mark.parametrize("schema", [SCORES, None])
-def test_a_key_that_is_no_text_makes_a_dead_letter_where_text_is_asked_for(log, open_, schema):
+def test_a_key_that_is_not_text_is_a_dead_letter_where_text_is_required(log, open_, schema):
     log.create_topic("scores", schema=schema)
     with log.producer() as producer:
         for key in (b"\xff", b"ok", None):
@@ -201,7 +201,7 @@ def test_a_missing_topic_is_refused_with_those_that_exist_and_how_to_make_one(lo
         open_("score", SCORES)
 
 
-def test_offsets_that_retention_deleted_are_told_and_never_passed_over(log, open_):
+def test_offsets_that_retention_deleted_raise_and_are_never_skipped(log, open_):
     log.create_topic("scores", schema=SCORES, segment_bytes=4096, retention_bytes=4096)
     for first in range(0, 1000, 100):
         send(log, "scores", scores(100, first))
@@ -219,7 +219,7 @@ def test_offsets_that_retention_deleted_are_told_and_never_passed_over(log, open
             use()
 
 
-def test_a_range_beyond_the_end_is_told(log, open_):
+def test_a_range_beyond_the_end_raises(log, open_):
     log.create_topic("scores", schema=SCORES)
     send(log, "scores", scores(3))
     source = open_("scores", SCORES)
@@ -227,7 +227,7 @@ def test_a_range_beyond_the_end_is_told(log, open_):
         list(source.read(Slice("0", 0, 5)))
 
 
-def test_a_topic_made_anew_is_another_topic(log, open_):
+def test_a_recreated_topic_is_another_topic(log, open_):
     log.create_topic("scores", schema=SCORES)
     send(log, "scores", scores(3))
     source = open_("scores", SCORES)
@@ -248,7 +248,7 @@ def test_offsets_at_a_time(log, open_):
     assert source.at(start + timedelta(minutes=9)) == {"0": 5}
 
 
-def test_a_partition_added_later_begins_at_its_beginning(log, open_):
+def test_a_partition_added_later_starts_at_its_beginning(log, open_):
     log.create_topic("scores", schema=SCORES)
     source = open_("scores", SCORES)
     send(log, "scores", scores(2), partition=0)
@@ -260,7 +260,7 @@ def test_a_partition_added_later_begins_at_its_beginning(log, open_):
     assert len(rows(source, start, source.latest())) == 3
 
 
-def test_a_partition_that_is_not_there_any_more_is_told(log, open_):
+def test_a_partition_that_no_longer_exists_raises(log, open_):
     log.create_topic("scores", schema=SCORES)
     with pytest.raises(OffsetLost, match="the topic no longer has it"):
         open_("scores", SCORES).limited({"0": 0, "1": 5}, None)
@@ -276,7 +276,7 @@ def die_in_a_transaction(path):
 
 
 @pytest.mark.parametrize("look", ["latest", "wait"])
-def test_the_transaction_of_a_dead_producer_holds_nobody_back(log, open_, look):
+def test_the_transaction_of_a_dead_producer_blocks_no_reader(log, open_, look):
     log.create_topic("scores", schema=SCORES)
     source = open_("scores", SCORES)
     process = multiprocessing.get_context("spawn").Process(target=die_in_a_transaction, args=[log.path])
@@ -366,7 +366,7 @@ def test_a_limit_is_shared_by_the_partitions_that_lag(log, open_):
 
 
 @given(lags=st.dictionaries(st.text(max_size=3), st.integers(1, 1000), max_size=8), limit=st.integers(1, 3000))
-def test_shares_keep_to_the_limit_use_it_up_and_starve_nobody(lags, limit):
+def test_shares_respect_the_limit_use_it_up_and_starve_no_partition(lags, limit):
     shares = fair_shares(lags, limit)
     assert shares.keys() == lags.keys()
     assert all(1 <= shares[name] <= lags[name] for name in lags)

@@ -82,7 +82,7 @@ def test_a_batch_may_delete_one_key_and_replace_and_add_others(log, opened):
     assert records(log).count((b"a", None)) == 1
 
 
-def test_a_key_that_went_may_come_again(log, opened):
+def test_a_deleted_key_may_return(log, opened):
     sink = opened()
     for batch, weight in enumerate((1, -1, 1)):
         sink.write(batch, table(SCORES, [score("a", 1)]), weights(weight))

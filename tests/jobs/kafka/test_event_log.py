@@ -1,4 +1,4 @@
-"""Passwords stand in nothing that Spark writes or shows: event logs, logs, checkpoints, plans, command lines."""
+"""Passwords are in nothing that Spark writes or shows: event logs, logs, checkpoints, plans, command lines."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ import millstream as ms
 from millstream.spark import session
 from millstream.spark.session.start import log_file
 
-told = json.loads(sys.stdin.readline())
-spark = session(master="local[2]", settings=told["settings"])
-topic = ms.kafka(told["servers"], topic=told["topic"], format="avro", registry=told["registry"], settings=told["login"])
+args = json.loads(sys.stdin.readline())
+spark = session(master="local[2]", settings=args["settings"])
+topic = ms.kafka(args["servers"], topic=args["topic"], format="avro", registry=args["registry"], settings=args["login"])
 flow = ms.Flow("planted")
 rows = flow.read(topic, "user string, n long, timestamp timestamp", event_time="timestamp", name="rows")
 totals = rows.key_by("user").window(ms.fixed("1 minute")).agg(total=ms.sum("n"))
-totals.write(ms.postgres(told["dsn"], "totals"))
-rows.select("user", "n").write(ms.kafka(told["servers"], topic=told["topic"] + ".copy", settings=told["login"]))
+totals.write(ms.postgres(args["dsn"], "totals"))
+rows.select("user", "n").write(ms.kafka(args["servers"], topic=args["topic"] + ".copy", settings=args["login"]))
 working = threading.Thread(target=lambda: jobs.append(flow.run(broker="log", folder="job", until="caught up")))
 jobs, lines = [], set()
 working.start()
@@ -62,7 +62,7 @@ def test_a_password_is_in_nothing_that_spark_writes(kafka: KafkaCluster, tmp_pat
     registry.user = "bob:planted registry"
     planted = [USERS["ann"], "planted registry", "planted-postgres", "planted-setting"]
     planted += [base64.b64encode(each.encode()).decode().rstrip("=") for each in [registry.user, *planted]]
-    told = {
+    args = {
         "servers": kafka.secure_bootstrap,
         "topic": topic,
         "registry": registry.url,
@@ -82,13 +82,13 @@ def test_a_password_is_in_nothing_that_spark_writes(kafka: KafkaCluster, tmp_pat
             "spark.ssl.keyPassword": "planted-setting",
         },
     }
-    assert "planted-postgres" in str(told["dsn"])
+    assert "planted-postgres" in str(args["dsn"])
     (tmp_path / "events").mkdir()
     try:
         with running(registry.server):
             done = subprocess.run(
                 [sys.executable, "-c", PROGRAM],
-                input=json.dumps(told),
+                input=json.dumps(args),
                 cwd=tmp_path,
                 env={**os.environ, "TMPDIR": str(tmp_path)},
                 capture_output=True,

@@ -1,4 +1,4 @@
-"""Three brokers, of which some are killed while a job runs: nothing acknowledged is lost, and results are right."""
+"""Three brokers, some of which are killed while a job runs: nothing acknowledged is lost, and results are correct."""
 
 from __future__ import annotations
 

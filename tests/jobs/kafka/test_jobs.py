@@ -1,4 +1,4 @@
-"""Jobs whose broker is Kafka: the same flows, and the address alone is another."""
+"""Jobs whose broker is Kafka: the same flows, only with another address."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def numbers(log: KafkaLog | EmbeddedLog, topic: str) -> list[int]:
     return sorted(row["n"] for row in read(log, topic))
 
 
-def test_a_job_reads_and_writes_topics_of_kafka_and_goes_on_where_it_was(
+def test_a_job_reads_and_writes_topics_of_kafka_and_resumes_where_it_was(
     log: KafkaLog, name: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker is said once in the environment; what it keeps is in the folder for that."""
@@ -91,7 +91,7 @@ def test_rows_are_seen_as_they_come(log: KafkaLog, name: str) -> None:
 
 
 @pytest.mark.more
-def test_topics_of_a_kafka_beside_those_of_a_folder(
+def test_topics_of_kafka_next_to_those_of_a_folder(
     log: KafkaLog, kafka: KafkaCluster, name: str, tmp_path: Path
 ) -> None:
     with EmbeddedLog(tmp_path / "log", upkeep=False) as own:
@@ -108,7 +108,7 @@ def test_topics_of_a_kafka_beside_those_of_a_folder(
 
 
 @pytest.mark.soak
-def test_results_are_made_anew_beside_those_that_are_there(log: KafkaLog, name: str) -> None:
+def test_results_are_recomputed_next_to_the_existing_ones(log: KafkaLog, name: str) -> None:
     put(log, f"{name}.scores", [("a", n, n) for n in range(4)])
     copied(name).run(broker=log.address, until=CAUGHT_UP)
     copied(name).replay(broker=log.address, into=f"{name}.copy.v2")
@@ -121,7 +121,7 @@ def test_results_are_made_anew_beside_those_that_are_there(log: KafkaLog, name: 
 
 
 @pytest.mark.soak
-def test_a_run_begins_at_a_time(log: KafkaLog, name: str) -> None:
+def test_a_run_starts_at_a_time(log: KafkaLog, name: str) -> None:
     with log.producer() as producer:
         for n in range(5):
             producer.send(f"{name}.scores", {"user": "a", "n": n, "at": t(n)}, partition=0, timestamp=t(n))
@@ -170,10 +170,10 @@ def test_jobs_on_kafka_are_listed_and_forgotten(log: KafkaLog, name: str, home: 
 
 
 @pytest.mark.more
-def test_the_same_job_in_another_folder_is_refused_and_the_first_goes_on(
+def test_the_same_job_in_another_folder_is_refused_and_the_first_continues(
     log: KafkaLog, name: str, home: Path, tmp_path: Path
 ) -> None:
-    """Until it is told to start over: then it is the first folder that is refused."""
+    """Until it starts over: then the first folder is refused."""
     put(log, f"{name}.scores", [("a", 1, 1)])
     first = copied(name).start(broker=log.address)
     until(lambda: numbers(log, f"{name}.copy") == [1], "the row")
@@ -222,7 +222,7 @@ def test_a_topic_that_the_job_did_not_create_is_emptied_by_hand(log: KafkaLog, n
 
 
 @pytest.mark.soak
-def test_a_topic_made_anew_is_not_taken_for_the_one_before(log: KafkaLog, name: str) -> None:
+def test_a_recreated_topic_is_not_mistaken_for_the_old_one(log: KafkaLog, name: str) -> None:
     put(log, f"{name}.scores", [("a", 1, 1)])
     copied(name).run(broker=log.address, until=CAUGHT_UP)
     log.delete_topic(f"{name}.scores")
@@ -249,7 +249,7 @@ def arguments() -> list[bytes]:
 
 
 @pytest.mark.more
-def test_a_password_stands_in_no_file_of_a_job(
+def test_no_file_of_a_job_contains_a_password(
     log: KafkaLog, kafka: KafkaCluster, name: str, home: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor in the arguments of a process, nor in anything the command line shows of the job."""

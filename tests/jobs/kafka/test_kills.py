@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing is doubled on Kafka either: the same job, killed in the same ways."""
+"""Nothing is lost or duplicated on Kafka either: the same job, killed in the same ways."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def killed(tmp_path: Path, kafka: KafkaCluster) -> Iterator[Killed]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_kills_lose_and_double_nothing(killed: Killed) -> None:
+def test_kills_lose_and_duplicate_nothing(killed: Killed) -> None:
     kill_a_few_times(killed)
 
 

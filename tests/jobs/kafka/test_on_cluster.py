@@ -1,4 +1,4 @@
-"""The whole way on other machines: from Kafka through a cluster of Spark to Kafka, with a worker lost on the way."""
+"""From Kafka through a Spark cluster to Kafka, with a worker that is lost on the way."""
 
 from __future__ import annotations
 

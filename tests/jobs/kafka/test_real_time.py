@@ -82,7 +82,9 @@ def test_a_step_that_cannot_run_so_is_named(build: Callable[[Any], Any], step: s
         (ms.kafka("host", topic="scores", on_lost="latest"), None, "on_lost='latest'"),
     ],
 )
-def test_a_place_that_is_no_kafka_is_named(source: Any, sink: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_is_not_kafka_is_named(
+    source: Any, sink: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MILLSTREAM_BROKER", raising=False)
     with pytest.raises(InvalidInput, match=why):
         real_time_plan(flow_of(unchanged, source, sink), Settings(mode="real time"))
@@ -111,7 +113,7 @@ def test_topics_of_a_broker_that_is_a_kafka_are_its_topics() -> None:
     assert "each record at least once" in work.explain()
 
 
-def test_a_job_that_ran_in_real_time_does_not_go_on_in_micro_batches(tmp_path: Path) -> None:
+def test_a_job_that_ran_in_real_time_does_not_continue_in_micro_batches(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, "quick")
     refuse_after_real_time(folder)
     (tmp_path / CHECKPOINT / "offsets").mkdir(parents=True)
@@ -178,7 +180,7 @@ def test_a_record_is_named_however_often_spark_repeats_it(said: str, tmp_path: P
     )
 
 
-def test_a_record_of_which_too_little_is_left_is_no_crash(tmp_path: Path) -> None:
+def test_a_truncated_record_does_not_crash(tmp_path: Path) -> None:
     error = RuntimeError(f'{MARK}{{"step": "re{MARK} {MARK}{{"step": "x"}}{MARK}')
     assert isinstance(_translated(error, tmp_path), SparkFailed)
 
@@ -224,9 +226,9 @@ PROGRAM = """
     import millstream as ms
     from millstream.spark.session.start import log_file
 
-    told = json.loads(sys.argv[1])
-    servers, secure, topic = told["servers"], told["secure"], told["topic"]
-    settings = {"mode": "real time", "master": "local[3]", "conf": {"spark.jars": told["jars"]}}
+    given = json.loads(sys.argv[1])
+    servers, secure, topic = given["servers"], given["secure"], given["topic"]
+    settings = {"mode": "real time", "master": "local[3]", "conf": {"spark.jars": given["jars"]}}
     report = {}
 
     def failing(act):
@@ -237,8 +239,8 @@ PROGRAM = """
 
     def quick():
         flow = ms.Flow("quick")
-        place = ms.kafka(secure, topic=topic, settings=told["login"])
-        rows = flow.read(place, told["schema"] + ", key string, offset long")
+        place = ms.kafka(secure, topic=topic, settings=given["login"])
+        rows = flow.read(place, given["schema"] + ", key string, offset long")
         parts = rows.where("i is null or i > 0").split({"one": "i = 1"}, rest="others")
         one = parts["one"].with_column("half", "i / 2").write(ms.kafka(servers, topic="one"))
         one.dead.write(ms.kafka(servers, topic="refused"))
@@ -257,7 +259,7 @@ PROGRAM = """
 
     job = quick().start(**settings)
     report["explain"] = job.explain()
-    for name, count in told["counts"].items():
+    for name, count in given["counts"].items():
         until_written(name, count)
     from pyspark.sql import SparkSession
     spark = SparkSession.getActiveSession()
@@ -278,7 +280,7 @@ PROGRAM = """
 
     def stopping():
         flow = ms.Flow("stopping")
-        flow.read(ms.kafka(servers, topic=topic), told["schema"]).write(ms.kafka(servers, topic="unreached"))
+        flow.read(ms.kafka(servers, topic=topic), given["schema"]).write(ms.kafka(servers, topic="unreached"))
         flow.start(**settings).wait(60)
 
     report["bad record"] = failing(stopping)
@@ -338,7 +340,7 @@ def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     producer.produce("large", GOOD[-1])
     assert producer.flush(60) == 0
     login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "ssl.ca.location": str(kafka.certificate)}
-    told = {
+    given = {
         "servers": kafka.bootstrap,
         "secure": kafka.secure_bootstrap,
         "topic": topic,
@@ -352,7 +354,7 @@ def report(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     environment.pop("MILLSTREAM_BROKER", None)
     done = subprocess.run(
-        [sys.executable, str(program), json.dumps(told)],
+        [sys.executable, str(program), json.dumps(given)],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -399,7 +401,7 @@ def test_a_record_that_cannot_be_read_is_a_dead_letter(kafka: KafkaCluster) -> N
 @pytest.mark.soak
 @pytest.mark.usefixtures("report")
 def test_a_record_that_is_too_large_is_a_dead_letter_of_its_output(kafka: KafkaCluster) -> None:
-    """Written to a topic that takes 2,000 bytes a record; the rest of the job goes on."""
+    """Written to a topic that accepts 2,000 bytes per record; the rest of the job continues."""
     [letter] = [json.loads(value) for value in values(kafka, "refused", 1)]
     assert (letter["topic"], letter["partition"], letter["offset"]) == ("real-time", 0, len(GOOD) - 1)
     assert "and the limit of topic one is 2000" in letter["reason"]
@@ -407,7 +409,7 @@ def test_a_record_that_is_too_large_is_a_dead_letter_of_its_output(kafka: KafkaC
 
 
 @pytest.mark.soak
-def test_a_record_that_is_too_large_and_nobody_takes_is_named(report: dict[str, Any]) -> None:
+def test_a_record_that_is_too_large_without_dead_letters_is_named(report: dict[str, Any]) -> None:
     assert report["too large"].startswith(
         "RecordFailed: the step 'write_kafka_one' cannot handle a record: as a record of Kafka"
     )
@@ -415,7 +417,7 @@ def test_a_record_that_is_too_large_and_nobody_takes_is_named(report: dict[str, 
 
 
 @pytest.mark.soak
-def test_it_is_told_how_far_a_job_has_come_and_what_it_promises(report: dict[str, Any]) -> None:
+def test_progress_and_guarantees_are_reported(report: dict[str, Any]) -> None:
     assert (report["rows"], report["lag"]) == (len(GOOD) + len(BAD) + 1, 0)
     assert "each record at least once" in report["explain"]
 
@@ -428,7 +430,7 @@ def test_a_password_is_neither_shown_nor_stored(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.soak
-def test_a_record_that_nobody_takes_stops_the_job_and_is_named(report: dict[str, Any]) -> None:
+def test_a_bad_record_without_dead_letters_stops_the_job_and_is_named(report: dict[str, Any]) -> None:
     assert report["bad record"].startswith("RecordFailed: the step 'read_kafka_real-time' cannot handle a record")
     assert f"topic real-time, partition 0, offset {len(GOOD)}" in report["bad record"]
 
@@ -440,7 +442,7 @@ def test_more_partitions_than_cores_are_refused(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.soak
-def test_the_other_mode_is_refused_for_a_job_that_has_begun(report: dict[str, Any]) -> None:
+def test_the_other_mode_is_refused_for_a_job_that_has_started(report: dict[str, Any]) -> None:
     assert report["other mode"].startswith("JobChanged: the job 'quick' has run in real time")
 
 

@@ -12,7 +12,7 @@ WAIT_S = 60
 
 
 def new(prefix: str = "t") -> str:
-    """A name that nobody else has: all tests share the brokers."""
+    """A unique name: all tests share the brokers."""
     return f"{prefix}{uuid.uuid4().hex[:12]}"
 
 
@@ -35,7 +35,7 @@ def all_of(consumer: Consumer) -> list[Record]:
 
 
 def polled(consumer: Consumer, count: int) -> list[Record]:
-    """The next so many records, in as many polls as it takes."""
+    """The next `count` records, in as many polls as needed."""
     found: list[Record] = []
     until(
         lambda: found.extend(consumer.poll(1, max_records=count - len(found))) or len(found) == count, f"{count} came"

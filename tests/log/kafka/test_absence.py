@@ -1,4 +1,4 @@
-"""A broker goes away and comes back: what was sent meanwhile is held, and everybody goes on."""
+"""A broker goes away and comes back: records sent meanwhile are buffered, and all clients continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thing goes wrong: a record nobody can read, a coordinator away, an answer that never came. The rest goes on."""
+"""One thing goes wrong: an unreadable record, a missing coordinator, a lost answer. Everything else continues."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Away:
 
 
 @pytest.mark.more
-def test_an_unreadable_record_is_told_however_much_was_fetched_behind_it(log: KafkaLog) -> None:
+def test_an_unreadable_record_raises_however_much_was_fetched_after_it(log: KafkaLog) -> None:
     values = [(0, b"bad!" if number == 3 else b'{"a": %d}' % number) for number in range(10)]
     topic = written(log, values, schema="a int")
     with log.consumer(topic) as consumer:
@@ -102,45 +102,45 @@ def test_an_unreadable_record_costs_the_other_partitions_nothing(log: KafkaLog) 
     values = [(0, b"bad!"), (1, b"bad!"), *((2, b'{"a": %d}' % number) for number in range(10))]
     topic = written(log, values, schema="a int", partitions=3)
     found: list[int] = []
-    told: set[int] = set()
+    reported: set[int] = set()
     with log.consumer(topic) as consumer:
         time.sleep(FETCH_S)
-        while len(found) < 10 or len(told) < 2:
+        while len(found) < 10 or len(reported) < 2:
             try:
                 records = consumer.poll(5)
             except InvalidRecord as error:
                 number = int(str(error.where)[len(topic) + 1])
-                told.add(number)
+                reported.add(number)
                 consumer.seek(1, partition=number)
             else:
-                assert records, f"nothing more came after {found}, told of {told}"
+                assert records, f"nothing more came after {found}, reported {reported}"
                 found += [record.offset for record in records]
     assert found == list(range(10))
-    assert told == {0, 1}
+    assert reported == {0, 1}
 
 
-def test_of_every_partition_is_told_that_its_offset_is_gone(log: KafkaLog) -> None:
+def test_a_lost_offset_raises_for_every_partition(log: KafkaLog) -> None:
     topic = written(log, [(number % 2, b"x") for number in range(10)], partitions=2)
     gone = [confluent_kafka.TopicPartition(topic, number, 2) for number in range(2)]
     log.clients.answered(lambda: log.clients.admin.delete_records(gone), topic)
-    told: list[int] = []
+    reported: list[int] = []
     said: list[str] = []
     found: list[int] = []
     with log.consumer(topic, start={0: 0, 1: 0}) as consumer:
-        while len(told) < 2 or len(found) < 6:  # records of the one may come before the other is known to be gone
+        while len(reported) < 2 or len(found) < 6:  # records of the one may come before the other is known to be gone
             try:
                 found += [record.offset for record in polled(consumer, 1)]
             except OffsetLost as lost:
                 said.append(lost.what)
-                told.append(int(str(lost.where)[-1]))
-                consumer.seek(2, partition=told[-1])
-    assert sorted(told) == [0, 1]
+                reported.append(int(str(lost.where)[-1]))
+                consumer.seek(2, partition=reported[-1])
+    assert sorted(reported) == [0, 1]
     assert all("offset 0 was deleted" in each for each in said)
     assert sorted(found) == [2, 2, 3, 3, 4, 4]
 
 
 @pytest.mark.more
-def test_a_partition_given_while_the_coordinator_is_away_is_begun_later(log: KafkaLog, away: Away) -> None:
+def test_a_partition_assigned_while_the_coordinator_is_away_starts_later(log: KafkaLog, away: Away) -> None:
     topic = filled(log, 5)
     with log.consumer(topic, group=new("g")) as consumer:
         assert consumer.poll(0.5) == []
@@ -149,7 +149,7 @@ def test_a_partition_given_while_the_coordinator_is_away_is_begun_later(log: Kaf
         assert numbers(polled(consumer, 5)) == [0, 1, 2, 3, 4]
 
 
-def test_a_partition_that_was_never_begun_can_go_to_another(log: KafkaLog, away: Away) -> None:
+def test_a_partition_that_was_never_started_can_move_to_another(log: KafkaLog, away: Away) -> None:
     topic, group = filled(log, 5), new("g")
     with log.consumer(topic, group=group):
         pass
@@ -175,13 +175,13 @@ def test_work_given_up_is_not_committed_when_the_way_back_was_unknown(log: Kafka
             for record in polled(consumer, 3):
                 producer.send(target, record.value)
 
-        def work_in_vain() -> None:
+        def work_and_fail() -> None:
             work()
             away.is_back = False
             raise ValueError
 
         with pytest.raises(KafkaUnavailable, match="away"), producer.transaction(consumer):
-            work_in_vain()
+            work_and_fail()
         with pytest.raises(KafkaUnavailable, match="away"), producer.transaction(consumer):
             consumer.poll(1)
         with pytest.raises(TransactionAborted, match="was aborted"):
@@ -193,7 +193,7 @@ def test_work_given_up_is_not_committed_when_the_way_back_was_unknown(log: Kafka
     assert sorted(read(log, target)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_a_group_at_work_refuses_offsets_aloud(log: KafkaLog) -> None:
+def test_an_active_group_refuses_new_offsets_with_an_error(log: KafkaLog) -> None:
     topic, other, group = filled(log, 3), filled(log, 3), new("g")
     with log.consumer(topic, group=group) as consumer:
         polled(consumer, 3)
@@ -203,14 +203,16 @@ def test_a_group_at_work_refuses_offsets_aloud(log: KafkaLog) -> None:
     assert groups.committed_offsets(log.clients, group)[TopicPartition(other, 0)] == 2
 
 
-def test_groups_that_are_not_told_in_time_are_an_error_of_ours(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_list_groups_in_time_raises_our_error(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(groups, "ANSWER_SECONDS", 0.0)
     with pytest.raises(KafkaUnavailable, match="did not answer"):
         log.groups()
 
 
 class Stopped:
-    """The brokers stand still when the next commit is asked for."""
+    """Freezes the brokers at the next commit."""
 
     def __init__(self, kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pid = kafka.pid(1)
@@ -228,15 +230,15 @@ class Stopped:
 
     def stop(self) -> None:
         os.killpg(self._pid, signal.SIGSTOP)
-        until(self._stands_still, "every thread of the broker stands still")  # until then some may still answer
+        until(self._is_frozen, "every thread of the broker is frozen")  # until then some may still answer
 
-    def _stands_still(self) -> bool:
+    def _is_frozen(self) -> bool:
         states = [
             task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{self._pid}/task").glob("*/stat")
         ]
         return set(states) == {"T"}
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         os.killpg(self._pid, signal.SIGCONT)
 
 
@@ -246,7 +248,7 @@ def stopped(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     try:
         yield made
     finally:
-        made.go_on()
+        made.resume()
 
 
 @pytest.mark.more
@@ -258,7 +260,7 @@ def test_a_commit_that_was_not_answered_is_finished_by_the_next_transaction(log:
         stopped.armed = True
         with pytest.raises(KafkaUnavailable, match="did not confirm that"), producer.transaction():
             producer.send(topic, b"2")
-        stopped.go_on()
+        stopped.resume()
         with producer.transaction():
             producer.send(topic, b"3")
     assert read(log, topic) == [b"1", b"2", b"3"]
@@ -270,7 +272,7 @@ def test_records_of_a_commit_that_was_not_answered_are_stored_once(log: KafkaLog
         producer.send(topic, b"1").wait()
         stopped.armed = True
         receipt = producer.send(topic, b"2")
-        later = threading.Timer(4, stopped.go_on)
+        later = threading.Timer(4, stopped.resume)
         later.start()
         until(lambda: receipt.done, "the commit was answered")
         assert receipt.error is None
@@ -282,7 +284,7 @@ def test_records_of_a_commit_that_was_not_answered_are_stored_once(log: KafkaLog
 # ---------------------------------------------------------------- sending
 
 
-def test_a_time_to_come_is_taken(log: KafkaLog) -> None:
+def test_a_future_time_is_accepted(log: KafkaLog) -> None:
     topic, tomorrow = filled(log, 0), datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     with log.producer() as producer:
         producer.send(topic, b"x", timestamp=tomorrow).wait()
@@ -327,7 +329,7 @@ class Denying:
         self._client.produce(topic, value, *rest, on_delivery=report, **more)
 
 
-def test_who_may_not_write_is_told_and_nothing_is_stored_twice(log: KafkaLog) -> None:
+def test_a_producer_without_permission_raises_and_stores_nothing_twice(log: KafkaLog) -> None:
     topic = filled(log, 0)
     producer: Any = log.producer(linger="200 milliseconds")
     client = producer._storing.client = Denying(producer._storing.client)
@@ -367,13 +369,13 @@ def reader(log: KafkaLog) -> Iterator[PartitionReader]:
     made.close()
 
 
-def test_a_reader_goes_on_after_a_refusal_that_passed(log: KafkaLog, reader: PartitionReader) -> None:
+def test_a_reader_continues_after_a_temporary_refusal(log: KafkaLog, reader: PartitionReader) -> None:
     log.clients.refused = NoAccess("for a moment")
     assert [number for _, found in reader.read(0, 5) for number in found] == [0, 1, 2, 3, 4]
     assert log.clients.refused is None
 
 
-def test_a_reader_tells_of_a_refusal_that_lasts(
+def test_a_reader_reports_a_lasting_refusal(
     log: KafkaLog, reader: PartitionReader, stopped: Stopped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millstream.connectors.kafka.reader.REFUSED_SECONDS", 0.5)
@@ -381,10 +383,10 @@ def test_a_reader_tells_of_a_refusal_that_lasts(
     log.clients.refused = NoAccess("for good")
     with pytest.raises(NoAccess, match="for good"):
         list(reader.read(0, 5))
-    stopped.go_on()
+    stopped.resume()
 
 
-def test_a_description_that_cannot_be_read_is_passed_over(log: KafkaLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_description_is_skipped(log: KafkaLog, caplog: pytest.LogCaptureFixture) -> None:
     name = new()
     log.descriptions.write("test", name, {"first": True})
     producer = log.clients.producer()

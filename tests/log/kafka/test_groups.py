@@ -1,4 +1,4 @@
-"""Groups on both brokers: what is done stays done, what is not is done again, and who dies is replaced."""
+"""Groups on both brokers: processed records stay processed, others are redelivered, and dead members are replaced."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_at_most_once_is_done_before_it_is_handed_out(log: Broker) -> None:
         assert numbers(polled(consumer, 7)) == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_group_that_begins_at_the_end_misses_nothing_from_then_on(log: Broker) -> None:
+def test_a_group_that_starts_at_the_end_misses_nothing_from_then_on(log: Broker) -> None:
     topic, group = filled(log, 3), new("g")
     log.consumer(topic, group=group, start="latest").close()
     with log.producer() as producer:
@@ -172,7 +172,7 @@ def test_readers_follow_a_switch_and_back(log: Broker) -> None:
         with log.producer() as producer:
             producer.send(old, b"3")
         for consumer in (member, alone):
-            assert numbers(polled(consumer, 1)) == [3]  # each goes on where it was
+            assert numbers(polled(consumer, 1)) == [3]  # each resumes where it was
     assert [version.topic for version in log.topic_versions(name)] == [old, new_one]
     assert log.describe_topic(old).serves == (name,)
     with pytest.raises(InvalidInput, match="readers of"):
@@ -181,7 +181,7 @@ def test_readers_follow_a_switch_and_back(log: Broker) -> None:
     log.delete_topic(old)
 
 
-def test_kafka_says_which_intervals_it_does_not_take(kafka: KafkaCluster) -> None:
+def test_kafka_rejects_intervals_that_are_too_short(kafka: KafkaCluster) -> None:
     with connect(f"kafka://{kafka.bootstrap}") as log:
         topic = filled(log, 0)
         with pytest.raises(InvalidSetting, match="at least 6 s"):

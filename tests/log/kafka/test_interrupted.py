@@ -1,4 +1,4 @@
-"""Consumers of Kafka whose polls alarms interrupt at random moments: what a caller did not get comes again."""
+"""Consumers of Kafka whose polls are interrupted at random moments: what a caller did not get is returned again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_polls_and_loops(log: Broker, grouped: bool) -> None:
     group = new("g") if grouped else None
     got: list[int] = []
 
-    def goes_on(turn: list[int]) -> bool:
+    def read_more(turn: list[int]) -> bool:
         turn.append(1)
         try:
             if len(turn) % 2:
@@ -37,7 +37,7 @@ def test_polls_and_loops(log: Broker, grouped: bool) -> None:
 
     turn: list[int] = []
     with log.consumer(topic, group=group) as consumer, ringing(seed=1, seconds_mean=0.05) as alarms:
-        until(lambda: goes_on(turn) and alarms.count > 0, f"{COUNT} came, and an alarm went off")
+        until(lambda: read_more(turn) and alarms.count > 0, f"{COUNT} came, and an alarm went off")
     assert sorted(got) == list(range(COUNT))
 
 
@@ -46,7 +46,7 @@ def test_transactions(log: Broker) -> None:
     topic, out = filled(log, COUNT, partitions=2), new("out")
     log.create_topic(out)
 
-    def goes_on() -> bool:
+    def copy_more() -> bool:
         try:
             with producer.transaction(consumer):
                 records = consumer.poll(0.2, max_records=500)
@@ -61,8 +61,8 @@ def test_transactions(log: Broker) -> None:
         log.producer(name=new("p")) as producer,
     ):
         with ringing(seed=2, seconds_mean=0.15) as alarms:
-            until(lambda: goes_on() or alarms.count > 5, "alarms went off")
-        until(goes_on, "all was read")
+            until(lambda: copy_more() or alarms.count > 5, "alarms went off")
+        until(copy_more, "all was read")
     with log.consumer(out) as reader:
         assert sorted(int(record.value) for record in all_of(reader)) == list(range(COUNT))
 
@@ -73,7 +73,7 @@ def test_a_queue(log: Broker) -> None:
     log.create_queue(name, topic, timeout="60 seconds")
     got: list[int] = []
 
-    def goes_on() -> bool:
+    def receive_more() -> bool:
         try:
             messages = queue.receive_many(20, 0.5)
         except RAISED:
@@ -87,5 +87,5 @@ def test_a_queue(log: Broker) -> None:
         return len(set(got)) == 200
 
     with log.queue(name) as queue, ringing(seed=3, seconds_mean=0.5) as alarms:
-        until(goes_on, "all messages came")
+        until(receive_more, "all messages came")
         assert alarms.count

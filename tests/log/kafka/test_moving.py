@@ -1,4 +1,4 @@
-"""Topics and jobs on their way from the embedded log to a real Kafka: offsets mapped, groups and jobs going on."""
+"""Moving topics and jobs from the embedded log to a real Kafka: offsets are mapped, groups and jobs resume."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_records_keep_partition_order_key_headers_and_time(log: EmbeddedLog, tar
         producer.send(topic, b"too late")
 
 
-def test_a_schema_goes_along_and_groups_go_on(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+def test_a_schema_goes_along_and_groups_continue(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     """Goal: a group that read half here reads the other half there, whatever gaps lie before it."""
     log.create_topic(topic, partitions=2, schema=SCHEMA)
     with log.producer() as producer:
@@ -127,7 +127,7 @@ def test_a_move_that_was_cut_short_can_be_called_again(log: EmbeddedLog, target:
 def test_a_record_that_kafka_refuses_ends_the_move_and_loses_nothing(
     log: EmbeddedLog, target: KafkaLog, topic: str
 ) -> None:
-    """Goal: the user is told, however often it is tried, and the topic stays here."""
+    """Goal: an error is raised, however often it is tried, and the topic stays here."""
     log.create_topic(topic)
     with log.producer() as producer:
         for number in range(2000):
@@ -140,7 +140,9 @@ def test_a_record_that_kafka_refuses_ends_the_move_and_loses_nothing(
 
 
 @pytest.mark.more
-def test_a_move_begins_anew_if_retention_has_passed_meanwhile(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
+def test_a_move_starts_over_if_retention_deleted_records_meanwhile(
+    log: EmbeddedLog, target: KafkaLog, topic: str
+) -> None:
     """Goal: what was copied before and what is there now are not mixed up."""
     log.create_topic(topic, segment_bytes=4096)
     for number in range(20):
@@ -261,7 +263,7 @@ def newest(log: Any, topic: str) -> dict[bytes, Any]:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("spark")
-def test_a_job_goes_on_where_it_was(log: EmbeddedLog, target: KafkaLog, topic: str, tmp_path: Path) -> None:
+def test_a_job_resumes_where_it_was(log: EmbeddedLog, target: KafkaLog, topic: str, tmp_path: Path) -> None:
     """Goal: `millstream topics move` takes topic, results and job along; the job reads each record once in all."""
     log.create_topic(topic, partitions=2, schema=SCHEMA)
     rows = [{"user": f"u{number % 5}", "score": number} for number in range(200)]

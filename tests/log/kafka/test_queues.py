@@ -1,4 +1,4 @@
-"""Queues on Kafka: each message goes to one consumer, comes again until it is acknowledged, and is buried at last."""
+"""Queues on Kafka: each message goes to one consumer, is redelivered until acknowledged, and finally a dead letter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def buried(log: Broker, name: str) -> list[dict[str, object]]:
         return [record.value for record in all_of(consumer)]
 
 
-def test_messages_are_acknowledged_come_again_and_are_buried(log: Broker) -> None:
+def test_messages_are_acknowledged_redelivered_and_become_dead_letters(log: Broker) -> None:
     topic, name = filled(log, 2, partitions=2), new("q")  # what is there before the queue is not for it
     log.create_queue(name, topic, timeout="3 seconds", max_tries=2, start="latest")
     with log.producer() as producer:

@@ -1,4 +1,4 @@
-"""The same statements hold of the embedded log and of Kafka: what is sent is read, in order, once, where it belongs."""
+"""The same holds for the embedded log and for Kafka: records are read once, in order, from their partitions."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_is_refused(log: Broker) -> None:
 # ---------------------------------------------------------------- where reading begins
 
 
-def test_reading_begins_where_it_is_told_to(log: Broker) -> None:
+def test_reading_starts_at_the_given_position(log: Broker) -> None:
     topic, first = new(), datetime(2025, 6, 1, tzinfo=UTC)
     log.create_topic(topic, partitions=2)
     with log.producer() as producer:
@@ -238,7 +238,7 @@ def test_new_partitions_are_read_whole(log: Broker) -> None:
         assert [record.value for record in found] == [b"7"]  # type: ignore[attr-defined]
 
 
-def test_a_loop_that_is_left_goes_on_where_it_was(log: Broker) -> None:
+def test_a_loop_that_was_left_resumes_where_it_was(log: Broker) -> None:
     topic = filled(log, 10)
     with log.consumer(topic) as consumer:
         for record in consumer:
@@ -347,7 +347,7 @@ def test_what_retention_took_is_an_error_or_passed_over(kafka: KafkaCluster) -> 
                 future.result(30)
             with log.consumer(topic, start=2) as late:
                 with pytest.raises(OffsetLost, match="begins at 6"):
-                    until(lambda: late.poll(1), "it was told")
+                    until(lambda: late.poll(1), "the error came")
                 late.seek("earliest")
                 assert numbers(all_of(late)) == [6, 7, 8, 9]
             consumer.close()
@@ -357,7 +357,7 @@ def test_what_retention_took_is_an_error_or_passed_over(kafka: KafkaCluster) -> 
             assert log.describe_topic(topic).partitions[0].start_offset == 6
 
 
-def test_a_record_of_others_that_does_not_fit_is_told_and_passed_over(kafka: KafkaCluster) -> None:
+def test_a_foreign_record_that_does_not_fit_is_reported_and_skipped(kafka: KafkaCluster) -> None:
     from confluent_kafka import Producer
 
     topic = new()

@@ -1,4 +1,4 @@
-"""Kafka as a broker: found or not, let in or not, and its topics made, described, changed and deleted."""
+"""Kafka as a broker: connecting, authentication, and topics that are created, described, changed and deleted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .support import WAIT_S, all_of, filled, new, numbers
 
 
 @pytest.mark.more
-def test_nobody_is_there(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_a_broker(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"kafka://127.0.0.1:{taken.getsockname()[1]}"
@@ -49,11 +49,11 @@ def test_nobody_is_there(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_of_kafka_is_loaded_for_a_folder(tmp_path: Path) -> None:
     program = "import sys, millstream; millstream.connect(sys.argv[1]).close(); print('confluent_kafka' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", program, tmp_path / "log"], capture_output=True, text=True, check=True)
-    assert told.stdout == "False\n"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "log"], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
-def test_what_needs_a_folder_says_so() -> None:
+def test_what_needs_a_folder_raises() -> None:
     with pytest.raises(InvalidInput, match=r"in a folder(.|\n)*kafka://somewhere:9092"):
         open_embedded("kafka://somewhere:9092")
 
@@ -91,9 +91,9 @@ def test_with_a_password_and_a_certificate(
             shown = [repr(each) for each in (log, consumer, log.describe_topic(topic), vars(log), vars(consumer))]
     with pytest.raises(NoAccess, match="refused the user or the password") as refused:
         connect(address("a wrong guess"))
-    told = "\n".join([*shown, str(refused.value), caplog.text, *capfd.readouterr()])
-    assert secret not in told
-    assert "a wrong guess" not in told
+    found = "\n".join([*shown, str(refused.value), caplog.text, *capfd.readouterr()])
+    assert secret not in found
+    assert "a wrong guess" not in found
 
 
 # ---------------------------------------------------------------- topics
@@ -124,9 +124,9 @@ def test_settings_are_kafkas_under_other_names(log: Broker, kafka: KafkaCluster)
     }
     assert info.settings.schema is not None
     assert info.settings.schema.ddl == "user string, score int"
-    told = kept(kafka, topic)
-    assert told["cleanup.policy"].split(",") == ["compact", "delete"]
-    assert (told["retention.ms"], told["segment.bytes"]) == (str(7 * 86_400_000), str(4 << 20))
+    found = kept(kafka, topic)
+    assert found["cleanup.policy"].split(",") == ["compact", "delete"]
+    assert (found["retention.ms"], found["segment.bytes"]) == (str(7 * 86_400_000), str(4 << 20))
     with connect(f"kafka://{kafka.bootstrap}") as another:  # another process knows the schema, too
         assert another.topic(topic).settings == info.settings
         assert another.topic(topic).identity == log.topic(topic).identity
@@ -165,7 +165,7 @@ def test_a_schema_grows_under_a_producer_at_work(log: Broker, kafka: KafkaCluste
         assert [record.value for record in all_of(consumer)] == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
 
 
-def test_a_topic_is_deleted_and_made_anew(log: Broker) -> None:
+def test_a_topic_is_deleted_and_recreated(log: Broker) -> None:
     topic = new()
     log.create_topic(topic, schema="a int")
     before = log.topic(topic).identity
@@ -187,13 +187,14 @@ def test_topics_that_others_made_are_read_as_bytes(log: Broker, kafka: KafkaClus
     topic = new()
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_topics([NewTopic(topic, 1, config={"retention.bytes": "1000"})])[topic].result(WAIT_S)
+    until(lambda: topic in log.topics(), "the broker knows the topic that its controller created")
     settings = log.describe_topic(topic).settings
     assert (settings.schema, settings.retention, settings.retention_bytes) == (None, timedelta(days=7), 1000)
     with log.producer() as producer:
         assert producer.send(topic, b"x").offset == 0
 
 
-def test_names_and_settings_that_cannot_be(log: Broker) -> None:
+def test_invalid_names_and_settings(log: Broker) -> None:
     for name in ("", "a/b", "a b", ".."):
         with pytest.raises(InvalidName):
             log.create_topic(name)

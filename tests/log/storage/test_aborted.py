@@ -39,7 +39,7 @@ def aborting(folder):
 
 
 def test_every_flipped_bit_is_refused_with_its_place(folder):
-    """A committed reader is refused and told the byte; one that wants everything needs no list."""
+    """A committed reader raises an error with the position; one that reads everything needs no list."""
     aborting(folder)
     path = folder / "aborted"
     for position in range(3 * ENTRY.size):

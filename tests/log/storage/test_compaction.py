@@ -77,7 +77,7 @@ def test_the_newest_of_each_key_stays_with_its_offset(folder):
     assert (partition.start_offset(), partition.end_offset()) == (0, 61)
 
 
-def test_tombstones_delete_and_go_when_they_are_old(folder):
+def test_tombstones_delete_and_are_removed_when_they_are_old(folder):
     """A tombstone outlives what it deletes by its retention; then nothing tells that the key was there."""
     partition = opened(folder)
     partition.append([keyed([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")], times=[1, 2, 3])], sync=False)
@@ -184,7 +184,7 @@ def test_nothing_closed(folder):
 
 
 def test_a_partition_of_old_tombstones_alone_becomes_empty(folder):
-    """Readers pass over the empty stretch; offsets go on behind it."""
+    """Readers skip the empty range; offsets continue after it."""
     partition = opened(folder)
     for number in range(30):
         partition.append([keyed([(b"%d" % (number % 3), None)], times=[number])], sync=False)

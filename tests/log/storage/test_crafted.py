@@ -174,7 +174,7 @@ def test_a_compressed_batch_is_refused_before_it_is_unpacked(partition):
 
 
 @pytest.mark.parametrize("body", [b"", bytes(64), b"\xff" * 128, b"\xff\xff\xff\xff\xf0\xff\xff\x7f" + bytes(120)])
-def test_bytes_that_are_no_batch_are_refused(partition, body):
+def test_bytes_that_are_not_a_batch_are_refused(partition, body):
     partition.append([crafted(body, 1)], sync=False)
     with pytest.raises(DamagedLog, match="damaged"):
         read(partition)

@@ -27,7 +27,7 @@ from .support import SCHEMA, frame, opened, segments
         (errno.EIO, StorageError),
     ],
 )
-def test_what_the_system_says_becomes_an_error_with_a_place_and_a_next_step(code, kind):
+def test_system_errors_become_errors_with_a_path_and_a_next_step(code, kind):
     made = storage_error(OSError(code, os.strerror(code)), Path("/some/place"))
     assert type(made) is kind
     assert made.where == "/some/place"

@@ -1,4 +1,4 @@
-"""Goal: a disk that is really full is refused clearly, nothing acknowledged is lost, and work goes on with room."""
+"""Goal: a really full disk raises a clear error, nothing acknowledged is lost, and with room work continues."""
 
 import os
 import subprocess

@@ -13,7 +13,7 @@ from .support import TINY, FailingDisk, batch, copied, frame, made, opened, read
 
 
 def numbered(*values, first):
-    """Frames of one producer with sequence numbers, so that a retry can be told from a new one."""
+    """Frames of one producer with sequence numbers, so that a retry can be distinguished from a new one."""
     return [
         made(batch([value]), producer_id=77, epoch=1, sequence=first + number) for number, value in enumerate(values)
     ]

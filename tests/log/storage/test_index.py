@@ -29,7 +29,7 @@ def test_entries_are_searched_by_offset_time_and_position():
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_entry(content):
+def test_garbage_is_not_an_entry(content):
     index = Index(content)
     for number in range(len(index)):
         with pytest.raises(DamagedIndex):
@@ -121,7 +121,7 @@ def test_every_flipped_bit_of_an_index_is_harmless(folder):
         flip(path, position, position % 8)
 
 
-def test_entries_of_records_taken_back_do_not_mislead_another_process(folder):
+def test_index_entries_of_failed_appends_do_not_mislead_another_process(folder):
     """One process fails after it indexed many frames, another with the same idea of the index goes on over them.
 
     What the first has left in the index lies in the middle of the other's frames: a third process, and one that looks

@@ -373,7 +373,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 5), max_bytes=st.sampled_from([1, 5000, 10**9]))
     def follow(self, number, max_bytes):
-        """A reader that goes on: it may still see what was compacted away, never anything else, never less."""
+        """A continuing reader: it may still see compacted records, but never anything else, and never less."""
         if not self.readers:
             return
         reader = self.readers[number % len(self.readers)]

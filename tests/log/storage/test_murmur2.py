@@ -73,7 +73,7 @@ def test_records_without_a_key_are_spread_over_batches():
 
 
 @given(st.lists(st.integers(0, 7), max_size=8), st.integers(1, 5))
-def test_round_robin_goes_on_where_it_stopped(sizes, partitions):
+def test_round_robin_continues_where_it_stopped(sizes, partitions):
     choose = partitioner("round_robin")
     chosen = [number for size in sizes for number in choose(pa.nulls(size, pa.binary()), partitions).tolist()]
     assert chosen == [number % partitions for number in range(sum(sizes))]

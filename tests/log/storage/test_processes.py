@@ -1,4 +1,4 @@
-"""Goal: any number of processes append to one partition at once and die when they like; what they were told is stored.
+"""Goal: any number of processes append to one partition and may die at any time; what was acknowledged is stored.
 
 Method: real processes that write down what was acknowledged to them, some of them killed with SIGKILL.
 """
@@ -41,20 +41,20 @@ def go(*processes):
 
 
 def acknowledged(process):
-    """Offset and number of each record the process was told is stored; a last line cut short is none."""
+    """Offset and number of each record that was acknowledged to the process; an incomplete last line does not count."""
     text = process.communicate()[0]
     return [tuple(map(int, line.split())) for line in text.split("\n")[:-1]]
 
 
-def check(folder, told):
-    """All that was told is there, at its offset; of each process the records are in order and there once."""
+def check(folder, reported):
+    """Every acknowledged record is at its offset; the records of each process are in order, each once."""
     stored = read_all(opened(folder))
     assert [record.offset for record in stored] == list(range(len(stored)))
     numbers = {}
     for record in stored:
         numbers.setdefault(record.key.decode(), []).append(int(record.value.split(b":")[0]))
     by_offset = {record.offset: record for record in stored}
-    for name, answers in told.items():
+    for name, answers in reported.items():
         own = numbers.get(name, [])
         assert own == list(range(len(own))), name
         assert len(answers) <= len(own)
@@ -70,9 +70,9 @@ def test_several_at_once(folder):
     opened(folder)
     processes = {str(number): started(folder, str(number), 600, sync=number == 0) for number in range(4)}
     go(*processes.values())
-    told = {name: acknowledged(process) for name, process in processes.items()}
-    assert all(len(answers) == 600 for answers in told.values())
-    numbers = check(folder, told)
+    reported = {name: acknowledged(process) for name, process in processes.items()}
+    assert all(len(answers) == 600 for answers in reported.values())
+    numbers = check(folder, reported)
     assert {name: len(own) for name, own in numbers.items()} == dict.fromkeys(processes, 600)
     assert len(segments(folder)) > 20
 
@@ -96,8 +96,8 @@ class Forked:
             numbers = range(first, first + 3)
             drafts = [keyed([(self.name.encode(), b"%d:" % n + b"x" * (n * 41 % 600))]) for n in numbers]
             offsets = partition.append(drafts, sync=sync)
-            told = "".join(f"{offset} {number}\n" for offset, number in zip(offsets, numbers, strict=True))
-            os.write(answers, told.encode())
+            reported = "".join(f"{offset} {number}\n" for offset, number in zip(offsets, numbers, strict=True))
+            os.write(answers, reported.encode())
         signal.pause()
 
     def kill(self):
@@ -110,10 +110,10 @@ class Forked:
 
 
 def kill_at_random(folder, rounds, seed):
-    """Two at a time, each killed some milliseconds after it began and replaced; then one that goes on."""
+    """Two at a time, each killed some milliseconds after its start and replaced; then one that keeps running."""
     opened(folder)
     dice = random.Random(seed)
-    told = {}
+    reported = {}
     reader = PartitionReader(opened(folder), 0, committed=True)
     seen = []
     running = [Forked(folder, f"{number}", sync=False) for number in range(2)]
@@ -122,24 +122,24 @@ def kill_at_random(folder, rounds, seed):
             time.sleep(dice.random() * 0.02)
             killed = running.pop(0)
             killed.kill()
-            told[killed.name] = killed.acknowledged()
+            reported[killed.name] = killed.acknowledged()
             running.append(Forked(folder, f"{turn + 2}", sync=turn % 3 == 0))
             seen += records_of(reader, max_bytes=1 << 20)
     finally:
         for process in running:
             process.kill()
-            told[process.name] = process.acknowledged()
+            reported[process.name] = process.acknowledged()
     seen += drain(reader)
     opened(folder).append([keyed([(b"last", b"0:")])], sync=False)
-    numbers = check(folder, {**told, "last": [(opened(folder).end_offset() - 1, 0)]})
+    numbers = check(folder, {**reported, "last": [(opened(folder).end_offset() - 1, 0)]})
     assert read_all(opened(folder))[: len(seen)] == seen
-    assert sum(map(len, told.values())) > 100
+    assert sum(map(len, reported.values())) > 100
     assert len(numbers) > rounds // 2
 
 
 @pytest.mark.more
 def test_killed_at_random_moments(folder):
-    """Appenders die in the middle of whatever they do, again and again; others go on behind them."""
+    """Appenders are repeatedly killed in the middle of their work; others continue after them."""
     kill_at_random(folder, rounds=60, seed=4)
 
 

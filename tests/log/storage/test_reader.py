@@ -149,7 +149,7 @@ def test_a_reader_sees_every_record_while_others_append_and_roll(folder):
     assert seen == {0: expected, 1: expected}
 
 
-def test_a_handle_whose_segment_was_closed_by_another_goes_on_in_the_new_one(folder):
+def test_a_handle_whose_segment_was_closed_by_another_continues_in_the_new_one(folder):
     first, second = opened(folder), opened(folder)
     first.append([frame(b"a")], sync=False)
     second.append([frame(b"b")], sync=False)
@@ -183,7 +183,7 @@ def test_a_segment_of_markers_alone_can_be_closed(folder):
     assert len(segments(folder)) == 3
 
 
-def test_a_stream_begun_before_a_roll_and_a_compaction(folder):
+def test_a_stream_started_before_a_roll_and_a_compaction(folder):
     """The mark it goes by names a segment that has become another file under the same offset meanwhile."""
     partition = opened(folder, 1 << 20)
     for number in range(40):
@@ -231,7 +231,7 @@ def test_a_schema_that_changes_in_the_middle_of_a_stream(folder):
     assert values == [{"n": number} for number in range(20)]
 
 
-def test_a_reader_that_fell_behind_is_told_what_is_left(folder):
+def test_a_reader_that_fell_behind_learns_what_is_left(folder):
     """In the middle of a deleted segment it reads that to the end; then it learns the range that is there."""
     partition = opened(folder)
     for number in range(12):

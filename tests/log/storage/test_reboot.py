@@ -72,7 +72,7 @@ def test_what_was_not_synced_is_lost_from_any_byte_on(folder, how):
     assert synced.offset == 5
 
 
-def test_a_lost_segment_header_above_the_synced_place_is_no_damage(folder):
+def test_a_lost_segment_header_above_the_synced_end_is_not_damage(folder):
     """A segment whose creation never reached the disk: empty, cut short, or not there."""
     values = half_synced(folder)
     path = segments(folder)[3]
@@ -114,7 +114,7 @@ def test_segments_deleted_by_retention_are_not_missed(folder):
     assert partition.append([frame(b"new")], sync=False) == [10]
 
 
-def test_a_transaction_that_was_lost_holds_nobody_back(folder):
+def test_a_lost_transaction_blocks_no_reader(folder):
     """It began above the synced place and nothing of it survived: committed readers see what comes after."""
     partition = opened(folder, 1 << 20)
     partition.append([frame(b"synced")], sync=True)
@@ -142,7 +142,7 @@ def test_a_transaction_that_survived_is_still_open(folder):
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_transaction_said_to_be_ended_is_ended_after_a_reboot(folder, commit):
+def test_a_transaction_reported_as_ended_is_ended_after_a_reboot(folder, commit):
     """One process died behind the marker, another found it ended and said so: that word must be durable.
 
     Method: the unsynced marker is lost with the machine, as far as it was not synced.
@@ -170,7 +170,7 @@ def test_what_a_dead_process_left_is_kept_at_the_next_boot_too(folder):
     assert values_of(opened(folder)) in ([b"a" * 2000, b"b" * 1000], [b"a" * 2000, b"b" * 1000, b"c" * 3000])
 
 
-def test_a_reader_ahead_of_what_survived_is_told(folder):
+def test_a_reader_ahead_of_what_survived_raises(folder):
     half_synced(folder)
     path = segments(folder)[-1]
     path.write_bytes(path.read_bytes()[: layout(path)[0].position])

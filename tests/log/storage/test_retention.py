@@ -41,7 +41,7 @@ def test_by_age_goes_every_segment_that_is_wholly_old(folder, before):
 
 
 def test_an_old_active_segment_is_closed_so_that_it_can_go(folder):
-    """A topic nobody writes to any more is empty in the end; its offsets go on."""
+    """A topic without writers is finally empty; its offsets continue."""
     partition = opened(folder)
     partition.append([frame(b"a", times=[5])], sync=False)
     assert [name.base for name in delete_old(partition, before_us=6, bytes_max=None)] == [0]

@@ -50,16 +50,16 @@ def read(log, topic, **settings):
         return [record.value for record in consumer.until_caught_up()]
 
 
-def made_anew(log, topic="t", **settings):
+def recreate(log, topic="t", **settings):
     log.delete_topic(topic)
     log.create_topic(topic, **settings)
 
 
-def test_a_stale_partition_does_not_touch_the_topic_made_anew(log, other):
+def test_a_stale_partition_does_not_touch_a_recreated_topic(log, other):
     log.create_topic("t")
     send(log, "t", b"old" * 300)
     stale = other.find_partition("t", 0)  # its lock is opened only now, and is the new topic's
-    made_anew(log)
+    recreate(log)
     send(log, "t", b"1", b"2", b"3")
     for write in (lambda: stale.append([frame(b"x")], sync=True), stale.sync, stale.roll, stale.refresh):
         with pytest.raises(UnknownTopic):
@@ -67,23 +67,23 @@ def test_a_stale_partition_does_not_touch_the_topic_made_anew(log, other):
     assert read(log, "t") == [b"1", b"2", b"3"]
 
 
-def test_a_stale_partition_notices_a_topic_that_was_moved_away_only(log, other, monkeypatch):
+def test_a_stale_partition_notices_a_topic_whose_folder_was_only_moved_away(log, other, monkeypatch):
     """The process that deleted it was killed before it came to the files."""
     log.create_topic("t")
     stale = other.find_partition("t", 0)
     stale.sync()
     monkeypatch.setattr("millstream.log.embedded.log.shutil.rmtree", lambda *_, **__: None)
-    made_anew(log)
+    recreate(log)
     with pytest.raises(UnknownTopic):
         stale.append([frame(b"x")], sync=True)
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_upkeep_with_outdated_settings_leaves_the_topic_made_anew_alone(log, other, is_open):
+def test_upkeep_with_outdated_settings_leaves_a_recreated_topic_alone(log, other, is_open):
     log.create_topic("t", segment_bytes=4096, retention_bytes=4096)
     stale = other.topic("t")
     kept = stale.partitions() if is_open else []
-    made_anew(log, segment_bytes=4096)
+    recreate(log, segment_bytes=4096)
     values = [b"%d" % number * 500 for number in range(20)]
     send(log, "t", *values)
     with pytest.raises(UnknownTopic):
@@ -116,7 +116,7 @@ def test_what_was_lost_with_the_machine_was_not_read_by_groups_and_queues(log):
             assert [message.record.offset for message in messages] == list(range(2, 11))
 
 
-def test_a_group_begins_anew_after_a_deletion_that_was_cut_short(log, monkeypatch):
+def test_a_group_starts_over_after_an_interrupted_deletion(log, monkeypatch):
     log.create_topic("t")
     send(log, "t", b"old")
     assert read(log, "t", group="g") == [b"old"]
@@ -139,7 +139,7 @@ def test_a_group_begins_anew_after_a_deletion_that_was_cut_short(log, monkeypatc
     assert read(log, "t") == [b"new"]
 
 
-def test_who_waits_to_delete_a_topic_leaves_the_one_made_anew_meanwhile(log, other):
+def test_a_pending_deletion_does_not_touch_a_recreated_topic(log, other):
     log.create_topic("t")
     partition, outcome = log.find_partition("t", 0), []
 
@@ -198,7 +198,7 @@ def test_records_laid_out_before_the_topic_had_a_schema_are_refused(log, other):
     assert partition.end_offset() == 0
 
 
-def test_who_has_a_partition_open_goes_on_after_a_repair(log, other):
+def test_an_open_partition_continues_after_a_repair(log, other):
     log.create_topic("t")
     send(log, "t", b"r0", b"r1", b"r2")
     path = segments(log.topic("t").folder / "0")[0]
@@ -216,7 +216,7 @@ def test_who_has_a_partition_open_goes_on_after_a_repair(log, other):
     assert read(other, "t") == [b"r0", b"r2", b"after", b"here"]
 
 
-def test_files_are_closed_when_nobody_uses_the_partitions(log):
+def test_files_are_closed_when_partitions_are_no_longer_used(log):
     log.create_topic("t", partitions=30)
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -231,7 +231,7 @@ def test_files_are_closed_when_nobody_uses_the_partitions(log):
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 6
 
 
-def test_a_missing_coordinator_is_not_made_anew_in_silence(log):
+def test_a_missing_coordinator_is_not_recreated_silently(log):
     log.create_topic("t")
     log.close()
     for path in log.path.glob("coordinator.sqlite*"):
@@ -257,7 +257,7 @@ def test_compaction_merges_what_little_is_left_of_many_segments(folder):
     assert read_all(partition) == sorted(newest.values())
 
 
-def test_compaction_that_is_asked_for_is_done_however_little_is_new(folder):
+def test_requested_compaction_runs_however_little_is_new(folder):
     partition = opened(folder)
     for number in range(12):
         partition.append([keyed([(b"%d" % number, b"x" * 900)])], sync=False)

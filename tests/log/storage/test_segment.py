@@ -138,7 +138,7 @@ def test_frames_without_rows_and_empty_appends_change_nothing(folder):
     assert values_of(opened(folder), committed=True) == [b"a", b"b"]
 
 
-def test_a_new_schema_begins_a_new_segment(folder):
+def test_a_new_schema_starts_a_new_segment(folder):
     """Old records are read with the columns of now; an empty segment gives up one offset for its name."""
     old, new = (stored_schema(Schema.of(ddl)) for ddl in ("n int", "n bigint, text string"))
     partition = opened(folder, 1 << 20, old)

@@ -53,8 +53,8 @@ def unfinished(folder):
         partition.append(drafts, sync=False)
 
 
-def goes_on(folder, kept):
-    """After a reader and an appender have come: what was stored, `kept` of the unfinished, the new; each once."""
+def check_recovery(folder, kept):
+    """After a reader and an appender opened it: what was stored, `kept` of the unfinished, and the new; each once."""
     reader = opened(folder, 1 << 20)
     assert values_of(reader) == STORED, "what was never acknowledged must not be read"
     appender = opened(folder, 1 << 20)
@@ -80,7 +80,7 @@ def test_a_tail_cut_at_every_byte(folder):
         (torn,) = segments(copy)
         torn.write_bytes(path.read_bytes()[:size])
         whole = sum(mark < lying.position + lying.size <= size for lying in frames)
-        goes_on(copy, kept=whole)
+        check_recovery(copy, kept=whole)
 
 
 @pytest.mark.more
@@ -96,7 +96,7 @@ def test_a_tail_damaged_at_every_byte(folder):
         copy = copied(folder, "copy")
         (torn,) = segments(copy)
         torn.write_bytes(content[:position] + bytes([content[position] ^ 0x40]) + content[position + 1 :])
-        goes_on(copy, kept=sum(lying.position + lying.size <= position for lying in frames))
+        check_recovery(copy, kept=sum(lying.position + lying.size <= position for lying in frames))
 
 
 @examples(60)
@@ -120,7 +120,7 @@ def test_garbage_above_the_mark_is_cut(kept, kind, data):
     if kind == "a frame again" and kept == 0:
         garbage = b"\1"
     path.write_bytes(whole + garbage)
-    goes_on(folder, kept)
+    check_recovery(folder, kept)
     shutil.rmtree(home)
 
 
@@ -152,7 +152,7 @@ def test_an_append_killed_after_every_byte(folder):
 
 
 @pytest.mark.parametrize("size", [0, 1, 22, 63, 64, 200, "all but a byte of the header", "header", "whole"])
-def test_a_next_segment_that_was_only_begun(folder, size):
+def test_a_next_segment_that_was_only_started(folder, size):
     """A process died while it made the next segment: part of a header, a header alone, or a whole frame in it."""
     partition = opened(folder)
     partition.append([frame(b"a" * 3000)], sync=False)
@@ -175,7 +175,7 @@ def test_a_next_segment_that_was_only_begun(folder, size):
 
 @pytest.mark.more
 def test_a_segment_cut_below_the_mark_is_refused_with_the_byte(folder):
-    """At every byte: nobody may append, a reader gets what is whole and is told where it ends."""
+    """At every byte: no process may append; a reader gets what is complete, and an error with the position after it."""
     stored(folder)
     (path,) = segments(folder)
     content, frames = path.read_bytes(), layout(path)

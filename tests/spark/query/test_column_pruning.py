@@ -37,7 +37,7 @@ def dead(rows: Any) -> Any:
 
 
 def beside(rows: Any) -> Any:
-    """Joined with rows known beforehand, one of whose columns is called as one here."""
+    """Joined with static rows, one of whose columns has the same name as one here."""
     side = rows.flow.table(pa.table({"k": [1, 2], "note": ["a", "b"]}), "k int, note string")
     return rows.join(side, on={"n": "k"}, how="left", suffix="_side")
 
@@ -93,7 +93,7 @@ def test_rows_are_read_whole_where_one_may_be_refused() -> None:
     assert set(*(schema.names for schema in PhysicalPlan(tuple(flow.outputs), 4).reading.values())) == {"user", "n"}
 
 
-def test_of_a_row_that_nobody_looks_at_one_column_is_read() -> None:
+def test_one_column_is_read_of_unused_rows() -> None:
     flow = ms.Flow("narrow")
     flow.read("rows", "user string, n int").select(one="1").write("out")
     assert set(*(schema.names for schema in PhysicalPlan(tuple(flow.outputs), 4).reading.values())) == {"user"}
@@ -110,7 +110,7 @@ def test_a_file_gives_no_other_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_rows_that_nobody_keeps_are_counted(tmp_path: Path) -> None:
+def test_discarded_rows_are_counted(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": ["a", "b", "a"], "n": [1, 2, 3]}), tmp_path / "a.parquet")
     flow = ms.Flow("counted")
     rows = flow.read(ms.files(tmp_path, files_per_batch=1), "user string, n long")

@@ -43,7 +43,7 @@ def dead(source: Source) -> list[dict[str, object]]:
     return [letter for slab in slabs if slab.dead is not None for letter in slab.dead.to_pylist()]
 
 
-def test_the_dead_letter_of_a_key_that_is_no_text_holds_the_whole_row(tmp_path: Path) -> None:
+def test_the_dead_letter_of_a_key_that_is_not_text_has_the_whole_row(tmp_path: Path) -> None:
     with EmbeddedLog(tmp_path / "log", upkeep=False) as log:
         log.create_topic("s", schema="a int, b string")
         with log.producer() as producer:

@@ -58,13 +58,13 @@ def test_a_dataframe_as_one_batch(spark: SparkSession, log: EmbeddedLog, folder:
     assert seconds(read(log, "totals")) == ALL
 
 
-def test_a_dataframe_that_streams_is_no_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+def test_a_streaming_dataframe_is_not_a_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
     with pytest.raises(ms.MillstreamError, match="is a streaming DataFrame"):
         totals("framed", files(spark, folder, streams=True)).run(broker=log.path, batch=True)
 
 
 @pytest.mark.more
-def test_a_dataframe_that_streams_goes_on(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+def test_a_streaming_dataframe_continues(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
     totals("framed", files(spark, folder, streams=True)).run(broker=log.path, until=CAUGHT_UP)
     more = {"user": "ANN", "n": 16, "at": t(60).isoformat()}
     (folder / "more.json").write_text(json.dumps(more) + "\n")
@@ -148,7 +148,7 @@ def test_a_table_with_a_column_named_weight_does_not_come_out(log: EmbeddedLog) 
         totals.to_dataframe(broker=log.path)
 
 
-def test_a_flow_says_how_it_lies_on_spark(spark: SparkSession) -> None:
+def test_a_flow_explains_its_physical_plan(spark: SparkSession) -> None:
     flow = ms.Flow("shown")
     per_user(scores(flow).where("n > 0", name="wanted")).write("totals")
     said = flow.explain(physical=True)

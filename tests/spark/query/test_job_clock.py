@@ -68,7 +68,7 @@ def test_an_hour_ahead_for_good_is_followed_after_a_minute(machine: Machine) -> 
     assert ["follows if it stays" in reports[0], "the job's clock follows it" in reports[1]] == [True, True]
 
 
-def test_set_back_it_goes_on_at_half_speed_until_the_machine_is_there(machine: Machine) -> None:
+def test_a_clock_that_was_set_back_advances_at_half_speed_until_it_catches_up(machine: Machine) -> None:
     clock = machine.clock()
     before, _ = read_for(machine, clock, 5, 0)
     machine.shift = -30 * SECOND

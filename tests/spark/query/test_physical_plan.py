@@ -34,7 +34,7 @@ def swapped(one: Any, two: Any) -> Any:
     return one.join(profiles, on="user", as_of="now")
 
 
-def made_anew(one: Any, two: Any) -> Any:
+def with_changed_keys(one: Any, two: Any) -> Any:
     return one.join(two.to_table(key="user").with_column("user", "user + 1"), on="user", as_of="now")
 
 
@@ -74,7 +74,7 @@ def windows_of_windows(one: Any, two: Any) -> Any:
         (lookup, [["to_table", "join"]]),
         (renamed, [["to_table", "join"]]),
         (swapped, [["to_table"], ["join"]]),
-        (made_anew, [["to_table"], ["join"]]),
+        (with_changed_keys, [["to_table"], ["join"]]),
         (of_narrow_keys, [["to_table"], ["join"]]),
         (on_a_foreign_key, [["to_table", "to_table"], ["join"]]),
         (of_both_keys, [["to_table", "group_by", "join", "top"]]),
@@ -92,7 +92,7 @@ def test_steps_share_a_stage(build: Callable[[Any, Any], Any], stages: list[list
     assert [[by_kind(physical_plan.chain[number].name) for number in stage] for stage in physical_plan.stages] == stages
 
 
-def test_of_all_rows_only_the_columns_are_read_that_somebody_looks_at() -> None:
+def test_only_used_columns_of_all_rows_are_read() -> None:
     flow = ms.Flow("narrow")
     table = flow.read("one", ROWS, "at").to_table()
     table.where("n > 0").group_by("user").agg(k=ms.count()).write("out")

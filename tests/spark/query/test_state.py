@@ -54,7 +54,7 @@ def damage(folder: Path) -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize("harm", [lose, damage])
-def test_runs_that_are_gone_or_damaged_are_made_anew(spark: SparkSession, tmp_path: Path, harm: Any) -> None:
+def test_missing_or_damaged_runs_are_rebuilt(spark: SparkSession, tmp_path: Path, harm: Any) -> None:
     with EmbeddedLog(tmp_path / "log") as log:
         log.create_topic("scores", schema=SCHEMA)
         for part in (ROWS[:70], ROWS[70:140], [*ROWS[140:], *END]):

@@ -84,7 +84,7 @@ class Stored:
 
 
 @pytest.mark.parametrize("piece_bytes", [50, 1 << 20])
-def test_state_is_made_anew_from_changes_that_were_kept_in_pieces(
+def test_state_is_rebuilt_from_changes_stored_in_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
     """Goal: nothing is lost between pieces. Method: the same rows with files beside the worker and without."""
@@ -130,7 +130,7 @@ def test_a_head_that_is_a_pickle_runs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [[b"MSd1 as it was kept before"], [b"+one", b"+two"]])
-def test_changes_that_are_not_whole_are_told(tmp_path: Path, kept: list[bytes]) -> None:
+def test_incomplete_changes_raise(tmp_path: Path, kept: list[bytes]) -> None:
     deltas = Stored()
     for number, piece in enumerate(kept):
         deltas.updateValue((number,), (piece,))

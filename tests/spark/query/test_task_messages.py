@@ -55,12 +55,12 @@ def test_a_report_arrives_as_it_was_sent(report: Report) -> None:
         msgspec.msgpack.encode({"origin": "read", "now": 7}),
     ],
 )
-def test_what_is_no_control_is_refused(blob: bytes) -> None:
+def test_bytes_that_are_not_a_control_are_refused(blob: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         control_from_bytes(blob)
 
 
-def test_a_message_is_no_longer_than_its_fields_by_name() -> None:
+def test_a_message_is_no_longer_than_its_fields_with_names() -> None:
     """Goal: one is sent for every key group of every step in each batch."""
     control = CONTROLS[3]
     assert len(to_bytes(control)) <= len(msgspec.msgpack.encode(msgspec.structs.asdict(control)))

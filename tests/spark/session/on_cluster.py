@@ -134,7 +134,7 @@ class ClusterJob:
     def until_batch(self, number: int) -> None:
         deadline = time.monotonic() + END_S_MAX
         while self.process.poll() is None and self.batches() < number:
-            assert time.monotonic() < deadline, f"waited in vain for batch {number}:\n{self.err.read_text()}"
+            assert time.monotonic() < deadline, f"batch {number} did not come:\n{self.err.read_text()}"
             time.sleep(0.05)
         assert self.process.poll() is None, f"it ended before batch {number}:\n{self.err.read_text()}"
 

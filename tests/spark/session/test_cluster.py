@@ -35,7 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(python: Path) -> Iterator[SparkCluster]:
-    """Two workers. Who kills one restarts it."""
+    """Two workers. A test that kills one restarts it."""
     with SparkCluster(2, python=python) as made:
         yield made
 
@@ -112,7 +112,7 @@ def test_a_packed_environment_is_all_that_workers_need(
 
 
 @pytest.mark.soak
-def test_what_workers_lack_is_told_at_once(start: Start, tmp_path: Path) -> None:
+def test_what_workers_lack_is_reported_at_the_start(start: Start, tmp_path: Path) -> None:
     job = start(python=bare_python(tmp_path / "poor", without=("polars", "crc32c")))
     assert job.process.wait(120) == SparkFailed.exit_code
     said = job.err.read_text()
@@ -150,9 +150,7 @@ def command_lines() -> str:
 
 
 @pytest.mark.soak
-def test_a_cluster_takes_work_only_from_who_has_its_secret(
-    start: Start, cluster: SparkCluster, log: EmbeddedLog
-) -> None:
+def test_a_cluster_accepts_work_only_with_its_secret(start: Start, cluster: SparkCluster, log: EmbeddedLog) -> None:
     """Its web pages, which cannot be switched off, answer nobody; the secret stands on no command line."""
     pids = [pid for number in (1, 2) for pid in cluster.processes_of(number)]
     ports = {int(cluster.master.rpartition(":")[2]), *(port for pid in pids for _, port in listening(pid))}
@@ -212,15 +210,15 @@ def test_modules_that_functions_import_come_along(tmp_path: Path, monkeypatch: p
         assert "inside/deep/table.csv" in made.namelist()
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- errors and warnings
 
 
-def complaints(tmp_path: Path, **told: Any) -> list[str]:
+def complaints(tmp_path: Path, **problems: Any) -> list[str]:
     needs = shipping.Needs({}, written=[tmp_path / "job"], read=[tmp_path / "log"])
-    return shipping._problems({"versions": {}, "missing": [], "closed": [], **told}, needs)
+    return shipping._problems({"versions": {}, "missing": [], "closed": [], **problems}, needs)
 
 
-def test_folders_and_versions_that_differ_are_told(tmp_path: Path) -> None:
+def test_differing_folders_and_versions_are_reported(tmp_path: Path) -> None:
     job, log = str(tmp_path / "job"), str(tmp_path / "log")
     assert complaints(tmp_path) == []
     assert complaints(tmp_path, missing=[log]) == [f"the folder {log} is missing"]
@@ -234,11 +232,11 @@ def test_a_look_finds_folders_that_are_not_the_same(tmp_path: Path) -> None:
     needs = shipping.Needs({"no-such-library": "no_such_library"}, written=[tmp_path])
     with shipping._marker_files(needs.written) as traces:
         assert [path.name for path in map(Path, traces.values())] == [each.name for each in tmp_path.iterdir()]
-        (told,) = shipping._probe(needs, traces)(iter([]))
-        assert told["missing"] == []
-    (told,) = shipping._probe(needs, traces)(iter([]))
-    assert told["missing"] == [str(tmp_path)]
-    assert told["versions"] == {"no-such-library": None}
+        (report,) = shipping._probe(needs, traces)(iter([]))
+        assert report["missing"] == []
+    (report,) = shipping._probe(needs, traces)(iter([]))
+    assert report["missing"] == [str(tmp_path)]
+    assert report["versions"] == {"no-such-library": None}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,22 +254,22 @@ Lost task 1.3 in stage 2.0 (TID 9) (10.0.0.8 executor 1): java.io.FileNotFoundEx
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "expected"),
     [
         (LOST, ["10.0.0.7 (executor 4)", "code 137", "memoryOverhead"]),
         (THROWN, ["10.0.0.8 (executor 1)", "FileNotFoundException: file:/a/state does not exist"]),
     ],
 )
-def test_failures_of_a_jvm_far_away_are_told_in_a_line(said: str, told: list[str]) -> None:
-    failure = str(of_query(RuntimeError(said), new_mark()))
-    assert all(part in failure for part in told)
+def test_failures_of_a_remote_jvm_are_reported_in_one_line(message: str, expected: list[str]) -> None:
+    failure = str(of_query(RuntimeError(message), new_mark()))
+    assert all(part in failure for part in expected)
     assert "\tat " not in failure
     assert "java.io" not in failure
     assert len(failure.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "told"),
+    ("more", "code", "expected"),
     [
         (
             ["--master", "spark://127.0.0.1:9"],
@@ -283,15 +281,17 @@ def test_failures_of_a_jvm_far_away_are_told_in_a_line(said: str, told: list[str
         (["--master", "spark://127.0.0.1:9", "--archive", "nothing.tar.gz"], 3, "millstream pack"),
     ],
 )
-def test_what_cannot_be_is_told(tmp_path: Path, log: EmbeddedLog, more: list[str], code: int, told: str) -> None:
+def test_impossible_settings_are_reported(
+    tmp_path: Path, log: EmbeddedLog, more: list[str], code: int, expected: str
+) -> None:
     command = [sys.executable, "-m", "millstream.cli", "run", str(write_flow(tmp_path)), "--log", str(log.path)]
     done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=200)
     assert done.returncode == code
-    assert told in done.stderr
+    assert expected in done.stderr
     assert "\tat " not in done.stderr
 
 
-def test_a_bare_name_is_no_archive(tmp_path: Path) -> None:
+def test_a_bare_name_is_not_an_archive(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "millstream.cli", "pack", str(tmp_path / "env")],
         capture_output=True,

@@ -60,7 +60,7 @@ def test_java_home_comes_before_the_path_and_that_before_the_system(tmp_path: Pa
     assert find({"PATH": ""}, installed=system) == Java(system / "java-25", 25, str(system))
 
 
-def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     old = runtime(tmp_path / "old", "11.0.2")
     system = runtime(tmp_path / "jvm" / "java-17", "17.0.9").parent
     assert find({"JAVA_HOME": str(old), "PATH": ""}, installed=system).version == 17
@@ -165,7 +165,7 @@ def test_another_java_has_another_archive(tmp_path: Path, monkeypatch: pytest.Mo
     assert archive.path(java) != before
 
 
-def test_java_is_told_what_sparks_own_launcher_tells_it() -> None:
+def test_java_gets_the_options_of_sparks_own_launcher() -> None:
     """Goal: a new Spark with other needs is noticed. Method: ask its launcher for the command it would run."""
     home = launch.spark_home()
     words = ["org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
@@ -177,5 +177,5 @@ def test_java_is_told_what_sparks_own_launcher_tells_it() -> None:
         check=True,
     )
     command = asked.stdout.lstrip("\0\n").split("\0")
-    told = command[command.index("-cp") + 2 : command.index("org.apache.spark.deploy.SparkSubmit")]
-    assert [each for each in told if "-Xmx" not in each and "incubator" not in each] == launch.MODULE_OPTIONS
+    options = command[command.index("-cp") + 2 : command.index("org.apache.spark.deploy.SparkSubmit")]
+    assert [each for each in options if "-Xmx" not in each and "incubator" not in each] == launch.MODULE_OPTIONS

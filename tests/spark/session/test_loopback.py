@@ -21,7 +21,7 @@ RPC_REQUEST, RPC_ANSWER = 3, 4
 SERIALIZED_TEXT = bytes.fromhex("aced000574000178")
 OPEN_TO_ALL = stat.S_IRWXG | stat.S_IRWXO
 
-# A session with a streaming query whose batches come back to Python and go through a shuffle; it holds until told.
+# A session with a streaming query whose batches come back to Python and go through a shuffle; then it waits.
 SCRIPT = """
 import sys
 from millstream.spark import session
@@ -63,7 +63,7 @@ class Running:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def go_on(self) -> str:
+    def run_another(self) -> str:
         """Runs another query; how many batches there were, and where Spark keeps its files."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
@@ -135,7 +135,7 @@ def reachable(folder: Path) -> list[str]:
 
 @pytest.mark.more
 @pytest.mark.own_processes
-def test_nothing_on_loopback_answers_to_somebody_without_a_secret(running: Any) -> None:
+def test_nothing_on_loopback_answers_without_a_secret(running: Any) -> None:
     """Java's serialization, Spark's blocks, the gateway into the JVM and the way back to Python."""
     session = running()
     doors = listening(session.jvm) + listening(session.process.pid)
@@ -151,7 +151,7 @@ def test_nothing_on_loopback_answers_to_somebody_without_a_secret(running: Any) 
         assert not spark_answered, f"port {port} took {call!r}: {answer!r}"
         assert not python_answered, f"port {port} took {call!r}: {answer!r}"
     assert reachable(session.temporary) == []
-    assert session.go_on().split()[0] == "2"  # who has the secret still gets in
+    assert session.run_another().split()[0] == "2"  # with the secret, access still works
 
 
 @pytest.mark.more
@@ -160,7 +160,7 @@ def test_folders_that_the_user_names_are_private_within(running: Any, tmp_path: 
     """Through Spark's own launcher, too: it is asked for by its variable."""
     named, other = tmp_path / "named", tmp_path / "other"
     session = running(f"spark.local.dir={named}", SPARK_LOCAL_DIRS=str(other), PYSPARK_SUBMIT_ARGS="pyspark-shell")
-    used = session.go_on().split()[1]
+    used = session.run_another().split()[1]
     assert used.startswith(f"{other}/")  # as in Spark, the variable goes before the setting
     assert any(path.name.startswith("shuffle") for path in Path(used).rglob("*"))
     assert reachable(other) + reachable(session.temporary) == []
@@ -168,7 +168,7 @@ def test_folders_that_the_user_names_are_private_within(running: Any, tmp_path: 
 
 @pytest.mark.more
 @pytest.mark.own_processes
-def test_settings_stand_on_no_command_line(running: Any, tmp_path: Path) -> None:
+def test_settings_are_on_no_command_line(running: Any, tmp_path: Path) -> None:
     """Spark's launcher has them in a file, on top of the user's own files; all users can read arguments."""
     given, odd = tmp_path / "given.conf", "planted = # ! \\ é"
     given.write_text("spark.driver.cores 3\nspark.own.given theirs\n")

@@ -38,24 +38,24 @@ def test_every_setting_of_the_table_is_set(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
 
 
-def test_no_setting_stands_twice_in_the_table_and_each_has_a_reason() -> None:
+def test_no_setting_is_in_the_table_twice_and_each_has_a_reason() -> None:
     assert len({each.key for each in SETTINGS}) == len(SETTINGS)
     assert all(each.why for each in SETTINGS)
 
 
 def test_workers_run_the_same_python_and_one_thread_of_polars(spark: SparkSession) -> None:
-    def told(batches):  # type: ignore[no-untyped-def]
+    def versions(batches):  # type: ignore[no-untyped-def]
         import polars
         import pyarrow
 
         for _ in batches:
             yield pyarrow.record_batch({"python": [sys.executable], "threads": [polars.thread_pool_size()]})
 
-    rows = spark.range(1, numPartitions=1).mapInArrow(told, "python string, threads long").collect()
+    rows = spark.range(1, numPartitions=1).mapInArrow(versions, "python string, threads long").collect()
     assert [tuple(row) for row in rows] == [(sys.executable, 1)]
 
 
-def test_the_session_that_runs_is_given_again(spark: SparkSession) -> None:
+def test_the_running_session_is_returned(spark: SparkSession) -> None:
     assert session() is spark
     found: list[SparkSession] = []
     thread = threading.Thread(target=lambda: found.append(session()))
@@ -92,7 +92,7 @@ def test_warming_up_ends_and_harms_nothing(spark: SparkSession) -> None:
     assert spark.range(3).count() == 3
 
 
-def test_sparks_words_go_to_a_file(spark: SparkSession) -> None:
+def test_sparks_output_goes_to_a_file(spark: SparkSession) -> None:
     spark._jvm.org.apache.log4j.LogManager.getLogger("mill").error("grinding halt")  # type: ignore[union-attr]
     log = log_file()
     assert log is not None

@@ -10,7 +10,7 @@ import polars as pl
 
 from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
-from millstream.plan.bundles import Bundle, Row, moment, table_of
+from millstream.plan.bundles import Bundle, Row, micros, moment, table_of
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
@@ -18,7 +18,7 @@ from millstream.reference.operator import Operator, dead_letter
 from millstream.reference.process import OrderedProcessOperator, ProcessOperator
 from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
 from millstream.reference.table_joins import LookupJoinOperator, SideJoinOperator, TableJoinOperator
-from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator
+from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator, computed
 from millstream.reference.windows import WindowOperator
 
 
@@ -70,6 +70,14 @@ class MapOperator(Operator):
         return batch_to_rows(batch)
 
 
+class WithEventTimeOperator(Operator):
+    node: nodes.WithEventTime
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        times = [None if time is None else micros(time) for time in computed(self.node.time, rows, self.node)]
+        return [replace(row, time=time) for row, time in zip(rows, times, strict=True)]
+
+
 class AsOfOperator(Operator):
     """A change without a time has always been valid."""
 
@@ -110,6 +118,7 @@ class ProcessStep(Operator):
 OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Where: WhereOperator,
     nodes.Project: ProjectOperator,
+    nodes.WithEventTime: WithEventTimeOperator,
     nodes.MapRows: MapOperator,
     nodes.Union: Operator,
     nodes.Write: Operator,

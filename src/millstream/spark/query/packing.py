@@ -98,8 +98,8 @@ class Packer:
         self._region = self.physical_plan.region(self.origin)
         self._ends = self.physical_plan.ends(self.origin)
 
-    def add(self, sent: Frames, now: int, partition: SourcePartition | None = None) -> None:
-        """Runs the steps of the region on rows of the origin."""
+    def add(self, sent: Frames, now: int, partition: SourcePartition | None = None) -> Mapping[Node, pl.DataFrame]:
+        """Runs the steps of the region on rows of the origin, and returns the rows of each."""
         made = self._region.run(sent, now, self.entry, partition)
         for end in self._ends:
             number, rows = end.number, made[end.node]
@@ -119,6 +119,7 @@ class Packer:
             if len(fed):
                 self._fed.setdefault((number, end.side), []).append(fed)
                 self._counts[number] = count + len(fed)
+        return made
 
     def pack(self, control: Control) -> Iterable[Packed]:
         """Packs all added rows; every key group of the next steps gets the control."""

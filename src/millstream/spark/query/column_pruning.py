@@ -90,4 +90,4 @@ def _narrowed(node: Read, required: Names) -> Schema:
         return node.schema
     own = {node.event_time, *_of_watermark(node.watermark, node.schema)} | ({"weight"} if node.changes else set())
     fields = [field for field in node.schema.arrow if field.name in required | own]
-    return Schema.from_arrow(pa.schema(fields or [node.schema.arrow.field(0)]))  # at least one column, to count rows
+    return Schema(pa.schema(fields or [node.schema.arrow.field(0)]))  # at least one column, to count rows

@@ -51,6 +51,25 @@ def as_file(format: str, rows: list[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
+def test_the_event_time_of_topics_is_computed(log: EmbeddedLog) -> None:
+    """By an expression where the topic is read, and by a step after a function; each partition has a watermark."""
+    log.create_topic("raw", schema="user string, n int, ts long", partitions=2)
+    with log.producer() as producer:
+        for user, n, second in ROWS:
+            value = {"user": user, "n": n, "ts": round(t(second).timestamp() * 1000)}
+            for partition in (0, 1):
+                producer.send("raw", value, partition=partition)
+    flow = ms.Flow("timed", log=log.path)
+    rows = flow.read("raw", event_time="timestamp_millis(ts)", watermark=ms.bounded("5 seconds"))
+    per_user(rows).write("totals")
+    later = flow.read("raw", name="again").map(lambda row: row).where("n > 0")
+    timed = later.with_event_time("timestamp_millis(ts)", ms.bounded("5 seconds"))
+    timed.key_by("user").window(ms.fixed("10 seconds")).agg(total=ms.sum("n")).write("again")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    expected = [("ann", 0, 2), ("ann", 10, 8), ("bob", 0, 4)]
+    assert seconds(read(log, "totals")) == seconds(read(log, "again")) == expected
+
+
 def test_files_of_every_format_as_they_appear(log: EmbeddedLog, tmp_path: Path) -> None:
     """One flow reads a folder of each; new files are seen while it runs, and none is read twice by the next run."""
     formats = ("parquet", "json", "csv", "avro")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from millstream import terminal
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Read
+from millstream.plan.timing import Timed
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.task_messages import Report, SourceReport, StepReport
 
@@ -23,7 +24,8 @@ class Notices:
         self._job = job
         self._steady_s = steady_s
         self._drops_late = {step.name for step in physical_plan.chain if not physical_plan.takes_late(step)}
-        self._sources = {node.name: node for node in physical_plan.fed_sources if node.watermark is not None}
+        timing = physical_plan.timing
+        self._sources = {node.name: timing[node] for node in physical_plan.fed_sources if node in timing}
         self._watermarks: dict[str, dict[str, int | None]] = {name: {} for name in self._sources}
         """By source and partition, the watermark of its rows in this run."""
         self._moved_at = steady_s()
@@ -113,7 +115,7 @@ def _partitions(names: list[str]) -> str:
     return f"partition{'s' if len(names) > 1 else ''} {shown}"
 
 
-def _next_step(node: Read) -> str:
+def _next_step(node: Timed) -> str:
     assert node.watermark is not None
     if node.watermark.idle is None:
         return "Set a time after which a silent partition is ignored: watermark=ms.bounded(…, idle='30 seconds')"

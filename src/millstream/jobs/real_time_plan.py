@@ -17,6 +17,7 @@ from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.run_settings import REAL_TIME as MODE
 from millstream.plan.run_settings import Settings
 from millstream.plan.walking import in_order
+from millstream.records.ddl import time_unit
 from millstream.spark.real_time.java_client import java_settings
 from millstream.spark.real_time.json_sql import check_type
 from millstream.spark.real_time.record_compiler import Target
@@ -113,6 +114,12 @@ def _check_step(node: Node) -> None:
     if isinstance(node, Read | Write):
         for column in node.schema.arrow:
             check_type(column.type, column.name, node.user_line)
+            if isinstance(node, Read) and (unit := time_unit(column)) is not None:
+                raise _refuse(
+                    node,
+                    f"the column '{column.name}' is {unit}, and numbers are not read as timestamps here",
+                    "read it as bigint, and convert it: with_column('at', 'timestamp_millis(at)')",
+                )
 
 
 def _topic(node: Node, endpoint: Connector, broker: str | None) -> KafkaTopic:

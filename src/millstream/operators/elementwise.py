@@ -19,6 +19,7 @@ from millstream.plan import nodes, table_nodes
 from millstream.plan.batches import batch_given, batch_returned
 from millstream.plan.bundles import dead_letter_values
 from millstream.plan.nodes import Node
+from millstream.plan.windows import FIRST, LAST
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, batch_to_rows, rows_to_batch
 
 OFFSET = "__offset"
@@ -66,6 +67,18 @@ def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
     return made.cast({name: types[name] for name in made.columns}).with_columns(frame.select(hidden_of(frame)))
 
 
+def with_event_time(frame: pl.DataFrame, node: nodes.WithEventTime) -> pl.DataFrame:
+    times = computed(frame, node.inputs[0].schema, [(TIME, node.time)])[TIME]
+    return frame.with_columns(within_range(times.dt.cast_time_unit("us").to_physical().alias(TIME)))
+
+
+def within_range(times: pl.Series) -> pl.Series:
+    """Times that can be represented, else null: one of them must not push the watermark past all others."""
+    if not len(times) or ((times.min() or 0) >= FIRST and (times.max() or 0) <= LAST):  # type: ignore[operator]
+        return times
+    return pl.select(pl.when(times.is_between(FIRST, LAST)).then(times)).to_series().alias(times.name)
+
+
 def as_of(frame: pl.DataFrame, node: table_nodes.AsOf) -> pl.DataFrame:
     """The changes up to a time. A change without a time has always been valid."""
     return frame.filter((pl.col(TIME) <= node.time).fill_null(True))
@@ -84,6 +97,7 @@ def unchanged(frame: pl.DataFrame, node: Node) -> pl.DataFrame:
 ROW_BY_ROW: dict[type[Node], Callable[[pl.DataFrame, Any], pl.DataFrame]] = {
     nodes.Where: where,
     nodes.Project: project,
+    nodes.WithEventTime: with_event_time,
     nodes.Write: unchanged,
     table_nodes.AllRows: unchanged,
     table_nodes.AsOf: as_of,

@@ -16,7 +16,7 @@ from millstream.expressions.expression import lowered_expression
 from millstream.operators.accumulators import TIME
 from millstream.operators.elementwise import computed, table_of
 from millstream.plan.bundles import BEGINNING, micros
-from millstream.plan.nodes import Read
+from millstream.plan.timing import Timed
 from millstream.plan.watermarks import Bounded, Custom, Punctuated
 from millstream.plan.windows import microseconds
 from millstream.records import batch_to_rows
@@ -31,7 +31,7 @@ class _Partition:
 class SourceWatermark:
     """The watermark of one source, from those of its partitions."""
 
-    def __init__(self, node: Read, partitions: Iterable[Hashable], clock: int) -> None:
+    def __init__(self, node: Timed, partitions: Iterable[Hashable], clock: int) -> None:
         assert node.watermark is not None
         self._node = node
         idle = node.watermark.idle
@@ -79,7 +79,7 @@ class SourceWatermark:
         self._partitions = {name: _Partition(watermark, active_at) for name, watermark, active_at in partitions}
 
 
-def implied_watermark(node: Read, rows: pl.DataFrame) -> int | None:
+def implied_watermark(node: Timed, rows: pl.DataFrame) -> int | None:
     """The watermark that new rows of a partition imply."""
     strategy, schema = node.watermark, node.schema
     if rows.is_empty() or strategy is None:

@@ -17,7 +17,7 @@ from millstream.plan import engine
 from millstream.plan import spark_frames as frames
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.endpoints import LOST_CHOICES, Endpoint
-from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, RowOrder, WindowedAggregate
+from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, RowOrder, WindowedAggregate, WithEventTime
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
 from millstream.plan.windows import ClosedBy, DeltaWindow, Everything, Window
@@ -139,6 +139,8 @@ def without_event_time(node: Node) -> Node | None:
 def _without_event_time(node: Node, before: list[Node | None]) -> Node | None:
     if isinstance(node, Read):
         return node if node.event_time is None else None
+    if isinstance(node, WithEventTime):
+        return None
     if isinstance(node, WindowedAggregate):
         return node if isinstance(node.window, Everything) and node.pane_time is PaneTime.END_OF_WINDOW else None
     if isinstance(node, Process) and node.event_time is not None:

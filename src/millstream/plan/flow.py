@@ -6,19 +6,15 @@ A mistake raises in the call that makes it, with the user's line, the valid choi
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
-from millstream.expressions.expression import lowered_expression
-from millstream.expressions.lowered import type_name
 from millstream.plan import engine
 from millstream.plan.checks import (
     NAME,
-    check_instant,
     check_loop,
     chosen_on_lost,
     refusal,
@@ -30,15 +26,16 @@ from millstream.plan.explain import Format, explained
 from millstream.plan.naming import default_name, plain
 from millstream.plan.needs_spark import computed_before
 from millstream.plan.nodes import (
-    INSTANT,
     Node,
     Project,
     Read,
+    WithEventTime,
     Write,
 )
 from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings, takes
 from millstream.plan.stream import Stream
-from millstream.plan.watermarks import Bounded, Punctuated, Watermark
+from millstream.plan.timing import checked_watermark, event_time_of, with_event_time
+from millstream.plan.watermarks import Watermark
 from millstream.plan.written_stream import check_behind_sinks
 from millstream.records import Schema, SchemaLike
 from millstream.user_lines import users_line
@@ -71,6 +68,8 @@ class Flow:
         self._sources: list[Endpoint] = []
         self._sides: dict[tuple[Node, type[Node]], Node] = {}
         self._read_behind: dict[Node, Read] = {}
+        self.timed_sources: dict[Read, WithEventTime] = {}
+        """By source, the step after it that sets the event time of its rows."""
 
     def read(
         self,
@@ -86,7 +85,8 @@ class Flow:
         """Reads the rows of a topic, or of another source such as `ms.files(…)` or a Spark DataFrame.
 
         A DataFrame knows its schema, and so does a topic that was created with one: it is looked up once, now.
-        Every other source needs `schema`. `watermark` is `ms.ascending()` by default.
+        Every other source needs `schema`. `event_time` is a timestamp column, or an expression such as
+        "timestamp_millis(ts)". `watermark` is `ms.ascending()` by default.
         With `changes`, a column `weight` marks additions (+1) and retractions (-1). It is not part of the row, and
         neither is an event time column named `event_time`.
         `on_lost` decides what happens if records of a topic were deleted before they were read: "error", or continue
@@ -94,24 +94,22 @@ class Flow:
         """
         source, on_lost = chosen_on_lost(source_of(source), on_lost)
         columns = schema_of(engine.own_schema(source, self.log) if schema is None else schema)
-        if watermark is not None and not isinstance(watermark, Watermark):
-            raise refusal(
-                f"{watermark!r} is not a watermark strategy", "watermarks: bounded, ascending, punctuated, custom"
-            )
-        if event_time is not None:
-            check_instant(columns, event_time)
-        elif watermark is not None:
+        strategy = checked_watermark(watermark, columns)
+        if event_time is None and watermark is not None:
             raise refusal("a watermark needs event_time", "set it with event_time='…'")
-        if isinstance(watermark, Punctuated):
-            marks = lowered_expression(watermark.expression, columns)
-            if marks.type != INSTANT:
-                raise refusal(f"'{marks}' is {type_name(marks.type)}, but a watermark must be a timestamp", None)
+        moment = None if event_time is None else event_time_of(event_time, columns)
+        is_computed = moment is not None and moment.column is None
         check_loop([source], [write.sink for write in self.outputs])
-        strategy = watermark or (Bounded(None, timedelta(0)) if event_time else None)
         step = self.step(name, f"read {source.name}")
         self._sources.append(source)
-        read = Read(step, columns, (), users_line(), source, event_time, strategy, changes, on_lost)
-        return Stream(self, self._row_of(read) if changes else read)
+        column = None if is_computed else event_time
+        read = Read(step, columns, (), users_line(), source, column, strategy if column else None, changes, on_lost)
+        node: Node = self._row_of(read) if changes else read
+        if is_computed:
+            assert event_time is not None
+            node = with_event_time(Stream(self, node), event_time, watermark, None)
+            self._read_behind[node] = read
+        return Stream(self, node)
 
     def _row_of(self, read: Read) -> Node:
         """The columns of a change that belong to the row: a retraction differs from its row in the others."""

@@ -124,6 +124,21 @@ class Read(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class WithEventTime(Node):
+    """Sets the event time of rows; the watermark of their sources follows from it."""
+
+    event_time: str
+    time: Expression
+    watermark: Watermark
+    follows_rows: bool
+    """Whether a watermark was given: in a test, only then do rows move it."""
+
+    @property
+    def label(self) -> str:
+        return f"event time {self.event_time}, {self.watermark}"
+
+
+@dataclass(frozen=True, eq=False)
 class Where(Node):
     condition: Expression
 

@@ -39,6 +39,7 @@ from millstream.plan.nodes import (
     Where,
     Write,
 )
+from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window
 from millstream.plan.written_stream import Written
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
@@ -194,6 +195,18 @@ class Stream(Hinted):
         called = getattr(function, "__name__", "function")
         made = SparkFunction("", columns, (self.node,), users_line(), called, InDriver(function))
         return self._next(self.flow.named(made, "spark", name))
+
+    def with_event_time(
+        self, event_time: str, watermark: Watermark | None = None, *, name: str | None = None
+    ) -> Stream:
+        """Sets the event time of the rows, after parsing: a column, or an expression such as "timestamp_millis(ts)".
+
+        The watermark of each source partition follows the rows of that partition after this step; it is
+        `ms.ascending()` by default. It is set once, before steps that keep state.
+        """
+        from millstream.plan.timing import with_event_time
+
+        return self._next(with_event_time(self, event_time, watermark, name))
 
     def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
         """Sends each row to the first branch whose condition is true, and the others to `rest`, if it is named."""

@@ -19,7 +19,19 @@ from millstream.plan.bundles import micros
 from millstream.plan.checks import check_keys, refusal, without_event_time
 from millstream.plan.hints import OF_GROUPS, Hinted
 from millstream.plan.keyed import aggregated, check_named
-from millstream.plan.nodes import INSTANT, Dead, Late, Node, Process, Project, Read, Union, Where, WindowedAggregate
+from millstream.plan.nodes import (
+    INSTANT,
+    Dead,
+    Late,
+    Node,
+    Process,
+    Project,
+    Read,
+    Union,
+    Where,
+    WindowedAggregate,
+    WithEventTime,
+)
 from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
 from millstream.plan.walking import derived
@@ -215,6 +227,8 @@ def _known_by(node: Node, given: list[set[str]]) -> set[str]:
         fields = node.schema.arrow if node.source.broker_topic else ()
         known = {field.name for field in fields if field.type in METADATA.get(field.name, ())}
         return known if node.event_time is None else {node.event_time, *known}
+    if isinstance(node, WithEventTime):
+        return given[0] if node.time.column is None else {node.time.column, *given[0]}
     if isinstance(node, Project):
         return {name for name, made in node.columns if made.column in given[0]}
     if isinstance(node, Join):

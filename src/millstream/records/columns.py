@@ -53,6 +53,10 @@ class Rules(ABC):
     @abstractmethod
     def leaf(self, dtype: pa.DataType) -> Leaf: ...
 
+    def leaf_of(self, column: pa.Field) -> Leaf:
+        """For a column of a simple type, which may say more than its type does."""
+        return self.leaf(column.type)
+
     @abstractmethod
     def show(self, value: Any) -> str:
         """The value, shortened, in the form its author would recognise."""
@@ -116,16 +120,14 @@ class Columns:
             for index, value in enumerate(values):
                 if value is None:
                     place.refuse(index, "is missing or null, but the column is NOT NULL")
-        return self._build_type(values, column.type, place)
-
-    def _build_type(self, values: list[Any], dtype: pa.DataType, place: _Place) -> pa.Array:
+        dtype = column.type
         if pa.types.is_struct(dtype):
             return self._struct(values, dtype, place)
         if pa.types.is_map(dtype):
             return self._map(values, dtype, place)
         if pa.types.is_list(dtype):
             return self._list(values, dtype, place)
-        return self._leaf(values, self.rules.leaf(dtype), dtype, place)
+        return self._leaf(values, self.rules.leaf_of(column), dtype, place)
 
     def _leaf(self, values: list[Any], leaf: Leaf, dtype: pa.DataType, place: _Place) -> pa.Array:
         if set(map(type, values)) - leaf.types <= {_NONE}:

@@ -30,12 +30,15 @@ SIMPLE_TYPES: dict[str, pa.DataType] = {
     "timestamp_ltz": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
+TIME_UNITS = {"timestamp_seconds": 1_000_000, "timestamp_millis": 1_000, "timestamp_micros": 1}
+"""Timestamp columns by the unit of their JSON numbers, in microseconds. It is metadata of the field, not its type."""
+UNIT = b"json unit"
 DECIMAL_NAMES = ("decimal", "dec", "numeric")
 TEXT_WITH_LENGTH_NAMES = ("varchar", "char", "character")
 NESTED_NAMES = ("array", "map", "struct")
 INTERVAL_WORDS = ("day", "to", "second")
-KNOWN_NAMES = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "char(n)", "array<…>", "map<…, …>", "struct<…>",
-               "interval day to second")  # fmt: skip
+KNOWN_NAMES = (*SIMPLE_TYPES, *TIME_UNITS, "decimal(p,s)", "varchar(n)", "char(n)", "array<…>", "map<…, …>",
+               "struct<…>", "interval day to second")  # fmt: skip
 
 DECIMAL_DIGITS_MAX = 38
 NESTING_MAX = 64  # the parser recurses per level; hostile text must not reach Python's limit
@@ -110,7 +113,13 @@ def refuse_clashing_names(fields: list[pa.Field], *, inside: str | None) -> None
 
 def _format_field(field: pa.Field, between: str) -> str:
     name = field.name if _PLAIN_NAME.fullmatch(field.name) else "`" + field.name.replace("`", "``") + "`"
-    return f"{name}{between}{format_type(field.type)}{'' if field.nullable else ' NOT NULL'}"
+    return f"{name}{between}{time_unit(field) or format_type(field.type)}{'' if field.nullable else ' NOT NULL'}"
+
+
+def time_unit(field: pa.Field) -> str | None:
+    """The name in TIME_UNITS that a timestamp column was declared with."""
+    unit = (field.metadata or {}).get(UNIT)
+    return unit.decode() if unit is not None and pa.types.is_timestamp(field.type) else None
 
 
 def _known_types() -> str:
@@ -124,6 +133,8 @@ class _Reader:
         self.text = text
         self.position = 0
         self.ahead: _Token | None = None
+        self.unit: str | None = None
+        """The unit of the type that was read last, if it has one."""
 
     def peek(self) -> _Token:
         if self.ahead is None:
@@ -177,6 +188,7 @@ class _Reader:
         if self.peek().text == ":":
             self.take()
         dtype = self.type(f"after the name '{name}'", depth, name)
+        unit, self.unit = self.unit, None
         nullable = True
         if self.word_is("not"):
             self.take()
@@ -187,7 +199,7 @@ class _Reader:
             token = self.take()
             if token.kind != "text":
                 raise self.refusal(f"expected a quoted string after COMMENT, found {_found(token)}", token.at)
-        return pa.field(name, dtype, nullable=nullable)
+        return pa.field(name, dtype, nullable=nullable, metadata=None if unit is None else {UNIT: unit})
 
     def name(self) -> str:
         token = self.take()
@@ -212,6 +224,15 @@ class _Reader:
         kind = token.text.lower()
         if kind in SIMPLE_TYPES:
             return SIMPLE_TYPES[kind]
+        if kind in TIME_UNITS:
+            if not place.startswith("after the name"):
+                raise self.refusal(
+                    f"{kind} is the type of a column or of a struct's field, not {place}",
+                    token.at,
+                    next_step="use bigint, and convert it with an expression such as transform(…, timestamp_millis)",
+                )
+            self.unit = kind
+            return SIMPLE_TYPES["timestamp"]
         if kind in DECIMAL_NAMES:
             return self.decimal(token)
         if kind in TEXT_WITH_LENGTH_NAMES:
@@ -223,7 +244,9 @@ class _Reader:
             return pa.duration("us")
         if kind in NESTED_NAMES:
             return self.nested(kind, depth, name)
-        close = difflib.get_close_matches(kind, [*SIMPLE_TYPES, *DECIMAL_NAMES, *NESTED_NAMES, "varchar"], n=1)
+        close = difflib.get_close_matches(
+            kind, [*SIMPLE_TYPES, *TIME_UNITS, *DECIMAL_NAMES, *NESTED_NAMES, "varchar"], n=1
+        )
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise self.refusal(f"unknown type '{token.text}' {place}", token.at, next_step=hint + _known_types())
 

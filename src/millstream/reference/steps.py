@@ -9,7 +9,7 @@ from typing import Any
 from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
 from millstream.plan.batches import batch_given, batch_returned
-from millstream.plan.bundles import Bundle, Row, moment, table_of
+from millstream.plan.bundles import Bundle, Row, micros, moment, table_of
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
@@ -17,7 +17,7 @@ from millstream.reference.operator import Operator, dead_letter
 from millstream.reference.process import OrderedProcessOperator, ProcessOperator
 from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
 from millstream.reference.table_joins import LookupJoinOperator, SideJoinOperator, TableJoinOperator
-from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator
+from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator, computed
 from millstream.reference.windows import WindowOperator
 
 
@@ -68,6 +68,14 @@ class MapOperator(Operator):
         return batch_to_rows(batch)
 
 
+class WithEventTimeOperator(Operator):
+    node: nodes.WithEventTime
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        times = [None if time is None else micros(time) for time in computed(self.node.time, rows, self.node)]
+        return [replace(row, time=time) for row, time in zip(rows, times, strict=True)]
+
+
 class AsOfOperator(Operator):
     """A change without a time has always been valid."""
 
@@ -108,6 +116,7 @@ class ProcessStep(Operator):
 OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Where: WhereOperator,
     nodes.Project: ProjectOperator,
+    nodes.WithEventTime: WithEventTimeOperator,
     nodes.MapRows: MapOperator,
     nodes.Union: Operator,
     nodes.Write: Operator,

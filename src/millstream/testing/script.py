@@ -11,15 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from millstream.errors import InvalidInput
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import frame_of
 from millstream.operators.source_watermarks import SourceWatermark
 from millstream.plan.flow import Flow
 from millstream.plan.keyed import Keyed, Windowed
-from millstream.plan.nodes import Node, Read
+from millstream.plan.nodes import Node, Read, WithEventTime
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
+from millstream.plan.timing import Timed, timing
+from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Watermark as Strategy
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
@@ -164,9 +168,8 @@ class Script:
         """The output of every input in each step."""
         names = dict.fromkeys(step.name for step in steps if isinstance(step, Partition)) or {WHOLE: None}
         self.partitions = dict.fromkeys(names, BEGINNING)
-        sources = {
-            name: SourceWatermark(node, names, self.clock) for name, node in self.reads.items() if self.follows_rows
-        }
+        timed = self._timed()
+        sources = {name: SourceWatermark(node, names, self.clock) for name, node in timed.items()}
         reached = dict.fromkeys(self.reads, BEGINNING)
         for number, step in enumerate(steps):
             clock_before, before = self.clock, dict(reached)
@@ -176,15 +179,15 @@ class Script:
             if isinstance(inner, Add):
                 name = self._input_of(inner)
                 rows = {name: self._rows(inner, number)}
-                if sources:
-                    sources[name].observe(touched[0], frame_of(_with_times(rows[name]), self.reads[name]), self.clock)
+                if name in sources:
+                    sources[name].observe(touched[0], self._timed_rows(timed[name], name, rows[name]), self.clock)
             elif isinstance(inner, Watermark):
                 to = END if inner.to is None else micros(inner.to)
                 self.partitions = self.partitions | {name: max(self.partitions[name], to) for name in touched}
             elif isinstance(inner, Clock):
                 self.clock = max(self.clock, micros(inner.to))
             for name in self.reads:
-                by_rows = sources[name].now(self.clock) if sources else BEGINNING
+                by_rows = sources[name].now(self.clock) if name in sources else BEGINNING
                 reached[name] = max(reached[name], min(self.partitions.values()), by_rows)
             idle = {name for name, source in sources.items() if source.is_idle(self.clock)}
             if idle and len(idle) < len(sources):  # an idle source is ignored while another one is active
@@ -194,6 +197,27 @@ class Script:
                 node: Bundle(rows.get(name, []), before[name], reached[name], clock_before, self.clock)
                 for name, node in self.reads.items()
             }
+
+    def _timed(self) -> dict[str, Timed]:
+        """By input whose watermark follows its rows, the node that gives these their event time."""
+        found = timing(in_order([*self.observed.values(), *self.reads.values()]))
+        named = {name: found[node] for name, node in self.reads.items() if node in found}
+        return {
+            name: node
+            for name, node in named.items()
+            if (node.follows_rows if isinstance(node, WithEventTime) else self.follows_rows)
+        }
+
+    def _timed_rows(self, timed: Timed, name: str, rows: list[Row]) -> pl.DataFrame:
+        """New rows of an input as its watermark sees them."""
+        if isinstance(timed, Read):
+            return frame_of(_with_times(rows), timed)
+        given: dict[Node, Bundle] = {
+            node: Bundle([], BEGINNING, BEGINNING, 0, self.clock) for node in self.reads.values()
+        }
+        given[self.reads[name]] = Bundle(rows, BEGINNING, BEGINNING, 0, self.clock)
+        made = Reference([timed]).step(given)
+        return frame_of(_with_times(made[timed].rows), timed)
 
     def _rows(self, step: Add, number: int) -> list[Row]:
         node = self.reads[self._input_of(step)]
@@ -263,11 +287,7 @@ def _inputs(schema: Any, event_time: Any) -> tuple[dict[str, Any], dict[str, str
 
 
 def _read(stream: Stream) -> Read:
-    node = (
-        stream.node if isinstance(stream.node, Read) else stream.node.inputs[0]
-    )  # changes are turned into plain rows at once
-    assert isinstance(node, Read)
-    return node
+    return next(node for node in in_order([stream.node]) if isinstance(node, Read))
 
 
 def _call(build: Callable[..., Any], streams: Mapping[str, Stream], *, by_name: bool) -> Any:

@@ -51,6 +51,22 @@ def test_a_dataframe_is_a_source(spark: SparkSession, log: EmbeddedLog, folder: 
     assert seconds(read(log, "totals")) == CLOSED
 
 
+@pytest.mark.parametrize("streams", [True, pytest.param(False, marks=pytest.mark.more)])
+def test_the_event_time_of_a_dataframe_is_computed(
+    spark: SparkSession, log: EmbeddedLog, folder: Path, streams: bool
+) -> None:
+    """In Spark where it is read, and in a task after a function."""
+    frame = files(spark, folder, streams=streams).withColumn("ts", sf.unix_millis("at")).drop("at")
+    flow = ms.Flow("timed")
+    rows = flow.read(frame, event_time="timestamp_millis(ts)", watermark=ms.bounded("5 seconds"))
+    per_user(rows.where("n > 0")).write("totals")
+    later = flow.read(frame, name="again").map(lambda row: row).where("n > 0")
+    timed = later.with_event_time("timestamp_millis(ts)", ms.bounded("5 seconds"))
+    timed.key_by("user").window(ms.fixed("10 seconds")).agg(total=ms.sum("n")).write("again")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    assert seconds(read(log, "totals")) == seconds(read(log, "again")) == CLOSED
+
+
 @pytest.mark.more
 def test_a_dataframe_as_one_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
     """All windows close."""

@@ -2,6 +2,8 @@
 
 - A missing field is null; unknown fields are ignored; of duplicate fields the last one counts.
 - `timestamp` is ISO 8601 text; without a zone it is taken as UTC. Numbers are rejected: their unit is ambiguous.
+- `timestamp_seconds`, `timestamp_millis` and `timestamp_micros` are timestamps that also accept numbers, in that unit
+  since 1970; fractions are rounded to microseconds. They are written as text, like every timestamp.
 - `binary` is base64, `decimal` a number or text, read exactly; `map` an object with keys in their text form.
 - NaN and the infinities are the strings "NaN", "Infinity", "-Infinity", as Spark writes them.
 
@@ -14,28 +16,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.errors import InvalidSchema
 from millstream.records.bounds import CONTAINERS_MAX, too_many_containers
 from millstream.records.codecs.base import Codec
 from millstream.records.columns import Faults, Leaf, Refused, Rules
-from millstream.records.ddl import format_type
+from millstream.records.ddl import TIME_UNITS, format_type, time_unit
 from millstream.records.ranges import (
+    TIMESTAMP_US_MAX,
+    TIMESTAMP_US_MIN,
     decimal_that_fits,
     float32_whole,
     float_in_range,
     int_in_range,
     shortened,
+    timestamps_in_range,
 )
 from millstream.records.texts import SPECIAL_FLOATS, read_decimal, text_leaf, to_texts
 from millstream.records.values import column_to_values
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NUMBERS = (int, float, Decimal)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -147,6 +156,10 @@ class _JsonRules(Rules):
     def key(self, dtype: pa.DataType) -> Leaf:
         return text_leaf(dtype)
 
+    def leaf_of(self, column: pa.Field) -> Leaf:
+        unit = time_unit(column)
+        return self.leaf(column.type) if unit is None else _timestamps_in(unit, column.type)
+
     def leaf(self, dtype: pa.DataType) -> Leaf:
         kind = pa.types
         expected = format_type(dtype)
@@ -163,7 +176,39 @@ class _JsonRules(Rules):
             return Leaf(
                 expected, frozenset(), lambda values: pa.nulls(len(values), dtype), lambda v: _decimal(v, dtype)
             )
+        if kind.is_timestamp(dtype) and dtype.tz:
+            return _timestamps_as_text(dtype)
         return text_leaf(dtype)
+
+
+def _timestamps_as_text(dtype: pa.DataType) -> Leaf:
+    text = text_leaf(dtype)
+
+    def one(value: Any) -> Any:
+        if type(value) in NUMBERS:
+            units = ", ".join(TIME_UNITS)
+            raise Refused(f"{value}, a number of an unknown unit: declare the column as one of {units}")
+        return text.one(value)
+
+    return replace(text, one=one)
+
+
+def _timestamps_in(unit: str, dtype: pa.DataType) -> Leaf:
+    """Numbers in a unit since 1970, or text."""
+    text, unit_us = text_leaf(dtype), TIME_UNITS[unit]
+
+    def whole(values: list[Any]) -> pa.Array:
+        return timestamps_in_range(pc.multiply_checked(pa.array(values, pa.int64()), unit_us).cast(dtype))
+
+    def one(value: Any) -> Any:
+        if type(value) not in NUMBERS:
+            return text.one(value)
+        number = Decimal(value)
+        if not TIMESTAMP_US_MIN <= number * unit_us <= TIMESTAMP_US_MAX:  # false for NaN, too
+            raise Refused(f"{shortened(str(value))}, which is out of its range")
+        return EPOCH + timedelta(microseconds=round(number * unit_us))
+
+    return Leaf(f"{unit} (a number, or ISO 8601 text)", frozenset({int}), whole, one)
 
 
 def _boolean(value: Any) -> bool:

@@ -11,7 +11,7 @@ from millstream.expressions.expression import Expression, lowered_expression
 from millstream.operators.triggers import can_finish
 from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node, Read
-from millstream.plan.watermarks import Bounded, Punctuated
+from millstream.plan.watermarks import Custom, Punctuated, Watermark
 from millstream.records import Schema
 
 Names = frozenset[str]
@@ -59,9 +59,22 @@ def _of_side_join(node: table_nodes.SideJoin, required: Names) -> Names:
     return frozenset(own for own, _ in node.on) | {column for name, column in node.left if name in required}
 
 
+def _of_event_time(node: nodes.WithEventTime, required: Names) -> Names:
+    if isinstance(node.watermark, Custom):  # the user's function gets whole rows
+        return _all(node)
+    return required | node.time.columns | _of_watermark(node.watermark, node.schema)
+
+
+def _of_watermark(watermark: Watermark | None, schema: Schema) -> Names:
+    return (
+        lowered_expression(watermark.expression, schema).columns if isinstance(watermark, Punctuated) else frozenset()
+    )
+
+
 _USED_COLUMNS: dict[type[Node], Callable[[Any, Names], Names]] = {
     nodes.Where: lambda node, required: required | node.condition.columns,
     nodes.Project: _of_projection,
+    nodes.WithEventTime: _of_event_time,
     nodes.Union: lambda node, required: required,
     table_nodes.AllRows: lambda node, required: required,
     table_nodes.SideJoin: _of_side_join,
@@ -75,10 +88,8 @@ _USED_COLUMNS: dict[type[Node], Callable[[Any, Names], Names]] = {
 def _narrowed(node: Read, required: Names) -> Schema:
     if not all(field.nullable for field in node.schema.arrow):
         return node.schema
-    own = {node.event_time} | ({"weight"} if node.changes else set())
-    if isinstance(node.watermark, Punctuated):
-        own |= lowered_expression(node.watermark.expression, node.schema).columns
-    elif node.watermark is not None and not isinstance(node.watermark, Bounded):  # the user's function gets whole rows
+    if isinstance(node.watermark, Custom):  # the user's function gets whole rows
         return node.schema
+    own = {node.event_time, *_of_watermark(node.watermark, node.schema)} | ({"weight"} if node.changes else set())
     fields = [field for field in node.schema.arrow if field.name in required | own]
-    return Schema.from_arrow(pa.schema(fields or [node.schema.arrow.field(0)]))  # at least one column, to count rows
+    return Schema(pa.schema(fields or [node.schema.arrow.field(0)]))  # at least one column, to count rows

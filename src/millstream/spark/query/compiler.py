@@ -23,8 +23,9 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import SENT
 from millstream.plan.needs_spark import expressions_of
-from millstream.plan.nodes import Node, Project, Read, Where
+from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime
 from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Bounded
 from millstream.secrets import delivery
 from millstream.spark.query import task_messages
@@ -107,17 +108,17 @@ class NativeSteps:
             getattr(self, f"_visit_{type(step).__name__.lower()}")(step)
             self.last = step
 
-    def _next(self) -> Where | Project | None:
+    def _next(self) -> Where | Project | WithEventTime | None:
         """The next step, if it is an expression and the only consumer of these rows."""
-        watermark = self.source.watermark
-        if watermark is not None and not isinstance(watermark, Bounded):
-            return None  # it needs the original columns
+        timed = self._physical_plan.timing.get(self.source)
+        if timed is not None and not isinstance(timed.watermark, Bounded):
+            return None  # it needs the columns of the rows that have just got their time
         consumers = [node for node in self._physical_plan.order if self.last in node.inputs]
         if len(consumers) != 1 or self.last in self._physical_plan.outputs:
             return None
         if any(consumers[0] is part.first and _needs_single_rows(part) for part in self._physical_plan.spark_parts):
             return None  # only what is behind a filter may see a filtered row
-        return consumers[0] if isinstance(consumers[0], Where | Project) else None
+        return consumers[0] if isinstance(consumers[0], Where | Project | WithEventTime) else None
 
     def _visit_read(self, node: Read) -> None:
         moment = sf.expr(f"unix_micros(`{node.event_time}`)") if node.event_time else sf.lit(None).cast("long")
@@ -135,6 +136,10 @@ class NativeSteps:
     def _visit_where(self, node: Where) -> None:
         holds = sf.expr(f"case when {KEEP} then coalesce(({node.condition.spark}), false) else false end")
         self.frame = self.frame.withColumn(KEEP, holds)
+
+    def _visit_witheventtime(self, node: WithEventTime) -> None:
+        moment = sf.expr(f"case when {KEEP} then unix_micros(cast(({node.time.spark}) as timestamp)) end")
+        self.frame = self.frame.withColumn(TIME, moment)
 
     def _visit_project(self, node: Project) -> None:
         made = [
@@ -174,15 +179,17 @@ class Pack:
         context = TaskContext.get()
         task = ((self.number + 1) << 24) + (context.partitionId() if context else 0)
         packer = plan.packer(source, task=task, entry=entry)
+        timed, before = plan.physical_plan.timing.get(source), in_order([entry])
         watermark: int | None = None
         count = 0
         for batch in batches:
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame)
             count += len(rows)
-            implied = implied_watermark(source, rows)
+            made = packer.add({SENT: rows.filter(KEEP).drop(KEEP)}, time.time_ns() // 1000)
+            # Spark has dropped nothing yet: rows that a later condition excludes still advance the watermark.
+            implied = None if timed is None else implied_watermark(timed, rows if timed in before else made[timed])
             watermark = implied if watermark is None else max(watermark, watermark if implied is None else implied)
-            packer.add({SENT: rows.filter(KEEP).drop(KEEP)}, time.time_ns() // 1000)
         yield from packer.pack(SourceControl(source.name, 0, {"": (watermark, count > 0)}))
         report = SourceReport(source.name, count)
         yield plan.labels[0], DRIVER, REPORT, task, task_messages.to_bytes(report)

@@ -15,17 +15,21 @@ from typing import Any
 from millstream.operators.source_watermarks import SourceWatermark
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node, Read
+from millstream.plan.timing import Timed
 from millstream.spark.query.task_messages import Control, SourceControl, StepControl
 
 
 class InputWatermark:
-    def __init__(self, origins: Sequence[Node], groups: Mapping[Node, int]) -> None:
-        """`groups` has the number of key groups of each upstream step that report to this one."""
+    def __init__(self, origins: Sequence[Node], groups: Mapping[Node, int], timing: Mapping[Read, Timed]) -> None:
+        """`groups` has the number of key groups of each upstream step that report to this one.
+
+        `timing` has, by source, the node that gives its rows their event time.
+        """
         self._groups = {origin.name: groups.get(origin, 0) for origin in origins}
         self._sources = {
-            origin.name: SourceWatermark(origin, (), 0)
+            origin.name: SourceWatermark(timing[origin], (), 0)
             for origin in origins
-            if isinstance(origin, Read) and origin.watermark is not None
+            if isinstance(origin, Read) and origin in timing
         }
         self._watermarks = {origin.name: BEGINNING for origin in origins if isinstance(origin, Read)}
         self._before: dict[str, dict[int, tuple[int, bool]]] = {

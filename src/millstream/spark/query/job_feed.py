@@ -139,10 +139,12 @@ class JobFeed:
         """
         if self._until is None:
             return {}
+        timing = self.shipment.physical_plan.timing
         return {
             node.name: [part for part, end in self._until[node.name].items() if sources[node.name].get(part, 0) >= end]
             for node in self._nodes()
-            if node.watermark is not None and node.watermark.idle is not None
+            if (timed := timing.get(node)) is not None and timed.watermark is not None
+            if timed.watermark.idle is not None
         }
 
     def _reachable(self, start: dict[str, Offsets]) -> dict[str, Offsets]:
@@ -272,12 +274,14 @@ class JobFeed:
             for slab in self.source(node).read(each):
                 rows = framed(slab, node, plan.physical_plan.reading[node].names)
                 count, dead = count + len(rows), dead + (0 if slab.dead is None else len(slab.dead))
-                watermark, before = implied_watermark(node, rows), partitions[each.partition][0]
-                if watermark is not None:
-                    partitions[each.partition] = (watermark if before is None else max(watermark, before), True)
-                packer.add(
+                made = packer.add(
                     {SENT: rows, DEAD: dead_frame(slab)}, task.now, SourcePartition(str(node.source), each.partition)
                 )
+                timed = plan.physical_plan.timing.get(node)
+                watermark = None if timed is None else implied_watermark(timed, made[timed])
+                before = partitions[each.partition][0]
+                if watermark is not None:
+                    partitions[each.partition] = (watermark if before is None else max(watermark, before), True)
         done = tuple(name for name in task.silent.get(number, []) if name in task.done.get(node.name, []))
         yield from packer.pack(SourceControl(node.name, task.now, partitions, done, END if task.ended else None))
         report = SourceReport(

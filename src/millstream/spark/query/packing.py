@@ -111,8 +111,8 @@ class Packer:
         self._ends = self.physical_plan.ends(self.origin)
         self._parts = [part for part in self.physical_plan.spark_parts if part.first in self._region.steps]
 
-    def add(self, sent: Frames, now: int, partition: SourcePartition | None = None) -> None:
-        """Runs the steps of the region on rows of the origin."""
+    def add(self, sent: Frames, now: int, partition: SourcePartition | None = None) -> Mapping[Node, pl.DataFrame]:
+        """Runs the steps of the region on rows of the origin, and returns the rows of each."""
         made = self._region.run(sent, now, self.entry, partition)
         for part in self._parts:
             if part.given in made and len(made[part.given]):
@@ -139,6 +139,7 @@ class Packer:
             if len(fed):
                 self._fed.setdefault((number, end.side), []).append(fed)
                 self._counts[number] = count + len(fed)
+        return made
 
     def pack(self, control: Control | None) -> Iterable[Packed]:
         """Packs all added rows; every key group of the next steps gets the control, if it was not sent before."""

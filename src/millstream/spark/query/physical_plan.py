@@ -22,8 +22,8 @@ from millstream.plan import nodes, table_nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.nodes import Node
 from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.timing import Timed, timing
 from millstream.plan.walking import in_order
-from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
 from millstream.spark.query.column_pruning import required_columns
 from millstream.spark.query.spark_parts import SparkPart, parts_of
@@ -177,6 +177,11 @@ class PhysicalPlan:
     def in_spark(self) -> frozenset[Node]:
         """The steps that run in Spark's own engine."""
         return frozenset(step for part in self.spark_parts for step in part.steps)
+
+    @cached_property
+    def timing(self) -> dict[nodes.Read, Timed]:
+        """By source, the node that gives its rows their event time; sources without event time are left out."""
+        return timing(self.order)
 
     @cached_property
     def chain(self) -> list[Node]:
@@ -370,7 +375,4 @@ def event_times(rows: pl.DataFrame, node: nodes.Read) -> pl.Series:
     if node.event_time is None:
         return pl.Series(TIME, [None], pl.Int64).new_from_index(0, len(rows))
     times = rows[node.event_time].dt.cast_time_unit("us").to_physical().alias(TIME)
-    if not len(times) or ((times.min() or 0) >= FIRST and (times.max() or 0) <= LAST):  # type: ignore[operator]
-        return times
-    # Files and DataFrames may hold times out of range; one of them must not push the watermark past all others.
-    return pl.select(pl.when(times.is_between(FIRST, LAST)).then(times)).to_series().alias(TIME)
+    return elementwise.within_range(times)  # files and DataFrames may hold times out of range

@@ -236,7 +236,7 @@ class StepRunner:
         group = self._plan.group_of[label]
         stored = self._head.get()
         head = self._read_head(bytes(stored[0])) if stored else Head()
-        inputs = InputWatermark(self._upstream, self._groups)
+        inputs = InputWatermark(self._upstream, self._groups, self._plan.physical_plan.timing)
         if head.inputs is not None:
             inputs.restore(head.inputs)
         controls = [control_from_bytes(cast(bytes, blob)) for kind, _, blob in received if kind == CONTROL]

@@ -30,12 +30,6 @@ def panes(keyed: bool = True) -> Any:
     return (rows.key_by("team") if keyed else rows).window(ms.fixed("1 minute"))
 
 
-def two_writes() -> None:
-    rows = stream()
-    rows.write("out")
-    rows.write("out")
-
-
 def two_flows() -> None:
     stream().union(stream(flow=ms.Flow("g")))
 
@@ -91,7 +85,14 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: ms.Flow("f").read("a", SCHEMA, "at", ms.punctuated("score")), "'score' is int", ""),
     (lambda: ms.Flow("f").read("a", SCHEMA, "at", ms.punctuated("att")), "no column 'att'", "did you mean 'at'?"),
     (lambda: stream().write(""), "cannot write '': not a valid topic name", "letters"),
-    (two_writes, "two streams write to out, the other one at", "union"),
+    (lambda: [(rows := stream()).write("out"), rows.write(ms.kafka(topic="out"))], "two streams write to", "union"),
+    (
+        lambda: [(rows := stream()).write(ms.kafka("a", topic="out")), rows.write(ms.kafka("a:9092", topic="out"))],
+        "two streams write to",
+        "union",
+    ),
+    (lambda: stream().write(ms.kafka(topic="scores")), "the flow reads and writes 'scores'", "another topic"),
+    (lambda: [(rows := stream()).write("out"), rows.write("out")], "two streams write to out, the other", "union"),
     (loop, "the flow reads and writes 'scores'", "another topic"),
     (loop_the_other_way, "the flow reads and writes 'out'", "another topic"),
     (lambda: ms.Flow("f").check(), "the flow 'f' has no output", ".write("),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import polars as pl
 
 from millstream.plan.aggregates import Aggregate
@@ -29,16 +30,22 @@ Described = TypeVar("Described", bound=Aggregate)
 
 
 class Stretches:
-    """Consecutive stretches of rows, with the number of each row's stretch and the position of its first row."""
+    """Consecutive stretches of rows: the number of each row's stretch, and the positions of their first rows."""
 
-    NUMBER, FIRST = "__stretch", "__first"
+    NUMBER = "__stretch"
+
+    def __init__(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], firsts: Any) -> None:
+        self.numbers = pl.Series(self.NUMBER, numbers).set_sorted()
+        self._firsts = pl.Series(firsts)
 
     def sum(self, value: pl.Expr, *, exact: bool = True) -> pl.Expr:
         """The running sum. An exact one is computed by subtraction, which takes a fraction of the time."""
-        if not exact:
-            return self.each(value.cum_sum())
-        so_far = value.cum_sum()
-        return so_far - (so_far - value).gather(pl.col(self.FIRST))
+        return value.map_batches(self._restarted, return_dtype=pl.self_dtype()) if exact else self.each(value.cum_sum())
+
+    def _restarted(self, values: pl.Series) -> pl.Series:
+        so_far = values.cum_sum()
+        before = so_far.gather(self._firsts) - values.gather(self._firsts)
+        return so_far - before.gather(self.numbers)
 
     def each(self, value: pl.Expr) -> pl.Expr:
         return value.over(self.NUMBER)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from millstream.operators.clock import Clock
     from millstream.operators.windowed import WindowedOperator
 
-ROWS, WINDOW = "__rows", "__window"
+ROWS, PLACES = "__rows", "__places"
 LAST = 1 << 60
 """The part of panes that fire after all rows."""
 
@@ -69,10 +69,14 @@ class Turns:
 
     def sent(self, taken: Taken, asked: pl.DataFrame) -> pl.DataFrame:
         """The panes of all rows, and those of windows that fire after them: by key, in order of emission."""
+        last_panes = asked.sort([*self._keys, "__place", "__row_of_pane"], nulls_last=False, maintain_order=True)
         if not taken.panes:
-            return asked.sort([*self._keys, "__place", "__row_of_pane"], nulls_last=False, maintain_order=True)
-        if len(taken.panes) == 1 and asked.is_empty() and taken.is_in_order:
-            return taken.panes[0]
+            return last_panes
+        if len(taken.panes) == 1 and taken.is_in_order:
+            if asked.is_empty():
+                return taken.panes[0]
+            panes = pl.concat([taken.panes[0].select(asked.columns), last_panes], how="vertical_relaxed")
+            return panes[by_key(panes, self._keys)[0]]
         last = pl.lit(LAST, pl.Int64).alias(PART)
         frames = [*taken.panes, asked.with_columns(last)]
         panes = pl.concat([frame.select(*asked.columns, PART) for frame in frames], how="vertical_relaxed")
@@ -99,10 +103,12 @@ class Turns:
         operator = self._operator
         by = [*self._keys, NUMBER if operator.by_rows else "start"]
         span = [pl.col(TIME).first().alias(name) for name in ("start", "end")]
-        found = rows.group_by(by).agg(
-            pl.len().cast(pl.Int64).alias(ROWS), *(span if operator.by_rows else [pl.col("end").first()])
+        numbered = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(PLACES))
+        found = numbered.group_by(by).agg(
+            pl.len().cast(pl.Int64).alias(ROWS), PLACES, *(span if operator.by_rows else [pl.col("end").first()])
         )
         found = found.sort(by, nulls_last=False)
+        places, found = found[PLACES], found.drop(PLACES)
         base, is_held = self._as_held(taken, found)
         counts, closed = found[ROWS].to_numpy(), base["closed"].to_numpy()
         base = base.with_columns(self._at_end(clock))
@@ -110,14 +116,14 @@ class Turns:
         is_quiet = (done.panes == 0) & ~closed
         quiet = rows
         if not is_quiet.all():
-            numbered = found.select(by).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(WINDOW))
-            number = rows.select(by).join(numbered, on=by, how="left", nulls_equal=True, maintain_order="left")
-            window = number[WINDOW].to_numpy()
+            order = places.explode(empty_as_null=False).to_numpy()
+            window = np.empty(len(rows), np.int64)
+            window[order] = np.repeat(np.arange(len(counts)), counts)
             if closed.any():
                 self._refuse(taken, rows, window, base, given)
             is_loud = ~is_quiet & ~closed
             if is_loud.any():
-                here = Queues(base, rows, window, dense_keys(found, self._keys))
+                here = Queues(base, rows, window, dense_keys(found, self._keys), order)
                 self._drain(taken, here.of(is_loud), done.of(is_loud, counts), given, clock)
             quiet = rows.filter(is_quiet[window])
         if len(quiet):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,8 @@ class Queues:
     rows: pl.DataFrame
     window: Numbers
     keys: Numbers
+    order: Numbers | None = None
+    """The positions of the rows, window by window, if they are known."""
 
     @property
     def counts(self) -> Numbers:
@@ -61,7 +64,7 @@ class Drained:
         self._given, self._clock = given, clock
         self._discards = operator.node.mode is Mode.DISCARDING
         self._counts = queues.counts
-        self._all = order = in_order(queues.window)
+        self._all = order = in_order(queues.window) if queues.order is None else queues.order
         window = np.repeat(np.arange(len(self._counts)), self._counts)
         sends = done.sends
         lost: Truths | None = None
@@ -72,13 +75,17 @@ class Drained:
         self._window, self._order, self._sends = window, order, sends
         self._firsts = np.cumsum(done.taken) - done.taken
         self._lasts = np.cumsum(done.taken) - 1
-        self._rows = queues.rows[order]
         self._held = ((self._base["waiting"] > 0) | (self._base["index"] > 0)).to_numpy()
         self._running = self._run()
         self._newest = pl.DataFrame()
         self.lost = None if lost is None else self._lost_rows(lost)
         self.panes = self._sent_panes()
         self.windows = self._windows()
+
+    @cached_property
+    def _rows(self) -> pl.DataFrame:
+        """All columns of the rows, window by window. What only panes need is taken from where the rows are queued."""
+        return self._queues.rows[self._order]
 
     def _lost_rows(self, lost: Truths) -> pl.DataFrame:
         rows = self._queues.rows[self._all[lost]]
@@ -94,25 +101,32 @@ class Drained:
             return self._rows["start"], self._rows["end"]
         return self._base["start"][self._window], self._rows[TIME]
 
+    def _row_spans(self) -> list[tuple[str, pl.Series]]:
+        """The bounds of windows that rows open and close, which the rows themselves do not have."""
+        return list(zip(("start", "end"), self._spans(), strict=True)) if self._operator.by_rows else []
+
     # ------------------------------------------------------------ window state after each row
 
     def _run(self) -> pl.DataFrame:
-        operator, over = self._operator, Stretches()
+        operator = self._operator
         folding = operator.folding
         frames = []
         if folding:
-            parts = self._rows.select(made for fold in folding for made in fold.of_rows(self._rows))
+            rows = self._queues.rows
+            parts = rows.select(made for fold in folding for made in fold.of_rows(rows))[self._order]
             if self._held.any():
                 parts = self._with_held(parts)
-            parts = parts.with_columns(self._stretches(by_pane=self._discards))
+            over = self._stretches(by_pane=self._discards)
+            parts = parts.with_columns(over.numbers)
             frames.append(parts.select(made for fold in folding for made in fold.running(over, parts)))
         if operator.node.pane_time is not PaneTime.END_OF_WINDOW:
-            times = self._in_time().with_columns(self._stretches(by_pane=True))
+            over = self._stretches(by_pane=True)
+            times = self._in_time().with_columns(over.numbers)
             smallest, largest = pl.col("in_time_min").cum_min(), pl.col("in_time_max").cum_max()
             frames.append(times.select(over.each(smallest.forward_fill()), over.each(largest.forward_fill())))
         return pl.concat(frames, how="horizontal") if frames else pl.DataFrame()
 
-    def _stretches(self, *, by_pane: bool) -> list[pl.Series]:
+    def _stretches(self, *, by_pane: bool) -> Stretches:
         """Rows that are accumulated together: those of a window, or those of a pane."""
         number, firsts = self._window, self._firsts
         if by_pane:
@@ -120,7 +134,7 @@ class Drained:
             begins[self._firsts] = True
             begins[1:] |= self._sends[:-1]
             number, firsts = np.cumsum(begins) - 1, np.flatnonzero(begins)
-        return [pl.Series(Stretches.NUMBER, number).set_sorted(), pl.Series(Stretches.FIRST, firsts[number])]
+        return Stretches(number, firsts)
 
     def _with_held(self, parts: pl.DataFrame) -> pl.DataFrame:
         """The first row of a window also includes the held state."""
@@ -172,13 +186,11 @@ class Drained:
         operator = self._operator
         window = self._window[places]
         index, on_time_index = self._indexes(places, window)
-        starts, ends = self._spans()
         at_end = self._base[AT_END].to_numpy()
-        columns = [*operator.keys, *([NUMBER] if operator.by_rows else []), PART]
+        columns = [*operator.keys, *([NUMBER] if operator.by_rows else ["start", "end"]), PART]
         made = [
-            *(self._rows[name][places] for name in columns),
-            starts[places].alias("start"),
-            ends[places].alias("end"),
+            *self._queues.rows.select(columns)[self._order[places]].get_columns(),
+            *(bound[places].alias(name) for name, bound in self._row_spans()),
             pl.Series("index", index),
             pl.Series("on_time_index", on_time_index),
             pl.Series("__window", window),
@@ -208,7 +220,6 @@ class Drained:
 
     def _counted(self, places: Numbers, window: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """How many panes were emitted before a row since its window started counting, and from which numbers on."""
-        before: Numbers = np.cumsum(self._sends) - self._sends
         begins = self._firsts[window]
         index, on_time = (_gathered(self._base[name].to_numpy(), window) for name in ("index", "on_time_index"))
         if self._operator.merges:  # a session that grows starts over
@@ -217,6 +228,9 @@ class Drained:
             is_new = last >= begins
             begins = np.where(is_new, last, begins)
             index, on_time = np.where(is_new, 0, index), np.where(is_new, 0, on_time)
+        if self._sends.all():
+            return places - begins, index, on_time
+        before: Numbers = np.cumsum(self._sends) - self._sends
         return before[places] - before[begins], index, on_time
 
     def _counts_on_time(self) -> Truths:
@@ -316,10 +330,12 @@ class Drained:
         return operator.fitted(operator.emptied(state, sends) if self._discards else state)
 
     def _place(self) -> tuple[pl.Series, pl.Series]:
-        if not self._operator.merges:
+        if self._operator.by_rows:
             starts, ends = self._spans()
             return starts[self._lasts], ends[self._lasts]
-        last = self._all[np.cumsum(self._counts) - 1]  # a closed session still grows
+        last = self._order[self._lasts]
+        if self._operator.merges:
+            last = self._all[np.cumsum(self._counts) - 1]  # a closed session still grows
         return self._queues.rows["start"][last], self._queues.rows["end"][last]
 
     def _kept_lists(self) -> list[pl.Series]:

@@ -192,7 +192,9 @@ class WindowedStep:
         ]
         columns += [pl.col(name) for name, _ in node.aggregates]
         columns += [instant("event_time"), pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
-        return panes.select(columns).cast(self._types)
+        made = panes.select(columns)
+        fits = all(made.schema[name] == kind for name, kind in self._types.items())
+        return made if fits else made.cast(self._types)
 
     def _late_rows(self, late: pl.DataFrame) -> pl.DataFrame:
         """The original rows, with the window that rejected them and the reason."""

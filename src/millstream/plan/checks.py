@@ -109,11 +109,11 @@ def check_partitions(sink: Endpoint, partitions: int | None) -> None:
 
 def check_loop(sources: Sequence[Endpoint], sinks: Sequence[Endpoint]) -> None:
     """Rejects a flow that would consume its own output."""
-    topics = {sink.broker_topic for sink in sinks} - {None}
+    topics = {sink.target for sink in sinks if sink.topic_name is not None}
     for source in sources:
-        if source.broker_topic in topics:
+        if source.topic_name is not None and source.target in topics:
             raise refusal(
-                f"the flow reads and writes '{source.broker_topic}': it would consume its own output",
+                f"the flow reads and writes '{source.topic_name}': it would consume its own output",
                 "write to another topic",
             )
 

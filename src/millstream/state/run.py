@@ -7,7 +7,7 @@ not searched for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -172,20 +172,39 @@ def visible(hashes: Hashes, newer: Sequence[Run]) -> Flags:
 
 def sorted_rows(content: pl.DataFrame, hashes: Hashes, marks: dict[str, Times], gone: Hashes) -> Rows:
     """Rows in order of hash; `gone` are hashes that had rows before and have none now."""
-    dead = None
-    if len(gone):
-        nothing = np.full(len(gone), ABSENT, np.int64)
-        dead = np.concatenate([np.zeros(len(hashes), np.bool_), np.ones(len(gone), np.bool_)])
-        content = pl.concat([content, content.clear(len(gone))])
-        hashes = np.concatenate([hashes, gone])
-        marks = {name: np.concatenate([times, nothing]) for name, times in marks.items()}
     marks = {name: times for name, times in marks.items() if len(times) and times.min() < ABSENT}
-    return Rows(content, hashes, dead, marks).at(np.argsort(hashes, kind="stable"))
+    if not len(gone):
+        rows = Rows(content, hashes, None, marks)
+        return rows if _is_ascending(hashes) else rows.at(hash_order(hashes))
+    live = len(hashes)
+    hashes = np.concatenate([hashes, gone])
+    order = hash_order(hashes)
+    dead = order >= live
+    # One gather for both: a dead row has no position among the rows, and nulls in all columns.
+    content = content.select(pl.all().gather(pl.Series(np.where(dead, 0, order)).set(pl.Series(dead), None)))
+    nothing = np.full(len(gone), ABSENT, np.int64)
+    return Rows(
+        content,
+        hashes[order],
+        dead,
+        {name: np.concatenate([times, nothing])[order] for name, times in marks.items()},
+    )
+
+
+def hash_order(hashes: Hashes) -> Places:
+    """The positions in order of hash, equal ones as they are. A sort that is not stable takes a fifth of the time."""
+    order: Places = np.argsort(hashes)
+    ordered = hashes[order]
+    return np.argsort(hashes, kind="stable") if (ordered[1:] == ordered[:-1]).any() else order
+
+
+def _is_ascending(hashes: Hashes) -> bool:
+    return bool((hashes[1:] >= hashes[:-1]).all())
 
 
 def merged(runs: Sequence[Rows], *, oldest: bool) -> Rows:
     """Merges several runs, newest first. If there is nothing below the oldest, no dead rows are needed."""
-    together, start, kept = _joined(runs), 0, []
+    start, kept = 0, []
     for number, rows in enumerate(runs):
         keep = np.ones(len(rows), np.bool_)
         if oldest and rows.dead is not None:
@@ -196,9 +215,15 @@ def merged(runs: Sequence[Rows], *, oldest: bool) -> Rows:
         kept.append(np.flatnonzero(keep) + start)
         start += len(rows)
     places = np.concatenate(kept)
-    rows = together.at(places[np.argsort(together.hashes[places], kind="stable")])
+    if (
+        len(places) == len(kept[0]) == len(runs[0])
+    ):  # the newest overrides all others, as it does in a bundle of all keys
+        rows = runs[0]
+    else:
+        together = _joined(runs)
+        rows = together.at(places[hash_order(together.hashes[places])])
     if rows.dead is not None and not rows.dead.any():
-        rows.dead = None
+        rows = replace(rows, dead=None)
     return rows
 
 

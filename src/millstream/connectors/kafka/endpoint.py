@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast
@@ -14,7 +14,7 @@ from millstream.connectors.connector import Connector, KafkaTopic, Reading, Work
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.sink import Sink
 from millstream.connectors.source import Source
-from millstream.connectors.topic.endpoint import KAFKA_LIBRARIES, remembered_topic
+from millstream.connectors.topic.endpoint import KAFKA_LIBRARIES, Topic, remembered_topic
 from millstream.errors import InvalidPlan
 from millstream.log import Broker, EmbeddedLog
 from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of, with_ports
@@ -56,6 +56,11 @@ class Kafka(Connector):
     @property
     def topic_name(self) -> str:
         return self.topic
+
+    @property
+    def target(self) -> Hashable:
+        """A topic of the job's broker is the same one, however it is written."""
+        return Topic(self.topic) if self.servers is None else (with_ports(self.servers), self.topic)
 
     @property
     def lost_choice(self) -> str:

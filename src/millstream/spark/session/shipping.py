@@ -47,6 +47,7 @@ LIBRARIES = {
     "crc32c": "crc32c",
     "duckdb": "duckdb",
     "fastavro": "fastavro",
+    "msgspec": "msgspec",
     "numpy": "numpy",
     "orjson": "orjson",
     "pandas": "pandas",

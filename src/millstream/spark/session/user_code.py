@@ -1,4 +1,4 @@
-"""Sends the user's functions by value: a worker need not be able to import the file that defines them."""
+"""Sends the user's functions and classes by value: a worker need not be able to import the file that defines them."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ MODULES_MAX = 2_000
 
 
 def ship(nodes: Iterable[Any]) -> None:
-    """Registers the user's own modules of the functions in a plan to be pickled by value."""
-    for function in (found for node in nodes for found in _functions(node, 0)):
-        module = sys.modules.get(function.__module__)
+    """Registers the user's own modules of the functions and classes in a plan to be pickled by value."""
+    for defined in (found for node in nodes for found in _definitions(node, 0)):
+        module = sys.modules.get(defined.__module__)
         if module is not None and _is_users(module):
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
-def _functions(value: Any, depth: int) -> Iterator[FunctionType]:
+def _definitions(value: Any, depth: int) -> Iterator[FunctionType | type]:
+    """The functions in a part of a plan, and the classes of its values: a connector may be the user's own."""
     if isinstance(value, FunctionType):
         yield value
     elif depth > DEPTH_MAX:
         return
     elif isinstance(value, MethodType):
-        yield from _functions(value.__func__, depth + 1)
+        yield from _definitions(value.__func__, depth + 1)
     elif isinstance(value, partial):
-        yield from _functions(value.func, depth + 1)
+        yield from _definitions(value.func, depth + 1)
     elif isinstance(value, tuple | list):
         for part in value:
-            yield from _functions(part, depth + 1)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
+            yield from _definitions(part, depth + 1)
+    elif not isinstance(value, type):
+        yield type(value)
+        for field in fields(value) if is_dataclass(value) else ():
             if field.name != "inputs":
-                yield from _functions(getattr(value, field.name), depth + 1)
+                yield from _definitions(getattr(value, field.name), depth + 1)
 
 
 def _is_users(module: ModuleType) -> bool:
@@ -61,16 +63,16 @@ def _is_users_file(file: Path) -> bool:
     return not str(path).startswith((*INSTALLED, OURS)) and not any(part in LIBRARIES for part in path.parts)
 
 
-# ---------------------------------------------------------------- the modules that functions import
+# ---------------------------------------------------------------- the modules that they import
 
 
 def modules(nodes: Iterable[Any]) -> dict[str, Path]:
-    """The user's own modules that the functions of a plan may import, at any time, by their path in a zip.
+    """The user's own modules that the functions and classes of a plan may import, by their path in a zip.
 
     Imports are read from the file that defines a function, from the files it imports, and so on; of a package all files
     are included.
     """
-    files = {Path(function.__code__.co_filename) for node in nodes for function in _functions(node, 0)}
+    files = {file for node in nodes for found in _definitions(node, 0) for file in _file_of(found)}
     pending = [file for file in files if file.is_file() and _is_users_file(file)]
     scanned: set[Path] = set()
     found: dict[str, Path] = {}
@@ -89,6 +91,13 @@ def modules(nodes: Iterable[Any]) -> dict[str, Path]:
         if len(found) > MODULES_MAX:
             break  # not a sensible package: functions are still pickled by value
     return dict(sorted(found.items()))
+
+
+def _file_of(defined: FunctionType | type) -> Iterator[Path]:
+    if isinstance(defined, FunctionType):
+        yield Path(defined.__code__.co_filename)
+    elif file := getattr(sys.modules.get(defined.__module__), "__file__", None):
+        yield Path(file)
 
 
 def _own_name(file: Path) -> Iterator[str]:

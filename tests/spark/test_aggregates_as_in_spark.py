@@ -12,6 +12,8 @@ import millstream as ms
 from millstream.testing import Add, play
 
 SQL = {
+    "min": (ms.min("x"), "min(x)"),
+    "max": (ms.max("x"), "max(x)"),
     "avg": (ms.avg("x"), "avg(x)"),
     "median": (ms.median("x"), "median(x)"),
     "percentile": (ms.percentile("x", 0.9), "percentile(x, 0.9)"),
@@ -33,6 +35,7 @@ ROWS = {
     "one": [(3, 2.5)],
     "nulls": [(None, None), (None, None)],
     "nan": [(1, math.nan), (2, 1.0), (3, 2.0)],
+    "nan alone": [(1, math.nan)],
     "infinite": [(1, math.inf), (2, 1.0), (4, -math.inf), (8, 2.0)],
     "large": [(2**62, 1e300), (2**62 - 1, 5e299), (-(2**62), -1e300)],
 }

@@ -124,15 +124,24 @@ def test_rows_that_a_table_retracts_no_longer_count() -> None:
 
 def test_nan_is_larger_than_any_number() -> None:
     def build(rows: Any) -> Any:
-        return rows.group_by("key").agg(
-            most=ms.max_by("n", "x"), least=ms.min_by("n", "x"), top=ms.percentile("x", [0, 1]), usual=ms.mode("x")
-        )
+        made = {
+            "most": ms.max_by("n", "x"),
+            "least": ms.min_by("n", "x"),
+            "edges": ms.percentile("x", [0, 1]),
+            "usual": ms.mode("x"),
+            "high": ms.max("x"),
+            "low": ms.min("x"),
+            "best": ms.top("n", 2, by="x"),
+        }
+        each = rows.window(ms.fixed("1 minute")).trigger(ms.each())
+        return {"table": rows.group_by("key").agg(**made).changes(), "each": each.agg(**made)}
 
-    out = run(lambda rows: build(rows).changes(), add((1, 5.0), (2, math.nan), (3, 4.0), (4, math.nan)))
-    row = out[0][-1]
-    assert (row["most"], row["least"], row["top"][0]) == (2, 3, 4.0)
-    assert math.isnan(row["top"][1])
-    assert math.isnan(row["usual"])
+    out = run(build, add((1, 5.0), (2, math.nan), (3, 4.0)), add((4, math.nan), second=3))
+    for row in (out[1]["table"][-1], out[1]["each"][-1]):
+        assert (row["most"], row["least"], row["edges"][0], row["low"]) == (2, 3, 4.0, 4.0)
+        assert all(map(math.isnan, (row["edges"][1], row["usual"], row["high"])))
+        assert row["best"] == [2, 4]
+    assert [math.isnan(row["high"]) for row in out[0]["each"]] == [False, True, True]
 
 
 def test_sql_names_mean_the_same() -> None:

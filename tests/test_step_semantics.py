@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 import millstream as ms
+from millstream.records import codec, rows_to_batch
 from millstream.testing import Add, Clock, Watermark
 from times import t
 from transcripts import play
@@ -143,3 +145,136 @@ def test_a_window_without_a_key_has_all_rows() -> None:
     steps = [add(("a", 1, 0), ("b", 1, 0)), Watermark(None)]
     out = run(lambda rows: rows.key_by().window(ms.fixed("1 minute")).agg(n=ms.count()), *steps)
     assert [row["n"] for row in out[1]] == [2]
+
+
+# ---------------------------------------------------------------- encoded columns
+
+BODIES = "body string, at timestamp"
+
+
+def bodies(*values: str | bytes | None) -> Add:
+    return Add([{"body": value, "at": t(place)} for place, value in enumerate(values)])
+
+
+@pytest.mark.on_spark
+def test_a_column_of_json_becomes_columns() -> None:
+    def build(rows: Any) -> Any:
+        made = rows.parse("body", "user string, score int, tags array<string>")
+        return {"made": made.drop("at"), "dead": made.dead}
+
+    values = ['{"user": "ann", "score": 3, "tags": ["x"]}', "{", None, '{"score": 2, "more": 1}']
+    out = run(build, bodies(*values), schema=BODIES)
+    assert out[0]["made"] == [
+        {"user": "ann", "score": 3, "tags": ["x"]},
+        {"user": None, "score": None, "tags": None},
+        {"user": None, "score": 2, "tags": None},
+    ]
+    assert [letter["value"] for letter in out[0]["dead"]] == [b"{"]
+    assert ".parse-" in out[0]["dead"][0]["reason"]
+
+
+def test_a_null_without_a_value_for_a_required_column_is_a_dead_letter() -> None:
+    def build(rows: Any) -> Any:
+        made = rows.parse("body", "n int not null")
+        return {"made": made.drop("at"), "dead": made.dead.select("value", "reason")}
+
+    out = run(build, bodies('{"n": 1}', None), schema=BODIES)
+    assert out[0]["made"] == [{"n": 1}]
+    assert [(letter["value"], letter["reason"].partition(": ")[2]) for letter in out[0]["dead"]] == [
+        (None, "it is null, and column 'n' is NOT NULL")
+    ]
+
+
+def test_a_column_of_csv_and_of_avro() -> None:
+    out = run(
+        lambda rows: rows.parse("body", "a int, b string", format="csv", delimiter=";").drop("at"),
+        bodies("1;x", "2;"),
+        schema=BODIES,
+    )
+    assert out == [[{"a": 1, "b": "x"}, {"a": 2, "b": None}]]
+    record = codec("avro", "a int, b string")
+    batch, _ = rows_to_batch([{"a": 1, "b": "x"}], record.schema)
+    out = run(
+        lambda rows: rows.parse("body", "a int, b string", format="avro").drop("at"),
+        bodies(*record.encode(batch).to_pylist()),
+        schema="body binary, at timestamp",
+    )
+    assert out == [[{"a": 1, "b": "x"}]]
+
+
+@pytest.mark.on_spark
+def test_named_groups_of_a_pattern_become_columns() -> None:
+    def build(rows: Any) -> Any:
+        pattern = r"%{IP:client} \[(?P<level>\w+)\] (?P<path>/\S*)(?: took %{NUMBER:took})?"
+        made = rows.parse("body", "client string, path string, took double", format="regex", pattern=pattern)
+        return {"made": made.drop("at"), "dead": made.dead.select("value")}
+
+    out = run(build, bodies("10.0.0.1 [info] /home took 1.5", "10.0.0.2 [info] /", "nothing"), schema=BODIES)
+    assert out[0]["made"] == [
+        {"client": "10.0.0.1", "path": "/home", "took": 1.5},
+        {"client": "10.0.0.2", "path": "/", "took": None},
+    ]
+    assert out[0]["dead"] == [{"value": b"nothing"}]
+
+
+def test_named_groups_are_texts_without_a_schema() -> None:
+    digits = {"format": "regex", "pattern": "(?P<a>.)(?P<b>.)"}
+    out = run(lambda rows: rows.parse("body", **digits).drop("at"), bodies("12"), schema=BODIES)
+    assert out == [[{"a": "1", "b": "2"}]]
+
+
+# ---------------------------------------------------------------- calls of other systems
+
+
+@pytest.mark.on_spark
+def test_async_calls_give_rows_in_order_and_dead_letters_after_their_retries() -> None:
+    async def ask(row: Any) -> Any:
+        import asyncio
+
+        await asyncio.sleep(0.001 * (10 - row["n"]))
+        if row["n"] == 3:
+            raise ValueError("not known")
+        if row["n"] == 4:
+            await asyncio.sleep(600)
+        return None if row["n"] == 5 else {"n": row["n"], "answer": f"is {row['key']}"}
+
+    def build(rows: Any) -> Any:
+        made = rows.map_async(ask, "n int, answer string", concurrency=3, timeout="3 seconds", retries=1)
+        return {"made": made, "dead": made.dead.select("reason")}
+
+    out = run(build, add(*((f"k{n}", n, n) for n in range(7))))
+    assert [row["answer"] for row in out[0]["made"]] == ["is k0", "is k1", "is k2", "is k6"]
+    assert sorted(letter["reason"].partition(": ")[2] for letter in out[0]["dead"]) == [
+        "TimeoutError: no answer within 3 seconds",
+        "ValueError: not known",
+    ]
+
+
+def test_plain_functions_are_called_in_threads_and_tried_again() -> None:
+    def ask(row: Any) -> Any:
+        tries[row["n"]] = tries.get(row["n"], 0) + 1
+        if tries[row["n"]] < 3:
+            raise OSError("busy")
+        return {"n": row["n"] * 10, "thread": threading.current_thread().name.startswith("millstream-calls")}
+
+    tries: dict[int, int] = {}
+    out = run(lambda rows: rows.map_async(ask, "n int, thread boolean"), add(("a", 1, 0), ("b", 2, 1)))
+    assert out == [[{"n": 10, "thread": True}, {"n": 20, "thread": True}]]
+
+
+def test_results_in_any_order_are_all_there() -> None:
+    out = run(
+        lambda rows: rows.map_async(lambda row: {"n": row["n"]}, "n int", ordered=False),
+        add(*((f"k{n}", n, n) for n in range(20))),
+    )
+    assert sorted(row["n"] for row in out[0]) == list(range(20))
+
+
+def test_a_result_that_does_not_fit_its_schema_is_a_dead_letter() -> None:
+    def build(rows: Any) -> Any:
+        made = rows.map_async(lambda row: {"n": "one"}, "n int")
+        return {"made": made, "dead": made.dead.select("reason")}
+
+    out = run(build, add(("a", 1, 0)))
+    assert out[0]["made"] == []
+    assert "ValueError" in out[0]["dead"][0]["reason"]

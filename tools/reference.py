@@ -38,6 +38,7 @@ SECTIONS = {
     "millstream.plan.triggers": "Triggers",
     "millstream.plan.watermarks": "Watermarks",
     "millstream.plan.aggregates": "Aggregates",
+    "millstream.plan.retries": "Retries",
     "millstream.connectors": "Sources and sinks",
     "millstream.log": "The log",
     "millstream.views": "Views",

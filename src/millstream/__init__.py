@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from millstream.plan.flow import Flow
     from millstream.plan.picks import collect_set, max_by, min_by
     from millstream.plan.process import Key
+    from millstream.plan.retries import retry
     from millstream.plan.statistics import median, mode, percentile, stddev_pop, var_pop, var_samp, variance
     from millstream.plan.stream import Stream
     from millstream.plan.tables import Table
@@ -86,6 +87,7 @@ _NAMES = {
     "millstream.plan.flow": "Flow",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
+    "millstream.plan.retries": "retry",
     "millstream.plan.statistics": "median mode percentile stddev_pop var_pop var_samp variance",
     "millstream.plan.stream": "Stream",
     "millstream.plan.tables": "Table",
@@ -164,6 +166,7 @@ __all__ = [
     "punctuated",
     "rate",
     "repeatedly",
+    "retry",
     "rows",
     "sessions",
     "sliding",

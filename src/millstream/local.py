@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from millstream.operators import elementwise
+from millstream.operators import elementwise, mapping
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import HIDDEN
@@ -76,8 +76,8 @@ class Local:
             return replace(first, rows=self._states[node.inputs[0]].sent[DEAD])
         if isinstance(node, nodes.Dead):
             return replace(first, rows=self._dead.get(node.inputs[0], elementwise.frame_of([], None)))
-        if isinstance(node, nodes.MapRows):
-            rows, self._dead[node] = elementwise.mapped(first.rows, node, first.clock.now)
+        if isinstance(node, nodes.Mapped):
+            rows, self._dead[node] = mapping.mapped(first.rows, node, first.clock.now)
             self._check_dead(node, self._dead[node])
             return replace(first, rows=rows)
         if isinstance(node, nodes.Union):

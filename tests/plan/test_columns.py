@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidPlan, UnknownStep
+from millstream.errors import InvalidInput, InvalidPlan, UnknownStep
 from millstream.plan.hints import OF_STREAMS
 
 SCHEMA = "id int, name string, price double, at timestamp"
@@ -59,13 +59,30 @@ REFUSED: list[tuple[Any, str, str]] = [
     (lambda: stream().sample(0.1, seed="x"), "seed is an integer", "seed=7"),
     (lambda: stream().sample(0.1, by="price"), "sample cannot use 'price', which is double", "by='user'"),
     (lambda: stream().sample(0.1, by="prise"), "there is no column 'prise'", "did you mean 'price'?"),
+    (lambda: stream().parse("nome", "x int"), "there is no column 'nome'", "did you mean 'name'?"),
+    (lambda: stream().parse("id", "x int"), "parse takes a string or binary column", "encoded column"),
+    (lambda: stream().parse("name"), "the codec 'json' needs a schema", "user string"),
+    (lambda: stream().parse("name", "Price double"), "already a column 'Price' beside 'name'", "rename(Price="),
+    (lambda: stream().parse("name", "x int", format="xml"), "there is no format 'xml'", "json, csv, avro, regex"),
+    (lambda: stream().parse("name", "x int", delimiter=","), "has no option 'delimiter'", "it has none"),
+    (lambda: stream().parse("name", format="regex"), "takes one option, pattern", "pattern="),
+    (lambda: stream().parse("name", format="regex", pattern="("), "not a regular expression", "re module"),
+    (lambda: stream().parse("name", format="regex", pattern="x"), "has no named groups", "%{WORD:user}"),
+    (lambda: stream().parse("name", format="regex", pattern="%{NUM:x}"), "no pattern 'NUM'", "NUMBER"),
+    (lambda: stream().parse("name", "y int", format="regex", pattern="(?P<x>.)"), "no group named 'y'", "groups: x"),
+    (lambda: stream().map_async("x"), "map_async takes a function", "async def"),
+    (lambda: stream().map_async(lambda: None), "does not accept", "def function(row)"),
+    (lambda: stream().map_async(len, concurrency=0), "concurrency is a whole number from 1, not 0", "concurrency=8"),
+    (lambda: stream().map_async(len, retries=-1), "retries is a whole number from 0, not -1", "retries=8"),
+    (lambda: stream().map_async(len, timeout="0 s"), "timeout must be longer than 0", "None"),
+    (lambda: stream().map_async(len, ordered=1), "ordered is True or False, not 1", "ready"),
     (lambda: ms.Flow("f").read("t", "x double").sample(0.1), "no column to choose rows by", "by="),
 ]
 
 
 @pytest.mark.parametrize(("build", "what", "hint"), REFUSED)
 def test_a_mistake_is_refused_at_the_users_line(build: Any, what: str, hint: str) -> None:
-    with pytest.raises(InvalidPlan) as caught:
+    with pytest.raises(InvalidInput) as caught:
         build()
     assert what in caught.value.what
     assert hint in (caught.value.next_step or "")

@@ -116,8 +116,8 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().with_column("x", "sum(score)"), "more than one row", ".agg"),
     (lambda: stream().map("score + 1"), "map takes a function", "select("),  # type: ignore[arg-type]
     (lambda: stream().flat_map(3), "flat_map takes a function", "lambda"),  # type: ignore[arg-type]
-    (lambda: stream().map(later), "this one is async", "asyncio.run"),
-    (lambda: stream().map(len, batch="rows"), "batch is True, False", "polars"),  # type: ignore[arg-type]
+    (lambda: stream().map(later), "this one is async", "map_async"),
+    (lambda: stream().map(len, batch="numpy"), "batch is True, False", "polars"),  # type: ignore[arg-type]
     (lambda: stream().map(len, "x strange"), "strange", ""),
     (lambda: stream().split({}), "split takes branches", "rest="),
     (lambda: stream().split({"a b": "ok"}), "'a b' is not a valid name for a branch", "letters"),

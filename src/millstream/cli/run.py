@@ -43,6 +43,9 @@ def run(
         str | None, typer.Option(help="Write the results to this topic instead, next to the existing ones.")
     ] = None,
     batch_rows: Annotated[int | None, typer.Option(help="At most this many rows of a source per batch.")] = None,
+    every: Annotated[
+        str | None, typer.Option(metavar="'10 seconds'", help="How often a batch starts; default: when there are rows.")
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -99,6 +102,7 @@ def run(
         show_text(chosen.explain(physical=True))
         return
     given: dict[str, Any] = {"master": master, "until": until, "into": into, "batch_rows": batch_rows, "mode": mode}
+    given["every"] = every
     given |= {"on_lost": on_lost, "start_over": start_over or None, "rebuild_output": rebuild_output or None}
     given |= {"grace_s": grace, "progress": progress or ("json" if session.json else None)}
     given |= {

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,8 @@ def _query(
     writer = writer.option("checkpointLocation", f"file://{folder.checkpoint.absolute()}")
     if settings.batch or settings.until == CAUGHT_UP:
         writer = writer.trigger(availableNow=True)
+    elif settings.interval is not None:
+        writer = writer.trigger(processingTime=f"{settings.interval // timedelta(milliseconds=1)} milliseconds")
     try:
         return started(spark, feed.shipment, writer)
     except Exception as error:

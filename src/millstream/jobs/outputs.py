@@ -7,6 +7,7 @@ waits, no other is started, and nothing is lost.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from pyspark.sql import DataFrame
 from millstream.connectors.opening import connector_errors
 from millstream.connectors.refusals import Refusal
 from millstream.connectors.sink import Sink
-from millstream.errors import MillstreamError, SinkUnavailable
+from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
 from millstream.jobs.job_folder import SINKS
 from millstream.jobs.job_progress import Progress
 from millstream.jobs.notices import Notices
@@ -175,8 +176,8 @@ class Outputs:
         return self._retrying(output, lambda: kept.of(number))
 
     def _retrying(self, output: Write, attempt: Callable[[], Result]) -> Result:
-        """Retries until the sink is available, unless the job is asked to stop."""
-        pause = PAUSE_S_MIN
+        """Retries until the sink is available, unless the job is asked to stop or the sink's policy says so."""
+        pause, began = PAUSE_S_MIN, time.monotonic()
         while True:
             try:
                 self._claims.claim_late(output.name)
@@ -191,7 +192,15 @@ class Outputs:
                         where=error.where,
                         next_step="run the job again: it writes the batch first",
                     ) from error
-                time.sleep(pause)
+                left = math.inf if output.retry is None else output.retry.at_most.total_seconds()
+                left -= time.monotonic() - began
+                if left <= 0:
+                    raise SinkFailed(
+                        f"the sink of '{output.name}' is down, and the policy is to {output.retry}: {error.what}",
+                        where=error.where,
+                        next_step="run the job again when the sink is back: it writes the batch first, nothing is lost",
+                    ) from error
+                time.sleep(min(pause, left))
                 pause = min(PAUSE_S_MAX, pause * 2)
 
     def _record_progress(self, reports: Sequence[Report], number: int) -> None:

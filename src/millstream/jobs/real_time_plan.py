@@ -75,6 +75,7 @@ def _check_settings(settings: Settings) -> None:
     unsupported = {
         "until": (settings.until is not None, "a job in real time has no end: stop it with stop() or Ctrl-C"),
         "batch": (settings.batch, "a batch run is bounded"),
+        "every": (settings.every is not None, "records are processed one by one"),
         "on_batch": (settings.on_batch is not None, "rows never reach this process"),
     }
     for name, (is_set, why) in unsupported.items():
@@ -97,7 +98,7 @@ def _check_step(node: Node) -> None:
         raise _refuse(
             node, f"it keeps state ({node.label})", "do that in a second flow that reads the output of this one"
         )
-    elif isinstance(node, nodes.MapRows):
+    elif isinstance(node, nodes.Mapped):
         raise _refuse(
             node, "it is a Python function, which cannot run here", "write it as an expression: select, with_column"
         )

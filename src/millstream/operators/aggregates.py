@@ -184,13 +184,16 @@ class Extreme(Accumulator[Described], OverRows[Described]):
         return {"value": over.each(type(self).so_far(self.kept("value")).forward_fill())}
 
     def _merged(self, parts: pl.DataFrame) -> dict[str, pl.Expr]:
-        return {"value": type(self).of(self.kept("value"))}
+        return {"value": self._extreme(self.kept("value"))}
 
     def result(self) -> pl.Expr:
         return self.kept("value")
 
     def _computed(self) -> pl.Expr:
-        return type(self).of(self.value)
+        return self._extreme(self.value)
+
+    def _extreme(self, value: pl.Expr) -> pl.Expr:
+        return type(self).of(value)
 
 
 class Min(Extreme[plan.Min]):
@@ -199,8 +202,21 @@ class Min(Extreme[plan.Min]):
 
 
 class Max(Extreme[plan.Max]):
+    """NaN is larger than any other number, while polars ignores it if there is another one."""
+
     of = pl.Expr.max
     so_far = pl.Expr.cum_max
+
+    def _extreme(self, value: pl.Expr) -> pl.Expr:
+        return value.nan_max() if self.type.is_float() else value.max()
+
+    def _running(self, over: Stretches, parts: pl.DataFrame) -> dict[str, pl.Expr]:
+        made = super()._running(over, parts)
+        if not self.type.is_float():
+            return made
+        value = self.kept("value")
+        met_nan = over.each(value.is_nan().fill_null(False).cum_max())
+        return {"value": pl.when(met_nan).then(pl.lit(float("nan"), self.type)).otherwise(made["value"])}
 
 
 class Edge(Accumulator[Described], OverRows[Described]):

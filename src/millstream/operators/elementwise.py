@@ -16,11 +16,9 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.side_join import side_join
 from millstream.operators.window_assignment import instant
 from millstream.plan import nodes, table_nodes
-from millstream.plan.batches import batch_given, batch_returned
-from millstream.plan.bundles import dead_letter_values
 from millstream.plan.nodes import Node
 from millstream.plan.windows import FIRST, LAST
-from millstream.records import DEAD_LETTER_SCHEMA, Schema, batch_to_rows, rows_to_batch
+from millstream.records import DEAD_LETTER_SCHEMA, Schema, rows_to_batch
 
 OFFSET = "__offset"
 HIDDEN = [TIME, WEIGHT]
@@ -124,51 +122,6 @@ def types_of(schema: Schema) -> pl.Schema:
     empty = pl.from_arrow(schema.arrow.empty_table())
     assert isinstance(empty, pl.DataFrame)
     return empty.schema
-
-
-def mapped(frame: pl.DataFrame, node: nodes.MapRows, clock: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Applies a user's function to the rows; dead letters for those it fails on."""
-    if node.per_batch and (whole := _mapped_whole(frame, node)) is not None:
-        return whole, frame_of([], None)
-    made: list[dict[str, Any]] = []
-    dead: list[dict[str, Any]] = []
-    hidden = frame.select(hidden_of(frame)).to_dicts()
-    table = table_of(frame, node.inputs[0].schema)
-    given = [row for batch in table.to_batches() for row in batch_to_rows(batch)]
-    for place, (row, carried) in enumerate(zip(given, hidden, strict=True)):
-        try:
-            results = _results(row, table.slice(place, 1), node)
-        except Exception as error:  # whatever a user's function raises: the row becomes a dead letter
-            values = dead_letter_values(row, f"{node.name}: {type(error).__name__}: {error}", clock)
-            dead.append({**values, **carried, "offset": carried.get(OFFSET)})
-            continue
-        made += [{**values, **carried} for values in results]
-    return frame_of(made, node, hidden_of(frame)), frame_of(dead, None)
-
-
-def _mapped_whole(frame: pl.DataFrame, node: nodes.MapRows) -> pl.DataFrame | None:
-    """A function of batches is called once; unless it returns a row for each row, it is called again row by row."""
-    table = table_of(frame, node.inputs[0].schema)
-    try:
-        made = batch_returned(node.function(batch_given(table, node)), node)
-        whole = pl.from_arrow(made.select(node.schema.names).cast(node.schema.arrow))
-    except Exception:  # calling it row by row shows which rows it cannot handle
-        return None
-    if not isinstance(whole, pl.DataFrame) or len(whole) != len(frame):
-        return None
-    return whole.with_columns(frame.select(hidden_of(frame)))
-
-
-def _results(row: dict[str, Any], table: pa.Table, node: nodes.MapRows) -> list[dict[str, Any]]:
-    if node.per_batch:
-        given = batch_returned(node.function(batch_given(table, node)), node).to_pylist()
-    else:
-        result = node.function(dict(row))
-        given = list(result) if node.flat else ([] if result is None else [result])
-    batch, failures = rows_to_batch(given, node.schema)
-    if failures:
-        raise ValueError(failures[0].reason)
-    return batch_to_rows(batch)
 
 
 def frame_of(rows: Sequence[dict[str, Any]], node: Node | None, hidden: Sequence[str] = (TIME, WEIGHT)) -> pl.DataFrame:

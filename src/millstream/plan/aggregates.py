@@ -152,7 +152,7 @@ class Min(OfInput):
         check_order(given)
 
     def over(self, rows: Sequence[Fed]) -> Any:
-        return builtins.min(known(rows), default=None)
+        return builtins.min(known(rows), default=None, key=rank)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Max(OfInput):
         check_order(given)
 
     def over(self, rows: Sequence[Fed]) -> Any:
-        return builtins.max(known(rows), default=None)
+        return builtins.max(known(rows), default=None, key=rank)
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class Top(OfInput):
 
     def over(self, rows: Sequence[Fed]) -> list[Any]:
         complete = [row for row in rows if None not in (row.values["input"], row.values[self.ordered_by])]
-        ordered = sorted(complete, key=lambda row: row.values[self.ordered_by], reverse=True)
+        ordered = sorted(complete, key=lambda row: rank(row.values[self.ordered_by]), reverse=True)
         return [row.values["input"] for row in ordered[: self.count]]
 
 
@@ -315,6 +315,12 @@ def check_number(kind: pa.DataType) -> None:
     """Raises TypeError naming the required type, if values of a type are not numbers."""
     if family(kind) != "number":
         raise TypeError(NUMBERS)
+
+
+def rank(value: Any) -> tuple[bool, Any]:
+    """The place of a value in an order: NaN is larger than any other number."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return is_nan, 0.0 if is_nan else value
 
 
 def known(rows: Sequence[Fed]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, RowOrd
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
 from millstream.plan.windows import ClosedBy, DeltaWindow, Everything, Window
-from millstream.records import Schema, SchemaLike
+from millstream.records import Schema, SchemaLike, duration
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 if TYPE_CHECKING:
@@ -258,6 +259,28 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     except ValueError:  # a function written in C may have no signature
         return True
     return True
+
+
+def check_calls(
+    function: object, concurrency: object, timeout: str | timedelta | None, retries: object, ordered: object
+) -> timedelta | None:
+    """Validates the arguments of `map_async` and returns its limit of time."""
+    if not callable(function):
+        raise refusal(f"map_async takes a function, not {function!r}", "write async def function(row): …")
+    if not _takes(function, 1):
+        raise refusal("map_async calls its function with (row), which this one does not accept", "def function(row): …")
+    for what, number, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise refusal(f"{what} is a whole number from {least}, not {number!r}", f"for example {what}=8")
+    if not isinstance(ordered, bool):
+        raise refusal(f"ordered is True or False, not {ordered!r}", "False: results come as they are ready")
+    if timeout is None:
+        return None
+    with AtUsersLine():
+        limit = duration(timeout, what="timeout")
+    if not limit:
+        raise refusal("timeout must be longer than 0", "for example timeout='5 seconds', or None for no limit")
+    return limit
 
 
 def check_process(

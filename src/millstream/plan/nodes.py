@@ -14,10 +14,11 @@ import pyarrow as pa
 from millstream.expressions.expression import Expression
 from millstream.expressions.spark_types import INSTANT as INSTANT
 from millstream.plan.aggregates import Aggregate
+from millstream.plan.retries import Retry
 from millstream.plan.triggers import Trigger
 from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window
-from millstream.records import Schema, format_duration
+from millstream.records import Codec, Schema, format_duration
 
 SPAN = pa.struct([("start", INSTANT), ("end", INSTANT)])
 PANE = pa.struct(
@@ -158,7 +159,12 @@ class Project(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class MapRows(Node):
+class Mapped(Node):
+    """A step that makes rows of single rows, and dead letters of those that it cannot handle."""
+
+
+@dataclass(frozen=True, eq=False)
+class MapRows(Mapped):
     """A user's function of a row or a batch, which returns one row (or batch), none, or several."""
 
     function: Callable[..., Any]
@@ -172,6 +178,37 @@ class MapRows(Node):
         verb = "flat_map" if self.flat else "map"
         per = f" per {self.batch_type} batch" if self.per_batch else ""
         return f"{verb} {_name_of(self.function)}{per}"
+
+
+@dataclass(frozen=True, eq=False)
+class Parse(Mapped):
+    """Replaces a column with the columns that are encoded in it; those of a null are null."""
+
+    column: str
+    codec: Codec
+
+    @property
+    def label(self) -> str:
+        return f"parse {self.column} as {self.codec.name}: {self.codec.schema}"
+
+
+@dataclass(frozen=True, eq=False)
+class MapAsync(Mapped):
+    """A user's function of a row that waits for another system, called for many rows at the same time."""
+
+    function: Callable[..., Any]
+    concurrency: int
+    timeout: timedelta | None
+    retries: int
+    ordered: bool
+
+    @property
+    def label(self) -> str:
+        limit = "" if self.timeout is None else f", {format_duration(self.timeout)} each"
+        order = "" if self.ordered else ", in any order"
+        return (
+            f"map_async {_name_of(self.function)}, {self.concurrency} at a time{limit}, {self.retries} retries{order}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,6 +301,8 @@ class Write(Node):
     """Whether the sink may reject single rows, so that their origin must be tracked."""
     partitions: int | None = None
     """For a topic that does not exist yet. Default: as many as the largest input topic has."""
+    retry: Retry | None = None
+    """How long to try while the sink is unavailable. Default: until it is available, or the job is stopped."""
 
     @property
     def is_changing(self) -> bool:
@@ -277,9 +316,10 @@ class Write(Node):
 
     @property
     def label(self) -> str:
-        if self.partitions is None:
-            return f"write {self.sink}"
-        return f"write {self.sink}, {self.partitions} partition{'s' if self.partitions > 1 else ''}"
+        partitions = ""
+        if self.partitions is not None:
+            partitions = f", {self.partitions} partition{'s' if self.partitions > 1 else ''}"
+        return f"write {self.sink}{partitions}{'' if self.retry is None else f', {self.retry}'}"
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from millstream.plan.aggregates import Aggregate, Fed, OfInput, check_comparable, check_order, known, text_of
+from millstream.plan.aggregates import Aggregate, Fed, OfInput, check_comparable, check_order, known, rank, text_of
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,7 @@ def identity(value: Any) -> str:
 
 
 def _rank(row: Fed) -> tuple[bool, Any]:
-    """NaN is larger than any other number."""
-    by = row.values["by"]
-    is_nan = isinstance(by, float) and math.isnan(by)
-    return is_nan, 0.0 if is_nan else by
+    return rank(row.values["by"])
 
 
 # ---------------------------------------------------------------- public functions

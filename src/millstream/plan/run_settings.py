@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import wraps
 from os import PathLike
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput
 from millstream.plan.endpoints import LOST_CHOICES
-from millstream.user_lines import users_line, what_exists
+from millstream.records import duration
+from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 CAUGHT_UP = "caught up"
 REAL_TIME = "real time"
@@ -56,6 +57,8 @@ class Settings:
     """The maximum number of rows a batch reads from each source; None: no limit."""
     key_groups: int | None = None
     """The number of parts that keys are divided into, 1 to 512; fixed by a job's first run."""
+    every: str | timedelta | None = None
+    """How often a batch starts, for example "10 seconds"; default: as soon as there are rows."""
     tick_s: float = TICK_S
     """How often an idle job checks the clock, in seconds."""
     on_batch: OnBatch | None = None
@@ -125,7 +128,20 @@ class Settings:
             if not key.startswith("spark."):
                 raise refused(f"'{key}' is not a Spark setting", "use its full name, for example spark.executor.memory")
         _instant(self.since)
+        if self.interval is not None and (self.batch or self.until == CAUGHT_UP):
+            raise refused("every is for a job that keeps running", "leave out every, or until and batch")
         return self
+
+    @property
+    def interval(self) -> timedelta | None:
+        """How often a batch starts."""
+        if self.every is None:
+            return None
+        with AtUsersLine():
+            interval = duration(self.every, what="every")
+        if interval < timedelta(milliseconds=1):
+            raise refused("every must be at least a millisecond", "for example every='10 seconds'")
+        return interval
 
     @property
     def since_instant(self) -> datetime | None:

@@ -18,6 +18,7 @@ from millstream.plan.aggregates import (
     check_comparable,
     check_number,
     known,
+    rank,
     text_of,
     total,
 )
@@ -80,7 +81,7 @@ class Percentile(OfNumbers):
         return pa.list_(pa.float64()) if self.is_list else pa.float64()
 
     def over(self, rows: Sequence[Fed]) -> float | list[float] | None:
-        values = sorted((float(value) for value in known(rows)), key=lambda value: (math.isnan(value), value))
+        values = sorted((float(value) for value in known(rows)), key=rank)
         if not values:
             return None
         found = [_between(values, fraction) for fraction in self.fractions]

@@ -14,6 +14,7 @@ from millstream.plan import engine
 from millstream.plan.checks import (
     NAME,
     and_none,
+    check_calls,
     check_function,
     check_keys,
     check_loop,
@@ -30,6 +31,8 @@ from millstream.plan.needs_spark import SparkFunction
 from millstream.plan.nodes import (
     Dead,
     Late,
+    MapAsync,
+    Mapped,
     MapRows,
     Node,
     Process,
@@ -39,6 +42,7 @@ from millstream.plan.nodes import (
     Where,
     Write,
 )
+from millstream.plan.retries import Retry
 from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window
 from millstream.plan.written_stream import Written
@@ -176,7 +180,7 @@ class Stream(Hinted):
             raise refusal(f"{verb} takes a function, not {function!r}", hint or f"for example {verb}(lambda row: …)")
         if inspect.iscoroutinefunction(function):
             raise refusal(
-                f"{verb} takes a synchronous function, but this one is async", "call asyncio.run(…) inside it"
+                f"{verb} takes a synchronous function, but this one is async", "use map_async(function, schema)"
             )
         if batch not in (True, False, *BATCHES):
             raise refusal(f"batch is True, False, 'polars', 'pandas' or 'arrow', not {batch!r}", "True means 'polars'")
@@ -207,6 +211,47 @@ class Stream(Hinted):
         from millstream.plan.timing import with_event_time
 
         return self._next(with_event_time(self, event_time, watermark, name))
+
+    def map_async(
+        self,
+        function: Callable[..., Any],
+        schema: SchemaLike | None = None,
+        *,
+        concurrency: int = 16,
+        timeout: str | timedelta | None = "30 seconds",
+        retries: int = 2,
+        ordered: bool = True,
+        name: str | None = None,
+    ) -> Stream:
+        """Calls a function that waits for another system with each row, for many rows at the same time.
+
+        An async function runs in an event loop, a plain one in threads. It returns a row, or None to drop it. A call
+        that takes longer than `timeout` or raises is repeated up to `retries` times; then the row goes to `.dead`.
+        With `ordered=False` results come as they are ready. `schema` describes the result, if it differs from the
+        input.
+        """
+        columns = self.schema if schema is None else schema_of(schema)
+        limit = check_calls(function, concurrency, timeout, retries, ordered)
+        made = MapAsync("", columns, (self.node,), users_line(), function, concurrency, limit, retries, ordered)
+        return self._next(self.flow.named(made, "map_async", name))
+
+    def parse(
+        self,
+        column: str,
+        schema: SchemaLike | None = None,
+        *,
+        format: str = "json",
+        name: str | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Replaces a column with the columns that are encoded in it; a value that cannot be read goes to `.dead`.
+
+        `format` is json, csv (with `delimiter`), avro (with `avro_schema`) or regex (with `pattern`, whose named groups
+        are the columns; `%{NUMBER:latency}` is a group with a known pattern). The columns of a null are null.
+        """
+        from millstream.plan.parsing import parse
+
+        return parse(self, column, schema, format, options, name)
 
     def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
         """Sends each row to the first branch whose condition is true, and the others to `rest`, if it is named."""
@@ -377,11 +422,11 @@ class Stream(Hinted):
     def dead(self) -> Stream:
         """The rows that this stream's last step could not handle, with the reason."""
         node = self.flow._read_behind.get(self.node, self.node)
-        if not isinstance(node, MapRows | Process | Read):
+        if not isinstance(node, Mapped | Process | Read):
             raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",
-                "reading encoded records, map, flat_map and process have dead letters: use .dead directly after those; "
-                "so do sinks: write(…).dead",
+                "reading encoded records, map, flat_map, map_async, parse and process have dead letters: use .dead "
+                "directly after those; so do sinks: write(…).dead",
             )
         return self._side(node, Dead, "dead", DEAD_LETTER_SCHEMA)
 
@@ -393,18 +438,30 @@ class Stream(Hinted):
             found = self.flow._sides[node, kind] = kind(step, schema, (node,), users_line())
         return self._next(found)
 
-    def write(self, sink: Any, *, name: str | None = None, partitions: int | None = None) -> Written:
+    def write(
+        self, sink: Any, *, name: str | None = None, partitions: int | None = None, retry: Retry | None = None
+    ) -> Written:
         """Writes the rows to a topic or another sink. `.dead` of the result has the rows that the sink rejects.
 
         A topic that does not exist is created with `partitions`; default: as many as the largest input topic has.
+        `retry` limits how long a job tries to write to a sink that is unavailable: `ms.retry(at_most="10 minutes")`.
         """
-        return self._write(sink, name, partitions)
+        return self._write(sink, name, partitions, retry)
 
     def _write(
-        self, sink: Any, name: str | None, partitions: int | None, *, net: bool = False, keys: tuple[str, ...] = ()
+        self,
+        sink: Any,
+        name: str | None,
+        partitions: int | None,
+        retry: Retry | None,
+        *,
+        net: bool = False,
+        keys: tuple[str, ...] = (),
     ) -> Written:
         sink = sink_of(sink, self.schema, keys)
         check_partitions(sink, partitions)
+        if retry is not None and not isinstance(retry, Retry):
+            raise refusal(f"{retry!r} is not a retry policy", "for example retry=ms.retry(at_most='10 minutes')")
         for other in self.flow.outputs:
             if other.sink.target == sink.target:
                 raise refusal(
@@ -413,7 +470,8 @@ class Stream(Hinted):
                 )
         check_loop(self.flow._sources, [sink])
         step = self.flow.step(name, f"write {sink.name}")
-        made = Write(step, self.schema, (self.node,), users_line(), sink, net, keys, sink.refuses_rows, partitions)
+        line, traced = users_line(), sink.refuses_rows
+        made = Write(step, self.schema, (self.node,), line, sink, net, keys, traced, partitions, retry)
         self.flow.outputs.append(made)
         return Written(self, made)
 

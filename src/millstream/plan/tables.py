@@ -32,6 +32,7 @@ from millstream.plan.nodes import (
     WindowedAggregate,
     WithEventTime,
 )
+from millstream.plan.retries import Retry
 from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
 from millstream.plan.walking import derived
@@ -94,13 +95,15 @@ class Table(Stream):
         self._check_columns(("weight",), "the DataFrame of a table adds")
         return super().to_dataframe(**settings)
 
-    def write(self, sink: Any, *, name: str | None = None, partitions: int | None = None) -> Written:
+    def write(
+        self, sink: Any, *, name: str | None = None, partitions: int | None = None, retry: Retry | None = None
+    ) -> Written:
         """Keeps a copy of the table up to date: in a database, in a compacted topic, or as changes with a weight.
 
         A topic is keyed by the table's key, and a deleted row becomes a tombstone; without a key it has the changes.
         """
         self._check_columns(("weight",), "writing a table may add")
-        return self._write(sink, name, partitions, net=True, keys=self.key)
+        return self._write(sink, name, partitions, retry, net=True, keys=self.key)
 
     def _check_columns(self, names: Sequence[str], what: str) -> None:
         taken = {column.lower() for column in self.schema.names}

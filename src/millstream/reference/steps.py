@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
 from millstream.plan.batches import batch_given, batch_returned
 from millstream.plan.bundles import Bundle, Row, micros, moment, table_of
 from millstream.plan.nodes import Node
+from millstream.plan.outside_calls import answers
+from millstream.plan.parsing import decoded
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
 from millstream.reference.operator import Operator, dead_letter
@@ -76,6 +80,42 @@ class WithEventTimeOperator(Operator):
         return [replace(row, time=time) for row, time in zip(rows, times, strict=True)]
 
 
+class ParseOperator(Operator):
+    node: nodes.Parse
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        self.dead = []
+        made: list[Row] = []
+        kind = self.node.inputs[0].schema.field(self.node.column).type
+        for row in rows:
+            rest = {name: value for name, value in row.values.items() if name != self.node.column}
+            value = row.values[self.node.column]
+            batch, _, reasons = decoded(pa.array([value], kind), self.node)
+            if reasons:
+                letter = dead_letter(row, f"{self.node.name}: {reasons[0]}", clock)
+                original = value.encode() if isinstance(value, str) else value
+                self.dead.append(replace(letter, values={**letter.values, "value": original}))
+            else:
+                made.append(replace(row, values={**rest, **batch_to_rows(batch)[0]}))
+        return made
+
+
+class AsyncOperator(Operator):
+    """One row after the other."""
+
+    node: nodes.MapAsync
+
+    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        self.dead = []
+        made: list[Row] = []
+        for row in rows:
+            (answer,) = answers(self.node, [row.values])
+            made += [replace(row, values=values) for values in answer.rows]
+            if answer.failure is not None:
+                self.dead.append(dead_letter(row, f"{self.node.name}: {answer.failure}", clock))
+        return made
+
+
 class AsOfOperator(Operator):
     """A change without a time has always been valid."""
 
@@ -118,6 +158,8 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Project: ProjectOperator,
     nodes.WithEventTime: WithEventTimeOperator,
     nodes.MapRows: MapOperator,
+    nodes.Parse: ParseOperator,
+    nodes.MapAsync: AsyncOperator,
     nodes.Union: Operator,
     nodes.Write: Operator,
     nodes.WindowedAggregate: AggregateOperator,

@@ -52,7 +52,7 @@ class CsvCodec(Codec):
         return [self.delimiter.join(row).encode() for row in zip(*columns, strict=True)]
 
     def _rules(self) -> Rules:
-        return _CsvRules()
+        return CsvRules()
 
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
         count = len(self.schema)
@@ -86,7 +86,9 @@ def name_given_twice(names: Iterable[str]) -> str | None:
     return min((name for name, count in Counter(names).items() if count > 1), default=None)
 
 
-class _CsvRules(Rules):
+class CsvRules(Rules):
+    """Fields are texts, each in the form of its type."""
+
     def leaf(self, dtype: pa.DataType) -> Leaf:
         return text_leaf(dtype)
 

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, RecordFailed
-from millstream.operators import elementwise
+from millstream.operators import elementwise, mapping
 from millstream.operators.accumulators import TIME
 from millstream.operators.stateful import DEAD, LATE, SENT
 from millstream.plan import nodes, table_nodes
@@ -81,8 +81,8 @@ class Region:
                     made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
             elif step in self.by_spark or not given:  # rows come here only behind another step
                 continue
-            elif isinstance(step, nodes.MapRows):
-                made[step], found = elementwise.mapped(given[0], step, now)
+            elif isinstance(step, nodes.Mapped):
+                made[step], found = mapping.mapped(given[0], step, now)
                 dead[step] = self._checked(step, found if partition is None else partition.stamped(found))
             elif isinstance(step, nodes.Union):
                 made[step] = pl.concat(given, how="diagonal")

@@ -24,6 +24,7 @@ from millstream.plan.checks import (
     refusal,
     schema_of,
     source_of,
+    with_format,
 )
 from millstream.plan.endpoints import Endpoint
 from millstream.plan.explain import Format, explained
@@ -81,8 +82,11 @@ class Flow:
         name: str | None = None,
         changes: bool = False,
         on_lost: str | None = None,
+        format: str | None = None,
     ) -> Stream:
         """Reads the rows of a topic, or of another source such as `ms.files(…)` or a Spark DataFrame.
+
+        Several topics are given as a list of names, or by a pattern: `ms.topics("orders[.].*")`.
 
         A DataFrame knows its schema, and so does a topic that was created with one: it is looked up once, now.
         Every other source needs `schema`. `watermark` is `ms.ascending()` by default.
@@ -90,8 +94,9 @@ class Flow:
         neither is an event time column named `event_time`.
         `on_lost` decides what happens if records of a topic were deleted before they were read: "error", or continue
         at the "earliest" or "latest" record that is left, with a warning about the gap.
+        `format` is how the values of a topic without a schema are encoded: json (default), avro, csv, string or bytes.
         """
-        source, on_lost = chosen_on_lost(source_of(source), on_lost)
+        source, on_lost = chosen_on_lost(with_format(source_of(source), format), on_lost)
         columns = schema_of(engine.own_schema(source, self.log) if schema is None else schema)
         if watermark is not None and not isinstance(watermark, Watermark):
             raise refusal(

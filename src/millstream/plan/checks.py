@@ -16,6 +16,7 @@ from millstream.expressions.spark_types import family
 from millstream.plan import engine
 from millstream.plan import spark_frames as frames
 from millstream.plan.aggregates import Aggregate
+from millstream.plan.driver_only import check_models
 from millstream.plan.endpoints import LOST_CHOICES, VALUE_FORMATS, Endpoint
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, WindowedAggregate
 from millstream.plan.table_nodes import Latest, LookupJoin
@@ -247,7 +248,8 @@ def check_instant(schema: Schema, event_time: str) -> None:
 
 
 def check_function(verb: str, function: object, arguments: Sequence[str], example: str) -> None:
-    """Requires a synchronous function that accepts these arguments."""
+    """Requires a synchronous function that accepts these arguments, and can be sent to workers."""
+    check_models(verb, function)
     if not callable(function):
         raise refusal(f"{verb} takes a function, not {function!r}", example)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

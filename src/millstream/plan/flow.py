@@ -176,14 +176,15 @@ class Flow:
         on_spark = str(engine.call(self, "explained", {"format": format}))
         return f"{logical}\n{on_spark}" if format == "text" else on_spark
 
-    def table(self, rows: Any, schema: SchemaLike) -> Side:
-        """A lookup table to join a stream with: static rows from files, a database table, or a list of dicts.
+    def table(self, rows: Any, schema: SchemaLike | None = None) -> Side:
+        """A lookup table to join a stream with: static rows from files, a database table, a list of dicts, or a frame.
 
-        They are read once, now, and do not change while the flow runs.
+        They are read once, now, and do not change while the flow runs. A frame (Spark, polars, pandas, pyarrow) has a
+        schema of its own; everything else needs `schema`.
         """
         from millstream.plan.joining import Side
 
-        return Side.of(self, rows, schema_of(schema))
+        return Side.of(self, rows, None if schema is None else schema_of(schema))
 
     # ------------------------------------------------------------ running
 

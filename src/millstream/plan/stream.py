@@ -24,6 +24,7 @@ from millstream.plan.checks import (
     schema_of,
     sink_of,
 )
+from millstream.plan.driver_only import check_models
 from millstream.plan.explain import Format, explained
 from millstream.plan.late import late_columns
 from millstream.plan.nodes import (
@@ -145,6 +146,7 @@ class Stream:
         name: str | None,
     ) -> Stream:
         verb = "flat_map" if flat else "map"
+        check_models(verb, function)
         if not callable(function):
             hint = "for a Spark SQL expression, use select(…) or with_column(…)" if isinstance(function, str) else None
             raise refusal(f"{verb} takes a function, not {function!r}", hint or f"for example {verb}(lambda row: …)")

@@ -13,7 +13,7 @@ import pytest
 import millstream as ms
 from millstream.connectors.opening import open_source
 from millstream.connectors.source import Source
-from millstream.errors import InvalidInput, InvalidPlan, MillstreamError, OffsetLost, UnknownTopic
+from millstream.errors import DamagedState, InvalidInput, InvalidPlan, MillstreamError, OffsetLost, UnknownTopic
 from millstream.log import Broker, EmbeddedLog
 from millstream.records import Schema
 from waiting import until
@@ -124,6 +124,16 @@ def test_a_topic_that_is_gone_or_another_stops_the_reader(broker: Broker, opened
     again = opened(pattern, TEXT)
     with pytest.raises(UnknownTopic, match=f"'{own}.b' was deleted and created again"):
         again.limited(start, None)
+
+
+def test_a_damaged_list_of_topics_is_reported(log: EmbeddedLog, tmp_path: Path) -> None:
+    log.create_topic("a")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "topics.json").write_text("{")
+    source = open_source(["a"], Schema.of("n int"), broker=str(log.path), folder=tmp_path / "s", name="read")
+    with pytest.raises(DamagedState, match="delete the file"):
+        source.limited({}, None)
+    source.close()
 
 
 def test_dead_letters_name_their_topic(broker: Broker, opened: Open) -> None:

@@ -18,7 +18,7 @@ from millstream.connectors.kafka.source import KafkaSource
 from millstream.connectors.source import Offsets, Slab, Slice, Source, cut, fair_shares
 from millstream.connectors.topic.names import TopicNames
 from millstream.connectors.topic.source import TopicSource
-from millstream.errors import OffsetLost, UnknownTopic
+from millstream.errors import DamagedState, OffsetLost, UnknownTopic
 from millstream.log import Broker, EmbeddedLog, open_embedded
 from millstream.log.disk import read_document, write_document
 from millstream.log.kafka.address import KafkaAddress
@@ -140,7 +140,7 @@ class SeveralTopics(Source):
     def _check_identities(self, topics: Sequence[str]) -> None:
         """A topic that was recreated under the same name has other records at the same offsets."""
         path = self._folder / KNOWN
-        known: dict[str, str] = read_document(path)["topics"] if path.exists() else {}
+        known = _known(path)
         found = {topic: self._source(topic).identity for topic in topics}
         for topic, identity in found.items():
             if known.get(topic, identity) != identity:
@@ -233,6 +233,20 @@ class SeveralKafka(SeveralTopics):
 
     def _open(self, topic: str) -> KafkaSource:
         return KafkaSource(self._address, topic, self._schema, format=self._format, on_lost=self._on_lost)
+
+
+def _known(path: Path) -> dict[str, str]:
+    """The identities of the topics that were read before."""
+    if not path.exists():
+        return {}
+    try:
+        return {str(topic): str(identity) for topic, identity in read_document(path)["topics"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedState(
+            f"the topics that the job has read cannot be read from its folder: {error}",
+            where=str(path),
+            next_step="delete the file, if none of the topics was deleted and recreated",
+        ) from error
 
 
 def _joined(found: Iterable[tuple[str, Offsets]]) -> Offsets:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from millstream.connectors.rate import rate
     from millstream.connectors.registry import connector
     from millstream.connectors.socket_lines import socket
+    from millstream.connectors.topic.several_endpoint import topics
     from millstream.errors import MillstreamError
     from millstream.jobs.job import Job
     from millstream.log import Batch, Broker, Message, Record, connect
@@ -76,6 +77,7 @@ _NAMES = {
     "millstream.connectors.rate": "rate",
     "millstream.connectors.registry": "connector",
     "millstream.connectors.socket_lines": "socket",
+    "millstream.connectors.topic.several_endpoint": "topics",
     "millstream.errors": "MillstreamError",
     "millstream.jobs.job": "Job",
     "millstream.log": "Batch Broker Message Record connect",
@@ -179,6 +181,7 @@ __all__ = [
     "stddev_samp",
     "sum",
     "top",
+    "topics",
     "var_pop",
     "var_samp",
     "variance",

@@ -47,8 +47,8 @@ def test_an_unknown_setting_is_refused_with_those_that_exist() -> None:
     with pytest.raises(InvalidInput, match="there is no setting 'batchrows'") as error:
         RunSettings.of({"batchrows": 3})
     assert "batch_rows" in str(error.value)
-    with pytest.raises(InvalidInput, match="there is no setting 'progress'"):
-        Settings.of({"progress": "none"})
+    with pytest.raises(InvalidInput, match="there is no setting 'follow'"):
+        Settings.of({"follow": True})
 
 
 def test_a_setting_is_not_positional() -> None:

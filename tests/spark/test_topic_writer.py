@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import millstream as ms
+from kafka_cluster import KafkaCluster
 from millstream.log import Broker, EmbeddedLog
 from millstream.spark.topic_data_source import register
 
@@ -133,6 +134,16 @@ def test_a_frame_is_appended_whole(broker: Broker, spark: SparkSession) -> None:
         frame(spark, 3, first).write.format("millstream").option("topic", into).mode("append").save()
     assert scores(broker, into) == [0, 1, 2, 3, 4, 5]
     assert [key for key, _ in written(broker, into)] == [None] * 6
+
+
+def test_the_broker_may_be_an_option(spark: SparkSession, log: EmbeddedLog, kafka: KafkaCluster) -> None:
+    into, address = new("scores"), f"kafka://{kafka.bootstrap}"
+    register(spark, broker=log.path)
+    writer = frame(spark, 2).write.format("millstream").option("topic", into).option("broker", address)
+    writer.mode("append").save()
+    with ms.connect(address) as broker:
+        assert scores(broker, into) == [0, 1]
+    assert into not in log.topics()
 
 
 def test_records_are_written_as_they_are(broker: Broker, spark: SparkSession) -> None:

@@ -30,6 +30,7 @@ BUILT_IN = {
     "socket": "millstream.connectors.socket_lines:socket",
     "sqlite": "millstream.connectors.databases.endpoints:sqlite",
     "topic": "millstream.connectors.topic.endpoint:topic",
+    "topics": "millstream.connectors.topic.several_endpoint:topics",
 }
 LOOKUP_GROUP = "millstream.lookups"
 LOOKUPS = {
@@ -65,6 +66,9 @@ def endpoint_of(given: Any) -> Endpoint:
     if isinstance(given, str):
         made: Endpoint = _loaded(BUILT_IN["topic"])(given)
         return made
+    if isinstance(given, list | tuple):
+        several: Endpoint = _loaded("millstream.connectors.topic.several_endpoint:named_topics")(given)
+        return several
     if isinstance(given, Endpoint):
         return given
     known = ", ".join(f"ms.{name}(…)" for name in BUILT_IN if name != "topic")

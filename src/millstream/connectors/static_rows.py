@@ -12,7 +12,7 @@ from millstream.errors import InvalidInput, InvalidSchema
 from millstream.records import Schema, align, rows_to_batch
 from millstream.user_lines import what_exists
 
-TAKES = "a list of dicts, a polars, pyarrow or pandas frame, or ms.files(…), ms.sqlite(…), ms.postgres(…)"
+TAKES = "a list of dicts, a Spark, polars, pyarrow or pandas frame, or ms.files(…), ms.sqlite(…), ms.postgres(…)"
 
 
 def load(given: Any, schema: Schema) -> pa.Table:
@@ -22,6 +22,14 @@ def load(given: Any, schema: Schema) -> pa.Table:
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         return fitted(given, schema, "the list")
     return _frame(given, schema)
+
+
+def own_schema(given: Any) -> Schema:
+    """The schema of a frame; other rows do not describe themselves."""
+    table = _arrow(given)
+    if table is None:
+        raise InvalidInput("the rows of a lookup table need a schema", next_step="table(rows, 'id long, name string')")
+    return Schema.of(table.schema)
 
 
 def fitted(rows: Sequence[Any], schema: Schema, what: str, where: str | None = None) -> pa.Table:
@@ -62,6 +70,9 @@ def _arrow(frame: Any) -> pa.Table | None:
     if isinstance(frame, pa.RecordBatch):
         return pa.Table.from_batches([frame])
     library = type(frame).__module__.partition(".")[0]
+    if library == "pyspark" and hasattr(frame, "toArrow"):
+        collected: pa.Table = frame.toArrow()
+        return collected
     if library == "polars" and hasattr(frame, "to_arrow"):
         made: pa.Table = frame.to_arrow()
         return made if isinstance(made, pa.Table) else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidInput
@@ -124,9 +125,8 @@ def in_one_line(job: Job) -> str:
 PROGRESS = ("auto", "terminal", "lines", "json", "none")
 
 
-@contextmanager
-def watched(name: str, progress: str) -> Iterator[Display]:
-    """Shows progress on stderr: by default as a status line on a terminal, otherwise as lines."""
+def display_of(name: str, progress: str) -> Display:
+    """Shows progress on stderr: "auto" is a status line on a terminal, otherwise lines."""
     if progress not in PROGRESS:
         raise InvalidInput(
             f"progress={progress!r} is unknown",
@@ -134,10 +134,29 @@ def watched(name: str, progress: str) -> Iterator[Display]:
             next_step=what_exists(progress, PROGRESS, kind="ways to show progress"),
         )
     chosen = ("terminal" if sys.stderr.isatty() else "lines") if progress == "auto" else progress
-    display: Display = Display()
-    if chosen != "none":
-        display = {"terminal": Terminal, "lines": Lines, "json": JsonLines}[chosen](name)
+    return {"terminal": Terminal, "lines": Lines, "json": JsonLines}[chosen](name) if chosen != "none" else Display()
+
+
+@contextmanager
+def watched(name: str, progress: str) -> Iterator[Display]:
+    """A display for as long as a job is run."""
+    display = display_of(name, progress)
     try:
         yield display
     finally:
         display.close()
+
+
+def watch(job: Job, display: Display) -> None:
+    """Shows the progress of a started job in the background, until it ends."""
+
+    def show() -> None:
+        try:
+            with suppress(Exception):  # failing to show progress is no reason to disturb the job
+                while job.is_running:
+                    display.update(job)
+                    time.sleep(REFRESH_S)
+        finally:
+            display.close()
+
+    threading.Thread(target=show, name=f"millstream-progress-{job.name}", daemon=True).start()

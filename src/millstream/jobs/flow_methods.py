@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from millstream.connectors.weights import weighted, with_weights
 from millstream.errors import InvalidInput
 from millstream.jobs.broker_address import address_of
-from millstream.jobs.display import Display, watched
+from millstream.jobs.display import display_of, watch, watched
 from millstream.jobs.job import Job
 from millstream.jobs.running import run_job, start_job
 from millstream.log import connect
@@ -50,7 +50,16 @@ def run(flow: Flow, **given: Any) -> Job:
 
 
 def start(flow: Flow, **given: Any) -> Job:
-    return start_job(flow, Settings.of(given), Display())
+    settings = Settings.of(given)
+    display = display_of(flow.name, settings.progress)
+    try:
+        job = start_job(flow, settings, display)
+    except BaseException:
+        display.close()
+        raise
+    if settings.progress != "none":
+        watch(job, display)
+    return job
 
 
 def dataframe(

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -399,7 +400,8 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -
         if source.decodes and node not in listened:
             warn_of_bad_records(folder.job, node)
         if source.identity is not None:
-            found[node.name] = TopicRead(source.identity, len(ends))
+            of_topics = Counter(name.rpartition("/")[0] for name in ends)
+            found[node.name] = TopicRead(source.identity, max(of_topics.values(), default=1))
         source.close()
     return found
 

@@ -27,14 +27,14 @@ from millstream.jobs.job_folder import SINKS
 from millstream.jobs.job_progress import Progress
 from millstream.jobs.notices import Notices
 from millstream.jobs.output_claims import OutputClaims
-from millstream.jobs.refused_rows import TOPIC, RefusedRows, dead_letters_of
+from millstream.jobs.refused_rows import RefusedRows, dead_letters_of
 from millstream.operators.elementwise import OFFSET, frame_of, net
 from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bad_rows import record_failed
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Node, Write
 from millstream.spark.query.job_feed import REACHED, STOP
-from millstream.spark.query.packing import DRIVER, as_written, from_bytes
+from millstream.spark.query.packing import DRIVER, TOPIC, as_written, from_bytes
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.task_messages import (
     DiscardReport,
@@ -141,7 +141,7 @@ class Outputs:
         """Rows of an output, with the name of their source if they carry their offset."""
         task, _, blob = packed
         frame = from_bytes(blob)
-        if OFFSET not in frame.columns:
+        if OFFSET not in frame.columns or TOPIC in frame.columns:
             return frame
         source = self._physical_plan.fed_sources[task >> 16].source
         return frame.with_columns(pl.lit(str(source)).alias(TOPIC))

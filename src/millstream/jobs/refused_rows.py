@@ -21,11 +21,10 @@ from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.plan.bundles import dead_letter_values
 from millstream.plan.nodes import Write
 from millstream.records import batch_to_rows
-from millstream.spark.query.packing import PARTITION
+from millstream.spark.query.packing import PARTITION, TOPIC
 from millstream.state.arrow_bytes import from_stream, to_stream
 
 FILE = "refused.arrow"
-TOPIC = "__topic"
 BATCH = "__batch"
 
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from millstream.errors import InvalidInput
-from millstream.plan.nodes import Dead, Late, Node, Write
+from millstream.plan.checks import check_loop
+from millstream.plan.nodes import Dead, Late, Node, Read, Write
 from millstream.plan.rewiring import rewired
+from millstream.plan.walking import in_order
 from millstream.user_lines import users_line
 
 
@@ -32,7 +34,10 @@ def renamed(outputs: Sequence[Write], into: str) -> tuple[Write, ...]:
         # The main output is not a side output, so its inputs are unchanged and it is still the same node.
         return replace(node, sink=node.sink.renamed(into) if node is main[0] else node.sink.with_suffix(ending))
 
-    return rewired(outputs, change)
+    changed = rewired(outputs, change)
+    sources = [node.source for node in in_order(changed) if isinstance(node, Read)]
+    check_loop(sources, [output.sink for output in changed])  # a pattern may match the new name
+    return changed
 
 
 def _is_side(node: Node) -> bool:

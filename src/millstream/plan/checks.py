@@ -17,7 +17,8 @@ from millstream.expressions.spark_types import family
 from millstream.plan import engine
 from millstream.plan import spark_frames as frames
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.endpoints import LOST_CHOICES, Endpoint
+from millstream.plan.driver_only import check_models
+from millstream.plan.endpoints import LOST_CHOICES, VALUE_FORMATS, Endpoint
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, RowOrder, WindowedAggregate, WithEventTime
 from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
@@ -78,6 +79,8 @@ def sink_of(given: Any, schema: Schema, key: tuple[str, ...]) -> Endpoint:
 
 
 def _endpoint(given: Any, verb: str) -> Endpoint:
+    if isinstance(given, list | tuple) and verb != "read":
+        raise refusal(f"cannot {verb} {given!r}: one output is one topic", "call write(…) once for each")
     if given is None or (isinstance(given, str) and not NAME.fullmatch(given)):
         raise refusal(f"cannot {verb} {given!r}: not a valid topic name", "use letters, digits and . _ -")
     return engine.endpoint_of(given)
@@ -89,9 +92,18 @@ def chosen_on_lost(source: Endpoint, on_lost: str | None) -> tuple[Endpoint, str
         return source, source.lost_choice
     if on_lost not in LOST_CHOICES:
         raise refusal(f"on_lost={on_lost!r} is unknown", what_exists(on_lost, LOST_CHOICES, kind="choices"))
-    if source.topic_name is None:
+    if not source.is_topic:
         raise refusal(f"on_lost applies to topics only, and {source} is not a topic", "remove on_lost=")
     return source.with_lost_choice(on_lost), on_lost
+
+
+def with_format(source: Endpoint, format: str | None) -> Endpoint:
+    """The source with the format of its values, if one is given."""
+    if format is None:
+        return source
+    if format not in VALUE_FORMATS:
+        raise refusal(f"there is no format {format!r}", what_exists(format, VALUE_FORMATS, kind="formats"))
+    return source.with_format(format)
 
 
 def check_partitions(sink: Endpoint, partitions: int | None) -> None:
@@ -109,11 +121,14 @@ def check_partitions(sink: Endpoint, partitions: int | None) -> None:
 
 def check_loop(sources: Sequence[Endpoint], sinks: Sequence[Endpoint]) -> None:
     """Rejects a flow that would consume its own output."""
-    topics = {sink.target for sink in sinks if sink.topic_name is not None}
+    topics = [sink for sink in sinks if sink.topic_name is not None]
     for source in sources:
-        if source.topic_name is not None and source.target in topics:
+        for sink in topics:
+            name = sink.broker_topic
+            if source.target != sink.target and not (name is not None and source.reads_topic(name)):
+                continue
             raise refusal(
-                f"the flow reads and writes '{source.topic_name}': it would consume its own output",
+                f"the flow reads and writes '{sink.topic_name}': it would consume its own output",
                 "write to another topic",
             )
 
@@ -238,7 +253,8 @@ def check_instant(schema: Schema, event_time: str) -> None:
 
 
 def check_function(verb: str, function: object, arguments: Sequence[str], example: str) -> None:
-    """Requires a synchronous function that accepts these arguments."""
+    """Requires a synchronous function that accepts these arguments, and can be sent to workers."""
+    check_models(verb, function)
     if not callable(function):
         raise refusal(f"{verb} takes a function, not {function!r}", example)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

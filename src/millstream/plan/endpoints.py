@@ -10,6 +10,7 @@ from millstream.records import Schema
 from millstream.user_lines import users_line
 
 LOST_CHOICES = ("error", "earliest", "latest")
+VALUE_FORMATS = ("json", "avro", "csv", "string", "bytes")
 
 
 class Endpoint:
@@ -41,6 +42,15 @@ class Endpoint:
     def broker_topic(self) -> str | None:
         """The name of the topic, if it is on the job's own broker."""
         return None
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether it reads or writes topics: one, or several."""
+        return self.topic_name is not None
+
+    def reads_topic(self, topic: str) -> bool:
+        """Whether a topic of the job's own broker is read."""
+        return self.broker_topic == topic
 
     @property
     def lost_choice(self) -> str:
@@ -89,3 +99,9 @@ class Endpoint:
 
     def with_lost_choice(self, choice: str) -> Self:
         return self
+
+    def with_format(self, format: str) -> Self:
+        """The same source with values in this format, one of VALUE_FORMATS."""
+        raise InvalidPlan(
+            f"format applies to topics only, and {self} is not a topic", where=users_line(), next_step="remove format="
+        )

@@ -20,6 +20,7 @@ from millstream.plan.checks import (
     refusal,
     schema_of,
     source_of,
+    with_format,
 )
 from millstream.plan.endpoints import Endpoint
 from millstream.plan.explain import Format, explained
@@ -81,8 +82,11 @@ class Flow:
         name: str | None = None,
         changes: bool = False,
         on_lost: str | None = None,
+        format: str | None = None,
     ) -> Stream:
         """Reads the rows of a topic, or of another source such as `ms.files(…)` or a Spark DataFrame.
+
+        Several topics are given as a list of names, or by a pattern: `ms.topics("orders[.].*")`.
 
         A DataFrame knows its schema, and so does a topic that was created with one: it is looked up once, now.
         Every other source needs `schema`. `event_time` is a timestamp column, or an expression such as
@@ -91,8 +95,9 @@ class Flow:
         neither is an event time column named `event_time`.
         `on_lost` decides what happens if records of a topic were deleted before they were read: "error", or continue
         at the "earliest" or "latest" record that is left, with a warning about the gap.
+        `format` is how the values of a topic without a schema are encoded: json (default), avro, csv, string or bytes.
         """
-        source, on_lost = chosen_on_lost(source_of(source), on_lost)
+        source, on_lost = chosen_on_lost(with_format(source_of(source), format), on_lost)
         columns = schema_of(engine.own_schema(source, self.log) if schema is None else schema)
         strategy = checked_watermark(watermark, columns)
         if event_time is None and watermark is not None:
@@ -171,14 +176,15 @@ class Flow:
         on_spark = str(engine.call(self, "explained", {"format": format}))
         return f"{logical}\n{on_spark}" if format == "text" else on_spark
 
-    def table(self, rows: Any, schema: SchemaLike) -> Side:
-        """A lookup table to join a stream with: static rows from files, a database table, or a list of dicts.
+    def table(self, rows: Any, schema: SchemaLike | None = None) -> Side:
+        """A lookup table to join a stream with: static rows from files, a database table, a list of dicts, or a frame.
 
-        They are read once, now, and do not change while the flow runs.
+        They are read once, now, and do not change while the flow runs. A frame (Spark, polars, pandas, pyarrow) has a
+        schema of its own; everything else needs `schema`.
         """
         from millstream.plan.joining import Side
 
-        return Side.of(self, rows, schema_of(schema))
+        return Side.of(self, rows, None if schema is None else schema_of(schema))
 
     # ------------------------------------------------------------ running
 

@@ -17,6 +17,7 @@ from millstream.plan.flow import Flow
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
 from millstream.plan.nodes import Node
+from millstream.plan.spark_frames import SparkFrame, as_source
 from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import (
     HOWS,
@@ -54,14 +55,24 @@ class Side:
     said: str
 
     @classmethod
-    def of(cls, flow: Flow, given: Any, schema: Schema) -> Side:
+    def of(cls, flow: Flow, given: Any, schema: Schema | None) -> Side:
         if isinstance(given, Stream):
             raise refusal("flow.table takes static rows, not a stream", "use stream.to_table(key=…)")
+        source = as_source(given)
+        if isinstance(source, SparkFrame):
+            if source.streams:
+                raise refusal(
+                    "flow.table takes static rows, not a streaming DataFrame",
+                    "use flow.read(frame).to_table(key=…), or a frame of spark.read",
+                )
+            schema = source.own_schema(None) if schema is None else schema
         # Imported here: only a flow with a lookup table needs to read rows.
+        static_rows = import_module("millstream.connectors.static_rows")
         with AtUsersLine():
-            rows: pa.Table = import_module("millstream.connectors.static_rows").load(given, schema)
+            columns: Schema = static_rows.own_schema(given) if schema is None else schema
+            rows: pa.Table = static_rows.load(given, columns)
         plain = isinstance(given, Sequence) or hasattr(given, "columns")
-        return cls(flow, schema, rows, f"{rows.num_rows} rows" if plain else str(given))
+        return cls(flow, columns, rows, f"{rows.num_rows} rows" if plain else str(given))
 
 
 @dataclass(frozen=True)

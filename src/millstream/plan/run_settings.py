@@ -77,6 +77,8 @@ class Settings:
     """Outputs that were removed: the job is replayed, and all of its outputs are written again."""
     archive: str | None = None
     """The workers' libraries, packed with `millstream pack`."""
+    progress: ShowProgress = "none"
+    """How progress is shown on stderr; "auto" is a live line on a terminal and a line every ten seconds elsewhere."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -153,7 +155,7 @@ class RunSettings(Settings):
     """The settings of a job that is run until it ends."""
 
     progress: ShowProgress = "auto"
-    """How progress is shown on stderr; "auto" is a live line on a terminal and a line every ten seconds elsewhere."""
+    """How progress is shown on stderr; a job that is started shows none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from millstream.plan.checks import (
     sink_of,
 )
 from millstream.plan.columns import aligned, kept, renamed, replaced, sampled, selected, without
+from millstream.plan.driver_only import check_models
 from millstream.plan.explain import Format, explained
 from millstream.plan.hints import Hinted
 from millstream.plan.late import late_columns
@@ -175,6 +176,7 @@ class Stream(Hinted):
         name: str | None,
     ) -> Stream:
         verb = "flat_map" if flat else "map"
+        check_models(verb, function)
         if not callable(function):
             hint = "for a Spark SQL expression, use select(…) or with_column(…)" if isinstance(function, str) else None
             raise refusal(f"{verb} takes a function, not {function!r}", hint or f"for example {verb}(lambda row: …)")

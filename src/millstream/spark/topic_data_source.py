@@ -35,6 +35,7 @@ from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, open_embedded
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.records import Schema
 from millstream.secrets import delivery
+from millstream.spark.session.interpreter import use_interpreter
 from millstream.spark.topic_options import READ_OPTIONS, WRITE_OPTIONS, Settings, without_traceback
 from millstream.spark.topic_writer import TopicStreamWriter, TopicWriter
 
@@ -57,6 +58,7 @@ def register(spark: SparkSession, *, broker: str | os.PathLike[str] | None = Non
     given = os.fspath(broker) if broker is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
     address = given if "://" in given else str(Path(given).expanduser().absolute())
     kafka = as_kafka(address)  # its settings may be in a file, which is read here
+    use_interpreter(spark)
     spark.sparkContext.environment.update(delivery())
     # A new class is sent to Spark's processes by value, and with it the address.
     bound = {"default_broker": address, "default_kafka": kafka, "__module__": "__main__"}

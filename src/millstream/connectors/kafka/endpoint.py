@@ -15,10 +15,10 @@ from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.sink import Sink
 from millstream.connectors.source import Source
 from millstream.connectors.topic.endpoint import KAFKA_LIBRARIES, Topic, remembered_topic
-from millstream.errors import InvalidPlan
+from millstream.errors import InvalidInput, InvalidPlan
 from millstream.log import Broker, EmbeddedLog
 from millstream.log.kafka.address import SCHEME, KafkaAddress, address_of, with_ports
-from millstream.plan.endpoints import LOST_CHOICES
+from millstream.plan.endpoints import LOST_CHOICES, VALUE_FORMATS
 from millstream.plan.nodes import Write
 from millstream.records import Schema
 from millstream.secrets import Secret, hidden, shown_address
@@ -27,7 +27,6 @@ from millstream.user_lines import users_line, what_exists
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
 
-VALUE_FORMATS = ("json", "avro", "csv", "string", "bytes")
 REGISTRY_FORMATS = ("json", "avro")
 
 
@@ -84,9 +83,11 @@ class Kafka(Connector):
             )
 
     def own_schema(self, broker: str | None) -> Schema:
-        from millstream.connectors.topic.own_schema import no_schema, schema_of_topic
+        from millstream.connectors.topic.own_schema import RAW_SCHEMAS, no_schema, schema_of_topic
         from millstream.log.kafka.log import KafkaLog
 
+        if self.format in RAW_SCHEMAS:
+            return RAW_SCHEMAS[self.format]
         if self.format != "json":
             raise no_schema(self.topic, f"its values are {self.format}, which does not describe their columns")
         if self.registry is not None:
@@ -99,6 +100,11 @@ class Kafka(Connector):
 
     def with_lost_choice(self, choice: str) -> Self:
         return replace(self, on_lost=choice)
+
+    def with_format(self, format: str) -> Self:
+        if self.registry is not None and format not in REGISTRY_FORMATS:
+            raise _no_registry_of(format)
+        return replace(self, format=format)
 
     def open_source(self, reading: Reading) -> Source:
         from millstream.connectors.kafka.source import KafkaSource
@@ -172,9 +178,7 @@ def kafka(
     if format not in VALUE_FORMATS:
         raise arguments.refused(f"there is no format {format!r}", what_exists(format, VALUE_FORMATS, kind="formats"))
     if registry is not None and format not in REGISTRY_FORMATS:
-        raise arguments.refused(
-            f"a registry has schemas of {' and '.join(REGISTRY_FORMATS)}, not of {format}", "format='avro'"
-        )
+        raise _no_registry_of(format)
     if registry is not None and shown_address(registry) != registry:
         raise arguments.refused(
             "the address of a registry must not have a user, a password or a query: it is shown and stored",
@@ -190,6 +194,12 @@ def kafka(
         registry,
         on_lost,
         hidden(named),
+    )
+
+
+def _no_registry_of(format: str) -> InvalidInput:
+    return arguments.refused(
+        f"a registry has schemas of {' and '.join(REGISTRY_FORMATS)}, not of {format}", "format='avro'"
     )
 
 

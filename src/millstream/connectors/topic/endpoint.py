@@ -28,6 +28,8 @@ KAFKA_LIBRARIES = {"confluent-kafka": "confluent_kafka"}
 @dataclass(frozen=True)
 class Topic(Connector):
     topic: str
+    format: str | None = None
+    """How values are encoded, if the topic has no schema; None: as JSON."""
     can_read: ClassVar[bool] = True
     can_write: ClassVar[bool] = True
     counts_lag: ClassVar[bool] = True
@@ -44,27 +46,41 @@ class Topic(Connector):
     def broker_topic(self) -> str:
         return self.topic
 
-    def own_schema(self, broker: str | None) -> Schema:
-        from millstream.connectors.topic.own_schema import schema_of_topic
+    @property
+    def decodes(self) -> bool:
+        return self.format not in (None, "bytes")
 
-        return schema_of_topic(self.topic, broker)
+    @property
+    def fingerprint(self) -> tuple[str, ...]:
+        return (str(self), str(self.format))
+
+    def own_schema(self, broker: str | None) -> Schema:
+        from millstream.connectors.topic.own_schema import schema_in_format
+
+        return schema_in_format(self.topic, broker, self.format)
+
+    def with_format(self, format: str) -> Self:
+        return replace(self, format=format)
 
     def open_source(self, reading: Reading) -> Source:
         address = as_kafka(reading.broker)
+        format = self.format or reading.format
         if address is not None:
             from millstream.connectors.kafka.source import KafkaSource
 
-            return KafkaSource(address, self.topic, reading.schema, format=reading.format, on_lost=reading.on_lost)
+            return KafkaSource(address, self.topic, reading.schema, format=format, on_lost=reading.on_lost)
         from millstream.connectors.topic.source import TopicSource
 
-        return TopicSource(
+        source = TopicSource(
             self.topic,
             reading.schema,
             broker=str(reading.broker) if reading.broker is not None else None,
-            format=reading.format,
+            format=format,
             columns=reading.columns,
             on_lost=reading.on_lost,
         )
+        source.check_format(self.format)
+        return source
 
     def open_sink(self, writing: Writing) -> Sink:
         from millstream.connectors.kafka.sink import KafkaSink

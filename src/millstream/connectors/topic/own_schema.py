@@ -11,7 +11,18 @@ from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, Broker, EmbeddedLog
 from millstream.records import Schema
 from millstream.user_lines import users_line
 
+RAW_SCHEMAS = {"string": Schema.of("value string"), "bytes": Schema.of("value binary")}
+"""The columns of values that are read as they are, by format."""
 GIVE_ONE = "give the schema: read(source, 'user string, at timestamp')"
+
+
+def schema_in_format(topic: str, broker: str | None, format: str | None) -> Schema:
+    """The schema of a topic that is read in this format; None if the format is not given."""
+    if format in RAW_SCHEMAS:
+        return RAW_SCHEMAS[format]
+    if format is not None:
+        raise no_schema(topic, f"its values are {format}, which does not describe their columns")
+    return schema_of_topic(topic, broker)
 
 
 def schema_of_topic(topic: str, broker: str | None, opened: Callable[[str], Broker] | None = None) -> Schema:
@@ -29,6 +40,12 @@ def schema_of_topic(topic: str, broker: str | None, opened: Callable[[str], Brok
     if schema is None:
         raise no_schema(topic, f"it has none of its own (its values in {where} are bytes)")
     return schema
+
+
+def existing_topics(broker: str | None) -> list[str]:
+    """The topics of the log, looked up while a flow is being built."""
+    with _existing(broker or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER) as log:
+        return log.topics()
 
 
 def no_schema(topic: str, why: str, next_step: str = GIVE_ONE) -> InvalidPlan:

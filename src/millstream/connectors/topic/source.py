@@ -10,7 +10,7 @@ from datetime import datetime
 from millstream import terminal
 from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, Source, cut, fair_shares
 from millstream.connectors.topic.columns import Chunk, columns_of
-from millstream.errors import OffsetLost, UnknownTopic
+from millstream.errors import InvalidInput, OffsetLost, UnknownTopic
 from millstream.log import EmbeddedLog, open_embedded
 from millstream.log.embedded import Topic
 from millstream.log.partition import Partition
@@ -48,6 +48,7 @@ class TopicSource(Source):
         try:
             found = find_topic(self._log, topic)
             self._identity = found.identity
+            self._has_schema = found.settings.schema is not None
             self._columns = columns_of(topic, found.settings.schema, schema, format, columns)
         except BaseException:
             self._log.close()
@@ -66,6 +67,16 @@ class TopicSource(Source):
     @property
     def decodes(self) -> bool:
         return self._columns.decodes
+
+    def check_format(self, format: str | None) -> None:
+        """Rejects a format that the user gave for a topic with a schema."""
+        if format is not None and self._has_schema:
+            self.close()
+            raise InvalidInput(
+                f"the topic has a schema: its values are stored as columns, not as {format}",
+                where=f"topic '{self.topic}'",
+                next_step="remove format=",
+            )
 
     # ------------------------------------------------------------ what there is
 

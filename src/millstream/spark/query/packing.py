@@ -41,6 +41,7 @@ ARROW = pa.schema(
 ROWS, OTHERS, PARTIALS, CONTROL, REPORT = range(5)
 SIDES = (ROWS, OTHERS)
 PARTITION = "__partition"
+TOPIC = "__topic"
 """The source partition of an output's rows, next to their offset, if its sink may refuse some."""
 DRIVER = -1
 """The step number of reports, which are for the driver."""
@@ -174,6 +175,8 @@ class Packer:
             return rows
         if OFFSET in rows.columns and partition is not None and self.physical_plan.traces(output):
             rows = rows.with_columns(pl.lit(partition.number, pl.Int32).alias(PARTITION))
+            if partition.topic != partition.source:
+                rows = rows.with_columns(pl.lit(partition.topic).alias(TOPIC))
         else:
             rows = rows.drop(OFFSET, strict=False)
         return rows.drop(TIME, *([] if output.is_changing else [WEIGHT]), strict=False)

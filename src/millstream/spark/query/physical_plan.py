@@ -41,11 +41,17 @@ class SourcePartition:
 
     @property
     def number(self) -> int | None:
-        return int(self.name) if self.name.isdigit() else None
+        last = self.name.rpartition("/")[2]
+        return int(last) if last.isdigit() else None
+
+    @property
+    def topic(self) -> str:
+        """The source; of several topics the one that the partition is of."""
+        return self.name.rpartition("/")[0] or self.source
 
     def stamped(self, dead: pl.DataFrame) -> pl.DataFrame:
         """Dead letters with the topic and partition of their rows."""
-        return dead.with_columns(pl.lit(self.source).alias("topic"), pl.lit(self.number, pl.Int32).alias("partition"))
+        return dead.with_columns(pl.lit(self.topic).alias("topic"), pl.lit(self.number, pl.Int32).alias("partition"))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidSetting, MillstreamError, NotFound, SparkFailed
 from millstream.secrets import SHOWN
-from millstream.spark.session import archive, callbacks, java, launch, shipping, submitting
+from millstream.spark.session import archive, callbacks, interpreter, java, launch, shipping, submitting
 from millstream.spark.session.start_failures import translated
 
 if TYPE_CHECKING:
@@ -446,6 +446,7 @@ def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, st
                 next_step=f'create the session with .config("{key}", "{_shown(key, value)}"), or let session() do it',
             )
         active.conf.set(key, value)
+    interpreter.use_interpreter(active)
     callbacks.authenticate(active.sparkContext._gateway)
     return active
 

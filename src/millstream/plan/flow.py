@@ -104,6 +104,8 @@ class Flow:
             raise refusal("a watermark needs event_time", "set it with event_time='…'")
         if isinstance(watermark, Punctuated):
             marks = lowered_expression(watermark.expression, columns)
+            if marks.uses_clock:
+                raise refusal(f"'{marks}' uses the clock, but a watermark comes from the rows", "use a column")
             if marks.type != INSTANT:
                 raise refusal(f"'{marks}' is {type_name(marks.type)}, but a watermark must be a timestamp", None)
         check_loop([source], [write.sink for write in self.outputs])

@@ -50,7 +50,8 @@ def make_events(broker: Path, batches: int, rows: int) -> None:
                         "at": 1_700_000_000_000_000 + place * 500,
                     }
                 ).with_columns(pl.col("at").cast(pl.Datetime("us", "UTC")))
-                body = pl.format('{"user": {}, "value": {}}', "key", "value").alias("body")
+                parts = [pl.lit('{"user": '), "key", pl.lit(', "value": '), "value", pl.lit("}")]
+                body = pl.concat_str(parts).alias("body")
                 producer.send_batch(TOPIC, frame.select("key", body, "at"), partition=number % PARTITIONS)
 
 

@@ -82,7 +82,7 @@ class Local:
             return replace(first, rows=rows)
         if isinstance(node, nodes.Union):
             return _united(given)
-        return replace(first, rows=elementwise.row_by_row(node, first.rows))
+        return replace(first, rows=elementwise.row_by_row(node, first.rows, first.clock.now))
 
     def _check_dead(self, node: Node, dead: pl.DataFrame | None) -> None:
         """A record that a step cannot process stops the run, unless a sink takes the step's dead letters."""

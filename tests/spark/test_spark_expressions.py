@@ -68,16 +68,20 @@ def test_behind_a_step_that_keeps_state_and_before_the_next(spark: SparkSession)
 
 
 def test_arguments_of_aggregates(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
     score = "int(get_json_object(body, '$.score'))"
     kept = {}
 
     def flow(stream: ms.Stream) -> ms.Stream:
-        made = stream.window(ms.fixed("10 minutes")).agg(total=ms.sum(score), n=ms.count())
+        made = stream.window(ms.fixed("10 minutes")).agg(
+            total=ms.sum(score), ids=ms.max(sf.col("id") + 1), n=ms.count()
+        )
         kept["late"] = made.late.schema.names
         return made
 
     (_, closed) = played(flow, [Add(ROWS), Watermark(at(30))])
-    assert [(row["total"], row["n"]) for row in closed] == [(23, 4)]
+    assert [(row["total"], row["ids"], row["n"]) for row in closed] == [(23, 5, 4)]
     assert kept["late"] == ("id", "body", "xs", "at", "window", "reason")
 
 

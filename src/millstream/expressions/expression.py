@@ -32,15 +32,16 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
+from millstream.expressions.clock import NOW, with_clock_column
 from millstream.expressions.lowered import Mistake, Refusal, UnknownFunction, type_name
-from millstream.expressions.spark_types import INTERVAL, NoCommonType, quoted
+from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
 from millstream.user_lines import users_line
 
@@ -74,6 +75,24 @@ class InDriver:
         return InDriver, (None,)
 
 
+class ColumnText(str):
+    """A Column of PySpark as text, for steps that are described by text; the Column stays in the driver."""
+
+    column: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+def as_text(given: Any) -> Any:
+    """A Column as Spark prints it; anything else as it is."""
+    if not is_pyspark(given, "Column"):
+        return given
+    text = ColumnText(str(given).removeprefix("Column<'").removesuffix("'>"))
+    text.column = given
+    return text
+
+
 @dataclass(frozen=True)
 class Expression:
     """A checked expression: the user's Spark SQL, its translation to DuckDB, and the type of its result."""
@@ -89,6 +108,8 @@ class Expression:
     """The user's Column of PySpark, if it is not text."""
     calls_python: bool = False
     """Whether Spark calls a Python function for it."""
+    clocked: str | None = None
+    """The Spark SQL with a column for the clock, if it uses the clock."""
     makes_rows: bool = False
     """Whether it makes several rows of one, as explode does."""
 
@@ -106,6 +127,10 @@ class Expression:
         return self.duckdb is None
 
     @property
+    def uses_clock(self) -> bool:
+        return self.clocked is not None
+
+    @property
     def lowered(self) -> str:
         """Its translation to DuckDB; raises if there is none."""
         if self.duckdb is None:
@@ -121,7 +146,8 @@ def expression(given: Any, schema: Schema, *, boolean: bool = False) -> Expressi
 
     What cannot be translated to DuckDB is checked by Spark, which is started for that if none is running.
     """
-    if not isinstance(given, str) and is_pyspark(given, "Column"):
+    given = as_text(given)
+    if isinstance(given, ColumnText):
         return _checked_by_spark(given, schema, boolean, "it is a Column of PySpark")
     try:
         return lowered_expression(given, schema, boolean=boolean)
@@ -148,7 +174,10 @@ def _analyzer() -> Any:
 
 
 def _checked_by_spark(given: Any, schema: Schema, boolean: bool, reason: str) -> Expression:
-    found: Expression = _analyzer().analyzed(given, schema, reason)
+    clocked = None if isinstance(given, ColumnText) else _clocked(given, schema)
+    found: Expression = _analyzer().analyzed(clocked or given, schema if clocked is None else _with_now(schema), reason)
+    if clocked is not None:
+        found = replace(found, spark=given, columns=found.columns - {NOW}, clocked=clocked)
     _check_type(found.type, str(found), boolean)
     return found
 
@@ -177,8 +206,12 @@ def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False) -> E
         )
     from millstream.expressions.spark_sql import lower
 
+    tree = _parsed(text)
+    clocked = _clocked(text, schema)
+    if clocked is not None:
+        tree, schema = _parsed(clocked), _with_now(schema)
     try:
-        lowered, columns = lower(_parsed(text), schema)
+        lowered, columns = lower(tree, schema)
     except Refusal as refusal:
         raise _not_lowered(refusal, text) from None
     except NoCommonType:
@@ -188,7 +221,16 @@ def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False) -> E
         raise _not_lowered(what, text) from None
     _check_type(lowered.type, text, boolean)
     _try(lowered.sql, text, schema)
-    return Expression(text, lowered.sql, lowered.type, columns)
+    return Expression(text, lowered.sql, lowered.type, columns - {NOW}, clocked=clocked)
+
+
+def _clocked(text: str, schema: Schema) -> str | None:
+    clocked = with_clock_column(text, [name.lower() for name in schema.names])
+    return None if clocked == text else clocked
+
+
+def _with_now(schema: Schema) -> Schema:
+    return Schema.from_arrow(schema.arrow.append(pa.field(NOW, INSTANT)))
 
 
 def _check_type(kind: pa.DataType, text: str, boolean: bool) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from millstream.expressions.clock import NOW
 from millstream.expressions.expression import Expression, evaluate
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.side_join import side_join
 from millstream.operators.window_assignment import instant
 from millstream.plan import nodes, table_nodes
+from millstream.plan.needs_spark import expressions_of
 from millstream.plan.nodes import Node
 from millstream.plan.windows import FIRST, LAST
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, rows_to_batch
@@ -47,9 +49,10 @@ def computed(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expr
 def _looked_at(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Expression]]) -> pa.Table:
     """The columns that expressions use, since passing strings on is not free; at least one, for the row count."""
     columns = frozenset().union(*(each.columns for _, each in made if each.column is None))
-    if not columns:
-        return frame.select(WEIGHT).to_arrow()
-    return table_of(frame, Schema(pa.schema([field for field in schema.arrow if field.name in columns])))
+    fields = [field for field in schema.arrow if field.name in columns]
+    if any(each.uses_clock for _, each in made):
+        fields.append(pa.field(NOW, nodes.INSTANT))
+    return table_of(frame, Schema(pa.schema(fields))) if fields else frame.select(WEIGHT).to_arrow()
 
 
 def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:
@@ -105,8 +108,11 @@ ROW_BY_ROW: dict[type[Node], Callable[[pl.DataFrame, Any], pl.DataFrame]] = {
 """Steps from rows to rows that can only fail in an expression."""
 
 
-def row_by_row(node: Node, frame: pl.DataFrame) -> pl.DataFrame:
-    return ROW_BY_ROW[type(node)](frame, node)
+def row_by_row(node: Node, frame: pl.DataFrame, now: int) -> pl.DataFrame:
+    if not any(made.uses_clock for made in expressions_of(node)):
+        return ROW_BY_ROW[type(node)](frame, node)
+    clocked = frame.with_columns(instant(NOW, pl.lit(now, pl.Int64)))
+    return ROW_BY_ROW[type(node)](clocked, node).drop(NOW, strict=False)
 
 
 def net(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from millstream.errors import InvalidAggregate
+from millstream.expressions.expression import as_text
 from millstream.expressions.spark_types import DIGITS_MAX, family
 from millstream.records import Schema
 from millstream.user_lines import AtUsersLine, users_line
@@ -438,6 +439,7 @@ count_distinct = distinct_count
 
 def text_of(expression: object, what: str) -> str:
     """An argument of the aggregate `what`."""
+    expression = as_text(expression)  # of a Column
     if not isinstance(expression, str) or not expression.strip():
         raise InvalidAggregate(
             f"{what} takes a column or a Spark SQL expression as text, not {expression!r}",

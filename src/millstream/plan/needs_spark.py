@@ -70,14 +70,14 @@ def check_without_spark(order: Iterable[Node]) -> None:
 
 
 def computed_before(node: AnyNode, named: Callable[[Project], Project]) -> AnyNode:
-    """A step whose expressions can all be translated: what needs Spark becomes a column of a step before it."""
-    if isinstance(node, Where | Project | SparkFunction) or not needs_spark(node):
+    """A step that evaluates what it needs itself: what needs Spark, or the clock, becomes a column before it."""
+    apart = [made for made in expressions_of(node) if made.needs_spark or made.uses_clock]
+    if isinstance(node, Where | Project) or not apart:
         _check_rows(node)
         return node
     if not isinstance(node, WindowedAggregate | Grouped):
-        shown = next(made for made in expressions_of(node) if made.needs_spark)
         raise InvalidExpression(
-            f"'{shown}' can only be evaluated by Spark, and not inside this step",
+            f"'{apart[0]}' cannot be evaluated inside this step",
             where=users_line(),
             next_step="make it a column first: with_column('name', '…'), and use that",
         )
@@ -85,7 +85,7 @@ def computed_before(node: AnyNode, named: Callable[[Project], Project]) -> AnyNo
     columns = [(name, kept(given.schema, name)) for name in given.schema.names]
     arguments = []
     for number, (name, made) in enumerate(node.arguments):
-        if made.needs_spark:
+        if made in apart:
             column = f"{COMPUTED}{number}"
             columns.append((column, made))
             made = Expression(made.spark, quoted(column), made.type, frozenset({column}))

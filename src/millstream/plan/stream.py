@@ -265,7 +265,8 @@ class Stream(Hinted):
         if rest in branches:
             raise refusal(f"there are two branches named '{rest}'", f"taken: {', '.join(branches)}")
         for condition in branches.values():
-            expression(condition, self.schema, boolean=True)
+            if expression(condition, self.schema, boolean=True).native is not None:
+                raise refusal("split takes conditions as text, not Columns", "write them as Spark SQL, or use where(…)")
         taken: list[str] = []
         streams = {}
         for branch, condition in branches.items():

@@ -49,6 +49,8 @@ def event_time_of(text: str, schema: Schema) -> Expression:
             f"event_time '{text}' is {type_name(made.type)}, not a timestamp",
             f"timestamp columns: {', '.join(moments) or 'none'}; or convert it, for example with timestamp_millis(…)",
         )
+    if made.uses_clock:
+        raise refusal(f"event_time '{text}' uses the clock, but event time comes from the rows", "use a column")
     if not made.columns:
         raise refusal(f"event_time '{text}' is the same for all rows", f"columns: {', '.join(schema.names)}")
     return made
@@ -64,6 +66,8 @@ def checked_watermark(watermark: object, schema: Schema) -> Watermark:
         )
     if isinstance(watermark, Punctuated):
         marks = lowered_expression(watermark.expression, schema)
+        if marks.uses_clock:
+            raise refusal(f"'{marks}' uses the clock, but a watermark comes from the rows", "use a column")
         if marks.type != INSTANT:
             raise refusal(f"'{marks}' is {type_name(marks.type)}, but a watermark must be a timestamp", None)
     return watermark

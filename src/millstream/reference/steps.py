@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from millstream.expressions.clock import NOW
 from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
 from millstream.plan.batches import batch_given, batch_returned
@@ -25,13 +26,18 @@ from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOp
 from millstream.reference.windows import WindowOperator
 
 
+def _with_clock(rows: pa.Table, clock: int) -> pa.Table:
+    """Rows with the column that `current_timestamp()` reads."""
+    return rows.append_column(pa.field(NOW, nodes.INSTANT), pa.array([moment(clock)] * len(rows), nodes.INSTANT))
+
+
 class WhereOperator(Operator):
     node: nodes.Where
 
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
         if not rows:
             return []
-        held = evaluate({"holds": self.node.condition.lowered}, table_of(rows, self.node.inputs[0]))
+        held = evaluate({"holds": self.node.condition.lowered}, _with_clock(table_of(rows, self.node.inputs[0]), clock))
         return [row for row, holds in zip(rows, held.column("holds").to_pylist(), strict=True) if holds]
 
 
@@ -41,7 +47,8 @@ class ProjectOperator(Operator):
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
         if not rows:
             return []
-        made = evaluate({name: made.lowered for name, made in self.node.columns}, table_of(rows, self.node.inputs[0]))
+        given = _with_clock(table_of(rows, self.node.inputs[0]), clock)
+        made = evaluate({name: made.lowered for name, made in self.node.columns}, given)
         values = batch_to_rows(made.combine_chunks().to_batches()[0])
         return [replace(row, values=new) for row, new in zip(rows, values, strict=True)]
 

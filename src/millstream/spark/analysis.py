@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from millstream.errors import InvalidExpression, MillstreamError
-from millstream.expressions.expression import Expression, InDriver
+from millstream.expressions.expression import ColumnText, Expression, InDriver
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
 from millstream.records import Schema
 from millstream.spark.session.start import running, session_for_analysis
@@ -31,13 +31,13 @@ def is_running() -> bool:
     return running() is not None
 
 
-def analyzed(given: Any, schema: Schema, reason: str) -> Expression:
+def analyzed(given: str, schema: Schema, reason: str) -> Expression:
     """An expression that only Spark can evaluate, given as text or as a Column; `reason` says why only Spark can."""
     spark = running() or session_for_analysis()
-    shown = given if isinstance(given, str) else column_text(given)
+    shown, column = str(given), given.column if isinstance(given, ColumnText) else None
     with analysis_errors(spark, shown, schema, users_line()):
         empty = empty_frame(spark, schema)
-        made = empty.select((sf.expr(given) if isinstance(given, str) else given).alias(RESULT))
+        made = empty.select((sf.expr(shown) if column is None else column).alias(RESULT))
         plan: Any = made._jdf.queryExecution().analyzed()
     names = [str(node.nodeName()) for node in nodes_of(plan)]
     makes_rows = "Generate" in names
@@ -53,15 +53,10 @@ def analyzed(given: Any, schema: Schema, reason: str) -> Expression:
         type_of(made, shown),
         frozenset(_used(plan, schema)),
         reason,
-        None if isinstance(given, str) else InDriver(given),
+        None if column is None else InDriver(column),
         calls_python=any(kind in _kinds(plan) for kind in PYTHON),
         makes_rows=makes_rows,
     )
-
-
-def column_text(column: Any) -> str:
-    """A Column as Spark prints it."""
-    return str(column).removeprefix("Column<'").removesuffix("'>")
 
 
 def empty_frame(spark: SparkSession, schema: Schema) -> DataFrame:

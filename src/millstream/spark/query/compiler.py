@@ -19,11 +19,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from millstream.errors import InvalidPlan
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import SENT
-from millstream.plan.needs_spark import expressions_of
-from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime
+from millstream.plan.needs_spark import expressions_of, reasons
+from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime, Write
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Bounded
@@ -50,6 +51,7 @@ _starting = Lock()
 def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping[str, int] | None = None) -> DataFrame:
     """All packed rows for the outputs of a flow; `slots` has the slot of each step's state."""
     slots = shipment.physical_plan.first_slots() if slots is None else slots
+    _check_refused(shipment.physical_plan)
     spark.sparkContext.environment.update(delivery())  # before Spark starts its Python processes
     spark.dataSource.register(FeedSource)
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed, shipment.mark)).load()
@@ -66,6 +68,19 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping
         )
         packed = _with_parts(packed, shipment, stage)
     return packed
+
+
+def _check_refused(physical_plan: PhysicalPlan) -> None:
+    """The steps after the dead letters of a sink run in the driver, without Spark's engine."""
+    for output in physical_plan.outputs:
+        for step in physical_plan.refused(output).steps if isinstance(output, Write) else ():
+            if step in physical_plan.in_spark:
+                raise InvalidPlan(
+                    f"the step '{step.name}' handles rows that a sink has refused, which only expressions with a "
+                    f"translation can: {'; '.join(reasons(step))}",
+                    where=step.user_line,
+                    next_step="write the dead letters to a topic, and read that in another flow",
+                )
 
 
 def _with_parts(packed: DataFrame, shipment: Shipment, stage: int) -> DataFrame:

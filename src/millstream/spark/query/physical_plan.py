@@ -93,7 +93,7 @@ class Region:
             elif isinstance(step, nodes.Union):
                 made[step] = pl.concat(given, how="diagonal")
             else:
-                made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step), partition)
+                made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step, now=now), partition)
         return made
 
     def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:

@@ -8,7 +8,7 @@ processes before and behind share a folder that has the number of the task's att
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +21,14 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
+from millstream.expressions.clock import NOW
 from millstream.expressions.expression import Expression
+from millstream.expressions.spark_types import INSTANT
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET
 from millstream.operators.stateful import SENT
-from millstream.plan.needs_spark import SparkFunction
+from millstream.operators.window_assignment import instant
+from millstream.plan.needs_spark import SparkFunction, expressions_of
 from millstream.plan.nodes import Node, Project, Where
 from millstream.private_files import private_folder
 from millstream.records import Schema
@@ -41,7 +44,6 @@ from millstream.spark.query_failures import marked
 CAME = "__came"
 """The number of a row's origin, among those of its task."""
 HIDDEN = pa.schema([(TIME, pa.int64()), (WEIGHT, pa.int32()), (OFFSET, pa.int64()), (CAME, pa.int32())])
-HIDDEN_TYPES = f"`{TIME}` long, `{WEIGHT}` int, `{OFFSET}` long, `{CAME}` int"
 TASK_BITS = 32
 """Rows behind a part have task numbers of their own, in the order of the tasks before."""
 ROWS_MIN = 50_000
@@ -50,30 +52,36 @@ ROWS_MIN = 50_000
 
 def with_part(packed: DataFrame, part: SparkPart, shipment: Shipment) -> DataFrame:
     """The packed rows, with those of a part replaced by what its last step sends on."""
-    names = part.given.schema.names
+    names, hidden = part.given.schema.names, hidden_columns(part)
     types = [f"`{_quoted(name)}` {spark_type(part.given.schema, name)}" for name in names]
-    frame = packed.mapInArrow(Unpack(shipment, part.number), ", ".join([*types, HIDDEN_TYPES]))
+    frame = packed.mapInArrow(Unpack(shipment, part.number), ", ".join([*types, str(Schema.from_arrow(hidden))]))
     for step in part.steps:
-        frame = _VISITS[type(step)](frame, step)
+        frame = _VISITS[type(step)](frame, step, hidden.names)
     return frame.mapInArrow(Pack(shipment, part.number), PACKED)
 
 
-def _where(frame: DataFrame, step: Where) -> DataFrame:
+def hidden_columns(part: SparkPart) -> pa.Schema:
+    """The hidden columns of a part's rows; the clock is among them if an expression uses it."""
+    uses_clock = any(each.uses_clock for step in part.steps for each in expressions_of(step))
+    return HIDDEN.append(pa.field(NOW, INSTANT)) if uses_clock else HIDDEN
+
+
+def _where(frame: DataFrame, step: Where, hidden: Sequence[str]) -> DataFrame:
     return frame.where(as_column(step.condition))
 
 
-def _project(frame: DataFrame, step: Project) -> DataFrame:
+def _project(frame: DataFrame, step: Project, hidden: Sequence[str]) -> DataFrame:
     made = []
     for name, value in step.columns:
         column = as_column(value)
         if not value.needs_spark:  # else it has the type that Spark gave it
             column = column.cast(spark_type(step.schema, name))
         made.append(column.alias(name))
-    return frame.select(*made, *(sf.col(f"`{name}`") for name in HIDDEN.names))
+    return frame.select(*made, *(sf.col(f"`{name}`") for name in hidden))
 
 
-def _function(frame: DataFrame, step: SparkFunction) -> DataFrame:
-    return applied(step.function.value, frame, HIDDEN.names)
+def _function(frame: DataFrame, step: SparkFunction, hidden: Sequence[str]) -> DataFrame:
+    return applied(step.function.value, frame, hidden)
 
 
 _VISITS: Mapping[type[Node], Any] = {Where: _where, Project: _project, SparkFunction: _function}
@@ -83,7 +91,7 @@ def as_column(made: Expression) -> Column:
     if made.native is not None:
         found: Column = made.native.value
         return found
-    return sf.expr(made.spark)
+    return sf.expr(made.clocked or made.spark)
 
 
 def spark_type(schema: Schema, name: str) -> str:
@@ -162,13 +170,14 @@ class Unpack(_OfPart):
                         waiting.write_batch(others.cast(ARROW))
                     for blob in batch.column("blob").filter(own):
                         origin, rows = split_origin(blob.as_buffer())
-                        yield from self._typed(rows, passage.number_of(origin))
+                        yield from self._typed(rows, passage.number_of(origin), origin_from_bytes(origin).now)
 
-    def _typed(self, rows: pl.DataFrame, came: int) -> Iterator[pa.RecordBatch]:
+    def _typed(self, rows: pl.DataFrame, came: int, now: int) -> Iterator[pa.RecordBatch]:
         columns = pa.schema([field.with_nullable(True) for field in self.part.given.schema.arrow])
-        missing = {name: None for name in (*columns.names, OFFSET) if name not in rows.columns}
-        frame = rows.with_columns(pl.lit(came, pl.Int32).alias(CAME), *(pl.lit(None).alias(name) for name in missing))
-        schema = pa.schema([*columns, *HIDDEN])
+        missing = [pl.lit(None).alias(name) for name in (*columns.names, OFFSET) if name not in rows.columns]
+        clock = instant(NOW, pl.lit(now, pl.Int64))
+        frame = rows.with_columns(pl.lit(came, pl.Int32).alias(CAME), clock, *missing)
+        schema = pa.schema([*columns, *hidden_columns(self.part)])
         yield from frame.select(schema.names).to_arrow().cast(schema).to_batches()
 
 
@@ -209,7 +218,7 @@ class Pack(_OfPart):
                     yield came, pl.concat(collected)
                     collected = []
                 came = number
-                collected.append(rows.drop(CAME))
+                collected.append(rows.drop(CAME, NOW, strict=False))
         if collected and came is not None:
             yield came, pl.concat(collected)
 

@@ -1,0 +1,34 @@
+"""The clock in an expression: `current_timestamp()` is the processing time of the batch, the same if it is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+NOW = "__now"
+"""The column that holds the clock while an expression is evaluated."""
+INSTANTS = ("current_timestamp", "now")
+DATES = ("current_date", "curdate")
+
+
+def with_clock_column(text: str, columns: Collection[str] = ()) -> str:
+    """Spark SQL with the column of the clock in place of its functions; the same text if it uses none.
+
+    `current_timestamp` and `current_date` may be written without brackets, unless a column has that name.
+    """
+    if not any(name in text.lower() for name in INSTANTS + DATES):
+        return text
+    from millstream.expressions.spark_sql import SparkGrammar
+
+    tokens = SparkGrammar().tokenize(text)
+    made, end = "", 0
+    for place, token in enumerate(tokens):
+        name = token.text.lower()
+        following = [each.text for each in tokens[place + 1 : place + 3]]
+        is_call = following == ["(", ")"]
+        if name not in INSTANTS + DATES or text[token.start] in "`'\"" or (place and tokens[place - 1].text == "."):
+            continue
+        if not is_call and (name in ("now", "curdate") or name in columns):
+            continue
+        made += text[end : token.start] + (NOW if name in INSTANTS else f"cast({NOW} as date)")
+        end = (tokens[place + 2] if is_call else token).end + 1
+    return made + text[end:]

@@ -1,0 +1,56 @@
+"""`current_timestamp()` is the processing time of the batch, on every runner; and in expressions for Spark alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidExpression
+from millstream.testing import Add, Clock, play
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+NIGHT = datetime(2026, 2, 1, 3, tzinfo=UTC)
+STEPS = [Clock(NOON), Add([{"id": 1, "at": NOON}, {"id": 2, "at": NIGHT}]), Clock(NIGHT), Add([{"id": 3, "at": NOON}])]
+
+
+def ages(rows: ms.Stream) -> ms.Stream:
+    past = rows.where("at <= current_timestamp()")
+    return past.select("id", seen="now()", day="current_date", text="date_format(current_timestamp(), 'yyyy')")
+
+
+def newest(rows: ms.Stream) -> ms.Stream:
+    return rows.group_by().agg(seen=ms.max("now()"))
+
+
+def played(flow: Any, on: str) -> list[dict[str, Any]]:
+    out = play(flow, STEPS, schema="id int, at timestamp", event_time="at", on=on)
+    return [dict(row) for step in out for row in step]
+
+
+@pytest.mark.parametrize("runner", ["reference", "local", "spark"])
+def test_the_clock_of_the_batch(runner: str) -> None:
+    assert [tuple(row.values()) for row in played(ages, runner)] == [
+        (1, NOON, date(2026, 1, 31), "2026"),
+        (3, NIGHT, date(2026, 2, 1), "2026"),
+    ]
+
+
+@pytest.mark.parametrize("runner", ["reference", "local"])
+def test_in_an_argument_of_an_aggregate(runner: str) -> None:
+    seen = [(row["weight"], row["seen"]) for row in played(lambda rows: newest(rows).changes(), runner)]
+    assert seen == [(1, NOON), (-1, NOON), (1, NIGHT)]
+
+
+def test_in_an_expression_for_spark_alone(spark: Any) -> None:
+    out = played(lambda rows: rows.select("id", seen="array_max(transform(array(at), x -> now()))"), "spark")
+    assert [(row["id"], row["seen"]) for row in out] == [(1, NOON), (2, NOON), (3, NIGHT)]
+
+
+def test_where_it_cannot_be_used() -> None:
+    with pytest.raises(InvalidExpression, match=r"'now\(\)' cannot be evaluated inside this step"):
+        ms.Flow("tops").read("t", "id int").top(1, by="now()")
+    with pytest.raises(InvalidExpression, match="results must be repeatable"):
+        ms.Flow("tops").read("t", "id int").with_column("x", "localtimestamp()")

@@ -23,7 +23,7 @@ its default, with the session's time zone UTC. Decisions where the two engines d
 | dates and times in UTC; dayofweek 1 is Sunday; patterns have Java's letters | the same; letters: `datetime_patterns` |
 | functions | those of `functions.FUNCTIONS`; all others are rejected by name |
 | columns of type timestamp_ntz and interval | passed on, but not computed with |
-| aggregates, window functions, generators, subqueries, higher-order functions | rejected |
+| aggregates, window functions, generators, subqueries | rejected |
 | rand, uuid, current_timestamp … | rejected: results must be repeatable |
 """
 
@@ -38,6 +38,7 @@ import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidExpression
 from millstream.expressions.lowered import Refusal, type_name
+from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
 from millstream.user_lines import users_line
@@ -183,8 +184,11 @@ def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:
 
 
 def _computed(expressions: dict[str, str], rows: pa.Table) -> pa.Table:
-    source = connection().from_arrow(rows.cast(_with_times(rows.schema, None)))
     chosen = ", ".join(f"{text} AS {quoted(name)}" for name, text in expressions.items())
+    if PREFIX in chosen and not hasattr(_local, "registered"):
+        register(connection())
+        _local.registered = True
+    source = connection().from_arrow(rows.cast(_with_times(rows.schema, None)))
     result = source.project(chosen).to_arrow_table()
     result = result.cast(_with_times(result.schema, "UTC"))
     return result.cast(Schema.from_arrow(result.schema).arrow)

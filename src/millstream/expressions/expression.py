@@ -24,7 +24,7 @@ expression is translated or left to Spark ("rejected"):
 | dates and times in UTC; dayofweek 1 is Sunday; patterns have Java's letters | the same; letters: `datetime_patterns` |
 | functions | those of `functions.FUNCTIONS`; all others are rejected by name |
 | columns of type timestamp_ntz and interval | passed on, but not computed with |
-| aggregates, window functions, generators, subqueries, higher-order functions | rejected |
+| aggregates, window functions, generators, subqueries | rejected |
 | rand, uuid, current_timestamp … | rejected: results must be repeatable |
 """
 
@@ -41,6 +41,7 @@ import pyarrow as pa
 from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
 from millstream.expressions.clock import NOW, with_clock_column
 from millstream.expressions.lowered import Mistake, Refusal, UnknownFunction, type_name
+from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
 from millstream.user_lines import users_line
@@ -313,8 +314,11 @@ def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:
 
 
 def _computed(expressions: dict[str, str], rows: pa.Table) -> pa.Table:
-    source = connection().from_arrow(rows.cast(_with_times(rows.schema, None)))
     chosen = ", ".join(f"{text} AS {quoted(name)}" for name, text in expressions.items())
+    if PREFIX in chosen and not hasattr(_local, "registered"):
+        register(connection())
+        _local.registered = True
+    source = connection().from_arrow(rows.cast(_with_times(rows.schema, None)))
     result = source.project(chosen).to_arrow_table()
     result = result.cast(_with_times(result.schema, "UTC"))
     return result.cast(Schema.from_arrow(result.schema).arrow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from millstream.expressions.lowered import (
 from millstream.expressions.spark_types import duckdb_name
 
 INT, LONG, DOUBLE, STRING, BOOLEAN, DATE = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.date32()
+LONG_SQL = 60
 Lower = Callable[[Sequence[Lowered]], Lowered]
 WORDS = {
     "string": "a string",
@@ -74,6 +76,23 @@ def same(template: str, *takes: str, fails: bool = False, note: str = "") -> Fun
         return Lowered(f"CAST({body} AS {duckdb_name(parts[0].type)})", parts[0].type, fails)
 
     return Function(takes, lower, note=note)
+
+
+def let(parts: Sequence[Lowered], body: Callable[..., str]) -> str:
+    """A body that uses its parts several times: a long one gets a name, or the text would double with each nesting."""
+    whole = " ".join(part.sql for part in parts)
+    number = max((int(found) for found in re.findall(r'"let([0-9]+)"', whole)), default=0)
+    names, long = [], []
+    for part in parts:
+        number += 1
+        is_long = len(part.sql) > LONG_SQL
+        names.append(f'"let{number}"' if is_long else part.sql)
+        if is_long:
+            long.append((names[-1], part.sql))
+    made = body(*names)
+    for name, sql in reversed(long):
+        made = f"list_extract(list_transform(list_value({sql}), lambda {name}: {made}), 1)"
+    return made
 
 
 def cast_to(kind: pa.DataType) -> Function:

@@ -155,7 +155,15 @@ def _directly(part: Lowered, kind: pa.DataType, safe: bool) -> str:
 def _number_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
     """Spark truncates the fraction; DuckDB would round."""
     if pa.types.is_floating(part.type) and pa.types.is_decimal(kind):  # based on the printed number: 1.005 is 1.01
-        return _plain(f"CAST(CAST({part.sql} AS DOUBLE) AS VARCHAR)", kind, safe)
+        printed = _plain(f"CAST(CAST({part.sql} AS DOUBLE) AS VARCHAR)", kind, safe)
+        return f"(CASE WHEN isfinite({part.sql}) THEN {printed} END)"
+    if pa.types.is_float64(part.type) and pa.types.is_float32(kind):  # what is too large is infinite
+        limit = "3.4028235677973366e38::DOUBLE"
+        return (
+            f"(CASE WHEN isnan({part.sql}) THEN CAST('NaN' AS FLOAT)"
+            f" WHEN {part.sql} >= {limit} THEN CAST('Infinity' AS FLOAT)"
+            f" WHEN {part.sql} <= -{limit} THEN CAST('-Infinity' AS FLOAT) ELSE {_plain(part.sql, kind, safe)} END)"
+        )
     cuts = pa.types.is_integer(kind) and not pa.types.is_integer(part.type)
     return _plain(f"trunc({part.sql})" if cuts else part.sql, kind, safe)
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from millstream.expressions.function_entries import (
-    BOOLEAN,
     INT,
-    STRING,
-    Function,
+    let,
     literal_of,
 )
 from millstream.expressions.lowered import (
@@ -28,8 +26,14 @@ def item(part: Lowered, index: Lowered) -> Lowered:
     if part.family == "map":
         return _of_map(part, index)
     if part.family == "array" and pa.types.is_integer(index.type):
-        outside = f"{part.sql} IS NOT NULL AND ({index.sql} < 0 OR {index.sql} >= len({part.sql}))"
-        made = failing(outside, "an array index is outside the array", f"list_extract({part.sql}, {index.sql} + 1)")
+        made = let(
+            [part, _long(index)],
+            lambda a, i: failing(
+                f"{a} IS NOT NULL AND ({i} < 0 OR {i} >= len({a}))",
+                "an array index is outside the array",
+                f"list_extract({a}, {i} + 1)",
+            ),
+        )
         return Lowered(made, part.type.value_type, fails=True)
     raise Refusal(f"{type_name(part.type)} has no item at {type_name(index.type)}")
 
@@ -41,22 +45,33 @@ def _of_map(part: Lowered, key: Lowered) -> Lowered:
     return Lowered(f"{part.sql}[{wanted.sql}]", part.type.item_type)
 
 
-def element_at(parts: Sequence[Lowered]) -> Lowered:
+def _long(part: Lowered) -> Lowered:
+    return Lowered(f"CAST({part.sql} AS BIGINT)", pa.int64(), part.fails)
+
+
+def element_at(parts: Sequence[Lowered], *, outside: str = " OR abs({i}) > len({a})") -> Lowered:
     if parts[0].family == "map":
         return _of_map(*parts)
     if parts[0].family != "array" or not pa.types.is_integer(parts[1].type):
         raise Refusal("element_at takes an array and a position, or a map and a key")
-    whole, at = parts[0].sql, parts[1].sql
-    made = failing(
-        f"{whole} IS NOT NULL AND ({at} = 0 OR abs({at}) > len({whole}))",
-        "element_at outside the array",
-        f"list_extract({whole}, {at})",
+    made = let(
+        [parts[0], _long(parts[1])],
+        lambda a, i: failing(
+            f"{a} IS NOT NULL AND ({i} = 0{outside.format(a=a, i=i)})",
+            "element_at outside the array",
+            f"list_extract({a}, {i})",
+        ),
     )
     return Lowered(made, parts[0].type.value_type, fails=True)
 
 
+def try_element_at(parts: Sequence[Lowered]) -> Lowered:
+    """Null outside; but there is no position 0."""
+    return element_at(parts, outside="")
+
+
 def get(parts: Sequence[Lowered]) -> Lowered:
-    made = f"(CASE WHEN {parts[1].sql} >= 0 THEN list_extract({parts[0].sql}, {parts[1].sql} + 1) END)"
+    made = let([parts[0], _long(parts[1])], lambda a, i: f"(CASE WHEN {i} >= 0 THEN list_extract({a}, {i} + 1) END)")
     return Lowered(made, parts[0].type.value_type)
 
 
@@ -76,38 +91,6 @@ def array(parts: Sequence[Lowered]) -> Lowered:
     return Lowered(f"list_value({', '.join(part.sql for part in alike)})", pa.list_(kind))
 
 
-def array_contains(parts: Sequence[Lowered]) -> Lowered:
-    whole, (wanted, _) = (
-        parts[0].sql,
-        together([parts[1], Lowered("NULL", parts[0].type.value_type)], "array_contains")[0],
-    )
-    found = f"list_contains({whole}, {wanted.sql})"
-    unknown = f"(NOT {found} AND len(list_filter({whole}, lambda part: part IS NULL)) > 0)"
-    return Lowered(f"(CASE WHEN {wanted.sql} IS NULL OR {unknown} THEN NULL ELSE {found} END)", BOOLEAN)
-
-
-def of_items(template: str) -> Function:
-    return Function(
-        ("array",),
-        lambda parts: Lowered(template.format(parts[0].sql), parts[0].type.value_type),
-        note="nulls are skipped",
-    )
-
-
-def array_join(parts: Sequence[Lowered]) -> Lowered:
-    if parts[0].type.value_type != STRING:
-        raise Refusal(f"array_join takes an array of strings, but got {type_name(parts[0].type)}")
-    return Lowered(f"array_to_string({parts[0].sql}, {parts[1].sql})", STRING)
-
-
-def map_parts(name: str) -> Function:
-    def lower(parts: Sequence[Lowered]) -> Lowered:
-        kind = parts[0].type.key_type if name == "map_keys" else parts[0].type.item_type
-        return Lowered(f"{name}({parts[0].sql})", pa.list_(kind))
-
-    return Function(("map",), lower)
-
-
 def struct_of(fields: Sequence[tuple[str, Lowered]]) -> Lowered:
     if not fields or any(pa.types.is_null(part.type) for _, part in fields):
         raise Refusal("a struct needs fields with types", "give nulls a type with cast(null as …)")
@@ -121,3 +104,20 @@ def named_struct(parts: Sequence[Lowered]) -> Lowered:
         raise Refusal("named_struct takes alternating names and values")
     names = [literal_of(part, "named_struct", "name") for part in parts[::2]]
     return struct_of(list(zip(names, parts[1::2], strict=True)))
+
+
+def arrays_zip(fields: Sequence[tuple[str, Lowered]]) -> Lowered:
+    """An array of structs as long as the longest array; null where one is shorter."""
+    for _, part in fields:
+        if part.family != "array":
+            raise Refusal(f"arrays_zip takes arrays, but got {type_name(part.type)}")
+    if len({name.lower() for name, _ in fields}) < len(fields) or not fields:
+        raise Refusal("arrays_zip needs arrays with different names")
+    kind = pa.struct([pa.field(name, part.type.value_type) for name, part in fields])
+
+    def body(*arrays: str) -> str:
+        made = ", ".join(f'{quoted(name)} := "each"[{at}]' for at, (name, _) in enumerate(fields, 1))
+        zipped = f'list_transform(list_zip({", ".join(arrays)}), lambda "each": struct_pack({made}))'
+        return f"(CASE WHEN {' OR '.join(f'{array} IS NULL' for array in arrays)} THEN NULL ELSE {zipped} END)"
+
+    return Lowered(let([part for _, part in fields], body), pa.list_(kind), any(part.fails for _, part in fields))

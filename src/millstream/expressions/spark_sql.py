@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -15,8 +14,12 @@ from sqlglot import Expr, exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
 
-from millstream.expressions.function_entries import BOOLEAN, DOUBLE, INT, LONG, STRING
+from millstream.expressions.array_functions import ordered
+from millstream.expressions.function_entries import BOOLEAN, DOUBLE, LONG, STRING
 from millstream.expressions.functions import FUNCTIONS, call, choose, field_of
+from millstream.expressions.lambda_functions import FUNCTIONS as HIGHER_ORDER
+from millstream.expressions.lambda_functions import higher_order
+from millstream.expressions.literals import number, type_of
 from millstream.expressions.lowered import (
     NULL,
     Lowered,
@@ -30,7 +33,8 @@ from millstream.expressions.lowered import (
     type_name,
     widened,
 )
-from millstream.expressions.nested_functions import item, struct_of
+from millstream.expressions.nested_functions import arrays_zip, item, struct_of
+from millstream.expressions.number_functions import wide_decimal
 from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT, UNREPEATABLE
 from millstream.expressions.spark_functions import GENERATORS, SPARK_FUNCTIONS
 from millstream.expressions.spark_types import INSTANT, INTERVAL, arithmetic_type, duckdb_name, family, quoted
@@ -38,25 +42,10 @@ from millstream.expressions.text_functions import regexp_like
 from millstream.records import Schema
 from millstream.user_lines import what_exists
 
-TYPES: dict[exp.DType, pa.DataType] = {
-    exp.DType.BOOLEAN: BOOLEAN,
-    exp.DType.TINYINT: pa.int8(),
-    exp.DType.SMALLINT: pa.int16(),
-    exp.DType.INT: INT,
-    exp.DType.BIGINT: LONG,
-    exp.DType.FLOAT: pa.float32(),
-    exp.DType.DOUBLE: DOUBLE,
-    exp.DType.TEXT: STRING,
-    exp.DType.VARCHAR: STRING,
-    exp.DType.BINARY: pa.binary(),
-    exp.DType.DATE: pa.date32(),
-    exp.DType.TIMESTAMP: INSTANT,
-    exp.DType.TIMESTAMPTZ: INSTANT,
-    exp.DType.TIMESTAMPLTZ: INSTANT,
-}
 INTERVAL_UNITS = ("year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond")
 COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
                exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}  # fmt: skip
+ORDERS = ("<", "<=", ">", ">=")
 SIGNS = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Mod: "%"}
 MORE_ROWS = (exp.Window, exp.Subquery, exp.Select, exp.Exists, exp.Filter, exp.Distinct, exp.Union, exp.Star)
 NOT_COMPUTED = ("timestamp_ntz", "interval")
@@ -87,6 +76,13 @@ class _Lowering:
         self.schema = schema
         self.columns = {name.lower(): name for name in schema.names}
         self.used: set[str] = set()
+        self.variables: dict[str, Lowered] = {}
+        self._names = 0
+
+    def fresh(self) -> str:
+        """A name for a parameter of a function, that nothing else in the expression has."""
+        self._names += 1
+        return f'"x{self._names}"'
 
     def visit(self, node: Expr, *, alone: bool = False) -> Lowered:
         if isinstance(node, MORE_ROWS):
@@ -118,16 +114,18 @@ class _Lowering:
 
     def visit_Column(self, node: exp.Column) -> Lowered:  # noqa: N802
         root, *fields = [part.name for part in node.parts]
+        if root.lower() in self.variables:
+            return _fields(self.variables[root.lower()], fields)
         known = self.columns.get(root.lower())
         if known is None:
             if root.lower() in DIFFERENT and not fields:
                 raise _refused_by_name(root.lower(), f"{root} is not supported", "provide it as a column of the rows")
             raise Mistake(f"there is no column '{root}'", what_exists(root, self.schema.names))
         self.used.add(known)
-        found = Lowered(quoted(known), self.schema.field(known).type)
-        for field in fields:
-            found = _field(found, field)
-        return found
+        return _fields(Lowered(quoted(known), self.schema.field(known).type), fields)
+
+    def visit_Identifier(self, node: exp.Identifier) -> Lowered:  # noqa: N802
+        return self.variables[node.name.lower()]  # the parser only leaves parameters of functions without a column
 
     def visit_Dot(self, node: exp.Dot) -> Lowered:  # noqa: N802
         if not isinstance(node.expression, exp.Identifier):
@@ -144,17 +142,14 @@ class _Lowering:
         return Lowered("TRUE" if node.this else "FALSE", BOOLEAN, literal=bool(node.this))
 
     def visit_Literal(self, node: exp.Literal) -> Lowered:  # noqa: N802
-        return Lowered(text(node.this), STRING, literal=node.this) if node.is_string else _number(node.this)
+        return Lowered(text(node.this), STRING, literal=node.this) if node.is_string else number(node.this)
 
     def visit_Neg(self, node: exp.Neg) -> Lowered:  # noqa: N802
         if isinstance(node.this, exp.Literal) and not node.this.is_string:
-            return _number("-" + node.this.this)
+            return number("-" + node.this.this)
         (part,) = self.parts(node.this)
         _only("number", part, "-")
-        kind = duckdb_name(part.type)
-        if pa.types.is_integer(part.type):  # DuckDB widens a negated integer; Spark overflows
-            return Lowered(f"(CAST(0 AS {kind}) - {part.sql})", part.type, fails=True)
-        return Lowered(f"CAST(-({part.sql}) AS {kind})", part.type, part.fails)
+        return call("negative", [part])
 
     def visit_Interval(self, node: exp.Interval) -> Lowered:  # noqa: N802
         amount = node.this.name if isinstance(node.this, exp.Literal) else ""
@@ -183,9 +178,11 @@ class _Lowering:
         for part in (one, other):
             _only("number", part, sign)
         kind = arithmetic_type(sign, _narrow(one, other), _narrow(other, one))
-        left, right = one, other
-        if not pa.types.is_decimal(kind):
-            left, right = widened(one, kind), widened(other, kind)
+        left, right = (
+            (wide_decimal(one, kind), other)
+            if pa.types.is_decimal(kind)
+            else (widened(one, kind), widened(other, kind))
+        )
         made = f"CAST(({left.sql} {sign} {right.sql}) AS {duckdb_name(kind)})"
         if sign == "%":
             made = divided(left, right, made)
@@ -241,6 +238,8 @@ class _Lowering:
         (one, other), kind = together(self.parts(node.left, node.right), f"'{_said(node)}'")
         if family(kind) == "map":
             raise Refusal("maps cannot be compared", "compare their keys and values")
+        if sign in ORDERS:
+            ordered(kind, f"'{_said(node)}'")
         return Lowered(f"({one.sql} {sign} {other.sql})", BOOLEAN, one.fails or other.fails)
 
     def visit_Between(self, node: exp.Between) -> Lowered:  # noqa: N802
@@ -329,7 +328,7 @@ class _Lowering:
     # ------------------------------------------------------------ casts and functions
 
     def visit_Cast(self, node: exp.Cast) -> Lowered:  # noqa: N802
-        return cast(self.visit(node.this), _type(node.to), safe=bool(node.args.get("safe")))
+        return cast(self.visit(node.this), type_of(node.to), safe=bool(node.args.get("safe")))
 
     def visit_Bracket(self, node: exp.Bracket) -> Lowered:  # noqa: N802
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
@@ -360,8 +359,10 @@ class _Lowering:
             raise _refused_by_name(
                 name, f"the function {name} is not supported", "provide it as a column, or use a map(…)"
             )
-        if name == "struct":
-            return self._struct(node.expressions)
+        if name in HIGHER_ORDER:
+            return higher_order(name, self, node.expressions)
+        if name in ("struct", "arrays_zip"):
+            return self._struct(node.expressions) if name == "struct" else self._zipped(node.expressions)
         if name not in FUNCTIONS:
             if name in SPARK_FUNCTIONS:
                 raise Refusal(f"the function {name} runs on Spark alone", "use a map(…)")
@@ -380,14 +381,17 @@ class _Lowering:
         )
 
     def visit_Transform(self, node: Expr) -> Lowered:  # noqa: N802
-        raise Refusal(f"the function transform is not supported: {DIFFERENT['transform']}", "use a map(…)")
+        return higher_order("transform", self, [each for each in (node.this, node.expression) if each is not None])
 
     def _struct(self, nodes: list[Expr]) -> Lowered:
         fields = []
         for at, node in enumerate(nodes, 1):
-            named = node.alias if isinstance(node, exp.Alias) else node.name if isinstance(node, exp.Column) else ""
+            named = node.alias if isinstance(node, exp.Alias) else _name(node)
             fields.append((named or f"col{at}", self.visit(node.this if isinstance(node, exp.Alias) else node)))
         return struct_of(fields)
+
+    def _zipped(self, nodes: list[Expr]) -> Lowered:
+        return arrays_zip([(_name(node) or str(at), self.visit(node)) for at, node in enumerate(nodes)])
 
     def visit_Alias(self, node: exp.Alias) -> Lowered:  # noqa: N802
         raise Mistake(f"'{_said(node)}' names its result", "give the name before the expression: name='…'")
@@ -399,27 +403,16 @@ def _refused_by_name(name: str, what: str, next_step: str) -> Refusal:
     return kind(f"{what}: {DIFFERENT[name]}", next_step)
 
 
+def _name(node: Expr) -> str:
+    """What Spark calls a field made of it, or nothing."""
+    if isinstance(node, exp.Dot):
+        node = node.expression
+    return node.name if isinstance(node, exp.Column | exp.Identifier) else ""
+
+
 def _said(node: Expr) -> str:
     said = node.sql(dialect="spark")
     return said if len(said) <= 60 else said[:60] + "…"
-
-
-def _number(digits: str) -> Lowered:
-    """A number literal as Spark parses it: int, else bigint; decimal with a point; double with an exponent."""
-    if re.fullmatch(r"-?[0-9]+", digits):
-        value = int(digits)
-        for kind, bits in ((INT, 31), (LONG, 63)):
-            if -(1 << bits) <= value < 1 << bits:
-                return Lowered(f"CAST({value} AS {duckdb_name(kind)})", kind, literal=value)
-    if "e" in digits.lower():
-        return Lowered(f"CAST({text(digits)} AS DOUBLE)", DOUBLE, literal=float(digits))
-    exact = Decimal(digits)
-    scale = max(0, -int(exact.as_tuple().exponent))
-    precision = max(len(exact.as_tuple().digits), scale)
-    if precision > 38:
-        raise Refusal(f"the number {digits} has more than 38 digits")
-    kind = pa.decimal128(precision, scale)
-    return Lowered(f"CAST({text(digits)} AS {duckdb_name(kind)})", kind, literal=exact)
 
 
 def _narrow(part: Lowered, other: Lowered) -> pa.DataType:
@@ -466,6 +459,12 @@ def _condition(part: Lowered) -> Lowered:
     return part
 
 
+def _fields(part: Lowered, names: list[str]) -> Lowered:
+    for name in names:
+        part = _field(part, name)
+    return part
+
+
 def _field(part: Lowered, name: str) -> Lowered:
     if part.family == "map":
         return item(part, Lowered(text(name), STRING, literal=name))
@@ -478,21 +477,3 @@ def _field(part: Lowered, name: str) -> Lowered:
         )
     field = fields[name.lower()]
     return Lowered(f"struct_extract({part.sql}, {text(field.name)})", field.type, part.fails)
-
-
-def _type(node: exp.DataType) -> pa.DataType:
-    if node.this == exp.DType.DECIMAL:
-        given = [int(part.name) for part in node.expressions]
-        precision, scale = (*given, *(10, 0)[len(given) :])
-        if not (1 <= precision <= 38 and 0 <= scale <= precision):
-            raise Refusal(
-                f"there is no decimal({precision}, {scale})",
-                "use 1 to 38 digits, and no more decimal places than digits",
-            )
-        return pa.decimal128(precision, scale)
-    if node.this not in TYPES:
-        raise Refusal(
-            f"a cast to {node.sql(dialect='spark').lower()} is not supported in a flow",
-            "boolean, tinyint, smallint, int, bigint, float, double, decimal, string, binary, date or timestamp",
-        )
-    return TYPES[node.this]

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from millstream.expressions.datetime_patterns import for_duckdb
 from millstream.expressions.function_entries import (
     DATE,
+    DOUBLE,
     INT,
     LONG,
     STRING,
     Function,
+    let,
     literal_of,
     made,
 )
@@ -19,6 +21,7 @@ from millstream.expressions.lowered import (
     Lowered,
     Refusal,
     cast,
+    failing,
     floor_div,
     text,
     type_name,
@@ -94,9 +97,10 @@ def unix_timestamp(parts: Sequence[Lowered]) -> Lowered:
     if not parts:
         raise Refusal("unix_timestamp() is the current time, but results must be repeatable", "give it a column")
     if parts[0].family == "string" and len(parts) == 1:
-        raise Refusal("unix_timestamp of a string needs a pattern", "write unix_timestamp(…, 'yyyy-MM-dd HH:mm:ss')")
+        default = "yyyy-MM-dd HH:mm:ss"
+        parts = [parts[0], Lowered(text(default), STRING, literal=default)]
     moment = to_timestamp(parts) if len(parts) == 2 else cast(parts[0], INSTANT)
-    return Lowered(floor_div(f"epoch_us({moment.sql})", MICROS_PER_SECOND), LONG, moment.fails)
+    return Lowered(f"(epoch_us({moment.sql}) // {MICROS_PER_SECOND})", LONG, moment.fails)  # cut, not rounded down
 
 
 def units_since_1970(micros: int) -> Function:
@@ -109,3 +113,97 @@ def moment_of(micros: int) -> Function:
 
 def field(part: str, *, plus: int = 0) -> Function:
     return made(INT, f"(date_part('{part}', {{0}}) + {plus})", "moment")
+
+
+def _months_between(parts: Sequence[Lowered]) -> Lowered:
+    """Whole if both are on the same day of the month, or both on the last; else by months of 31 days."""
+    rounded = parts[2].literal if len(parts) == 3 else True
+    if not isinstance(rounded, bool):
+        raise Refusal("the third argument of months_between must be true or false")
+
+    def body(a: str, b: str) -> str:
+        years = f"(date_part('year', {a}) - date_part('year', {b}))"
+        months = f"({years} * 12 + date_part('month', {a}) - date_part('month', {b}))"
+        last = [f"(CAST({each} AS DATE) = last_day({each}))" for each in (a, b)]
+        since = "((epoch_us({0}) - epoch_us(date_trunc('day', {0}))) // 1000000)"
+        days = f"(date_part('day', {a}) - date_part('day', {b}))"
+        apart = f"({days} * 86400 + {since.format(a)} - {since.format(b)})"
+        exact = f"({months} + CAST({apart} AS DOUBLE) / 2678400.0::DOUBLE)"
+        made = f"floor({exact} * 1e8::DOUBLE + 0.5::DOUBLE) / 1e8::DOUBLE" if rounded else exact
+        whole = f"{days} = 0 OR ({last[0]} AND {last[1]})"
+        return f"(CASE WHEN {whole} THEN CAST({months} AS DOUBLE) ELSE {made} END)"
+
+    return Lowered(let(parts[:2], body), DOUBLE)
+
+
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+def _next_day(parts: Sequence[Lowered]) -> Lowered:
+    given = literal_of(parts[1], "next_day", "day of the week").lower()
+    at = [number for number, name in enumerate(WEEKDAYS, 1) if given in (name, name[:3], name[:2])]
+    if not at:
+        raise Refusal(f"there is no day '{given}' in a week", f"days: {', '.join(WEEKDAYS)}")
+    made = let(parts[:1], lambda d: f"({d} + CAST(({at[0]} - date_part('isodow', {d}) + 6) % 7 + 1 AS INTEGER))")
+    return Lowered(made, DATE)
+
+
+def _make_timestamp(parts: Sequence[Lowered]) -> Lowered:
+    """Of whole seconds; 60 seconds are the next minute."""
+    names = [f"CAST({part.sql} AS BIGINT)" for part in parts]
+    wrong = f"{names[3]} NOT BETWEEN 0 AND 23 OR {names[4]} NOT BETWEEN 0 AND 59 OR {names[5]} NOT BETWEEN 0 AND 60"
+    missing = " OR ".join(f"{part.sql} IS NULL" for part in parts)
+    made = f"(make_timestamp({', '.join(names[:5])}, 0.0) + to_seconds({names[5]}))"
+    checked = failing(wrong, "make_timestamp of a time that does not exist", made)
+    return Lowered(f"(CASE WHEN {missing} THEN NULL ELSE {checked} END)", INSTANT, fails=True)
+
+
+def _make_date(parts: Sequence[Lowered]) -> Lowered:
+    names = [f"CAST({part.sql} AS BIGINT)" for part in parts]
+    missing = " OR ".join(f"{part.sql} IS NULL" for part in parts)
+    return Lowered(f"(CASE WHEN {missing} THEN NULL ELSE make_date({', '.join(names)}) END)", DATE, fails=True)
+
+
+TIMES: dict[str, Function] = {
+    "year": field("year"),
+    "quarter": field("quarter"),
+    "month": field("month"),
+    "day": field("day"),
+    "dayofmonth": field("day"),
+    "dayofweek": Function(field("dow").takes, field("dow", plus=1).lower, note="1 is Sunday"),
+    "weekday": Function(field("isodow").takes, field("isodow", plus=-1).lower, note="0 is Monday"),
+    "dayofyear": field("doy"),
+    "weekofyear": Function(field("week").takes, field("week").lower, note="of ISO 8601"),
+    "hour": field("hour"),
+    "minute": field("minute"),
+    "second": field("second"),
+    "date_trunc": Function(("string", "moment"), date_trunc, note="a timestamp; weeks begin on Monday"),
+    "trunc": Function(("day", "string"), trunc, note="a date"),
+    "date_format": Function(("moment", "string"), date_format),
+    "from_unixtime": Function(("whole", "string"), from_unixtime, 1, note="a string"),
+    "unix_timestamp": Function(("any", "string"), unix_timestamp, 2, note="whole seconds, rounded down"),
+    "to_unix_timestamp": Function(("any", "string"), unix_timestamp, 1),
+    "to_timestamp": Function(("any", "string"), to_timestamp, 1, note="an error if it cannot be parsed"),
+    "to_date": Function(("any", "string"), to_date, 1, note="an error if it cannot be parsed"),
+    "unix_seconds": units_since_1970(MICROS_PER_SECOND),
+    "unix_millis": units_since_1970(1000),
+    "unix_micros": units_since_1970(1),
+    "unix_date": made(INT, "({0} - DATE '1970-01-01')", "day"),
+    "timestamp_seconds": moment_of(MICROS_PER_SECOND),
+    "timestamp_millis": moment_of(1000),
+    "timestamp_micros": moment_of(1),
+    "date_add": made(DATE, "({0} + CAST({1} AS INTEGER))", "day", "whole"),
+    "dateadd": made(DATE, "({0} + CAST({1} AS INTEGER))", "day", "whole"),
+    "date_sub": made(DATE, "({0} - CAST({1} AS INTEGER))", "day", "whole"),
+    "datediff": made(INT, "({0} - {1})", "day", "day", note="days from the second to the first"),
+    "date_diff": made(INT, "({0} - {1})", "day", "day"),
+    "add_months": made(DATE, "({0} + to_months(CAST({1} AS INTEGER)))", "day", "whole"),
+    "last_day": made(DATE, "last_day({0})", "day"),
+    "make_date": Function(("whole", "whole", "whole"), _make_date),
+    "months_between": Function(("moment", "moment", "boolean"), _months_between, 1),
+    "next_day": Function(("day", "string"), _next_day),
+    "dayname": made(STRING, "strftime({0}, '%a')", "day"),
+    "monthname": made(STRING, "strftime({0}, '%b')", "day"),
+    "date_from_unix_date": made(DATE, "(DATE '1970-01-01' + CAST({0} AS INTEGER))", "whole", fails=True),
+    "make_timestamp": Function(("whole",) * 6, _make_timestamp, note="of whole seconds"),
+}

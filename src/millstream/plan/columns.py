@@ -11,8 +11,10 @@ from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.expressions.spark_types import quoted
 from millstream.plan.checks import column_of, differences, refusal
+from millstream.plan.nodes import Union
 from millstream.records import Schema
 from millstream.records.ddl import format_type
+from millstream.user_lines import users_line
 
 if TYPE_CHECKING:
     from millstream.plan.stream import Stream
@@ -83,7 +85,31 @@ def renamed(schema: Schema, names: Mapping[str, str]) -> Made:
 # ---------------------------------------------------------------- union by name
 
 
-def aligned(streams: Sequence[Stream], *, missing: bool) -> list[Stream]:
+def union(stream: Stream, others: Sequence[Stream], missing: bool, name: str | None) -> Stream:
+    from millstream.plan.stream import Stream
+
+    if not others:
+        raise refusal("union needs at least two streams", "a.union(b)")
+    for other in others:
+        if not isinstance(other, Stream):
+            raise refusal(f"union takes streams, not {other!r}", "a.union(b)")
+        if other.flow is not stream.flow:
+            raise refusal(
+                f"union needs streams of one flow, but these are of '{stream.flow.name}' and '{other.flow.name}'",
+                "read both in one flow, or write a topic in one and read it in the other",
+            )
+    streams = _aligned([stream, *others], missing=missing)
+    inputs = tuple(each.node for each in streams)
+    fields = [
+        field.with_nullable(any(node.schema.field(field.name).nullable for node in inputs))
+        for field in streams[0].schema.arrow
+    ]
+    made = Union("", Schema.from_arrow(pa.schema(fields)), inputs, users_line())
+    made = stream.flow.named(made, "union", name)
+    return next((each._next(made) for each in streams if each.is_table), stream._next(made))
+
+
+def _aligned(streams: Sequence[Stream], *, missing: bool) -> list[Stream]:
     """Streams with the columns of all, in one order; with `missing`, a column that one lacks is null there."""
     if missing:
         fields = {field.name: field for stream in reversed(streams) for field in stream.schema.arrow}

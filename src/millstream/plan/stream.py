@@ -23,7 +23,7 @@ from millstream.plan.checks import (
     schema_of,
     sink_of,
 )
-from millstream.plan.columns import aligned, kept, renamed, replaced, sampled, selected, without
+from millstream.plan.columns import kept, renamed, replaced, sampled, selected, without
 from millstream.plan.driver_only import check_models
 from millstream.plan.explain import Format, explained
 from millstream.plan.hints import Hinted
@@ -39,7 +39,6 @@ from millstream.plan.nodes import (
     Process,
     Project,
     Read,
-    Union,
     Where,
     Write,
 )
@@ -281,25 +280,9 @@ class Stream(Hinted):
 
         With `missing`, a column that one of them lacks is null in its rows.
         """
-        if not others:
-            raise refusal("union needs at least two streams", "a.union(b)")
-        for other in others:
-            if not isinstance(other, Stream):
-                raise refusal(f"union takes streams, not {other!r}", "a.union(b)")
-            if other.flow is not self.flow:
-                raise refusal(
-                    f"union needs streams of one flow, but these are of '{self.flow.name}' and '{other.flow.name}'",
-                    "read both in one flow, or write a topic in one and read it in the other",
-                )
-        streams = aligned([self, *others], missing=missing)
-        inputs = tuple(stream.node for stream in streams)
-        fields = [
-            field.with_nullable(any(node.schema.field(field.name).nullable for node in inputs))
-            for field in streams[0].schema.arrow
-        ]
-        columns = Schema.from_arrow(pa.schema(fields))
-        made = self.flow.named(Union("", columns, inputs, users_line()), "union", name)
-        return next((stream._next(made) for stream in streams if stream.is_table), self._next(made))
+        from millstream.plan.columns import union
+
+        return union(self, others, missing, name)
 
     # ------------------------------------------------------------ grouping
 

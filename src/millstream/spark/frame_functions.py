@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from millstream.errors import InvalidPlan, MillstreamError
 from millstream.records import Schema
-from millstream.spark.analysis import analysis_errors, empty_frame
+from millstream.spark.analysis import analysis_errors, column_type, empty_frame
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import users_line
 
@@ -48,11 +50,10 @@ def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
     base = given._jdf.queryExecution().analyzed()
     _check(plan, base, line)
     try:
-        columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in made.schema.fields)
-        return Schema.of(columns)
-    except MillstreamError as error:
+        return Schema.from_arrow(pa.schema([(field.name, column_type(field.dataType)) for field in made.schema.fields]))
+    except (MillstreamError, PySparkException) as error:
         raise InvalidPlan(
-            f"a column of the result cannot be one of a stream: {error.what}",
+            f"a column of the result cannot be one of a stream: {getattr(error, 'what', error)}",
             where=line,
             next_step="select the columns that later steps need, and convert the others",
         ) from None

@@ -41,6 +41,8 @@ from millstream.spark.query.state_runner import Shipment
 from millstream.spark.query.task_messages import RowsOrigin, origin_from_bytes
 from millstream.spark.query_failures import marked
 
+FOLDER = "@spark"
+"""Beside the folders of steps with state, none of which can have this name."""
 CAME = "__came"
 """The number of a row's origin, among those of its task."""
 HIDDEN = pa.schema([(TIME, pa.int64()), (WEIGHT, pa.int32()), (OFFSET, pa.int64()), (CAME, pa.int32())])
@@ -112,7 +114,7 @@ class Passage:
         assert context is not None
         mark = shipment.mark[-9:-1]
         attempt = f"{mark}-{context.taskAttemptId()}-{number}"
-        self.folder = private_folder(shipment.folder) / "in_spark" / attempt
+        self.folder = private_folder(shipment.folder) / FOLDER / attempt
         self._origins: list[bytes] = []
 
     @property

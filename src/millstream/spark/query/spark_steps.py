@@ -32,7 +32,7 @@ from millstream.plan.needs_spark import SparkFunction, expressions_of
 from millstream.plan.nodes import Node, Project, Where
 from millstream.private_files import private_folder
 from millstream.records import Schema
-from millstream.spark.frame_functions import applied
+from millstream.spark.frame_functions import applied, guarded
 from millstream.spark.query.data_source import PACKED
 from millstream.spark.query.packing import ARROW, Packer, split_origin, to_batch
 from millstream.spark.query.physical_plan import SourcePartition
@@ -69,7 +69,7 @@ def hidden_columns(part: SparkPart) -> pa.Schema:
 
 
 def _where(frame: DataFrame, step: Where, hidden: Sequence[str]) -> DataFrame:
-    return frame.where(as_column(step.condition))
+    return frame.where(guarded(as_column(step.condition), CAME))
 
 
 def _project(frame: DataFrame, step: Project, hidden: Sequence[str]) -> DataFrame:
@@ -83,7 +83,7 @@ def _project(frame: DataFrame, step: Project, hidden: Sequence[str]) -> DataFram
 
 
 def _function(frame: DataFrame, step: SparkFunction, hidden: Sequence[str]) -> DataFrame:
-    return applied(step.function.value, frame, hidden)
+    return applied(step.function.value, frame, hidden, CAME)
 
 
 _VISITS: Mapping[type[Node], Any] = {Where: _where, Project: _project, SparkFunction: _function}

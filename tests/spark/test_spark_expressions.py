@@ -190,3 +190,14 @@ def test_a_function_that_keeps_state_is_refused(spark: SparkSession, function: A
     assert what in refused.value.what
     assert next_step in (refused.value.next_step or "")
     assert __file__ in (refused.value.where or "")
+
+
+def test_a_condition_that_is_never_true_does_not_hold_back_the_rest(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    def flow(stream: ms.Stream) -> ms.Stream:
+        none = stream.where(sf.lit(1) > 2).union(stream.spark(lambda df: df.where("1 > 2").select("*")))
+        return stream.union(none).window(ms.fixed("10 minutes")).agg(n=ms.count())
+
+    (_, closed) = played(flow, [Add(ROWS), Watermark(at(30))])
+    assert [row["n"] for row in closed] == [4]

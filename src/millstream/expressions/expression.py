@@ -40,7 +40,7 @@ import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
 from millstream.expressions.clock import NOW, with_clock_column
-from millstream.expressions.lowered import Mistake, Refusal, UnknownFunction, type_name
+from millstream.expressions.lowered import Mistake, Refusal, Unsure, type_name
 from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
@@ -153,16 +153,22 @@ def expression(given: Any, schema: Schema, *, boolean: bool = False) -> Expressi
     try:
         return lowered_expression(given, schema, boolean=boolean)
     except _NotLowered as error:
-        if isinstance(error.refusal, UnknownFunction) and not _analyzer().is_running():
+        if isinstance(error.refusal, Unsure) and not _analyzer().is_running():
             raise InvalidExpression(error.what, where=error.where, next_step=error.next_step) from None
         try:
-            return _checked_by_spark(given, schema, boolean, error.refusal.what)
+            return _checked_by_spark(given, schema, boolean, _reason(error.refusal))
         except SparkFailed as failed:
             raise InvalidExpression(
                 f"{error.what}; and Spark cannot be asked: {failed.what}",
                 where=error.where,
                 next_step=failed.next_step,
             ) from failed
+
+
+def _reason(refusal: Refusal) -> str:
+    """Why only Spark can evaluate an expression."""
+    named = re.match(r"the function (\w+) ", refusal.what)
+    return f"the function {named[1]} has no translation" if named else refusal.what
 
 
 def is_pyspark(value: Any, name: str) -> bool:
@@ -262,11 +268,13 @@ def _parsed(text: str) -> sqlglot.Expr:
         found = sqlglot.parse(text, dialect=SparkGrammar)
     except sqlglot.errors.SqlglotError as error:
         reason = _CONTROL.sub("", str(error)).splitlines()[0]
-        raise InvalidExpression(
+        refused = _NotLowered(
             f"'{text}' cannot be read as Spark SQL: {reason}",
             where=users_line(),
             next_step="write one expression, as after SELECT or WHERE",
-        ) from None
+        )
+        refused.refusal = Unsure("it is syntax that only Spark reads")
+        raise refused from None
     if len(found) != 1 or found[0] is None:
         raise InvalidExpression(f"'{text}' is not one expression", where=users_line(), next_step="write one at a time")
     return found[0]

@@ -39,8 +39,8 @@ class Mistake(Refusal):
     """A refusal that holds on every engine: Spark need not be asked."""
 
 
-class UnknownFunction(Mistake):
-    """A function that Spark does not have by itself; a running session may have it registered."""
+class Unsure(Mistake):
+    """A mistake, unless a running Spark knows better: a function that it does not have by itself, unusual syntax."""
 
 
 @dataclass(frozen=True)

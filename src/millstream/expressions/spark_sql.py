@@ -25,7 +25,7 @@ from millstream.expressions.lowered import (
     Lowered,
     Mistake,
     Refusal,
-    UnknownFunction,
+    Unsure,
     cast,
     divided,
     text,
@@ -368,7 +368,7 @@ class _Lowering:
                 raise Refusal(f"the function {name} runs on Spark alone", "use a map(…)")
             near = what_exists(name, sorted(SPARK_FUNCTIONS)).split("? ")
             hint = f"{near[0]}? or " if len(near) == 2 else ""
-            raise UnknownFunction(f"there is no function {name}", f"{hint}use a map(…)")
+            raise Unsure(f"there is no function {name}", f"{hint}use a map(…)")
         given = node.expressions
         if name == "position" and len(given) == 1 and isinstance(given[0], exp.In) and given[0].args.get("field"):
             given = [given[0].this, given[0].args["field"]]

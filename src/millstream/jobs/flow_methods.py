@@ -26,7 +26,6 @@ from millstream.log import connect
 from millstream.operators.accumulators import WEIGHT
 from millstream.plan.explain import Format, shown
 from millstream.plan.flow import Flow
-from millstream.plan.nodes import Write
 from millstream.plan.run_settings import CAUGHT_UP, TICK_S, RunSettings, Settings
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.stream import Stream
@@ -34,7 +33,7 @@ from millstream.spark.query.compiler import compiled
 from millstream.spark.query.data_source import FEED
 from millstream.spark.query.job_feed import JobFeed
 from millstream.spark.query.packing import from_bytes
-from millstream.spark.query.physical_drawing import stages_of
+from millstream.spark.query.physical_drawing import fused_steps, stages_of
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
@@ -119,13 +118,11 @@ def explained(flow: Flow, format: Format = "text") -> str:
     lines = ["on Spark"]
     for source in physical_plan.sources:
         where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "in the task that reads"
-        steps = [step.name for step in physical_plan.region(source).steps if not isinstance(step, Write)]
-        lines.append(f"    {source.name}: {where}: {', '.join(steps) or 'nothing'}")
+        lines.append(f"    {source.name}: {where}: {', '.join(fused_steps(physical_plan, source)) or 'nothing'}")
     for number, stage in enumerate(physical_plan.stages, 1):
         lines.append(f"    shuffle {number} by key group, then in one stage:")
         for step in (physical_plan.chain[place] for place in stage):
-            fused = [each.name for each in physical_plan.region(step).steps if not isinstance(each, Write)]
-            lines.append(f"        {step.name}, then {', '.join(fused) or 'nothing'}")
+            lines.append(f"        {step.name}, then {', '.join(fused_steps(physical_plan, step)) or 'nothing'}")
     lines.append(f"    outputs, all from one read: {', '.join(output.name for output in physical_plan.outputs)}")
     spark = session()
     shipment = Shipment("explained", physical_plan, 1, "explained")

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType, NullType
 
-from millstream.errors import InvalidExpression, MillstreamError
+from millstream.errors import InvalidExpression, InvalidSchema, MillstreamError
 from millstream.expressions.expression import ColumnText, Expression, InDriver
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
 from millstream.records import Schema
@@ -39,6 +42,7 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
         empty = empty_frame(spark, schema)
         made = empty.select((sf.expr(shown) if column is None else column).alias(RESULT))
         plan: Any = made._jdf.queryExecution().analyzed()
+        kind = type_of(made, shown)
     names = [str(node.nodeName()) for node in nodes_of(plan)]
     makes_rows = "Generate" in names
     if any(name not in ("Project", "Generate", "LogicalRDD", "LocalRelation") for name in names):
@@ -50,7 +54,7 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
     return Expression(
         shown,
         None,
-        type_of(made, shown),
+        kind,
         frozenset(_used(plan, schema)),
         reason,
         None if column is None else InDriver(column),
@@ -63,20 +67,38 @@ def empty_frame(spark: SparkSession, schema: Schema) -> DataFrame:
     return spark.createDataFrame([], str(schema))
 
 
-def type_of(frame: DataFrame, shown: str) -> Any:
+def type_of(frame: DataFrame, shown: str) -> pa.DataType:
     """The type of a frame's only column."""
-    kind = frame.schema.fields[0].dataType.simpleString()
-    if kind == "void":
+    kind = frame.schema.fields[0].dataType
+    if isinstance(kind, NullType):
         raise _invalid(f"'{shown}' is always null and has no type", "write cast(null as string)")
     try:
-        return Schema.of(f"{RESULT} {kind}").field(RESULT).type
-    except MillstreamError:
+        return column_type(kind)
+    except (MillstreamError, PySparkException):
         next_step = (
             "take what you need out of it: variant_get(…, '$.path', 'type'), cast(… as …) or to_json(…)"
-            if "variant" in kind
+            if "variant" in kind.simpleString()
             else "convert it, for example with cast(… as string)"
         )
-        raise _invalid(f"'{shown}' is {kind}, which a column of a stream cannot be", next_step) from None
+        raise _invalid(f"'{shown}' is {kind.simpleString()}, which a column of a stream cannot be", next_step) from None
+
+
+def column_type(kind: DataType) -> pa.DataType:
+    """A type of Spark as one of a stream's column; values may be null at any depth, as they are in a stream."""
+    if "variant" in kind.simpleString():
+        raise InvalidSchema("a column cannot be a variant", next_step="convert it")
+    found = pa.schema([pa.field(RESULT, _nullable(to_arrow_type(kind, timezone="UTC")))])
+    return Schema.from_arrow(found).field(RESULT).type
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
+    return kind
 
 
 def nodes_of(plan: Any) -> Iterator[Any]:
@@ -142,6 +164,8 @@ def _refused(spark: SparkSession, error: AnalysisException, shown: str, schema: 
     if condition.startswith("UNRESOLVED_COLUMN"):
         name = parameters.get("objectName", "").replace("`", "")
         return f"there is no column '{name}', in '{shown}'", what_exists(name, schema.names)
+    if "number of aliases" in str(error):
+        return f"'{shown}' makes several columns", "use stream.spark(lambda df: df.select(…))"
     if "AGGREGATE" in condition or "GROUP" in condition or "WINDOW" in condition:
         return f"'{shown}' looks at more than one row", FOR_MORE_ROWS
     return f"Spark cannot evaluate '{shown}': {_message(error)}", "convert its parts with cast(… as …)"

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
 
 from millstream.errors import InvalidPlan, MillstreamError
 from millstream.records import Schema
-from millstream.spark.analysis import analysis_errors, empty_frame
+from millstream.spark.analysis import analysis_errors, column_type, empty_frame
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import users_line
 
-PROJECT = "Project"
-ROW_BY_ROW = (PROJECT, "Filter", "Generate", "SubqueryAlias", "ResolvedHint")
+PROJECT, FILTER = "Project", "Filter"
+ROW_BY_ROW = (PROJECT, FILTER, "Generate", "SubqueryAlias", "ResolvedHint")
 INSTEAD = {
     "Aggregate": "use group_by(…).agg(…), or a window",
     "Deduplicate": "use distinct(…)",
@@ -48,17 +51,24 @@ def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
     base = given._jdf.queryExecution().analyzed()
     _check(plan, base, line)
     try:
-        columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in made.schema.fields)
-        return Schema.of(columns)
-    except MillstreamError as error:
+        return Schema.from_arrow(pa.schema([(field.name, column_type(field.dataType)) for field in made.schema.fields]))
+    except (MillstreamError, PySparkException) as error:
         raise InvalidPlan(
-            f"a column of the result cannot be one of a stream: {error.what}",
+            f"a column of the result cannot be one of a stream: {getattr(error, 'what', error)}",
             where=line,
             next_step="select the columns that later steps need, and convert the others",
         ) from None
 
 
-def applied(function: Callable[[Any], Any], frame: DataFrame, hidden: Sequence[str]) -> DataFrame:
+def guarded(condition: Column, number: str) -> Column:
+    """A condition that Spark must evaluate row by row; `number` is a column that is never negative.
+
+    Where Spark sees that no row can pass, it does not run what is before the filter: sources and steps with state.
+    """
+    return sf.coalesce(condition, sf.lit(False)) == (sf.col(number) >= 0)
+
+
+def applied(function: Callable[[Any], Any], frame: DataFrame, hidden: Sequence[str], number: str) -> DataFrame:
     """The result of a function over a frame; the hidden columns of a row pass through it."""
     base: Any = frame._jdf.queryExecution().analyzed()
     made = function(frame.drop(*hidden))
@@ -68,10 +78,7 @@ def applied(function: Callable[[Any], Any], frame: DataFrame, hidden: Sequence[s
     output = base.output()
     attributes = [output.apply(place) for place in range(output.size())]
     carried = _seq(jvm, [each for each in attributes if each.name() in hidden])
-    jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(
-        frame.sparkSession._jsparkSession, _carrying(jvm, plan, base, carried)
-    )
-    return DataFrame(jdf, frame.sparkSession)
+    return _carrying(frame, plan, base, carried, number)
 
 
 def _check(plan: Any, base: Any, line: str | None) -> None:
@@ -93,14 +100,23 @@ def _check(plan: Any, base: Any, line: str | None) -> None:
         node = node.children().apply(0)
 
 
-def _carrying(jvm: Any, node: Any, base: Any, carried: Any) -> Any:
+def _carrying(frame: DataFrame, node: Any, base: Any, carried: Any, number: str) -> DataFrame:
+    """What the function has made of the frame, whose plan is `base`, with the carried columns in every projection."""
     if node.equals(base):
-        return node
-    child = _carrying(jvm, node.children().apply(0), base, carried)
-    if str(node.nodeName()) == PROJECT:
+        return frame
+    before = _carrying(frame, node.children().apply(0), base, carried, number)
+    jvm: Any = frame.sparkSession._jvm
+    name, child = str(node.nodeName()), before._jdf.queryExecution().analyzed()
+    if name == FILTER:
+        condition = jvm.org.apache.spark.sql.classic.ExpressionUtils.column(node.condition())
+        return before.where(guarded(Column(condition), number))
+    if name == PROJECT:
         columns = node.projectList().appendedAll(carried)
-        return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(columns, child)
-    return node.withNewChildren(_seq(jvm, [child]))
+        made = jvm.org.apache.spark.sql.catalyst.plans.logical.Project(columns, child)
+    else:
+        made = node.withNewChildren(_seq(jvm, [child]))
+    jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(frame.sparkSession._jsparkSession, made)
+    return DataFrame(jdf, frame.sparkSession)
 
 
 def _seq(jvm: Any, values: list[Any]) -> Any:

@@ -41,8 +41,12 @@ def _reading(physical_plan: PhysicalPlan, source: Read) -> Stage:
 
 
 def _with_fused(physical_plan: PhysicalPlan, origin: Node) -> str:
-    fused = [_shown(physical_plan, step) for step in physical_plan.region(origin).steps if not isinstance(step, Write)]
-    return ", then ".join([origin.name, *fused])
+    return ", then ".join([origin.name, *fused_steps(physical_plan, origin)])
+
+
+def fused_steps(physical_plan: PhysicalPlan, origin: Node) -> list[str]:
+    """The element-wise steps after an origin."""
+    return [_shown(physical_plan, step) for step in physical_plan.region(origin).steps if not isinstance(step, Write)]
 
 
 def _shown(physical_plan: PhysicalPlan, step: Node) -> str:

@@ -32,7 +32,7 @@ from millstream.plan.needs_spark import SparkFunction, expressions_of
 from millstream.plan.nodes import Node, Project, Where
 from millstream.private_files import private_folder
 from millstream.records import Schema
-from millstream.spark.frame_functions import applied
+from millstream.spark.frame_functions import applied, guarded
 from millstream.spark.query.data_source import PACKED
 from millstream.spark.query.packing import ARROW, Packer, split_origin, to_batch
 from millstream.spark.query.physical_plan import SourcePartition
@@ -41,6 +41,8 @@ from millstream.spark.query.state_runner import Shipment
 from millstream.spark.query.task_messages import RowsOrigin, origin_from_bytes
 from millstream.spark.query_failures import marked
 
+FOLDER = "@spark"
+"""Beside the folders of steps with state, none of which can have this name."""
 CAME = "__came"
 """The number of a row's origin, among those of its task."""
 HIDDEN = pa.schema([(TIME, pa.int64()), (WEIGHT, pa.int32()), (OFFSET, pa.int64()), (CAME, pa.int32())])
@@ -67,7 +69,7 @@ def hidden_columns(part: SparkPart) -> pa.Schema:
 
 
 def _where(frame: DataFrame, step: Where, hidden: Sequence[str]) -> DataFrame:
-    return frame.where(as_column(step.condition))
+    return frame.where(guarded(as_column(step.condition), CAME))
 
 
 def _project(frame: DataFrame, step: Project, hidden: Sequence[str]) -> DataFrame:
@@ -81,7 +83,7 @@ def _project(frame: DataFrame, step: Project, hidden: Sequence[str]) -> DataFram
 
 
 def _function(frame: DataFrame, step: SparkFunction, hidden: Sequence[str]) -> DataFrame:
-    return applied(step.function.value, frame, hidden)
+    return applied(step.function.value, frame, hidden, CAME)
 
 
 _VISITS: Mapping[type[Node], Any] = {Where: _where, Project: _project, SparkFunction: _function}
@@ -112,7 +114,7 @@ class Passage:
         assert context is not None
         mark = shipment.mark[-9:-1]
         attempt = f"{mark}-{context.taskAttemptId()}-{number}"
-        self.folder = private_folder(shipment.folder) / "in_spark" / attempt
+        self.folder = private_folder(shipment.folder) / FOLDER / attempt
         self._origins: list[bytes] = []
 
     @property

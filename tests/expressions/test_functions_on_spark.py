@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+import functions_page
 from millstream.expressions.functions import FUNCTIONS
 from millstream.expressions.lambda_functions import FUNCTIONS as HIGHER_ORDER
 
 from .differential import ERROR, differences, in_duckdb, on_spark
 from .function_cases import APPROXIMATE, GENERAL, NUMBERS, OPERATORS, TEXT_AND_TIME
+from .json_cases import JSON_TEXT
 from .nasty import nasty_rows
 from .nested_cases import BUILD_MAPS, NESTED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXACT = [*OPERATORS, *GENERAL, *TEXT_AND_TIME, *NUMBERS, *NESTED]
+EXACT = [*OPERATORS, *GENERAL, *TEXT_AND_TIME, *NUMBERS, *NESTED, *JSON_TEXT]
 LAST_DIGITS = 1e-14
 
 
@@ -30,8 +32,8 @@ def compared(spark: SparkSession, texts: list[str], rows: pa.Table, tolerance: f
 
 
 def test_values_types_and_errors_are_those_of_spark(spark: SparkSession) -> None:
-    """Every fifth expression: all of them take a minute, in the test of random rows."""
-    wrong = compared(spark, EXACT[::5], nasty_rows(60))
+    """Every eighth expression; all of them take a minute, and are in the test of random rows."""
+    wrong = compared(spark, EXACT[::8], nasty_rows(60))
     assert not wrong, "\n".join(wrong[:20])
 
 
@@ -60,6 +62,10 @@ def test_maps_are_built_as_on_spark(spark: SparkSession) -> None:
 def test_random_rows_are_those_of_spark(spark: SparkSession, seed: int) -> None:
     wrong = compared(spark, EXACT, nasty_rows(120, seed))
     assert not wrong, "\n".join(wrong[:20])
+
+
+def test_the_page_of_functions_is_about_this_spark(spark: SparkSession) -> None:
+    assert functions_page.PAGE.read_text() == functions_page.page(spark), "run python tools/functions_page.py"
 
 
 ALIASES = {

@@ -29,6 +29,7 @@ from millstream.expressions.function_entries import (
     made,
     same,
 )
+from millstream.expressions.json_functions import JSON
 from millstream.expressions.lowered import (
     NULL,
     Lowered,
@@ -174,6 +175,7 @@ FUNCTIONS: dict[str, Function] = {
     "try_element_at": Function(("any", "any"), nested.try_element_at, note="null outside"),
     **ARRAYS,
     **MAPS,
+    **JSON,
     "named_struct": Function(("any",), nested.named_struct, repeats=True),
     # casts as functions
     "boolean": cast_to(BOOLEAN),

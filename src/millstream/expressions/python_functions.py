@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from millstream.expressions import json_text
+
 if TYPE_CHECKING:
     import duckdb
 
@@ -69,6 +71,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], str, pa.DataType
     "spark_crc32": (zlib.crc32, ("BLOB",), "BIGINT", pa.int64()),
     "spark_sha224": (_sha(224), ("BLOB",), "VARCHAR", pa.string()),
     "spark_sha384": (_sha(384), ("BLOB",), "VARCHAR", pa.string()),
+    "spark_get_json_object": (json_text.get_json_object, ("VARCHAR", "VARCHAR"), "VARCHAR", pa.string()),
+    "spark_from_json": (json_text.from_json, ("VARCHAR", "VARCHAR"), "VARCHAR", pa.string()),
+    "spark_json_array_length": (json_text.json_array_length, ("VARCHAR",), "INTEGER", pa.int32()),
+    "spark_json_object_keys": (json_text.json_object_keys, ("VARCHAR",), "VARCHAR[]", pa.list_(pa.string())),
     "spark_sha512": (_sha(512), ("BLOB",), "VARCHAR", pa.string()),
 }
 

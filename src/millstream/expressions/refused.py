@@ -10,7 +10,8 @@ def _all(names: str, why: str) -> dict[str, str]:
 UNREPEATABLE: dict[str, str] = _all(
     "rand random randn randstr uniform shuffle uuid now curdate current_date current_time current_timestamp "
     "localtimestamp current_user user session_user current_catalog current_database current_schema "
-    "current_timezone monotonically_increasing_id spark_partition_id input_file_name version",
+    "current_timezone monotonically_increasing_id spark_partition_id input_file_name input_file_block_length "
+    "input_file_block_start localtime current_path version",
     "results must be repeatable, and this one differs with each call",
 )
 DIFFERENT: dict[str, str] = {

@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millstream.expressions.clock import DATES, INSTANTS
 from millstream.expressions.functions import FUNCTIONS
 from millstream.expressions.lambda_functions import FUNCTIONS as HIGHER_ORDER
 from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT
+from millstream.expressions.spark_functions import GENERATORS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +62,10 @@ def place(name: str, group: str, kind: str) -> tuple[str, str]:
     """Where a function runs, and why not elsewhere."""
     if name in FUNCTIONS or name in HIGHER_ORDER or name in GRAMMAR:
         return "everywhere", ""
+    if name in (*INSTANTS, *DATES):
+        return "everywhere", "the clock of the batch"
+    if name in GENERATORS:
+        return "on Spark", "makes several rows, in a select"
     if kind:
         return "refused", kind
     if group in GROUPS or name in TABLES:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidExpression
-from millstream.expressions.lowered import Refusal, type_name
+from millstream.expressions.lowered import NULL_KEY, Refusal, type_name
 from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
@@ -150,6 +150,8 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
     try:
         _computed({"result": lowered}, nulls)
     except duckdb.Error as error:
+        if NULL_KEY in str(error):
+            return
         raise InvalidExpression(
             f"'{text}' cannot be computed: {str(error).splitlines()[0]}",
             where=users_line(),

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent.parent / "docs" / "functions.md"
 GRAMMAR = {
-    "!", "!=", "%", "&", "*", "+", "-", "/", "<", "<=", "<=>", "<>", "=", "==", ">", ">=", "^", "and", "between",
-    "case", "cast", "div", "extract", "ilike", "in", "like", "not", "or", "when", "|", "||", "~", "struct",
-    "arrays_zip",
+    "!", "!=", "%", "&", "*", "+", "-", "/", "<", "<<", ">>", "<=", "<=>", "<>", "=", "==", ">", ">=", "^",
+    "and", "between", "case", "cast", "div", "extract", "ilike", "in", "like", "not", "or", "when", "|", "||", "~",
+    "struct", "arrays_zip",
 }  # fmt: skip
 """What runs everywhere and has its own syntax, or names its fields after its arguments."""
 ROWS = {

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 OPERATORS = [
+    "try_cast(concat('2026-', s) as date)",
+    "cast(concat('2026-', s) as date)",
+    "try_cast(concat(cast(i as string), '-1-5') as date)",
+    "try_cast(concat(s, '-1-5') as date)",
+    "try_cast(concat('2026-03-0', s) as date)",
+    "try_cast(concat('2026-03-01', s) as date)",
+    "typeof(u)",
+    "typeof(m)",
+    "i << 2",
+    "l >> 3",
     "cast(d as int)",
     "cast(d as bigint)",
     "cast(l as int)",
@@ -344,7 +354,7 @@ NUMBERS = [
     "factorial(i)",
     "width_bucket(d, 0, 10, 5)",
     "width_bucket(d, 10, 0, 5)",
-    "width_bucket(d, e, 10, i)",
+    "width_bucket(d, -2.5, 2.5, i)",
     "width_bucket(i, 0, 100, j)",
     "bin(l)",
     "bin(i)",
@@ -384,6 +394,10 @@ NUMBERS = [
     "-l",
 ]
 APPROXIMATE = [
+    "hypot(d, e)",
+    "log1p(d)",
+    "log1p(d / 1000)",
+    "expm1(d / 1000)",
     "acos(d)",
     "asin(d)",
     "atan(d)",

@@ -40,7 +40,7 @@ import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
 from millstream.expressions.clock import NOW, with_clock_column
-from millstream.expressions.lowered import Mistake, Refusal, Unsure, type_name
+from millstream.expressions.lowered import NULL_KEY, Mistake, Refusal, Unsure, type_name
 from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
@@ -288,6 +288,8 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
     try:
         _computed({"result": lowered}, nulls)
     except duckdb.Error as error:
+        if NULL_KEY in str(error):
+            return
         what = Refusal(
             f"it cannot be computed: {str(error).splitlines()[0]}",
             "fix the constant or the pattern in it, or write it as a map(…)",

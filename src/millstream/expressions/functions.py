@@ -35,6 +35,7 @@ from millstream.expressions.lowered import (
     Lowered,
     Refusal,
     cast,
+    text,
     together,
     type_name,
 )
@@ -155,6 +156,7 @@ FUNCTIONS: dict[str, Function] = {
     "least": Function(("any",), _extreme("least"), repeats=True, note="nulls are skipped"),
     "isnull": made(BOOLEAN, "({0} IS NULL)", "any"),
     "isnotnull": made(BOOLEAN, "({0} IS NOT NULL)", "any"),
+    "typeof": Function(("any",), lambda parts: Lowered(text(type_name(parts[0].type)), STRING)),
     "equal_null": Function(("any", "any"), _equal_null),
     "nullifzero": same("nullif({0}, 0)", "number"),
     "zeroifnull": Function(("number",), _zero_if_null),

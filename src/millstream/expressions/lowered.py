@@ -23,6 +23,8 @@ from millstream.expressions.spark_types import (
 from millstream.records.ddl import format_type
 
 NOT_LITERAL = object()
+NULL_KEY = "a key of a map is null"
+"""The error of rows without a value, which says nothing about the expression."""
 MICROS_PER_SECOND = 1_000_000
 
 
@@ -119,7 +121,6 @@ def widened(part: Lowered, kind: pa.DataType) -> Lowered:
 
 NUMBER_TEXT = r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
 WHOLE_TEXT = r"\s*[+-]?[0-9]+\s*"
-DATE_TEXT = r"\s*[0-9]{4}-[0-9]{2}-[0-9]{2}\s*"
 MOMENT_TEXT = r"\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?)?\s*"
 
 
@@ -190,6 +191,38 @@ def _text_to(pattern: str, what: str) -> Any:
     return lower
 
 
+ANY_DATE = r"(?s)[\x00-\x20]*([+-]?[0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?[\x00-\x20]*"
+"""Months and days may be missing or have one digit; what follows a day is ignored."""
+MAYBE_MOMENT = r"(?s)[\x00-\x20]*([+-]?[0-9]{4,7}([-T ].*)?|T?[0-9]{1,2}:.*|T[0-9].*)"
+
+
+def _text_to_date(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || ' as a date such as 2026-01-31')"
+    year, month, day = (f"regexp_extract({part.sql}, {text(ANY_DATE)}, {at})" for at in (1, 2, 3))
+    month, day = (f"TRY_CAST((CASE {each} WHEN '' THEN '1' ELSE {each} END) AS BIGINT)" for each in (month, day))
+    first = f"make_date(TRY_CAST({year} AS BIGINT), {month}, 1)"
+    exists = f"(CASE WHEN {month} BETWEEN 1 AND 12 THEN {day} BETWEEN 1 AND date_part('day', last_day({first})) END)"
+    return (
+        f"(CASE WHEN {part.sql} IS NULL THEN NULL"
+        f" WHEN regexp_full_match({part.sql}, '[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}') THEN {_plain(part.sql, kind, safe)}"
+        f" WHEN regexp_full_match({part.sql}, {text(ANY_DATE)}) THEN"
+        f" (CASE WHEN {exists} THEN {first} + CAST({day} - 1 AS INTEGER) ELSE {otherwise} END) ELSE {otherwise} END)"
+    )
+
+
+def _text_to_moment(part: Lowered, kind: pa.DataType, safe: bool) -> str:
+    """`try_cast` must not be null for what Spark may be able to read: that is an error."""
+    plain: str = _text_to(MOMENT_TEXT, "a timestamp such as 2026-01-31 12:00:00")(part, kind, safe)
+    if not safe:
+        return plain
+    unclear = (
+        f"regexp_full_match({part.sql}, {text(MAYBE_MOMENT)})"
+        f" AND NOT regexp_full_match({part.sql}, {text(MOMENT_TEXT)})"
+    )
+    said = "only Spark can tell whether this is a timestamp; write it as 2026-01-31 12:00:00"
+    return failing(unclear, said, plain)
+
+
 def _text_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
     whole = pa.types.is_integer(kind)
     found: str = _text_to(WHOLE_TEXT if whole else NUMBER_TEXT, "a whole number" if whole else "a number")(
@@ -239,8 +272,8 @@ CASTS: dict[tuple[str, str], Any] = {
     ("number", "timestamp"): _number_to_moment,
     ("string", "number"): _text_to_number,
     ("string", "boolean"): _text_to_boolean,
-    ("string", "date"): _text_to(DATE_TEXT, "a date such as 2026-01-31"),
-    ("string", "timestamp"): _text_to(MOMENT_TEXT, "a timestamp such as 2026-01-31 12:00:00"),
+    ("string", "date"): _text_to_date,
+    ("string", "timestamp"): _text_to_moment,
     ("string", "binary"): _text_to_binary,
     ("string", "string"): _directly,
     ("binary", "string"): _binary_to_text,

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from millstream.expressions.array_functions import any_null, where
 from millstream.expressions.function_entries import BOOLEAN, Function, let
-from millstream.expressions.lowered import Lowered, Refusal, text, together, type_name
+from millstream.expressions.lowered import NULL_KEY, Lowered, Refusal, failing, text, together, type_name
 from millstream.expressions.spark_types import duckdb_name, family
 
 
@@ -19,6 +19,10 @@ def key_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def built(keys: str, values: str) -> str:
+    return failing(f"{where(keys, 'NULL')} > 0", NULL_KEY, f"map({keys}, {values})")
+
+
 def map_of(parts: Sequence[Lowered]) -> Lowered:
     if not parts or len(parts) % 2:
         raise Refusal("map takes alternating keys and values")
@@ -27,12 +31,13 @@ def map_of(parts: Sequence[Lowered]) -> Lowered:
     if pa.types.is_null(value):
         raise Refusal("a map of nulls has no type", "give it one with cast(null as …)")
     listed = [", ".join(part.sql for part in each) for each in (keys, values)]
-    return Lowered(f"map(list_value({listed[0]}), list_value({listed[1]}))", pa.map_(key_type(key), value), fails=True)
+    made = built(f"list_value({listed[0]})", f"list_value({listed[1]})")
+    return Lowered(made, pa.map_(key_type(key), value), fails=True)
 
 
 def from_arrays(parts: Sequence[Lowered]) -> Lowered:
     kind = pa.map_(key_type(parts[0].type.value_type), parts[1].type.value_type)
-    made = let(parts, lambda k, v: f"(CASE WHEN {any_null(k, v)} THEN NULL ELSE map({k}, {v}) END)")
+    made = let(parts, lambda k, v: f"(CASE WHEN {any_null(k, v)} THEN NULL ELSE {built(k, v)} END)")
     return Lowered(f"CAST({made} AS {duckdb_name(kind)})", kind, fails=True)
 
 
@@ -46,7 +51,7 @@ def from_entries(parts: Sequence[Lowered]) -> Lowered:
     def body(entries: str) -> str:
         keys, values = (f'list_transform({entries}, lambda "each": struct_extract("each", {name}))' for name in names)
         missing = f'len(list_filter({entries}, lambda "each": "each" IS NULL)) > 0'
-        return f"(CASE WHEN {any_null(entries)} OR {missing} THEN NULL ELSE map({keys}, {values}) END)"
+        return f"(CASE WHEN {any_null(entries)} OR {missing} THEN NULL ELSE {built(keys, values)} END)"
 
     return Lowered(f"CAST({let(parts, body)} AS {duckdb_name(kind)})", kind, fails=True)
 

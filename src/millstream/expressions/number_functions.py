@@ -70,7 +70,8 @@ def _remainder(name: str, body: Lower) -> Lower:
 def _mod(parts: Sequence[Lowered]) -> Lowered:
     one, other = parts
     if pa.types.is_integer(one.type):  # the smallest number by -1 would overflow
-        return Lowered(f"(CASE WHEN {other.sql} = -1 THEN 0 ELSE {one.sql} % {other.sql} END)", one.type)
+        a, b = one.sql, other.sql
+        return Lowered(f"(CASE WHEN {b} = -1 THEN {a} - {a} ELSE {a} % {b} END)", one.type)
     return Lowered(f"({one.sql} % {other.sql})", one.type)
 
 
@@ -162,6 +163,18 @@ def _pow() -> Function:
     )
 
 
+def _hypot(parts: Sequence[Lowered]) -> Lowered:
+    def body(a: str, b: str) -> str:
+        most = f"greatest(abs({a}), abs({b}))"
+        sides = f"({a} / {most}) * ({a} / {most}) + ({b} / {most}) * ({b} / {most})"
+        return (
+            f"(CASE WHEN {a} IS NULL OR {b} IS NULL THEN NULL WHEN isinf({a}) OR isinf({b}) THEN {INFINITY}"
+            f" WHEN isnan({a}) OR isnan({b}) THEN {NAN} WHEN {most} = 0 THEN 0::DOUBLE ELSE {most} * sqrt({sides}) END)"
+        )
+
+    return Lowered(let(parts, body), DOUBLE)
+
+
 def _width_bucket(parts: Sequence[Lowered]) -> Lowered:
     numbers = [*parts[:3], Lowered(f"CAST({parts[3].sql} AS BIGINT)", LONG)]
 
@@ -233,11 +246,11 @@ def _negative(parts: Sequence[Lowered]) -> Lowered:
 def _bit_get(parts: Sequence[Lowered]) -> Lowered:
     bits = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}[parts[0].type]
     made = let(
-        parts,
+        [parts[0], Lowered(f"CAST({parts[1].sql} AS BIGINT)", LONG)],
         lambda x, n: failing(
             f"{x} IS NOT NULL AND ({n} < 0 OR {n} >= {bits})",
             "bit_get outside the number",
-            f"get_bit(CAST(CAST({x} AS BIGINT) AS BIT), 63 - {n})",
+            f"(CASE WHEN {x} IS NOT NULL THEN get_bit({x}::BIGINT::BIT, CAST(63 - {n} AS INTEGER)) END)",
         ),
     )
     return Lowered(f"CAST({made} AS TINYINT)", pa.int8(), fails=True)
@@ -275,8 +288,15 @@ NUMBERS: dict[str, Function] = {
     "sqrt": made(DOUBLE, f"CASE WHEN {{0}} < 0 THEN {NAN} ELSE sqrt({{0}}) END", "double"),
     "cbrt": _of_double("cbrt({0})"),
     "exp": _of_double("exp({0})"),
-    "expm1": _of_double("CASE WHEN {0} = 0 THEN {0} WHEN abs({0}) < 1e-5 THEN {0} + {0} * {0} / 2 + pow({0}, 3) / 6"
-                        " ELSE exp({0}) - 1 END"),
+    "expm1": _of_double(
+        "CASE WHEN exp({0}) = 1 THEN {0} WHEN abs({0}) > 1 THEN exp({0}) - 1"
+        " ELSE (exp({0}) - 1) * {0} / ln(exp({0})) END"
+    ),
+    "log1p": _of_double(
+        "CASE WHEN {0} <= -1 THEN NULL WHEN 1 + {0} = 1 THEN {0} WHEN abs({0}) > 1 THEN ln(1 + {0})"
+        " ELSE ln(1 + {0}) * {0} / ((1 + {0}) - 1) END"
+    ),
+    "hypot": Function(("double", "double"), _hypot, note=LAST_DIGIT),
     "ln": _logarithm("ln"),
     "log": Function(("double", "double"), _log, 1, note=f"natural, or log(base, x); {LAST_DIGIT}"),
     "log10": _logarithm("log10"),

@@ -229,6 +229,12 @@ class _Lowering:
             raise Refusal(f"bitwise operators are for whole numbers, not {type_name(part.type)}")
         return Lowered(f"(~{part.sql})", part.type, part.fails)
 
+    def visit_BitwiseLeftShift(self, node: exp.BitwiseLeftShift) -> Lowered:  # noqa: N802
+        return call("shiftleft", self.parts(node.left, node.right))
+
+    def visit_BitwiseRightShift(self, node: exp.BitwiseRightShift) -> Lowered:  # noqa: N802
+        return call("shiftright", self.parts(node.left, node.right))
+
     def visit_DPipe(self, node: exp.DPipe) -> Lowered:  # noqa: N802
         return call("concat", self.parts(node.left, node.right))
 

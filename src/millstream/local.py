@@ -14,10 +14,12 @@ from millstream.operators import elementwise, mapping
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import HIDDEN
+from millstream.operators.lateness import with_ahead_marked, without_ahead
 from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, Stateful, stateful
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, Bundle, Row
+from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
 from millstream.plan.walking import before_state, in_order
@@ -67,6 +69,8 @@ class Local:
         first = given[0]
         if node in self._states:
             state = self._states[node]
+            if late_columns(node) is None:
+                given = [replace(flowing, rows=without_ahead(flowing.rows)) for flowing in given]
             sent = state.run(given, node.awaited_inputs)
             self._check_dead(node, state.sent.get(DEAD))
             return sent
@@ -82,7 +86,10 @@ class Local:
             return replace(first, rows=rows)
         if isinstance(node, nodes.Union):
             return _united(given)
-        return replace(first, rows=elementwise.row_by_row(node, first.rows, first.clock.now))
+        rows = elementwise.row_by_row(node, first.rows, first.clock.now)
+        if isinstance(node, nodes.WithEventTime):
+            rows = with_ahead_marked(rows, node, first.clock.now)
+        return replace(first, rows=rows)
 
     def _check_dead(self, node: Node, dead: pl.DataFrame | None) -> None:
         """A record that a step cannot process stops the run, unless a sink takes the step's dead letters."""

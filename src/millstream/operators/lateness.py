@@ -10,7 +10,9 @@ import polars as pl
 
 from millstream.operators.accumulators import TIME
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import END
+from millstream.plan.bundles import AHEAD, END, late_reason
+from millstream.plan.timing import Timed
+from millstream.plan.windows import microseconds
 
 
 def expiry(end: pl.Expr, lateness: int) -> pl.Expr:
@@ -28,6 +30,33 @@ def is_in_time(clock: Clock) -> pl.Expr:
     return (pl.col(TIME) >= clock.watermark_before).fill_null(False)
 
 
+def is_untimed() -> pl.Expr:
+    """Whether a row has no time that counts: it has none, or one too far ahead."""
+    return pl.col(TIME).is_null() | (pl.col(TIME) == AHEAD)
+
+
 def reason() -> pl.Expr:
     """Why a row is late that is not in time."""
-    return pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
+    return (
+        pl.when(pl.col(TIME).is_null())
+        .then(pl.lit(late_reason(None)))
+        .when(pl.col(TIME) == AHEAD)
+        .then(pl.lit(late_reason(AHEAD)))
+        .otherwise(pl.lit(late_reason(END)))
+    )
+
+
+def with_ahead_marked(rows: pl.DataFrame, timed: Timed, now: int) -> pl.DataFrame:
+    """Marks rows that are too far ahead of the processing time, by the watermark of the node that gave them a time."""
+    ahead = getattr(timed.watermark, "ahead_at_most", None)
+    if ahead is None:
+        return rows
+    is_ahead = pl.col(TIME) > now + microseconds(ahead)
+    return rows.with_columns(pl.when(is_ahead).then(pl.lit(AHEAD, pl.Int64)).otherwise(TIME).alias(TIME))
+
+
+def without_ahead(rows: pl.DataFrame) -> pl.DataFrame:
+    """For a step in which no row is late: rows too far ahead have no event time."""
+    if rows[TIME].min() != AHEAD:
+        return rows
+    return rows.with_columns(pl.when(pl.col(TIME) != AHEAD).then(TIME).alias(TIME))

@@ -94,7 +94,7 @@ class LatestStep(KeyedRows):
         before = versions.filter(pl.col(TIME) < clock.watermark_before)
         bases = before.group_by(NUMBER).agg(pl.col(TIME).max().alias(BASE))
         rows = rows.join(bases, on=NUMBER, how="left", maintain_order="left")
-        fits = (pl.col(TIME) >= pl.col(BASE).fill_null(pl.col(TIME))).fill_null(False)
+        fits = (pl.col(TIME) >= pl.col(BASE).fill_null(pl.col(TIME))).fill_null(False) & ~lateness.is_untimed()
         return rows.filter(fits), self.late(rows.filter(~fits), lateness.reason())
 
     def _changes(self, line: pl.DataFrame) -> pl.DataFrame:

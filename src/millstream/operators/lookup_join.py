@@ -114,11 +114,10 @@ class LookupJoinStep(JoinedSides):
         return kept, {SENT: sent, LATE: late}
 
     def _late(self, rows: pl.DataFrame) -> pl.DataFrame:
-        reason = pl.when(pl.col(TIME).is_null()).then(pl.lit("no event time")).otherwise(pl.lit("expired"))
         types = self._late_types
         columns = [*self.columns(0, types), *self.columns(1, types, there=False)]
         made = {column.meta.output_name(): column for column in columns}
-        made |= {"side": pl.lit("left"), "reason": reason}  # replace the user's columns of these names
+        made |= {"side": pl.lit("left"), "reason": lateness.reason()}  # replace the user's columns of these names
         made |= {TIME: pl.col(TIME), WEIGHT: pl.col(WEIGHT).cast(pl.Int32)}
         return rows.select(made[name].alias(name) for name in (*types, *HIDDEN))
 

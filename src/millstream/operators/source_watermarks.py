@@ -15,7 +15,7 @@ import polars as pl
 from millstream.expressions.expression import lowered_expression
 from millstream.operators.accumulators import TIME
 from millstream.operators.elementwise import computed, table_of
-from millstream.plan.bundles import BEGINNING, micros
+from millstream.plan.bundles import AHEAD, BEGINNING, micros
 from millstream.plan.timing import Timed
 from millstream.plan.watermarks import Bounded, Custom, Punctuated
 from millstream.plan.windows import microseconds
@@ -86,7 +86,7 @@ def implied_watermark(node: Timed, rows: pl.DataFrame) -> int | None:
         return None
     if isinstance(strategy, Bounded):
         newest: Any = rows[TIME].max()
-        return None if newest is None else int(newest) - microseconds(strategy.delay)
+        return None if newest is None or newest == AHEAD else int(newest) - microseconds(strategy.delay)
     if isinstance(strategy, Punctuated):
         marks = computed(rows, schema, [("mark", lowered_expression(strategy.expression, schema))])
         latest: Any = marks["mark"].max()

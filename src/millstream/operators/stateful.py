@@ -15,6 +15,7 @@ from millstream.operators import elementwise
 from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import HIDDEN, computed
+from millstream.operators.lateness import is_untimed
 from millstream.operators.partials import Partials
 from millstream.operators.triggers import can_finish
 from millstream.operators.window_assignment import instant
@@ -142,7 +143,8 @@ class WindowedStep:
         """Pre-aggregates rows after the watermark: they cannot be late."""
         if self.partials is None:
             return None, self.fed(rows, first)
-        known = rows[TIME].is_not_null() if not self._in_processing_time else pl.repeat(True, len(rows), eager=True)
+        timed = rows.select(known=~is_untimed()).to_series()
+        known = timed if not self._in_processing_time else pl.repeat(True, len(rows), eager=True)
         if self._whole_rows and not self._in_processing_time:
             known &= rows[TIME] >= watermark - microseconds(self.node.lateness)
         rest = self.nothing[INPUTS[0]]

@@ -14,9 +14,9 @@ import polars as pl
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.joining import LEFT, RIGHT, SIDES, WINDOW, Joining, Places, chosen, singly, span
-from millstream.operators.lateness import expiry, is_expired
+from millstream.operators.lateness import expiry, is_expired, is_untimed, reason
 from millstream.operators.stateful import INPUTS, LATE, SENT, PlainStep, of_keys
-from millstream.operators.window_assignment import ends, placed
+from millstream.operators.window_assignment import ends, placed, split
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import WindowJoin
 from millstream.plan.windows import Sessions, microseconds
@@ -69,9 +69,9 @@ class WindowJoinStep(PlainStep):
         arrived, late = [], [self.none_late]
         for side, name in enumerate(INPUTS):
             rows = inputs[name]
-            if rows[TIME].null_count():
-                late.append(self._untimed(rows.filter(pl.col(TIME).is_null()), side))
-                rows = rows.filter(pl.col(TIME).is_not_null())
+            untimed, rows = split(rows, is_untimed())
+            if len(untimed):
+                late.append(self._untimed(untimed, side))
             arrived.append(rows)
         tables = [held[name] for name in SIDES]
         if isinstance(self.node.window, Sessions):
@@ -93,8 +93,7 @@ class WindowJoinStep(PlainStep):
 
     def _untimed(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         nowhere = pl.lit(None, pl.Struct({name: pl.Datetime("us", "UTC") for name in (START, STOP)})).alias(WINDOW)
-        reason = pl.lit("no event time").alias("reason")
-        return self.joining.late(rows, side, nowhere, reason)
+        return self.joining.late(rows, side, nowhere, reason().alias("reason"))
 
     def _expired(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         return self.joining.late(rows, side, span(), pl.lit("expired").alias("reason"))

@@ -16,7 +16,7 @@ from millstream.operators.aggregates import columns_of
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.each_row import Turns
 from millstream.operators.elementwise import types_of
-from millstream.operators.lateness import expiry, is_expired
+from millstream.operators.lateness import expiry, is_expired, is_untimed, reason
 from millstream.operators.row_windows import RowWindows
 from millstream.operators.sessions import Sessions
 from millstream.operators.triggers import can_finish, compiled
@@ -104,8 +104,8 @@ class WindowedOperator:
         lost = 0
         if "partials" in inputs:
             windows_now, lost = self._put_partials(windows_now, inputs["partials"], clock)
-        untimed, rows = split(rows, pl.col(TIME).is_null())
-        late = [untimed.select(ROW, *_nowhere(), reason=pl.lit("no event time"))]
+        untimed, rows = split(rows, is_untimed())
+        late = [untimed.select(ROW, *_nowhere(), reason=reason())]
         if self.turns is not None and not rows.is_empty():
             still = Clock(clock.watermark_before, clock.watermark_before, clock.now_before, clock.now)
             taken = self.turns.take(windows_now, counters, rows, still)

@@ -15,6 +15,8 @@ from millstream.records import rows_to_batch
 
 BEGINNING = -(1 << 62)
 END = 1 << 62
+AHEAD = BEGINNING - 1
+"""The time of a row that is too far ahead of the clock, by its source's watermark: before all times, so always late."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 ARGUMENTS = "\0arguments"
@@ -28,6 +30,13 @@ def micros(moment: datetime) -> int:
 def moment(micros_: int | None) -> datetime | None:
     """The nearest representable instant."""
     return None if micros_ is None else EPOCH + max(FIRST, min(micros_, LAST)) * MICROSECOND
+
+
+def late_reason(time: int | None) -> str:
+    """Why a row with this time is late."""
+    if time is None:
+        return "no event time"
+    return "ahead" if time == AHEAD else "expired"
 
 
 @dataclass(frozen=True, slots=True)

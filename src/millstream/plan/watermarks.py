@@ -26,9 +26,14 @@ class Watermark:
 @dataclass(frozen=True)
 class Bounded(Watermark):
     delay: timedelta = timedelta(0)
+    ahead_at_most: timedelta | None = None
+    """Rows further ahead of the clock than this do not count."""
 
     def __str__(self) -> str:
-        return self._shown("bounded", format_duration(self.delay)) if self.delay else self._shown("ascending")
+        ahead = [] if self.ahead_at_most is None else [f"ahead_at_most={format_duration(self.ahead_at_most)}"]
+        if self.delay or ahead:
+            return self._shown("bounded", format_duration(self.delay), *ahead)
+        return self._shown("ascending")
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,20 @@ class Custom(Watermark):
         return self._shown("custom", getattr(self.function, "__name__", "function"))
 
 
-def bounded(delay: str | timedelta, *, idle: str | timedelta | None = None) -> Bounded:
-    """Rows are at most `delay` out of order: the watermark of a partition is its newest event time minus `delay`."""
+def bounded(
+    delay: str | timedelta,
+    *,
+    idle: str | timedelta | None = None,
+    ahead_at_most: str | timedelta | None = None,
+) -> Bounded:
+    """Rows are at most `delay` out of order: the watermark of a partition is its newest event time minus `delay`.
+
+    Rows whose event time is more than `ahead_at_most` ahead of the processing time do not move the watermark, and go to
+    `.late` of the next step with the reason `ahead`.
+    """
     with AtUsersLine():
-        return Bounded(_idle(idle), duration(delay, what="delay"))
+        ahead = None if ahead_at_most is None else duration(ahead_at_most, what="ahead_at_most")
+        return Bounded(_idle(idle), duration(delay, what="delay"), ahead)
 
 
 def ascending(*, idle: str | timedelta | None = None) -> Bounded:

@@ -22,10 +22,11 @@ from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
 from millstream.plan.calendars import calendar_span
+from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
 from millstream.plan.walking import in_order
-from millstream.reference.operator import Operator, dead_letter
+from millstream.reference.operator import Operator, dead_letter, without_ahead
 from millstream.reference.spans import spans_of
 from millstream.reference.steps import OPERATORS
 from millstream.reference.windows import WindowOperator, sort_key
@@ -73,6 +74,8 @@ class Reference:
                 operator = self.operators.get(node.inputs[0])  # a source has none: its rows are already decoded
                 sent[node] = replace(given[0], rows=operator.dead if operator else [])
             else:
+                if node.keeps_state and late_columns(node) is None:
+                    given = [without_ahead(bundle) for bundle in given]
                 sent[node] = self.operators[node].step(given)
                 dead = self.operators[node].dead
                 if dead and node not in self.listening:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.plan.bundles import Bundle, Row
-from millstream.reference.tables import EXPIRED, UNTIMED, late
+from millstream.plan.bundles import Bundle, Row, late_reason
+from millstream.reference.tables import late
 
 
 class EventOrder:
@@ -17,7 +17,7 @@ class EventOrder:
         behind = []
         for row in bundle.rows:
             if row.time is None or row.time < bundle.watermark_before:
-                behind.append(late(row, UNTIMED if row.time is None else EXPIRED))
+                behind.append(late(row, late_reason(row.time)))
             else:
                 self.waiting.append(row)
         self.waiting.sort(key=time_of)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, dead_letter_values
+from millstream.plan.bundles import AHEAD, BEGINNING, END, Bundle, Row, dead_letter_values
 from millstream.plan.nodes import Node
+from millstream.plan.timing import Timed
+from millstream.plan.windows import microseconds
 
 
 class Operator:
@@ -62,6 +64,18 @@ def slowest(bundles: Sequence[Bundle]) -> Bundle:
         watermark_before=min(bundle.watermark_before for bundle in bundles),
         watermark=min(bundle.watermark for bundle in bundles),
     )
+
+
+def timed_at(time: int | None, node: Timed, clock: int) -> int | None:
+    """An event time as the steps see it: one that is too far ahead of the processing time is marked."""
+    ahead = getattr(node.watermark, "ahead_at_most", None)
+    return AHEAD if ahead is not None and time is not None and time > clock + microseconds(ahead) else time
+
+
+def without_ahead(bundle: Bundle) -> Bundle:
+    """For a step in which no row is late: rows too far ahead have no event time."""
+    rows = [replace(row, time=None) if row.time == AHEAD else row for row in bundle.rows]
+    return replace(bundle, rows=rows)
 
 
 def dead_letter(row: Row, reason: str, clock: int) -> Row:

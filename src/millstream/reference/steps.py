@@ -18,7 +18,7 @@ from millstream.plan.outside_calls import answers
 from millstream.plan.parsing import decoded
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
-from millstream.reference.operator import Operator, dead_letter
+from millstream.reference.operator import Operator, dead_letter, timed_at
 from millstream.reference.process import OrderedProcessOperator, ProcessOperator
 from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
 from millstream.reference.table_joins import LookupJoinOperator, SideJoinOperator, TableJoinOperator
@@ -84,7 +84,7 @@ class WithEventTimeOperator(Operator):
 
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
         times = [None if time is None else micros(time) for time in computed(self.node.time, rows, self.node)]
-        return [replace(row, time=time) for row, time in zip(rows, times, strict=True)]
+        return [replace(row, time=timed_at(time, self.node, clock)) for row, time in zip(rows, times, strict=True)]
 
 
 class ParseOperator(Operator):

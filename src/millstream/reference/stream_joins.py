@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from millstream.plan import table_nodes
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row
+from millstream.plan.bundles import AHEAD, BEGINNING, END, Bundle, Row, late_reason
 from millstream.plan.nodes import Node
 from millstream.plan.windows import LAST, Sessions, microseconds
 from millstream.reference.operator import StatefulOperator
@@ -82,10 +82,8 @@ class IntervalJoinOperator(StreamJoinOperator):
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
         for side, rows in enumerate(given):
             for row in rows:
-                if row.time is None:
-                    self.too_late(row, side, reason="no event time")
-                elif row.time < self.reached(clock.watermark_before):
-                    self.too_late(row, side, reason="expired")
+                if row.time is None or row.time < self.reached(clock.watermark_before):
+                    self.too_late(row, side, reason=late_reason(row.time))
                 else:
                     self.rows[side].append(row)
         self.watermark = self.reached(clock.watermark)
@@ -149,8 +147,8 @@ class WindowJoinOperator(StreamJoinOperator):
         window = self.node.window
         for side, rows in enumerate(given):
             for row in rows:
-                if row.time is None:
-                    self.too_late(row, side, window=None, reason="no event time")
+                if row.time is None or row.time == AHEAD:
+                    self.too_late(row, side, window=None, reason=late_reason(row.time))
                 elif not isinstance(window, Sessions):
                     for start, end in spans_of(window, row.time):
                         self._put(None, start, end, [(side, row)], clock)

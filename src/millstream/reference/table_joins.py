@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from millstream.plan.bundles import BEGINNING, Bundle, Row
+from millstream.plan.bundles import BEGINNING, Bundle, Row, late_reason
 from millstream.plan.late import late_columns
 from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import Join, LookupJoin, SideJoin, TableJoin
@@ -201,8 +201,7 @@ class LookupJoinOperator(StatefulOperator):
         columns = late_columns(self.node)
         assert columns is not None
         given = {name: row.values[column] for name, column in self.node.left}
-        reason = "no event time" if row.time is None else "expired"
-        given |= {"side": "left", "reason": reason}
+        given |= {"side": "left", "reason": late_reason(row.time)}
         return Row({name: given.get(name) for name in columns.names}, row.time, row.weight)
 
 

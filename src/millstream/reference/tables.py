@@ -10,12 +10,10 @@ from typing import Any
 
 from millstream.expressions.expression import Expression, evaluate
 from millstream.plan import table_nodes
-from millstream.plan.bundles import Bundle, Row, table_of
+from millstream.plan.bundles import AHEAD, Bundle, Row, late_reason, table_of
 from millstream.plan.nodes import Node
 from millstream.plan.windows import microseconds
 from millstream.reference.operator import StatefulOperator
-
-EXPIRED, UNTIMED = "expired", "no event time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +57,10 @@ class LatestOperator(StatefulOperator):
         """A row is late if it is older than the newest version that the watermark has passed."""
         if not self.node.by_time:
             return None
-        if row.time is None:
-            return UNTIMED
+        if row.time is None or row.time == AHEAD:
+            return late_reason(row.time)
         passed = [version.place[0] for version in known if version.place[0] < watermark]
-        return EXPIRED if passed and row.time < max(passed) else None
+        return late_reason(row.time) if passed and row.time < max(passed) else None
 
     def _changes(self) -> list[Row]:
         """The changes of all versions."""
@@ -106,7 +104,7 @@ class DistinctOperator(StatefulOperator):
 
     def _is_unlike(self, row: Row, span: int, clock: Bundle) -> bool:
         if row.time is None or row.time < clock.watermark_before:
-            self.late.append(late(row, UNTIMED if row.time is None else EXPIRED))
+            self.late.append(late(row, late_reason(row.time)))
             return False
         sent = self.sent[key_of(row, self.node.keys)]
         if any(abs(row.time - time) < span for time in sent if time is not None):

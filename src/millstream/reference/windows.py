@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, triggers, windows
-from millstream.plan.bundles import ARGUMENTS, BEGINNING, END, Bundle, Row, moment, table_of
+from millstream.plan.bundles import AHEAD, ARGUMENTS, BEGINNING, END, Bundle, Row, late_reason, moment, table_of
 from millstream.plan.nodes import Mode, PaneTime
 from millstream.records import batch_to_rows
 from millstream.reference.aggregates import results
@@ -84,8 +84,8 @@ class WindowOperator:
         """The rows of each key, with the inputs of the aggregates and the window; those without a time are late."""
         arrived: dict[tuple[Any, ...], list[Row]] = {}
         for row, arguments in zip(rows, self._arguments(rows), strict=True):
-            if row.time is None:
-                self._too_late(row, None, "no event time")
+            if row.time in (None, AHEAD):
+                self._too_late(row, None, late_reason(row.time))
                 continue
             key = tuple(row.values[name] for name in self.node.keys)
             arrived.setdefault(key, []).append(replace(row, values={**row.values, ARGUMENTS: arguments}))

@@ -27,6 +27,7 @@ from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Watermark as Strategy
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
+from millstream.reference.operator import timed_at
 from millstream.testing.figure import draw_figure
 from millstream.testing.recording import Recording
 from millstream.testing.steps import Add, Clock, Partition, Step, Watermark
@@ -231,7 +232,7 @@ class Script:
         weights = step.weights or [1] * len(step.rows)
         times = [row[node.event_time] if node.event_time else None for row in batch_to_rows(batch)]
         return [
-            Row(row, None if time is None else micros(time), weight)
+            Row(row, timed_at(None if time is None else micros(time), node, self.clock), weight)
             for row, time, weight in zip(batch_to_rows(batch), times, weights, strict=True)
         ]
 

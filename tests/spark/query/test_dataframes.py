@@ -68,6 +68,25 @@ def test_the_event_time_of_a_dataframe_is_computed(
 
 
 @pytest.mark.more
+def test_rows_of_a_dataframe_that_are_far_ahead(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+    """By the clock of Spark's batch: in Spark where they are read, and in a task after a function."""
+    far = {"user": "eve", "n": 1, "at": "2999-01-01T00:00:00Z"}
+    (folder / "far.json").write_text(json.dumps(far) + "\n")
+    strategy = ms.bounded("5 seconds", ahead_at_most="1 day")
+    flow = ms.Flow("ahead")
+    frame = files(spark, folder, streams=True)
+    first = per_user(flow.read(frame, event_time="at", watermark=strategy))
+    second = per_user(flow.read(frame, name="again").map(lambda row: row).with_event_time("at", strategy))
+    for name, made in (("first", first), ("second", second)):
+        made.write(name)
+        made.late.write(f"{name}.late")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    for name in ("first", "second"):
+        assert seconds(read(log, name)) == CLOSED
+        assert [(each["user"], each["reason"]) for each in read(log, f"{name}.late")] == [("eve", "ahead")]
+
+
+@pytest.mark.more
 def test_a_dataframe_as_one_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
     """All windows close."""
     totals("framed", files(spark, folder, streams=False)).run(broker=log.path, batch=True)

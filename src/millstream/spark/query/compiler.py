@@ -14,7 +14,7 @@ from threading import Lock
 import polars as pl
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -23,11 +23,14 @@ from millstream.errors import InvalidPlan
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import SENT
+from millstream.plan.bundles import AHEAD
 from millstream.plan.needs_spark import expressions_of, reasons
 from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime, Write
 from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.timing import Timed
 from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Bounded
+from millstream.plan.windows import microseconds
 from millstream.secrets import delivery
 from millstream.spark.query import task_messages
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
@@ -43,6 +46,7 @@ from millstream.spark.query_failures import marked
 PARTITIONS = "spark.sql.shuffle.partitions"
 CODEGEN = "spark.sql.codegen.wholeStage"
 KEEP = "__keep"
+NOW = "__now"
 HIDDEN = (TIME, WEIGHT, KEEP)
 _starting = Lock()
 """One query at a time changes the session's settings."""
@@ -145,8 +149,25 @@ class NativeSteps:
         columns = [sf.col(f"`{field.name}`").cast(spark_type(node.schema, field.name)) for field in node.schema.arrow]
         named = [column.alias(name) for column, name in zip(columns, node.schema.names, strict=True)]
         self.frame = self.frame.select(
-            *named, moment.alias(TIME), weight.cast("int").alias(WEIGHT), sf.lit(True).alias(KEEP)
+            *named,
+            self._without_far_ahead(moment, node).alias(TIME),
+            weight.cast("int").alias(WEIGHT),
+            sf.lit(True).alias(KEEP),
+            *([_batch_time().alias(NOW)] if self._looks_ahead() else []),
         )
+
+    def _looks_ahead(self) -> bool:
+        """Whether rows that are far ahead of the clock are set aside: then they carry the time of the batch."""
+        timed = self._physical_plan.timing.get(self.source)
+        return timed is not None and getattr(timed.watermark, "ahead_at_most", None) is not None
+
+    @staticmethod
+    def _without_far_ahead(moment: Column, node: Timed) -> Column:
+        """Marks times that are too far ahead of the processing time."""
+        ahead = getattr(node.watermark, "ahead_at_most", None)
+        if ahead is None:
+            return moment
+        return sf.when(moment > _batch_time() + microseconds(ahead), sf.lit(AHEAD)).otherwise(moment)
 
     def _visit_where(self, node: Where) -> None:
         holds = sf.expr(f"case when {KEEP} then coalesce(({node.condition.spark}), false) else false end")
@@ -154,14 +175,14 @@ class NativeSteps:
 
     def _visit_witheventtime(self, node: WithEventTime) -> None:
         moment = sf.expr(f"case when {KEEP} then unix_micros(cast(({node.time.spark}) as timestamp)) end")
-        self.frame = self.frame.withColumn(TIME, moment)
+        self.frame = self.frame.withColumn(TIME, self._without_far_ahead(moment, node))
 
     def _visit_project(self, node: Project) -> None:
         made = [
             sf.expr(f"case when {KEEP} then ({value.spark}) end").cast(spark_type(node.schema, name)).alias(name)
             for name, value in node.columns
         ]
-        self.frame = self.frame.select(*made, *HIDDEN)
+        self.frame = self.frame.select(*made, *HIDDEN, *([NOW] if self._looks_ahead() else []))
 
     def packed(self, shipment: Shipment, number: int) -> DataFrame:
         pack = Pack(shipment, self.source.name, self.last.name, number)
@@ -171,6 +192,11 @@ class NativeSteps:
 def _needs_single_rows(part: SparkPart) -> bool:
     made = [each for step in part.steps for each in expressions_of(step)]
     return any(each.native is not None or each.calls_python or each.makes_rows for each in made)
+
+
+def _batch_time() -> Column:
+    """The time of the batch, in microseconds. Spark stores it with its offsets, so a repeated batch has the same."""
+    return sf.expr("unix_micros(current_timestamp())")
 
 
 @dataclass(frozen=True)
@@ -201,7 +227,8 @@ class Pack:
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame)
             count += len(rows)
-            made = packer.add({SENT: rows.filter(KEEP).drop(KEEP)}, time.time_ns() // 1000)
+            now = int(rows[NOW][0]) if NOW in rows.columns and len(rows) else time.time_ns() // 1000
+            made = packer.add({SENT: rows.filter(KEEP).drop(KEEP, NOW, strict=False)}, now)
             # Spark has dropped nothing yet: rows that a later condition excludes still advance the watermark.
             implied = None if timed is None else implied_watermark(timed, rows if timed in before else made[timed])
             watermark = implied if watermark is None else max(watermark, watermark if implied is None else implied)

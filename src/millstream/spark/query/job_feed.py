@@ -27,6 +27,7 @@ from millstream.log.disk import read_document
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, frame_of
+from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bundles import BEGINNING, END
@@ -273,6 +274,7 @@ class JobFeed:
             partitions.setdefault(each.partition, (None, True))
             for slab in self.source(node).read(each):
                 rows = framed(slab, node, plan.physical_plan.reading[node].names)
+                rows = with_ahead_marked(rows, node, task.now)  # the clock of the batch, the same if it is repeated
                 count, dead = count + len(rows), dead + (0 if slab.dead is None else len(slab.dead))
                 made = packer.add(
                     {SENT: rows, DEAD: dead_frame(slab)}, task.now, SourcePartition(str(node.source), each.partition)

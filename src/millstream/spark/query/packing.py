@@ -20,8 +20,10 @@ from millstream import terminal
 from millstream.connectors.sink import Preparer
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET
+from millstream.operators.lateness import without_ahead
 from millstream.operators.stateful import Stateful
 from millstream.plan.bundles import END
+from millstream.plan.late import late_columns
 from millstream.plan.nodes import Node, Write
 from millstream.spark.query import task_messages
 from millstream.spark.query.physical_plan import Frames, PhysicalPlan, SourcePartition, evaluated
@@ -132,6 +134,8 @@ class Packer:
             if end.side is None:
                 self._outputs.setdefault(number, []).append(self._written(rows, end.node, partition))
                 continue
+            if late_columns(self.physical_plan.chain[number]) is None:
+                rows = without_ahead(rows)
             step, count = self.steps[number], self._counts.get(number, 0)
             fold = partial(step.folded, first=count, watermark=self.watermark_max, side=end.side)
             partials, fed = evaluated(self.physical_plan.chain[number], rows, fold, partition)

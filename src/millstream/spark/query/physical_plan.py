@@ -17,6 +17,7 @@ import pyarrow as pa
 from millstream.errors import ExpressionFailed, RecordFailed
 from millstream.operators import elementwise, mapping
 from millstream.operators.accumulators import TIME
+from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.stateful import DEAD, LATE, SENT
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bad_rows import listened_to, record_failed
@@ -94,6 +95,8 @@ class Region:
                 made[step] = pl.concat(given, how="diagonal")
             else:
                 made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step, now=now), partition)
+                if isinstance(step, nodes.WithEventTime):
+                    made[step] = with_ahead_marked(made[step], step, now)
         return made
 
     def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:

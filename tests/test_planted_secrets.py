@@ -130,7 +130,7 @@ def test_settings_of_kafka(name: str, tmp_path: Path) -> None:
     assert "shown" in repr(place)
     assert pickle.loads(pickle.dumps(place)).settings[name].reveal() == PLANTED
     flow = ms.Flow("planted")
-    flow.read(place, "a int", name="in").write(place, name="out")
+    flow.read(place, "a int", name="in").write(place.renamed("out"), name="out")
     clean_flow(flow)
     refused(f"kafka://host:9092?{name}={PLANTED}")
     refused(f"kafka://host:9092?client.id=x&%{ord(name[0]):x}{name[1:]}={PLANTED}")

@@ -134,8 +134,11 @@ def test_process_without_a_key_has_one_state_for_all_rows() -> None:
         key.at_processing_time(due, "seen")
         return {"n": key.state["n"]}
 
+    def negated(tag: str, time: Any, key: Any) -> Any:
+        return {"n": -key.state["n"]}
+
     def build(rows: Any) -> Any:
-        return rows.key_by().process(count, "n int", on_timer=lambda tag, time, key: {"n": -key.state["n"]})
+        return rows.key_by().process(count, "n int", on_timer=negated, order="arrival")
 
     out = run(build, add(("a", 1, 0), ("b", 1, 1)), add(("c", 1, 2)), Clock(due))
     assert [row["n"] for step in out for row in step] == [1, 2, 3, -3]

@@ -167,6 +167,6 @@ def test_static_rows_travel_with_the_step() -> None:
     frame = frame.with_columns(pl.lit(9, pl.Int64).alias(elementwise.OFFSET))
     node = pickle.loads(pickle.dumps(joined))
     for each in (joined, joined, node):
-        made = elementwise.row_by_row(each, frame)
+        made = elementwise.row_by_row(each, frame, now=0)
         assert made.rows() == [(1, "x", 2, "p", 5, -1, 9)]
         assert made.columns == ["k", "m", "a", "c", TIME, WEIGHT, elementwise.OFFSET]

@@ -137,7 +137,7 @@ def test_mistakes_name_the_users_line(spark: SparkSession, made: str, what: str,
 def test_a_value_that_an_expression_cannot_handle_names_the_step_and_the_line(spark: SparkSession) -> None:
     from pyspark.sql import functions as sf
 
-    score = "aggregate(xs, 0, (all, x) -> all + int(body))"
+    score = "int(body) + cast(xxhash64(id) % 1 as int)"
     with pytest.raises(RecordFailed) as failed:
         played(lambda stream: stream.with_column("score", score, name="scored").where(sf.col("score") / 1 > 0))
     assert "the step 'scored' cannot handle a record: The value" in failed.value.what

@@ -286,7 +286,7 @@ def test_a_huge_file_of_nothing_is_not_read_into_memory(partition, folder, name)
         file.truncate(HUGE)
     script = f"""
 import resource, sys
-sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+sys.path[:0] = [{str(Path(__file__).parents[3])!r}, {str(Path(__file__).parents[2])!r}]
 from pathlib import Path
 from tests.log.storage.test_crafted import exercise
 resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))

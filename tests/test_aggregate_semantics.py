@@ -88,7 +88,7 @@ def test_nulls_alone_are_no_values() -> None:
     assert made(out[0][-1]) == NOTHING
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_single_value() -> None:
     out = run(lambda rows: rows.group_by("key").agg(**EVERY).changes(), add((3, 1.0)))
     found = made(out[0][-1])
@@ -96,7 +96,7 @@ def test_a_single_value() -> None:
     assert (found["median"], found["percentiles"]) == (3.0, [3.0, 3.0, 3.0])
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_rows_that_a_table_retracts_no_longer_count() -> None:
     """Goal: an aggregate over a table forgets rows that went. Method: newer rows replace older ones."""
 

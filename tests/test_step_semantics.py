@@ -26,7 +26,7 @@ def run(build: Any, *steps: Any, schema: Any = SCHEMA, event_time: Any = "at") -
     return play(build, list(steps), schema=schema, event_time=event_time)
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_columns_are_added_renamed_and_dropped() -> None:
     def build(rows: Any) -> Any:
         more = rows.with_columns(n="n + 1", was="n").rename(key="user").drop("at")
@@ -68,7 +68,7 @@ SAMPLED = [3, 4, 5, 9, 10, 13, 16, 17, 19, 28, 31, 33, 37, 39]
 """Chosen once: a change of the hash would change the results of running jobs."""
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_sample_is_the_same_in_every_run_however_rows_are_bundled() -> None:
     rows = [("k", n, n) for n in range(40)]
     halves = run(lambda stream: stream.sample(0.25), add(*rows[:13]), add(*rows[13:]))
@@ -105,7 +105,7 @@ def test_a_sample_of_a_table_keeps_up_with_its_changes() -> None:
 # ---------------------------------------------------------------- functions
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_function_of_pandas_frames() -> None:
     """Goal: whole numbers stay whole beside nulls, and a row it fails on is a dead letter."""
 
@@ -125,7 +125,7 @@ def test_a_function_of_pandas_frames() -> None:
     assert [row["reason"].partition(": ")[2] for row in out[1]["dead"]] == ["ValueError: a bad key"]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_process_without_a_key_has_one_state_for_all_rows() -> None:
     due = t(5)
 
@@ -205,7 +205,7 @@ def test_a_column_of_csv_and_of_avro() -> None:
     assert out == [[{"a": 1, "b": "x"}]]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_named_groups_of_a_pattern_become_columns() -> None:
     def build(rows: Any) -> Any:
         pattern = r"%{IP:client} \[(?P<level>\w+)\] (?P<path>/\S*)(?: took %{NUMBER:took})?"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from millstream.errors import InvalidExpression
 from millstream.expressions.expression import expression
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
@@ -48,6 +50,7 @@ def test_the_list_of_names_is_sparks(spark: SparkSession) -> None:
     assert known >= SPARK_FUNCTIONS - {"cast", "extract", "trim", "when", "position"}
 
 
+@pytest.mark.more
 def test_every_function_works(spark: SparkSession) -> None:
     schema, refused, tried = Schema.of("x int"), {}, 0
     for name, info in functions(spark):

@@ -23,7 +23,7 @@ from millstream.operators.accumulators import (
     OverRows,
     Stretches,
 )
-from millstream.operators.sums import ExactSum, exact
+from millstream.operators.exact_sums import ExactSum, exact
 from millstream.plan import aggregates as plan
 
 LOOKED_UP = (pl.String, pl.Binary, pl.Boolean, pl.Date)

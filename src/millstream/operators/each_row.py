@@ -16,8 +16,8 @@ import polars as pl
 
 from millstream.operators.accumulators import NUMBER, ROW, TIME
 from millstream.operators.each_row_firing import AT_END, Fired, fired
+from millstream.operators.each_row_queues import PART, Drained, Queues, Truths
 from millstream.operators.each_row_sessions import Held, Lives, lives
-from millstream.operators.each_row_waiting import PART, Drained, Queues, Truths
 from millstream.operators.ordering import Numbers, by_key, in_order
 from millstream.operators.window_assignment import placed
 from millstream.plan import windows

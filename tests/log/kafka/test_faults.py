@@ -28,8 +28,8 @@ from millstream.errors import (
 )
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka import groups
+from millstream.log.kafka.group_member import KafkaMember
 from millstream.log.kafka.log import KafkaLog
-from millstream.log.kafka.member import KafkaMember
 from millstream.log.kafka.topics import change_settings
 from millstream.log.kafka.transactions import Transactions
 from waiting import until

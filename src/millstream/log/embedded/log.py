@@ -39,7 +39,7 @@ from millstream.log.embedded import queues
 from millstream.log.embedded.deliveries import EmbeddedDeliveries
 from millstream.log.embedded.fetching import EmbeddedFetching
 from millstream.log.embedded.folder import changes_lock, open_folder, raise_file_limit
-from millstream.log.embedded.member import EmbeddedMember
+from millstream.log.embedded.group_member import EmbeddedMember
 from millstream.log.embedded.read_offsets import furthest_read, truncate_progress
 from millstream.log.embedded.storing import EmbeddedStorage
 from millstream.log.embedded.switch_file import SWITCHES, SwitchFile

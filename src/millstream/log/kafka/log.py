@@ -27,7 +27,7 @@ from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS, Clients
 from millstream.log.kafka.deliveries import KafkaDeliveries
 from millstream.log.kafka.descriptions import Descriptions
 from millstream.log.kafka.fetching import KafkaFetching
-from millstream.log.kafka.member import KafkaMember
+from millstream.log.kafka.group_member import KafkaMember
 from millstream.log.kafka.storing import KafkaStorage
 from millstream.log.kafka.switches import SwitchDocument
 from millstream.log.kafka.times import offsets_at, time_reached

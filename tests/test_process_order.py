@@ -235,3 +235,25 @@ def test_a_replay_gives_what_the_live_run_gave() -> None:
     expected = ["silent 14", "back 30", "silent 43"]
     for steps in ([*live, Watermark(None)], [add(*rows), Watermark(None)]):
         assert [each for step in said(run(watched, silent, *steps)) for each in step] == expected
+
+
+def test_a_key_without_state_keeps_its_waiting_row_when_a_clock_timer_fires() -> None:
+    """The timer fires without rows of its key, and leaves no state; the row that waits is still called later."""
+
+    def function(row: Any, key: Any) -> Any:
+        if row["n"] == 1:
+            key.at_processing_time(t(5), "tick")
+        else:
+            key.state["seen"] = row["n"]
+        return {"says": str(row["n"])}
+
+    def build(rows: Any) -> Any:
+        timers = {"on_timer": lambda tag, time, key: {"says": tag}, "order": "event_time"}
+        return rows.key_by("key").process(function, "says string", **timers)
+
+    def add(n: int, second: int) -> Add:
+        return Add([{"key": "a", "n": n, "at": t(second)}])
+
+    steps = [add(1, 1), Watermark(t(1)), add(2, 10), Clock(t(100)), Watermark(t(20)), add(3, 30), Watermark(t(40))]
+    out = play(build, steps, schema="key string, n int, at timestamp", event_time="at")
+    assert [row["says"] for step in out for row in step] == ["1", "tick", "2", "3"]

@@ -42,6 +42,16 @@ def test_batches_offsets_and_windows(log: EmbeddedLog) -> None:
     assert dead == [("pairs", 0, 1), ("pairs", 1, 0)]
 
 
+def test_a_column_may_be_written_in_any_case(log: EmbeddedLog) -> None:
+    """Only columns that are used are read: also one that Spark finds under another spelling."""
+    log.create_topic("pairs", schema=SCHEMA)
+    put(log, "pairs", [("ann", 1, 0.0)])
+    flow = ms.Flow("spelled")
+    scores(flow, "pairs").select(known="xxhash64(USER) = xxhash64('ann')").write("known")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    assert [row["known"] for row in read(log, "known")] == [True]
+
+
 def test_the_physical_plan_says_which_steps_and_why() -> None:
     drawn = flow_of().explain(physical=True)
     assert "hashed_n in Spark's own engine (the function xxhash64" in drawn

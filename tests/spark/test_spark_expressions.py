@@ -180,6 +180,7 @@ def test_a_function_of_a_dataframe_keeps_time_and_order(spark: SparkSession) -> 
         (lambda df: df.groupBy("id").count(), "more than one row", "group_by(…)"),
         (lambda df: df.distinct(), "more than one row", "distinct(…)"),
         (lambda df: df.selectExpr("rand() as r"), "differs with each call", "rand()"),
+        (lambda df: df.where("id in (select 1)"), "looks at other data", "flow.table(…)"),
         (lambda df: df.select("idd"), "there is no column 'idd'", "did you mean 'id'?"),
         (lambda df: None, "not a DataFrame", "select"),
     ],

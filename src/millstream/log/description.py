@@ -13,7 +13,8 @@ from millstream.private_files import is_plain_folder
 
 FORMAT = 1
 DESCRIPTION = "millstream.json"
-FOLDERS = ("topics", "participants")
+PARTICIPANTS = "participants"
+FOLDERS = ("topics", PARTICIPANTS)
 TOPIC = "topic.json"
 MOVED_TO = "moved_to"
 

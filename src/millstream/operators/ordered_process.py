@@ -147,13 +147,14 @@ class OrderedBundle(ProcessBundle):
         called, state = self.called_state()
         asleep = np.flatnonzero(~self.is_called[: len(self.held)])
         numbers = np.concatenate([asleep, np.array(called, np.int64)])
-        only_waiting = np.setdiff1d(self.waiting_numbers, numbers)
+        first_waiting = self._first_waiting()
+        only_waiting = np.setdiff1d(np.flatnonzero(first_waiting != NEVER), numbers)
         columns = [*self.step.keys, STATE, NEXT_EVENT, NEXT_CLOCK]
         frames = [self.held[asleep].select(columns), state.select(columns)]
         if len(only_waiting):
             empty = [pl.lit(None, self.held.schema[name]).alias(name) for name in columns[-3:]]
             frames.append(self.groups[only_waiting].select(*self.step.keys, *empty))
-        firsts = self._first_waiting()[np.concatenate([numbers, only_waiting])]
+        firsts = first_waiting[np.concatenate([numbers, only_waiting])]
         next_row = pl.Series(NEXT_ROW, firsts).replace(NEVER, None)
         made = pl.concat(frames, how="vertical_relaxed").with_columns(next_row)
         return made.filter(pl.col(STATE).is_not_null() | pl.col(NEXT_ROW).is_not_null())

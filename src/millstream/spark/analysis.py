@@ -27,6 +27,7 @@ from millstream.user_lines import users_line, what_exists
 RESULT = "result"
 PYTHON = ("PythonUDF", "PythonUDAF", "PythonFuncExpression")
 FOR_MORE_ROWS = "use .agg(…) for aggregates; an expression here is evaluated for one row"
+FOR_OTHER_DATA = "join the stream with flow.table(…)"
 
 
 def is_running() -> bool:
@@ -47,6 +48,8 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
     makes_rows = "Generate" in names
     if any(name not in ("Project", "Generate", "LogicalRDD", "LocalRelation") for name in names):
         raise _invalid(f"'{shown}' looks at more than one row", FOR_MORE_ROWS)
+    if has_subquery(plan):
+        raise _invalid(f"'{shown}' looks at other data, which may change", FOR_OTHER_DATA)
     if not all(node.deterministic() for node in nodes_of(plan)):
         raise _invalid(
             f"'{shown}' differs with each call, and results must be repeatable", "provide it as a column of the rows"
@@ -124,13 +127,19 @@ def _kinds(plan: Any) -> set[str]:
     return {str(each.getClass().getSimpleName()) for each in _expressions_of(plan)}
 
 
+def has_subquery(plan: Any) -> bool:
+    return any(kind.endswith("Subquery") or kind in ("ListQuery", "Exists") for kind in _kinds(plan))
+
+
 def _used(plan: Any, schema: Schema) -> Iterator[str]:
+    """Spark resolves names whatever their case, and keeps them as they were written."""
+    own = {name.lower(): name for name in schema.names}
     for node in nodes_of(plan):
         found = node.references().iterator()
         while found.hasNext():
-            name = str(found.next().name())
-            if name in schema.names:
-                yield name
+            name = str(found.next().name()).lower()
+            if name in own:
+                yield own[name]
 
 
 @contextmanager

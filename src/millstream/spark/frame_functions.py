@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 
 from millstream.errors import InvalidPlan, MillstreamError
 from millstream.records import Schema
-from millstream.spark.analysis import analysis_errors, column_type, empty_frame
+from millstream.spark.analysis import FOR_OTHER_DATA, analysis_errors, column_type, empty_frame, has_subquery
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import users_line
 
@@ -82,6 +82,10 @@ def applied(function: Callable[[Any], Any], frame: DataFrame, hidden: Sequence[s
 
 
 def _check(plan: Any, base: Any, line: str | None) -> None:
+    if has_subquery(plan):
+        raise InvalidPlan(
+            "the function looks at other data, which may change: a subquery", where=line, next_step=FOR_OTHER_DATA
+        )
     node = plan
     while not node.equals(base):
         name = str(node.nodeName())

@@ -51,6 +51,16 @@ def test_a_dataframe_is_a_source(spark: SparkSession, log: EmbeddedLog, folder: 
     assert seconds(read(log, "totals")) == CLOSED
 
 
+def test_a_function_of_a_dataframe_behind_a_condition_of_spark(
+    spark: SparkSession, log: EmbeddedLog, folder: Path
+) -> None:
+    flow = ms.Flow("detour")
+    rows = flow.read(files(spark, folder, streams=True)).where("xxhash64(user) is not null and n > 1")
+    rows.spark(lambda df: df.selectExpr("user", "n + 1 as n")).write("rows")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    assert sorted(each["n"] for each in read(log, "rows")) == [3, 5, 9]
+
+
 @pytest.mark.parametrize("streams", [True, pytest.param(False, marks=pytest.mark.more)])
 def test_the_event_time_of_a_dataframe_is_computed(
     spark: SparkSession, log: EmbeddedLog, folder: Path, streams: bool

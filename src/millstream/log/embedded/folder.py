@@ -11,12 +11,14 @@ from pathlib import Path
 
 from millstream.errors import NotALog
 from millstream.log import access
-from millstream.log.description import DESCRIPTION, FOLDERS, FORMAT, log_description
+from millstream.log.description import DESCRIPTION, FOLDERS, FORMAT, PARTICIPANTS, log_description
 from millstream.log.disk import FileLock, storage_errors, write_document
 from millstream.private_files import make_folder
 
 LEFTOVER_SECONDS = 60.0
 OPEN_FILES = 65536
+OLD_PARTICIPANTS = "people"
+"""What the folder of participants was called in logs made before."""
 
 
 def raise_file_limit() -> None:
@@ -53,6 +55,8 @@ def open_folder(folder: Path, group: str | None) -> None:
                 for name in FOLDERS:
                     make_folder(folder / name)
                 write_document(description, {"what": "a Millstream log", "format": FORMAT, **shared})
+            if (folder / OLD_PARTICIPANTS).is_dir() and not (folder / PARTICIPANTS).exists():
+                (folder / OLD_PARTICIPANTS).rename(folder / PARTICIPANTS)
             document = log_description(folder)
             recorded = document.get(access.SHARED_GROUP)
             if group is not None and not (recorded == group and access.is_granted(folder, rights)):

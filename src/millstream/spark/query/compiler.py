@@ -6,7 +6,6 @@ DataFrame stay Spark SQL, and the steps that follow run where its rows are packe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -24,13 +23,13 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import SENT
 from millstream.plan.bundles import AHEAD
-from millstream.plan.needs_spark import expressions_of, reasons
+from millstream.plan.needs_spark import SparkFunction, expressions_of, reasons
 from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime, Write
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.timing import Timed
 from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Bounded
-from millstream.plan.windows import microseconds
+from millstream.plan.windows import FIRST, LAST, microseconds
 from millstream.secrets import delivery
 from millstream.spark.query import task_messages
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
@@ -47,7 +46,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 CODEGEN = "spark.sql.codegen.wholeStage"
 KEEP = "__keep"
 NOW = "__now"
-HIDDEN = (TIME, WEIGHT, KEEP)
+HIDDEN = (TIME, WEIGHT, KEEP, NOW)
 _starting = Lock()
 """One query at a time changes the session's settings."""
 
@@ -150,20 +149,16 @@ class NativeSteps:
         named = [column.alias(name) for column, name in zip(columns, node.schema.names, strict=True)]
         self.frame = self.frame.select(
             *named,
-            self._without_far_ahead(moment, node).alias(TIME),
+            self._as_time(moment, node).alias(TIME),
             weight.cast("int").alias(WEIGHT),
             sf.lit(True).alias(KEEP),
-            *([_batch_time().alias(NOW)] if self._looks_ahead() else []),
+            _batch_time().alias(NOW),
         )
 
-    def _looks_ahead(self) -> bool:
-        """Whether rows that are far ahead of the clock are set aside: then they carry the time of the batch."""
-        timed = self._physical_plan.timing.get(self.source)
-        return timed is not None and getattr(timed.watermark, "ahead_at_most", None) is not None
-
     @staticmethod
-    def _without_far_ahead(moment: Column, node: Timed) -> Column:
-        """Marks times that are too far ahead of the processing time."""
+    def _as_time(moment: Column, node: Timed) -> Column:
+        """The time of a row: null if it is out of range, and marked if it is too far ahead of the processing time."""
+        moment = sf.when(moment.between(FIRST, LAST), moment)
         ahead = getattr(node.watermark, "ahead_at_most", None)
         if ahead is None:
             return moment
@@ -175,14 +170,14 @@ class NativeSteps:
 
     def _visit_witheventtime(self, node: WithEventTime) -> None:
         moment = sf.expr(f"case when {KEEP} then unix_micros(cast(({node.time.spark}) as timestamp)) end")
-        self.frame = self.frame.withColumn(TIME, self._without_far_ahead(moment, node))
+        self.frame = self.frame.withColumn(TIME, self._as_time(moment, node))
 
     def _visit_project(self, node: Project) -> None:
         made = [
             sf.expr(f"case when {KEEP} then ({value.spark}) end").cast(spark_type(node.schema, name)).alias(name)
             for name, value in node.columns
         ]
-        self.frame = self.frame.select(*made, *HIDDEN, *([NOW] if self._looks_ahead() else []))
+        self.frame = self.frame.select(*made, *HIDDEN)
 
     def packed(self, shipment: Shipment, number: int) -> DataFrame:
         pack = Pack(shipment, self.source.name, self.last.name, number)
@@ -190,6 +185,9 @@ class NativeSteps:
 
 
 def _needs_single_rows(part: SparkPart) -> bool:
+    """Whether a part must see only rows that were kept, and so cannot be split."""
+    if any(isinstance(step, SparkFunction) for step in part.steps):
+        return True
     made = [each for step in part.steps for each in expressions_of(step)]
     return any(each.native is not None or each.calls_python or each.makes_rows for each in made)
 
@@ -227,8 +225,8 @@ class Pack:
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame)
             count += len(rows)
-            now = int(rows[NOW][0]) if NOW in rows.columns and len(rows) else time.time_ns() // 1000
-            made = packer.add({SENT: rows.filter(KEEP).drop(KEEP, NOW, strict=False)}, now)
+            now = int(rows[NOW][0]) if len(rows) else 0  # the same for all rows of a batch, also if it is repeated
+            made = packer.add({SENT: rows.filter(KEEP).drop(KEEP, NOW)}, now)
             # Spark has dropped nothing yet: rows that a later condition excludes still advance the watermark.
             implied = None if timed is None else implied_watermark(timed, rows if timed in before else made[timed])
             watermark = implied if watermark is None else max(watermark, watermark if implied is None else implied)

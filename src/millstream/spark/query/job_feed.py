@@ -271,7 +271,7 @@ class JobFeed:
         partitions: dict[str, tuple[int | None, bool]] = dict.fromkeys(task.silent.get(number, []), (None, False))
         count = dead = 0
         for each in task.slices.get(number, []):
-            partitions.setdefault(each.partition, (None, True))
+            partitions.setdefault(each.partition, (None, False))
             for slab in self.source(node).read(each):
                 rows = framed(slab, node, plan.physical_plan.reading[node].names)
                 rows = with_ahead_marked(rows, node, task.now)  # the clock of the batch, the same if it is repeated
@@ -280,10 +280,11 @@ class JobFeed:
                     {SENT: rows, DEAD: dead_frame(slab)}, task.now, SourcePartition(str(node.source), each.partition)
                 )
                 timed = plan.physical_plan.timing.get(node)
-                watermark = None if timed is None else implied_watermark(timed, made[timed])
-                before = partitions[each.partition][0]
-                if watermark is not None:
-                    partitions[each.partition] = (watermark if before is None else max(watermark, before), True)
+                timed_rows = rows if timed is None else made[timed]
+                watermark = None if timed is None else implied_watermark(timed, timed_rows)
+                before, is_active = partitions[each.partition]
+                newest = before if watermark is None else watermark if before is None else max(watermark, before)
+                partitions[each.partition] = (newest, is_active or len(timed_rows) > 0)
         done = tuple(name for name in task.silent.get(number, []) if name in task.done.get(node.name, []))
         yield from packer.pack(SourceControl(node.name, task.now, partitions, done, END if task.ended else None))
         report = SourceReport(

@@ -106,14 +106,17 @@ def _quoted(name: str) -> str:
     return name.replace("`", "``")
 
 
+_tidied: set[str] = set()
+
+
 class Passage:
     """What waits beside Spark in one attempt of a task: packed rows for other steps, and the origins of rows."""
 
     def __init__(self, shipment: Shipment, number: int) -> None:
         context = TaskContext.get()
         assert context is not None
-        mark = shipment.mark[-9:-1]
-        attempt = f"{mark}-{context.taskAttemptId()}-{number}"
+        self._run = shipment.mark[-9:-1]
+        attempt = f"{self._run}-{context.taskAttemptId()}-{number}"
         self.folder = private_folder(shipment.folder) / FOLDER / attempt
         self._origins: list[bytes] = []
 
@@ -135,6 +138,7 @@ class Passage:
         return origin_from_bytes(self._origin_path(number).read_bytes())
 
     def writer(self) -> pa.RecordBatchStreamWriter:
+        self._remove_older_runs()
         self.folder.mkdir(parents=True)
         return pa.ipc.new_stream(str(self._waiting), ARROW)
 
@@ -145,6 +149,15 @@ class Passage:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _remove_older_runs(self) -> None:
+        """Removes what tasks of earlier runs left that did not end normally, once per process and run."""
+        if self._run in _tidied:
+            return
+        _tidied.add(self._run)
+        for entry in self.folder.parent.glob("*"):
+            if not entry.name.startswith(self._run):
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -189,22 +202,27 @@ class Pack(_OfPart):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with marked(self.shipment.mark, self.part.last.name):
             passage = Passage(self.shipment, self.number)
-            packers: dict[int, Packer] = {}
-            origins: dict[int, RowsOrigin] = {}
-            for came, rows in self._by_origin(batches):
-                if came not in origins:
-                    origins[came] = passage.origin(came)
-                origin = origins[came]
-                task = self._task(origin.task)
-                if task not in packers:
-                    packers[task] = self._packer(origin, task)
-                partition = None if origin.source is None else SourcePartition(origin.source, str(origin.partition))
-                packers[task].add({SENT: rows}, origin.now, partition)
-            yield from passage.waiting()
-            for packer in packers.values():
-                for packed in packer.pack(None):
-                    yield to_batch([packed])
-            passage.remove()
+            try:
+                yield from self._packed(batches, passage)
+            finally:
+                passage.remove()
+
+    def _packed(self, batches: Iterator[pa.RecordBatch], passage: Passage) -> Iterator[pa.RecordBatch]:
+        packers: dict[int, Packer] = {}
+        origins: dict[int, RowsOrigin] = {}
+        for came, rows in self._by_origin(batches):
+            if came not in origins:
+                origins[came] = passage.origin(came)
+            origin = origins[came]
+            task = self._task(origin.task)
+            if task not in packers:
+                packers[task] = self._packer(origin, task)
+            partition = None if origin.source is None else SourcePartition(origin.source, str(origin.partition))
+            packers[task].add({SENT: rows}, origin.now, partition)
+        yield from passage.waiting()
+        for packer in packers.values():
+            for packed in packer.pack(None):
+                yield to_batch([packed])
 
     def _by_origin(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pl.DataFrame]]:
         """Rows that come from one place, in order, many at a time."""

@@ -119,6 +119,7 @@ def test_a_topic_that_is_gone_or_another_stops_the_reader(broker: Broker, opened
     lenient = opened(pattern, TEXT, on_lost="earliest")
     assert lenient.limited(start, None) == {f"{own}.a/0": 1}
     assert "no longer exists" in lenient.take_losses()[0]
+    assert opened(pattern, TEXT).limited(start, None) == {f"{own}.a/0": 1}  # its loss was accepted
     broker.create_topic(f"{own}.b")
     send(broker, f"{own}.b", ["x", "y"])
     again = opened(pattern, TEXT)

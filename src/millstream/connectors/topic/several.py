@@ -28,6 +28,8 @@ from millstream.records import Schema
 
 logger = terminal.logger(__name__)
 KNOWN = "topics.json"
+GONE = "gone.json"
+"""The deleted topics whose loss the user has accepted."""
 LOOK_SECONDS = 1.0  # for new topics
 
 
@@ -122,7 +124,7 @@ class SeveralTopics(Source):
 
     def _check_there(self, begun: dict[str, Offsets], topics: Sequence[str]) -> None:
         """A topic that was read and is gone may have had records that were not read."""
-        for topic in begun.keys() - set(topics) - self._gone:
+        for topic in begun.keys() - set(topics) - self._gone - _known(self._folder / GONE).keys():
             if topic in self._log.topics():
                 continue  # the flow no longer reads it
             lost = OffsetLost(
@@ -133,6 +135,8 @@ class SeveralTopics(Source):
             if self._on_lost == "error":
                 raise lost
             self._gone.add(topic)
+            make_folders(self._folder)
+            write_document(self._folder / GONE, {"topics": _known(self._folder / GONE) | {topic: ""}})
             self._opened.pop(topic, None)
             self._losses.append(f"{lost.what} (on_lost='{self._on_lost}')")
             logger.warning("%s", self._losses[-1])

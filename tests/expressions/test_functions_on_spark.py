@@ -31,12 +31,14 @@ def compared(spark: SparkSession, texts: list[str], rows: pa.Table, tolerance: f
     return [each for text in texts for each in differences(text, wanted[text], found[text], rows, tolerance)]
 
 
+@pytest.mark.more
 def test_values_types_and_errors_are_those_of_spark(spark: SparkSession) -> None:
     """Every eighth expression; all of them take a minute, and are in the test of random rows."""
     wrong = compared(spark, EXACT[::8], nasty_rows(60))
     assert not wrong, "\n".join(wrong[:20])
 
 
+@pytest.mark.more
 def test_floating_point_functions_are_close_to_spark(spark: SparkSession) -> None:
     wrong = compared(spark, APPROXIMATE, nasty_rows(60), LAST_DIGITS)
     assert not wrong, "\n".join(wrong[:20])

@@ -18,7 +18,7 @@ from .support import CAUGHT_UP, SCHEMA, read, row
 pytestmark = pytest.mark.usefixtures("spark")
 
 
-@pytest.fixture(params=["embedded", "kafka"])
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.more)])
 def address(request: pytest.FixtureRequest) -> str:
     if request.param == "kafka":
         return f"kafka://{request.getfixturevalue('kafka').bootstrap}"

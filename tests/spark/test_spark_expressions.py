@@ -45,6 +45,7 @@ def test_json_is_parsed_filtered_and_aggregated(spark: SparkSession) -> None:
     assert [(row["user"], row["total"]) for row in closed] == [("ann", 16), ("bob", 7)]
 
 
+@pytest.mark.more
 def test_a_branch_without_spark_passes_beside_it_and_both_meet_again(spark: SparkSession) -> None:
     def united(rows: ms.Stream) -> ms.Stream:
         hashed = rows.where("xxhash64(id) is not null").select("id", mark="'spark'")
@@ -67,6 +68,7 @@ def test_behind_a_step_that_keeps_state_and_before_the_next(spark: SparkSession)
     assert [(row["kind"], row["keys"]) for row in out[-1]] == [(1, 2), (3, 2)]
 
 
+@pytest.mark.more
 def test_arguments_of_aggregates(spark: SparkSession) -> None:
     from pyspark.sql import functions as sf
 
@@ -85,6 +87,7 @@ def test_arguments_of_aggregates(spark: SparkSession) -> None:
     assert kept["late"] == ("id", "body", "xs", "at", "window", "reason")
 
 
+@pytest.mark.more
 def test_a_generator_makes_rows(spark: SparkSession) -> None:
     (rows,) = played(lambda stream: stream.select("id", x="explode(xs)"))
     assert [(row["id"], row["x"]) for row in rows] == [(1, 1), (1, 2), (4, 3)]
@@ -193,6 +196,7 @@ def test_a_function_that_keeps_state_is_refused(spark: SparkSession, function: A
     assert __file__ in (refused.value.where or "")
 
 
+@pytest.mark.more
 def test_a_condition_that_is_never_true_does_not_hold_back_the_rest(spark: SparkSession) -> None:
     from pyspark.sql import functions as sf
 

@@ -19,7 +19,7 @@ from millstream.spark.topic_data_source import register
 SCORES = "user string, score int"
 
 
-@pytest.fixture(params=["embedded", "kafka"])
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.more)])
 def broker(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[Broker]:
     """Registered as the default of the format."""
     address = request.getfixturevalue("log").path

@@ -51,6 +51,7 @@ def test_a_dataframe_is_a_source(spark: SparkSession, log: EmbeddedLog, folder: 
     assert seconds(read(log, "totals")) == CLOSED
 
 
+@pytest.mark.more
 def test_a_function_of_a_dataframe_behind_a_condition_of_spark(
     spark: SparkSession, log: EmbeddedLog, folder: Path
 ) -> None:

@@ -38,8 +38,8 @@ def nexmark(
       millstream bench nexmark --quick
       millstream bench nexmark --query q4 --events 10m --peer spark,flink
     """
-    said = {"--query": query, "--events": events, "--peer": peer, "--out": None if out is None else str(out)}
-    options = [word for name, value in said.items() if value is not None for word in (name, value)]
+    given = {"--query": query, "--events": events, "--peer": peer, "--out": None if out is None else str(out)}
+    options = [word for name, value in given.items() if value is not None for word in (name, value)]
     options += [name for name, wanted in (("--quick", quick), ("--json", session.json)) if wanted]
     done = subprocess.run([sys.executable, str(script(NEXMARK)), *options], check=False)
     if done.returncode:

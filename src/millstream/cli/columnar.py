@@ -70,9 +70,9 @@ def _arrow(stream: BinaryIO, bounds: FileBounds, size_bytes: int) -> Iterator[tu
 
 
 def _unreadable(format: str, path: Path | None, error: Exception) -> InvalidInput:
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return InvalidInput(
-        f"the input cannot be read as {format}: {said}",
+        f"the input cannot be read as {format}: {reason}",
         where=str(path or "stdin"),
         next_step="check that the file is complete, or name its format with --format",
     )

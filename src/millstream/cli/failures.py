@@ -122,14 +122,14 @@ class _Warnings(logging.Handler):
     def __init__(self, as_json: bool) -> None:
         super().__init__(logging.WARNING)
         self._as_json = as_json
-        self._said: set[str] = set()
+        self._shown: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == KAFKA_CLIENT:
             return
         message = record.getMessage()
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._shown:
+            self._shown.add(message)
             warn(message, as_json=self._as_json)
 
 

@@ -46,8 +46,8 @@ class Function:
     def arguments(self) -> str:
         """For messages and documentation."""
         needed = len(self.takes) - self.optional
-        said = [WORDS[kind] if at < needed else f"[{WORDS[kind]}]" for at, kind in enumerate(self.takes)]
-        return ", ".join(said) + (", …" if self.repeats else "")
+        words = [WORDS[kind] if at < needed else f"[{WORDS[kind]}]" for at, kind in enumerate(self.takes)]
+        return ", ".join(words) + (", …" if self.repeats else "")
 
 
 def literal_of(part: Lowered, name: str, what: str) -> str:

@@ -74,12 +74,13 @@ def from_json(parts: Sequence[Lowered]) -> Lowered:
         twice = f"len(json_keys({s})) > len(list_distinct(json_keys({s})))"
         slow = f"{_odd(s)} OR json_type({s}) <> 'OBJECT' OR {twice}"
         whole = Lowered(
-            f"struct_pack(kinds := json_type({s}, [{listed}]), said := json_extract_string({s}, [{listed}]))", kind
+            f"struct_pack(kinds := json_type({s}, [{listed}]), strings := json_extract_string({s}, [{listed}]))",
+            kind,
         )
 
         def fields(found: str) -> str:
             made = [
-                f"{quoted(field.name)} := {_leaf(field, f'{found}.kinds[{at}]', f'{found}.said[{at}]', s)}"
+                f"{quoted(field.name)} := {_leaf(field, f'{found}.kinds[{at}]', f'{found}.strings[{at}]', s)}"
                 for at, field in enumerate(kind, 1)
             ]
             return f"struct_pack({', '.join(made)})"
@@ -89,22 +90,22 @@ def from_json(parts: Sequence[Lowered]) -> Lowered:
     return Lowered(let(parts[:1], body), kind)
 
 
-def _leaf(field: pa.Field, kind: str, said: str, whole: str) -> str:
+def _leaf(field: pa.Field, kind: str, string: str, whole: str) -> str:
     """A field of text that both parsers read alike: its kind there, and how it is written."""
     if pa.types.is_integer(field.type):
-        return f"(CASE WHEN {kind} IN ('BIGINT', 'UBIGINT') THEN TRY_CAST({said} AS {duckdb_name(field.type)}) END)"
+        return f"(CASE WHEN {kind} IN ('BIGINT', 'UBIGINT') THEN TRY_CAST({string} AS {duckdb_name(field.type)}) END)"
     if pa.types.is_boolean(field.type):
-        return f"(CASE WHEN {kind} = 'BOOLEAN' THEN {said} = 'true' END)"
+        return f"(CASE WHEN {kind} = 'BOOLEAN' THEN {string} = 'true' END)"
     if pa.types.is_floating(field.type):
         special = "'NaN', 'Infinity', '-Infinity', '+Infinity', 'INF', '-INF', '+INF'"
-        number = f"CAST(replace(replace({said}, 'INF', 'Infinity'), '+', '') AS DOUBLE)"
+        number = f"CAST(replace(replace({string}, 'INF', 'Infinity'), '+', '') AS DOUBLE)"
         return (
-            f"(CASE WHEN {kind} IN ('BIGINT', 'UBIGINT', 'DOUBLE') THEN TRY_CAST({said} AS DOUBLE)"
-            f" WHEN {kind} = 'VARCHAR' AND {said} IN ({special}) THEN {number} END)"
+            f"(CASE WHEN {kind} IN ('BIGINT', 'UBIGINT', 'DOUBLE') THEN TRY_CAST({string} AS DOUBLE)"
+            f" WHEN {kind} = 'VARCHAR' AND {string} IN ({special}) THEN {number} END)"
         )
     other = f"spark_get_json_object({whole}, {text(json.dumps([field.name]))})"
     return (
-        f"(CASE WHEN {kind} IN ('VARCHAR', 'BIGINT', 'UBIGINT', 'BOOLEAN') THEN {said}"
+        f"(CASE WHEN {kind} IN ('VARCHAR', 'BIGINT', 'UBIGINT', 'BOOLEAN') THEN {string}"
         f" WHEN {kind} IS NULL OR {kind} = 'NULL' THEN NULL ELSE {other} END)"
     )
 

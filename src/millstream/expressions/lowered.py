@@ -102,9 +102,9 @@ def together(parts: list[Lowered], what: str) -> tuple[list[Lowered], pa.DataTyp
     try:
         wide = common_type(kinds)
     except NoCommonType:
-        said = " and ".join(dict.fromkeys(type_name(kind) for kind in kinds))
+        names = " and ".join(dict.fromkeys(type_name(kind) for kind in kinds))
         raise Refusal(
-            f"{what} has operands of types {said}", "convert them to one type, for example with cast(… as …)"
+            f"{what} has operands of types {names}", "convert them to one type, for example with cast(… as …)"
         ) from None
     return [widened(part, wide) for part in parts], wide
 
@@ -219,8 +219,8 @@ def _text_to_moment(part: Lowered, kind: pa.DataType, safe: bool) -> str:
         f"regexp_full_match({part.sql}, {text(MAYBE_MOMENT)})"
         f" AND NOT regexp_full_match({part.sql}, {text(MOMENT_TEXT)})"
     )
-    said = "only Spark can tell whether this is a timestamp; write it as 2026-01-31 12:00:00"
-    return failing(unclear, said, plain)
+    reason = "only Spark can tell whether this is a timestamp; write it as 2026-01-31 12:00:00"
+    return failing(unclear, reason, plain)
 
 
 def _text_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:

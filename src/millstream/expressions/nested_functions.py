@@ -94,9 +94,9 @@ def array(parts: Sequence[Lowered]) -> Lowered:
 def struct_of(fields: Sequence[tuple[str, Lowered]]) -> Lowered:
     if not fields or any(pa.types.is_null(part.type) for _, part in fields):
         raise Refusal("a struct needs fields with types", "give nulls a type with cast(null as …)")
-    said = ", ".join(f"{quoted(name)} := {part.sql}" for name, part in fields)
+    members = ", ".join(f"{quoted(name)} := {part.sql}" for name, part in fields)
     kind = pa.struct([pa.field(name, part.type) for name, part in fields])
-    return Lowered(f"struct_pack({said})", kind, any(part.fails for _, part in fields))
+    return Lowered(f"struct_pack({members})", kind, any(part.fails for _, part in fields))
 
 
 def named_struct(parts: Sequence[Lowered]) -> Lowered:

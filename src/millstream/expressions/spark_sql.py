@@ -88,7 +88,7 @@ class _Lowering:
         if isinstance(node, MORE_ROWS):
             with_lambda = isinstance(node, exp.Exists | exp.Filter) and node.find(exp.Select) is None
             raise (Refusal if with_lambda else Mistake)(
-                f"{_said(node)} looks at more than one row",
+                f"{_sql(node)} looks at more than one row",
                 "use .agg(…) for aggregates; an expression here is evaluated for one row",
             )
         for kind in type(node).__mro__:
@@ -101,11 +101,11 @@ class _Lowering:
                     and not (alone and isinstance(node, exp.Column))
                 ):
                     raise Refusal(
-                        f"{_said(node)} is {type_name(made.type)}, which can be passed on but not computed with",
+                        f"{_sql(node)} is {type_name(made.type)}, which can be passed on but not computed with",
                         "read it as another type, or compute in a map(…)",
                     )
                 return made
-        raise Refusal(f"{_said(node)} is not supported in a flow", "rewrite it, or use a map(…)")
+        raise Refusal(f"{_sql(node)} is not supported in a flow", "rewrite it, or use a map(…)")
 
     def parts(self, *nodes: Expr) -> list[Lowered]:
         return [self.visit(node) for node in nodes]
@@ -129,7 +129,7 @@ class _Lowering:
 
     def visit_Dot(self, node: exp.Dot) -> Lowered:  # noqa: N802
         if not isinstance(node.expression, exp.Identifier):
-            raise Refusal(f"{_said(node)} is not supported in a flow", "use a map(…)")
+            raise Refusal(f"{_sql(node)} is not supported in a flow", "use a map(…)")
         return _field(self.visit(node.this), node.expression.name)
 
     def visit_Paren(self, node: exp.Paren) -> Lowered:  # noqa: N802
@@ -157,7 +157,7 @@ class _Lowering:
         whole = re.fullmatch(r"-?[0-9]+" + (r"(\.[0-9]{1,6})?" if unit == "second" else ""), amount)
         if unit not in INTERVAL_UNITS or whole is None:
             raise Refusal(
-                f"the interval {_said(node)} cannot be parsed",
+                f"the interval {_sql(node)} cannot be parsed",
                 f"write it as interval '1' hour or interval 1 day 2 hours; units: {', '.join(INTERVAL_UNITS)}",
             )
         return Lowered(f"INTERVAL {text(f'{amount} {unit}s')}", INTERVAL)
@@ -169,7 +169,7 @@ class _Lowering:
             return self._comparison(node, COMPARISONS[type(node)])
         if type(node) in SIGNS:
             return self._arithmetic(node, SIGNS[type(node)])
-        raise Refusal(f"{_said(node)} is not supported in a flow", "rewrite it, or use a map(…)")
+        raise Refusal(f"{_sql(node)} is not supported in a flow", "rewrite it, or use a map(…)")
 
     def _arithmetic(self, node: exp.Binary, sign: str) -> Lowered:
         one, other = self.parts(node.left, node.right)
@@ -241,11 +241,11 @@ class _Lowering:
     # ------------------------------------------------------------ conditions
 
     def _comparison(self, node: exp.Binary, sign: str) -> Lowered:
-        (one, other), kind = together(self.parts(node.left, node.right), f"'{_said(node)}'")
+        (one, other), kind = together(self.parts(node.left, node.right), f"'{_sql(node)}'")
         if family(kind) == "map":
             raise Refusal("maps cannot be compared", "compare their keys and values")
         if sign in ORDERS:
-            ordered(kind, f"'{_said(node)}'")
+            ordered(kind, f"'{_sql(node)}'")
         return Lowered(f"({one.sql} {sign} {other.sql})", BOOLEAN, one.fails or other.fails)
 
     def visit_Between(self, node: exp.Between) -> Lowered:  # noqa: N802
@@ -255,7 +255,7 @@ class _Lowering:
 
     def visit_In(self, node: exp.In) -> Lowered:  # noqa: N802
         if not node.expressions:
-            raise Mistake(f"{_said(node)} looks at more than one row", "list the values")
+            raise Mistake(f"{_sql(node)} looks at more than one row", "list the values")
         (part, *values), _ = together(self.parts(node.this, *node.expressions), "in")
         listed = ", ".join(value.sql for value in values)
         return Lowered(f"({part.sql} IN ({listed}))", BOOLEAN, part.fails or any(value.fails for value in values))
@@ -284,7 +284,7 @@ class _Lowering:
         if isinstance(node.expression, exp.Boolean):
             wanted = "TRUE" if node.expression.this else "FALSE"
             return Lowered(f"({_condition(part).sql} IS {wanted})", BOOLEAN, part.fails)
-        raise Refusal(f"{_said(node)} is not supported in a flow", "is null, is true, is false")
+        raise Refusal(f"{_sql(node)} is not supported in a flow", "is null, is true, is false")
 
     def visit_Like(self, node: exp.Like) -> Lowered:  # noqa: N802
         return self._like(node, "LIKE", "\\")
@@ -295,7 +295,7 @@ class _Lowering:
     def visit_Escape(self, node: exp.Escape) -> Lowered:  # noqa: N802
         sign = node.expression.name
         if not isinstance(node.this, exp.Like | exp.ILike) or len(sign) != 1:
-            raise Refusal(f"{_said(node)} cannot be parsed", "like '…' escape '!'")
+            raise Refusal(f"{_sql(node)} cannot be parsed", "like '…' escape '!'")
         return self._like(node.this, "ILIKE" if isinstance(node.this, exp.ILike) else "LIKE", sign)
 
     def _like(self, node: exp.Binary, word: str, escape: str) -> Lowered:
@@ -323,9 +323,11 @@ class _Lowering:
                 conditions.append(Lowered(f"({left.sql} = {right.sql})", BOOLEAN, left.fails or right.fails))
         values = [self.visit(pair.args["true"]) for pair in pairs] + [NULL if default is None else self.visit(default)]
         (*chosen, otherwise), kind = together(values, "case")
-        said = " ".join(f"WHEN {asked.sql} THEN {value.sql}" for asked, value in zip(conditions, chosen, strict=True))
+        branches = " ".join(
+            f"WHEN {asked.sql} THEN {value.sql}" for asked, value in zip(conditions, chosen, strict=True)
+        )
         fails = any(part.fails for part in (*conditions, *values))
-        return Lowered(f"(CASE {said} ELSE {otherwise.sql} END)", kind, fails)
+        return Lowered(f"(CASE {branches} ELSE {otherwise.sql} END)", kind, fails)
 
     def visit_If(self, node: exp.If) -> Lowered:  # noqa: N802
         yes, no = node.args["true"], node.args.get("false")
@@ -338,7 +340,7 @@ class _Lowering:
 
     def visit_Bracket(self, node: exp.Bracket) -> Lowered:  # noqa: N802
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
-            raise Mistake(f"{_said(node)} does not exist in Spark", "put one position or one key in [ ]")
+            raise Mistake(f"{_sql(node)} does not exist in Spark", "put one position or one key in [ ]")
         part, index = self.parts(node.this, node.expressions[0])
         made = item(part, index)
         return Lowered(made.sql, made.type, made.fails or part.fails or index.fails)
@@ -360,7 +362,7 @@ class _Lowering:
         name = node.name.lower()
         if name in ABOUT_MORE_ROWS:
             kind = Refusal if name in GENERATORS else Mistake
-            raise kind(f"{_said(node)} looks at more than one row", ABOUT_MORE_ROWS[name])
+            raise kind(f"{_sql(node)} looks at more than one row", ABOUT_MORE_ROWS[name])
         if name in DIFFERENT:
             raise _refused_by_name(
                 name, f"the function {name} is not supported", "provide it as a column, or use a map(…)"
@@ -400,7 +402,7 @@ class _Lowering:
         return arrays_zip([(_name(node) or str(at), self.visit(node)) for at, node in enumerate(nodes)])
 
     def visit_Alias(self, node: exp.Alias) -> Lowered:  # noqa: N802
-        raise Mistake(f"'{_said(node)}' names its result", "give the name before the expression: name='…'")
+        raise Mistake(f"'{_sql(node)}' names its result", "give the name before the expression: name='…'")
 
 
 def _refused_by_name(name: str, what: str, next_step: str) -> Refusal:
@@ -416,9 +418,9 @@ def _name(node: Expr) -> str:
     return node.name if isinstance(node, exp.Column | exp.Identifier) else ""
 
 
-def _said(node: Expr) -> str:
-    said = node.sql(dialect="spark")
-    return said if len(said) <= 60 else said[:60] + "…"
+def _sql(node: Expr) -> str:
+    shown = node.sql(dialect="spark")
+    return shown if len(shown) <= 60 else shown[:60] + "…"
 
 
 def _narrow(part: Lowered, other: Lowered) -> pa.DataType:

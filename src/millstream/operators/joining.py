@@ -106,8 +106,8 @@ class Joining:
 
     def late(self, rows: pl.DataFrame, side: int, *more: pl.Expr) -> pl.DataFrame:
         """Late rows: all columns of both sides, the side, and extra columns."""
-        said = [pl.lit(SIDES[side]).alias("side"), *more, pl.col(TIME), pl.col(WEIGHT)]
-        return rows.select(chosen(*self.alone(side), *said))
+        extra = [pl.lit(SIDES[side]).alias("side"), *more, pl.col(TIME), pl.col(WEIGHT)]
+        return rows.select(chosen(*self.alone(side), *extra))
 
 
 def chosen(*columns: pl.Expr) -> list[pl.Expr]:

@@ -202,9 +202,9 @@ class WindowedStep:
         """The original rows, with the window that rejected them and the reason."""
         start, end = (instant(name, pl.col("window").struct.field(name)) for name in ("start", "end"))
         span = pl.when(pl.col("window").is_not_null()).then(pl.struct(start, end)).alias("window")
-        rows, said = late.select(pl.col(ROW).struct.unnest()), late.select(span, "reason")
+        rows, reasons = late.select(pl.col(ROW).struct.unnest()), late.select(span, "reason")
         kept = [column for column in rows.get_columns() if column.name not in ("window", "reason", *HIDDEN)]
-        return pl.DataFrame([*kept, *said.get_columns(), *rows.select(HIDDEN).get_columns()])
+        return pl.DataFrame([*kept, *reasons.get_columns(), *rows.select(HIDDEN).get_columns()])
 
 
 def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:

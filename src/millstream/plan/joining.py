@@ -52,7 +52,7 @@ class Side:
     flow: Flow
     schema: Schema
     rows: pa.Table
-    said: str
+    description: str
 
     @classmethod
     def of(cls, flow: Flow, given: Any, schema: Schema | None) -> Side:
@@ -104,7 +104,7 @@ def join(
     if isinstance(other, Side):
         _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "a stream and a lookup table")
         _check_lookup(shape.how)
-        side = SideJoin("", shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.said)
+        side = SideJoin("", shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.description)
         return stream._next(stream.flow.named(side, "join", name))
     if stream.is_table:
         if not other.is_table:

@@ -101,11 +101,11 @@ class AsOf(TableNode):
     """A table as it was at a time, in whole microseconds since 1970: the changes up to then."""
 
     time: int
-    said: str
+    description: str
 
     @property
     def label(self) -> str:
-        return f"as of {self.said}"
+        return f"as of {self.description}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,8 +269,8 @@ class SideJoin(Join):
     """A stream and static rows. It has one input and no state."""
 
     rows: pa.Table
-    said: str
+    description: str
 
     @property
     def label(self) -> str:
-        return f"{self.how} join on {self._on} with {self.said}"
+        return f"{self.how} join on {self._on} with {self.description}"

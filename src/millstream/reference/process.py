@@ -70,7 +70,7 @@ class ProcessOperator:
     def _fire_one(self, key: Key, kind: int, tag: str, bundle: Bundle) -> list[Row]:
         due = key._timers[kind].pop(tag)
         time = key._time = process.timer_time(kind, due, bundle.watermark)
-        said = process.timer_values(key, kind, tag, due)
+        timer_row = process.timer_values(key, kind, tag, due)
         before = copy_of(key)
         assert self.node.on_timer is not None
         try:
@@ -78,8 +78,8 @@ class ProcessOperator:
         except Exception as error:  # whatever a user's function raises: the timer becomes a dead letter
             restore(key, before)
             reason = f"timer '{tag}': {type(error).__name__}: {error}"
-            return self._send_dead_letter(said, time, reason, bundle.clock)
-        return self._made(rows, said, time, bundle.clock)
+            return self._send_dead_letter(timer_row, time, reason, bundle.clock)
+        return self._made(rows, timer_row, time, bundle.clock)
 
     def _made(self, rows: list[Any], source: dict[str, Any], time: int | None, clock: int) -> list[Row]:
         """The rows that a function returned; none of them if one does not fit the schema."""

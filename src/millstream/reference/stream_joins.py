@@ -59,8 +59,8 @@ class StreamJoinOperator(StatefulOperator):
         """The output for a row without a match."""
         return self.half(row) if self.node.how == "anti" else self.alone(row, side)
 
-    def too_late(self, row: Row, side: int, **said: Any) -> None:
-        values = {**self.alone(row, side), "side": ("left", "right")[side], **said}
+    def too_late(self, row: Row, side: int, **extra: Any) -> None:
+        values = {**self.alone(row, side), "side": ("left", "right")[side], **extra}
         self.late.append(Row(values, row.time, row.weight))
 
 

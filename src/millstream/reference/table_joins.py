@@ -57,12 +57,12 @@ class Changes:
             self.add(values, time, weight)
 
     def add(self, values: Values, time: int, weight: int) -> None:
-        said = frozen(values)
-        self.values[said] = values
-        self.weights[said, time] += weight
+        row_key = frozen(values)
+        self.values[row_key] = values
+        self.weights[row_key, time] += weight
 
     def __iter__(self) -> Iterator[tuple[Values, int, int]]:
-        return ((self.values[said], time, weight) for (said, time), weight in self.weights.items() if weight)
+        return ((self.values[row_key], time, weight) for (row_key, time), weight in self.weights.items() if weight)
 
     def folded(self, watermark: int) -> Changes:
         """Nobody asks for a time before the watermark any more: changes up to it have always been valid."""
@@ -71,9 +71,9 @@ class Changes:
     def as_of(self, asked: int) -> list[tuple[Values, int]]:
         """The rows present at a time, and how many of each."""
         found: Counter[Any] = Counter()
-        for (said, time), weight in self.weights.items():
-            found[said] += weight if time <= asked else 0
-        return [(self.values[said], weight) for said, weight in found.items() if weight]
+        for (row_key, time), weight in self.weights.items():
+            found[row_key] += weight if time <= asked else 0
+        return [(self.values[row_key], weight) for row_key, weight in found.items() if weight]
 
 
 class TableJoinOperator(StatefulOperator):
@@ -186,12 +186,12 @@ class LookupJoinOperator(StatefulOperator):
                 asked = {} if self.sides.only_left else change.values
                 found[frozen(asked)] += change.weight
                 values[frozen(asked)] = asked
-        there = {said: count for said, count in found.items() if count > 0}
+        there = {row_key: count for row_key, count in found.items() if count > 0}
         how = self.node.how
         if how in ("inner", "left") and there:
             return [
-                Row(self.sides.joined(row.values, values[said]), row.time, row.weight * count)
-                for said, count in there.items()
+                Row(self.sides.joined(row.values, values[row_key]), row.time, row.weight * count)
+                for row_key, count in there.items()
             ]
         if (how == "semi" and there) or (how in ("left", "anti") and not there):
             return [Row(self.sides.joined(row.values, None), row.time, row.weight)]

@@ -210,4 +210,4 @@ class KafkaTopics:
             if names == self._log.topics():
                 raise
             return self._look()  # a topic was deleted meanwhile
-        return {resource.name: "compact" in said["cleanup.policy"].value for resource, said in found.items()}
+        return {resource.name: "compact" in config["cleanup.policy"].value for resource, config in found.items()}

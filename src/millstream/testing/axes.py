@@ -91,7 +91,7 @@ def moment_of(micros: int) -> datetime:
     return EPOCH + micros * MICROSECOND
 
 
-def said(micros: int | None) -> str:
+def instant_text(micros: int | None) -> str:
     """A time for a title, with seconds if it has any."""
     if micros is None:
         return "…"

@@ -183,8 +183,8 @@ def _summary(pairs: Sequence[Pair], sent: Sequence[Row], expected: Sequence[Row]
     surplus = sum(pair.expected is None for pair in pairs)
     differ = sum(not pair.is_same for pair in pairs) - missing - surplus
     counts = {"other": differ, "missing": missing, "surplus": surplus}
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"expected {len(expected)}, sent {len(sent)}: {said}"
+    summary = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"expected {len(expected)}, sent {len(sent)}: {summary}"
 
 
 def _lines(pair: Pair, names: Sequence[str]) -> list[Fields]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from millstream.testing import svg
-from millstream.testing.axes import Axes, Frame, said
+from millstream.testing.axes import Axes, Frame, instant_text
 from millstream.testing.palette import (
     BARE_PX,
     DOT_PX,
@@ -143,7 +143,7 @@ def circle(mark: Placed, axes: Axes, scene: Scene) -> str:
     if radius == RADIUS_PX and label:
         shapes.append(_inside(x, y, label, ink) if len(label) <= 3 else _beside(x, y, label, axes.frame))
     came = f"came {said_at(element.at, scene)}"
-    title = f"{label or 'element'} of {said(element.time)}, {came}, {element.fate.value}"
+    title = f"{label or 'element'} of {instant_text(element.time)}, {came}, {element.fate.value}"
     return svg.group(shapes, title=title, class_=f"element {element.fate.name.lower()}")
 
 
@@ -281,8 +281,8 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def said_span(span: Span) -> str:
-    return "everything" if span == (None, None) else f"{said(span[0])} to {said(span[1])}"
+    return "everything" if span == (None, None) else f"{instant_text(span[0])} to {instant_text(span[1])}"
 
 
 def said_at(at: int, scene: Scene) -> str:
-    return f"at {said(at)}" if scene.by_clock else f"in step {at}"
+    return f"at {instant_text(at)}" if scene.by_clock else f"in step {at}"

@@ -131,7 +131,7 @@ class Script:
         self.clock = 0
 
     def _observe(self, name: str, built: object) -> Node:
-        what = f"build returned {_said(built)}" + (f" as '{name}'" if name else "")
+        what = f"build returned {_shown(built)}" + (f" as '{name}'" if name else "")
         if isinstance(built, Keyed):
             raise _refuse(what, "finish it with .window(…).agg(…)")
         if isinstance(built, Windowed):
@@ -147,10 +147,12 @@ class Script:
     def check(self, steps: Sequence[Step]) -> None:
         """Validates a script before any of it is played."""
         if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
-            raise _refuse(f"steps must be a list, not {_said(steps)}", "write [Add([…]), Watermark(…), Clock(…)]")
+            raise _refuse(f"steps must be a list, not {_shown(steps)}", "write [Add([…]), Watermark(…), Clock(…)]")
         for number, step in enumerate(steps):
             if not isinstance(step, Add | Watermark | Clock | Partition):
-                raise _refuse(f"step {number} is {_said(step)}", "a step must be an Add, Watermark, Clock or Partition")
+                raise _refuse(
+                    f"step {number} is {_shown(step)}", "a step must be an Add, Watermark, Clock or Partition"
+                )
             inner = step.step if isinstance(step, Partition) else step
             if isinstance(inner, Add):
                 self._input_of(inner)
@@ -293,7 +295,7 @@ def _read(stream: Stream) -> Read:
 
 def _call(build: Callable[..., Any], streams: Mapping[str, Stream], *, by_name: bool) -> Any:
     if not callable(build):
-        raise _refuse(f"build is {_said(build)}", "it must be a function of the test stream")
+        raise _refuse(f"build is {_shown(build)}", "it must be a function of the test stream")
     given = () if by_name else tuple(streams.values())
     named = dict(streams) if by_name else {}
     try:
@@ -314,7 +316,7 @@ def _named(built: Any) -> dict[str, Any]:
     return dict(built)
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "nothing"
     name = value.__name__ if isinstance(value, type) else type(value).__name__

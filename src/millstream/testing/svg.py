@@ -12,12 +12,12 @@ FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
 
 def tag(name: str, content: str | None = None, /, **attributes: object) -> str:
     """An element; `class_` and `stroke_width` are written as SVG spells them. None is omitted."""
-    said = "".join(
+    written = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_text(value))}"
         for key, value in attributes.items()
         if value is not None
     )
-    return f"<{name}{said}/>" if content is None else f"<{name}{said}>{content}</{name}>"
+    return f"<{name}{written}/>" if content is None else f"<{name}{written}>{content}</{name}>"
 
 
 def _text(value: object) -> str:
@@ -30,8 +30,8 @@ def _content(text: str) -> str:
 
 
 def group(parts: Iterable[str], *, title: str | None = None, **attributes: object) -> str:
-    said = [tag("title", _content(title))] if title else []
-    return tag("g", "".join([*said, *parts]), **attributes)
+    head = [tag("title", _content(title))] if title else []
+    return tag("g", "".join([*head, *parts]), **attributes)
 
 
 def words(x: float, y: float, text: str, *, size: int = 11, **attributes: object) -> str:
@@ -51,8 +51,8 @@ def circle(x: float, y: float, radius: float, **attributes: object) -> str:
 
 
 def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> str:
-    said = " ".join(f"{_text(float(x))},{_text(float(y))}" for x, y in points)
-    return tag("polyline", points=said, fill="none", **attributes)
+    pairs = " ".join(f"{_text(float(x))},{_text(float(y))}" for x, y in points)
+    return tag("polyline", points=pairs, fill="none", **attributes)
 
 
 def picture(width: float, height: float, parts: Iterable[str], *, background: str) -> str:

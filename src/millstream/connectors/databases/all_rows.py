@@ -79,14 +79,14 @@ def postgres_rows(endpoint: Postgres, schema: Schema) -> pa.Table:
             _check_columns(endpoint.table, where, columns, schema)
             found = db.execute(f"SELECT {_listed(schema)} FROM {table}".encode()).fetchall()
     except psycopg.Error as error:
-        said = concealed((error.diag.message_primary or str(error)).strip(), secrets_of(dsn))
-        if UNREADABLE.search(said):
+        message = concealed((error.diag.message_primary or str(error)).strip(), secrets_of(dsn))
+        if UNREADABLE.search(message):
             raise InvalidInput(
                 "the address of the database cannot be read",
                 next_step="write postgresql://user:password@host:port/database",
             ) from None
         raise StorageError(
-            f"Postgres cannot be read: {said}",
+            f"Postgres cannot be read: {message}",
             where=where,
             next_step=error.diag.message_hint or "check that the server is up and reachable from here",
         ) from error

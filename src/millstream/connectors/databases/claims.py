@@ -184,10 +184,10 @@ class PostgresKeeper(TableKeeper):
                     do("SELECT pg_advisory_xact_lock(?)", (CREATION_LOCK,))
                 yield do
         except psycopg.Error as error:
-            said = concealed(str(error).strip(), secrets_of(self._dsn))
-            if UNREADABLE.search(said):
-                said = "the address of the database cannot be read"
-            raise _unreachable("Postgres", said, self.where) from None
+            message = concealed(str(error).strip(), secrets_of(self._dsn))
+            if UNREADABLE.search(message):
+                message = "the address of the database cannot be read"
+            raise _unreachable("Postgres", message, self.where) from None
 
     def _exists(self, do: Do, table: str) -> bool:
         return do("SELECT to_regclass(?)", (table,)) != [(None,)]

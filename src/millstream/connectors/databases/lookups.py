@@ -190,10 +190,10 @@ class PostgresTable(DatabaseTable):
     def _connected(self) -> psycopg.Connection[Any]:
         from psycopg import conninfo
 
-        said = conninfo.conninfo_to_dict(self._dsn)
-        said = {name: value for name, value in said.items() if value != MASK}
-        said.setdefault("connect_timeout", CONNECT_SECONDS)
-        connection: psycopg.Connection[Any] = self._psycopg.connect(**said, autocommit=True)
+        parameters = conninfo.conninfo_to_dict(self._dsn)
+        parameters = {name: value for name, value in parameters.items() if value != MASK}
+        parameters.setdefault("connect_timeout", CONNECT_SECONDS)
+        connection: psycopg.Connection[Any] = self._psycopg.connect(**parameters, autocommit=True)
         return connection
 
     @contextmanager
@@ -210,18 +210,18 @@ class PostgresTable(DatabaseTable):
 
     def _error(self, error: Any) -> MillstreamError:
         hidden = secrets_of(self._dsn)
-        said = concealed(str(error).strip(), hidden)
-        if postgres.UNREADABLE.search(said):
+        message = concealed(str(error).strip(), hidden)
+        if postgres.UNREADABLE.search(message):
             return _unreadable()
         keeps = (
             "a job's password is not stored: set PGPASSWORD or write it to ~/.pgpass, or give the whole address with "
             "--at-env or --at-file (at= in Python)"
         )
         return TableUnavailable(
-            f"Postgres cannot be read: {concealed((error.diag.message_primary or said).strip(), hidden)}",
+            f"Postgres cannot be read: {concealed((error.diag.message_primary or message).strip(), hidden)}",
             where=self._where,
             next_step="check that the server is up and the table exists"
-            if self._has_address and "password" not in said
+            if self._has_address and "password" not in message
             else f"check that the server is up and the table exists; {keeps}",
         )
 

@@ -207,7 +207,7 @@ class PostgresSink(Sink):
         except self._psycopg.Error as error:
             if not (error.sqlstate or "").startswith(OF_A_ROW):
                 raise
-            raise RowRefused(f"Postgres refuses it: {_said(error)}") from error
+            raise RowRefused(f"Postgres refuses it: {_message(error)}") from error
 
     def _apply(self, db: psycopg.Connection[Any], changes: Changes) -> None:
         upserts = bool(self._layout.key)
@@ -272,18 +272,18 @@ class PostgresSink(Sink):
 
     def _error(self, error: psycopg.Error, batch: int | None) -> MillstreamError:
         passing = isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
-        said = concealed(_said(error), secrets_of(self._dsn))
-        if passing and not FOR_GOOD.search(said):
+        message = concealed(_message(error), secrets_of(self._dsn))
+        if passing and not FOR_GOOD.search(message):
             return SinkUnavailable(
-                f"Postgres cannot be written: {said}",
+                f"Postgres cannot be written: {message}",
                 where=self._where,
                 next_step="check that the server is up and reachable from here",
             )
         what = "Postgres refuses the table" if batch is None else f"Postgres refuses batch {batch}"
-        return SinkFailed(f"{what}: {said}", where=self._where, next_step=error.diag.message_hint or NEXT_STEP)
+        return SinkFailed(f"{what}: {message}", where=self._where, next_step=error.diag.message_hint or NEXT_STEP)
 
 
-def _said(error: psycopg.Error) -> str:
+def _message(error: psycopg.Error) -> str:
     return (error.diag.message_primary or str(error)).strip()
 
 

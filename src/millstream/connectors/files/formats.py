@@ -33,8 +33,8 @@ from millstream.records.codecs.csv import header_names, name_given_twice
 from millstream.records.columns import Columns, Refused
 from millstream.records.rows import PythonRules
 
-Said = Mapping[str, str | None]
-EMPTY: Said = {}
+FolderValues = Mapping[str, str | None]
+EMPTY: FolderValues = {}
 WHOLE_FILE = 0  # the row number in the dead letter of an unreadable file
 
 
@@ -58,13 +58,13 @@ class Filling:
     values: Mapping[str, pa.Scalar]
 
     @classmethod
-    def of(cls, schema: Schema, said: Said, there: Container[str]) -> Filling:
-        """`said` are the values in folder names; `there` are the columns of the file."""
+    def of(cls, schema: Schema, folders: FolderValues, there: Container[str]) -> Filling:
+        """`folders` are the values in folder names; `there` are the columns of the file."""
         fields, values = [], {}
         for field in schema.arrow:
-            if field.name in said and field.name not in there:
+            if field.name in folders and field.name not in there:
                 try:
-                    values[field.name] = folder_value(said[field.name], field.type)
+                    values[field.name] = folder_value(folders[field.name], field.type)
                 except Refused as refusal:
                     raise WrongFolder(f"column '{field.name}': {refusal}") from None
             fields.append(field.with_nullable(field.nullable or field.name in values))
@@ -81,17 +81,23 @@ class Filling:
 
 
 def parts_of(
-    path: Path, format: str, schema: Schema, first: int, end: int | None, bounds: FileBounds, said: Said = EMPTY
+    path: Path,
+    format: str,
+    schema: Schema,
+    first: int,
+    end: int | None,
+    bounds: FileBounds,
+    folders: FolderValues = EMPTY,
 ) -> Iterator[Part]:
     """The rows of a file; `first` and `end` limit those of Parquet, other formats are always read whole.
 
-    `said` are the values in folder names, by column.
+    `folders` are the values in folder names, by column.
     """
     readers = {"avro": avro_parts, "csv": csv_parts, "json": json_parts}
     parts = (
-        parquet_parts(path, schema, first, end, bounds, said)
+        parquet_parts(path, schema, first, end, bounds, folders)
         if format == "parquet"
-        else readers[format](path, schema, bounds, said)
+        else readers[format](path, schema, bounds, folders)
     )
     reached = first
     try:
@@ -126,7 +132,7 @@ def row_groups(path: Path) -> list[tuple[int, int]]:
 
 
 def parquet_parts(
-    path: Path, schema: Schema, first: int, end: int | None, bounds: FileBounds, said: Said = EMPTY
+    path: Path, schema: Schema, first: int, end: int | None, bounds: FileBounds, folders: FolderValues = EMPTY
 ) -> Iterator[Part]:
     try:
         file = parquet_file(path)
@@ -136,7 +142,7 @@ def parquet_parts(
         yield _unreadable(schema, f"not a Parquet file: {str(error).splitlines()[0]}")
         return
     with file:
-        filling = Filling.of(Schema(nullable(schema.arrow)), said, file.schema_arrow.names)
+        filling = Filling.of(Schema(nullable(schema.arrow)), folders, file.schema_arrow.names)
         _check_columns(path, file.schema_arrow, schema, filling.values)
         names = [name for name in schema.names if name in file.schema_arrow.names]
         groups, at = [], 0
@@ -204,14 +210,14 @@ class _AvroRules(PythonRules):
     refuses_unknown_fields = False
 
 
-def avro_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
+def avro_parts(path: Path, schema: Schema, bounds: FileBounds, folders: FolderValues = EMPTY) -> Iterator[Part]:
     with path.open("rb") as file:
         try:
             stored = AvroFile(file, bounds)
         except Unreadable as refusal:
             yield _unreadable(schema, f"not an Avro file that can be read: {refusal}")
             return
-        filling = Filling.of(schema, said, stored.names)
+        filling = Filling.of(schema, folders, stored.names)
         held = _AvroRows(schema, filling)
         try:
             for block in stored.blocks():
@@ -264,22 +270,22 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- lines
 
 
-def json_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
-    filling = Filling.of(schema, said, there=())  # lines may have different columns
+def json_parts(path: Path, schema: Schema, bounds: FileBounds, folders: FolderValues = EMPTY) -> Iterator[Part]:
+    filling = Filling.of(schema, folders, there=())  # lines may have different columns
     decoder = codec("json", Schema(filling.schema))
     with opened(path) as file:
         for chunk in chunks(lines(file, bounds)):
             yield _decoded(decoder, chunk, filling, bounds)
 
 
-def csv_parts(path: Path, schema: Schema, bounds: FileBounds, said: Said = EMPTY) -> Iterator[Part]:
+def csv_parts(path: Path, schema: Schema, bounds: FileBounds, folders: FolderValues = EMPTY) -> Iterator[Part]:
     with opened(path) as file:
         records = csv_records(chain.from_iterable(lines(file, bounds)), bounds.record_bytes_max)
         begin = next(records, None)
         if begin is None:
             return
         names = _header_names(path, begin[0])
-        filling = Filling.of(schema, said, names)
+        filling = Filling.of(schema, folders, names)
         for field in filling.schema:
             if field.name not in names and not field.nullable:
                 raise _missing(path, field.name, names)

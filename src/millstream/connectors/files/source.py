@@ -171,12 +171,12 @@ class FilesSource(Source):
         path = Path(entry.path)
         whole = until == 1 << ROW_BITS
         below = self._below(entry.path)
-        said = folder_values(below)
-        name = os.fsencode(below if said else path.name).decode(errors="replace")
+        folders = folder_values(below)
+        name = os.fsencode(below if folders else path.name).decode(errors="replace")
         with storage_errors(path):
             bounds = FileBounds(entry.size_bytes, self.endpoint.max_record_bytes, self.endpoint.max_expansion)
             for part in parts_of(
-                path, self.endpoint.format, self.schema, first, None if whole else until, bounds, said
+                path, self.endpoint.format, self.schema, first, None if whole else until, bounds, folders
             ):
                 yield self._slab(part, number, name)
         self._check_unchanged(entry)  # again afterwards: it may have been modified meanwhile

@@ -40,7 +40,7 @@ class Marker:
     clients: Clients
     producer: str
     run: str
-    said: dict[str, str] = field(default_factory=dict)
+    identity: dict[str, str] = field(default_factory=dict)
     """Additional information for anyone inspecting the topic."""
 
     @property
@@ -56,7 +56,7 @@ class Marker:
 
         The last: if the process dies before the commit, the open transaction blocks readers of the marker's partition.
         """
-        value = json.dumps({**self.said, "batch": batch}).encode()
+        value = json.dumps({**self.identity, "batch": batch}).encode()
         return {"topic": TOPIC, "value": value, "key": self.key, "partition": self.partition}
 
     def newest(self) -> int | None:

@@ -90,8 +90,8 @@ class KafkaSink(RecordsSink):
     def _begin(self) -> None:
         clients = self._log().clients
         make_ready(clients)
-        said = {"job": self._job, "step": self._step, "run": self._run}
-        self._marker = Marker(clients, self._producer_name, self._run, said)
+        identity = {"job": self._job, "step": self._step, "run": self._run}
+        self._marker = Marker(clients, self._producer_name, self._run, identity)
         self._begun_at = time.time()
         self._timeout_ms = int(clients.settings(defaults=DEFAULTS)[TIMEOUT])
         self._undelivered = None

@@ -323,8 +323,8 @@ class KafkaSource(Source):
             columns["timestamp"] = _times(messages)
         refused = {}
         if "headers" in self._asked:
-            said, bad = headers_of(messages)
-            columns["headers"] = pa.array([list(dict(each).items()) if each else None for each in said], HEADERS)
+            headers, bad = headers_of(messages)
+            columns["headers"] = pa.array([list(dict(each).items()) if each else None for each in headers], HEADERS)
             refused = dict.fromkeys(bad, BAD_HEADER)
         stored = pa.RecordBatch.from_pydict(columns)
         return Fetch(stored, _STORED, int(numbers[0]), numbers, stored.nbytes, refused)

@@ -46,16 +46,16 @@ class KafkaAddress:
                 where=SCHEME + servers.rpartition("@")[2],
                 next_step=f"put them in a file and name it: {SCHEME}host:{PORT}?settings=FILE",
             )
-        said = dict(parse_qsl(query.rstrip("/"), keep_blank_values=True))
-        file = said.pop("settings", None) or os.environ.get(SETTINGS_VARIABLE)
-        for name in said:
+        options = dict(parse_qsl(query.rstrip("/"), keep_blank_values=True))
+        file = options.pop("settings", None) or os.environ.get(SETTINGS_VARIABLE)
+        for name in options:
             if is_secret(name):
                 raise InvalidSetting(
                     f"setting '{name}' may be secret, and an address is displayed and stored",
                     where=SCHEME + servers,
                     next_step=f"put it in a file and name that: {SCHEME}{servers}?settings=FILE",
                 )
-        settings = {**(properties(Path(file)) if file else {}), **said}
+        settings = {**(properties(Path(file)) if file else {}), **options}
         return cls(with_ports(servers), hidden(settings), address)
 
     def client(self, **more: Any) -> dict[str, Any]:

@@ -88,19 +88,19 @@ def to_kafka(settings: TopicSettings) -> dict[str, str]:
     }
 
 
-def from_kafka(partitions: int, said: Mapping[str, str], description: Mapping[str, Any]) -> TopicSettings:
+def from_kafka(partitions: int, config: Mapping[str, str], description: Mapping[str, Any]) -> TopicSettings:
     """Not validated like a user's settings: topics created by others may have values that ours cannot."""
-    age, size = int(said["retention.ms"]), int(said["retention.bytes"])
+    age, size = int(config["retention.ms"]), int(config["retention.bytes"])
     schema = description.get("schema")
     return TopicSettings(
         partitions=partitions,
         schema=_schema(schema) if schema else None,
         codec=description.get("codec"),
-        retention=None if age < 0 or said["cleanup.policy"] == "compact" else _length(age),
-        retention_bytes=None if size < 0 or said["cleanup.policy"] == "compact" else size,
-        segment_bytes=int(said["segment.bytes"]),
-        compaction="compact" in said["cleanup.policy"],
-        tombstone_retention=_length(int(said["delete.retention.ms"])),
+        retention=None if age < 0 or config["cleanup.policy"] == "compact" else _length(age),
+        retention_bytes=None if size < 0 or config["cleanup.policy"] == "compact" else size,
+        segment_bytes=int(config["segment.bytes"]),
+        compaction="compact" in config["cleanup.policy"],
+        tombstone_retention=_length(int(config["delete.retention.ms"])),
     )
 
 

@@ -50,7 +50,10 @@ SECTIONS = {
 ROOMS = ("millstream.log", "millstream.connectors")
 """Packages whose names share a section."""
 
-BESIDE = {f"millstream.plan.{name}": "millstream.plan.aggregates" for name in ("conditions", "picks", "statistics")}
+BESIDE = {
+    f"millstream.plan.{name}": "millstream.plan.aggregates"
+    for name in ("approximate", "conditions", "picks", "statistics")
+}
 """Modules whose names are in the section of another."""
 
 RETURNED = {

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         sum,
         top,
     )
+    from millstream.plan.approximate import approx_count, approx_distinct, approx_quantiles, approx_set, approx_top
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.flow import Flow
     from millstream.plan.picks import collect_set, max_by, min_by
@@ -85,6 +86,7 @@ _NAMES = {
         "avg collect collect_list combine count count_distinct distinct_count first last "
         "max mean min std stddev stddev_samp sum top"
     ),
+    "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
     "millstream.plan.picks": "collect_set max_by min_by",
@@ -120,6 +122,11 @@ __all__ = [
     "all",
     "all_of",
     "any",
+    "approx_count",
+    "approx_distinct",
+    "approx_quantiles",
+    "approx_set",
+    "approx_top",
     "ascending",
     "at_expiry",
     "avg",

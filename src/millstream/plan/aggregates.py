@@ -47,6 +47,8 @@ class Aggregate(ABC):
     """Whether the result over no rows at all is null, even if it is not null over rows without values."""
     adds_weights: ClassVar[bool] = False
     """Whether rows count by weight. Otherwise a row and its retraction cancel out."""
+    forgets: ClassVar[bool] = True
+    """Whether its rows may be retracted."""
 
     @property
     def arguments(self) -> dict[str, str]:

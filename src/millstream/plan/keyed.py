@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from millstream.errors import InvalidWindow
+from millstream.errors import InvalidAggregate, InvalidWindow
 from millstream.expressions.expression import Expression
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.checks import (
@@ -204,7 +204,7 @@ class Windowed(Hinted):
         """Computes aggregates, given as name=aggregate."""
         stream = self._keyed.stream
         check_named(unnamed, aggregates)
-        made, arguments = aggregated(stream.schema, aggregates, [*RESERVED, *self._keyed.keys], "a pane")
+        made, arguments = aggregated(stream, aggregates, [*RESERVED, *self._keyed.keys], "a pane")
         fields = [stream.schema.field(key) for key in self._keyed.keys]
         fields += [pa.field("window", SPAN), pa.field("pane", PANE), pa.field("weight", pa.int32()), *made]
         fields.append(pa.field("event_time", INSTANT))
@@ -261,7 +261,7 @@ def check_named(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> 
 
 
 def aggregated(
-    schema: Schema, aggregates: Mapping[str, Aggregate], columns: Sequence[str], what: str
+    stream: Stream, aggregates: Mapping[str, Aggregate], columns: Sequence[str], what: str
 ) -> tuple[list[pa.Field], dict[str, Expression]]:
     """The result fields of aggregates, next to the columns that `what` already has, and their arguments."""
     fields: list[pa.Field] = []
@@ -275,7 +275,14 @@ def aggregated(
                 f"{what} already has a column '{column}'",
                 f"choose a name other than {', '.join(taken)}",
             )
-        fed = fed_with(column, aggregate, schema)
+        if stream.node.is_changing and not aggregate.forgets:
+            raise InvalidAggregate(
+                f"{column}={aggregate} needs rows that are never retracted, but those of '{stream.node.name}' may be: "
+                "a sketch cannot forget a row",
+                where=users_line(),
+                next_step="use the exact aggregate, or aggregate the rows before they become a table",
+            )
+        fed = fed_with(column, aggregate, stream.schema)
         fields.append(pa.field(column, result_type(column, aggregate, fed)))
         arguments |= fed
     return fields, arguments

@@ -144,7 +144,7 @@ class Grouping(Hinted):
         """A table with one row per group, kept up to date; a group without rows has none."""
         check_named(unnamed, aggregates)
         stream, keys = self._stream, self._columns
-        made, arguments = aggregated(stream.schema, aggregates, [*CHANGE_COLUMNS, *keys], "a table")
+        made, arguments = aggregated(stream, aggregates, [*CHANGE_COLUMNS, *keys], "a table")
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema([*(stream.schema.field(key) for key in keys), *made]))
         node = Grouped(

@@ -1,0 +1,132 @@
+"""Sketches keep their promises about errors, do not depend on order, and are read by Spark itself."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream import sketches
+from millstream.errors import InvalidRecord
+
+RUNS = 1_000
+
+
+def test_distinct_counts_are_within_their_bounds_as_often_as_promised() -> None:
+    """Goal: a confidence of 95 percent. Method: 1,000 disjoint sets of values that the sketch cannot hold exactly."""
+    size, within = 3_000, 0
+    for run in range(RUNS):
+        found = sketches.distinct_count(sketches.distinct(range(run * size, (run + 1) * size), lg_k=8))
+        within += found.low <= size <= found.high
+    assert within >= 0.94 * RUNS
+
+
+def test_set_sizes_are_within_their_bounds_as_often_as_promised() -> None:
+    size, within = 3_000, 0
+    for run in range(RUNS):
+        found = sketches.set_size(sketches.set_of(range(run * size, (run + 1) * size), lg_k=8))
+        within += found.low <= size <= found.high
+    assert within >= 0.94 * RUNS
+
+
+def test_quantiles_are_within_their_bounds_as_often_as_promised() -> None:
+    rng, within = np.random.default_rng(7), 0
+    for _ in range(RUNS):
+        values = rng.normal(size=5_000)
+        found = sketches.quantile(sketches.quantiles(values, k=64), 0.9)
+        assert found is not None
+        within += found.low <= np.quantile(values, 0.9, method="inverted_cdf") <= found.high
+    assert within >= 0.98 * RUNS
+
+
+def test_counts_are_within_their_bounds_as_often_as_promised() -> None:
+    within, checked = 0, 0
+    for run in range(100):
+        weights = {f"{run}.{value}": 1 + value % 7 for value in range(2_000)}
+        sketch = sketches.counts(weights, error=0.01)
+        for value in list(weights)[:10]:
+            found = sketches.count_of(sketch, value)
+            checked += 1
+            within += found.low <= weights[value] <= found.high
+    assert within >= 0.98 * checked
+
+
+def test_frequent_values_are_found_with_their_bounds() -> None:
+    weights = {f"rare {value}": 1 for value in range(20_000)} | {"often": 3_000, "most often": 5_000}
+    first, second = sketches.most_frequent(sketches.frequent(weights, lg_k=10), 2)
+    assert (first.value, second.value) == ("most often", "often")
+    assert first.low <= 5_000 <= first.high
+    assert second.low <= 3_000 <= second.high
+
+
+def test_the_order_and_the_parts_of_values_do_not_matter_to_distinct_counts() -> None:
+    values = list(range(20_000))
+    whole = sketches.distinct_count(sketches.distinct(values, 12))
+    random.Random(3).shuffle(values)
+    parts = [sketches.distinct(values[at : at + 900], 12) for at in range(0, len(values), 900)]
+    merged = sketches.distinct_count(sketches.merged_distinct(parts, 12))
+    assert merged == whole
+    stepwise = parts[0]
+    for part in parts[1:]:
+        stepwise = sketches.merged_distinct([stepwise, part], 12)
+    assert sketches.distinct_count(stepwise) == whole
+
+
+def test_sets_unite_intersect_and_subtract() -> None:
+    one, other = sketches.set_of(range(1_000), 12), sketches.set_of(range(600, 1_400), 12)
+    assert sketches.set_size(sketches.union([one, other])).estimate == 1_400
+    assert sketches.set_size(sketches.intersection(one, other)).estimate == 400
+    assert sketches.set_size(sketches.difference(one, other)).estimate == 600
+
+
+def test_a_million_values_stay_small() -> None:
+    assert len(sketches.distinct(range(1_000_000), sketches.distinct_size(0.02))) < 8_000
+    assert len(sketches.quantiles(np.arange(1e6), sketches.quantiles_size(0.0133))) < 8_000
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        sketches.distinct_count,
+        sketches.set_size,
+        lambda sketch: sketches.quantile(sketch, 0.5),
+        lambda sketch: sketches.most_frequent(sketch, 1),
+        lambda sketch: sketches.count_of(sketch, "x"),
+    ],
+)
+@pytest.mark.parametrize("damaged", [b"", b"\x00", b"not a sketch at all", b"\xff" * 64])
+def test_bytes_that_are_not_a_sketch_are_refused(read: Any, damaged: bytes) -> None:
+    with pytest.raises(InvalidRecord, match="bytes are not a"):
+        read(damaged)
+
+
+@pytest.mark.more
+def test_spark_reads_sketches(spark: Any) -> None:
+    """Goal: Spark's own functions read the bytes. Method: its estimates of our sketches equal ours."""
+    numbers, others = list(range(5_000)), list(range(2_500, 9_000))
+    hll, theta = sketches.distinct(numbers, 12), sketches.set_of(numbers, 12)
+    merged = sketches.merged_distinct([hll, sketches.distinct(others, 12)], 12)
+    kll = sketches.quantiles(np.arange(100.0), 200)
+    row = spark.createDataFrame(
+        [(bytearray(hll), bytearray(theta), bytearray(merged), bytearray(kll))],
+        "hll binary, theta binary, merged binary, kll binary",
+    )
+    found = row.selectExpr(
+        "hll_sketch_estimate(hll_union(hll, hll))",
+        "theta_sketch_estimate(theta)",
+        "hll_sketch_estimate(hll_union(merged, merged))",
+        "kll_sketch_get_quantile_double(kll, 0.5D)",
+    ).first()
+    ours = [
+        round(sketches.distinct_count(hll).estimate),
+        round(sketches.set_size(theta).estimate),
+        round(sketches.distinct_count(merged).estimate),
+        sketches.quantile(kll, 0.5).estimate,  # type: ignore[union-attr]
+    ]
+    assert list(found) == ours
+    words = [f"user {number}" for number in range(3_000)]
+    native = spark.createDataFrame([(word,) for word in words], "word string").selectExpr("hll_sketch_agg(word, 12)")
+    both = sketches.merged_distinct([bytes(native.first()[0]), sketches.distinct(words, 12)], 12)
+    assert sketches.distinct_count(both) == sketches.distinct_count(sketches.distinct(words, 12))

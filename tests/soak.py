@@ -3,6 +3,7 @@
 A property is run in rounds. A round has all its examples, as in `make test-more`, and a seed of its own; rounds follow
 one another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
 The examples that Hypothesis completed are counted and printed at the end; examples it discarded are not among them.
+Tests that repeat something by themselves ask `rounds` how often: with less than a minute per property, less often.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hypothesis.statistics import collector
 PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
 PART_OF_FOLDER = {"jobs": "spark", "tools": "kafka"}
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
+MINUTES_HELP = "how long each property is tried (default: 1); below 1, other tests do fewer rounds too"
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""
 HERE = Path(__file__).parent
@@ -44,11 +46,22 @@ tried_key = pytest.StashKey[dict[str, Tried]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("soak")
     group.addoption("--soak", choices=PARTS, help="run this part of the long runs, and nothing else")
-    group.addoption("--soak-minutes", type=float, default=1.0, help="how long each property is tried (default: 1)")
+    group.addoption("--soak-minutes", type=float, default=1.0, help=MINUTES_HELP)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[tried_key] = {}
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """How often a test repeats what it does: all rounds from one minute per property on, else that share of them."""
+    share = min(1.0, request.config.getoption("soak_minutes"))
+
+    def rounds(full: int, least: int) -> int:
+        return max(least, round(full * share))
+
+    return rounds
 
 
 def part_of(item: pytest.Item) -> str | None:

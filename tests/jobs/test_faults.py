@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -67,8 +67,8 @@ def test_a_jvm_that_dies_raises_a_readable_error(killed: Killed) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
-def test_fifty_kills(killed: Killed) -> None:
-    kill_often(killed, KILLS_OF_A_SOAK)
+def test_fifty_kills(killed: Killed, rounds: Callable[[int, int], int]) -> None:
+    kill_often(killed, rounds(KILLS_OF_A_SOAK, 6))
 
 
 # ---------------------------------------------------------------- a sink that is down

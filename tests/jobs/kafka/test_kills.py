@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,5 +54,5 @@ def test_a_broker_that_hangs_holds_a_job_up_and_nothing_else(killed: Killed, kaf
 
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
-def test_many_kills(killed: Killed) -> None:
-    kill_often(killed, KILLS_OF_A_SOAK)
+def test_many_kills(killed: Killed, rounds: Callable[[int, int], int]) -> None:
+    kill_often(killed, rounds(KILLS_OF_A_SOAK, 6))

@@ -384,5 +384,5 @@ def test_random_mutations_end_in_records_or_in_an_error_of_ours():
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2, 10))
-def test_many_random_mutations(seed):
-    mutate(seed, rounds=20_000, timeout=3600)
+def test_many_random_mutations(seed, rounds):
+    mutate(seed, rounds=rounds(20_000, 500), timeout=3600)

@@ -145,8 +145,8 @@ def test_killed_at_random_moments(folder):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(8))
-def test_killed_at_random_moments_for_long(folder, seed):
-    kill_at_random(folder, rounds=500, seed=seed)
+def test_killed_at_random_moments_for_long(folder, seed, rounds):
+    kill_at_random(folder, rounds=rounds(500, 50), seed=seed)
 
 
 def append_in_child(partition, name, count):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millstream.connectors.files.endpoint import files
     from millstream.connectors.foreach import foreach_batch
     from millstream.connectors.kafka.endpoint import kafka
+    from millstream.connectors.lakes.endpoints import delta_table, iceberg
     from millstream.connectors.memory import memory
     from millstream.connectors.rate import rate
     from millstream.connectors.registry import connector
@@ -74,6 +75,7 @@ _NAMES = {
     "millstream.connectors.files.endpoint": "files",
     "millstream.connectors.foreach": "foreach_batch",
     "millstream.connectors.kafka.endpoint": "kafka",
+    "millstream.connectors.lakes.endpoints": "delta_table iceberg",
     "millstream.connectors.memory": "memory",
     "millstream.connectors.rate": "rate",
     "millstream.connectors.registry": "connector",
@@ -146,6 +148,7 @@ __all__ = [
     "count_distinct",
     "count_if",
     "custom",
+    "delta_table",
     "delta_window",
     "discard",
     "distinct_count",
@@ -158,6 +161,7 @@ __all__ = [
     "first_of",
     "fixed",
     "foreach_batch",
+    "iceberg",
     "in_order",
     "kafka",
     "last",

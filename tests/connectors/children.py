@@ -23,7 +23,13 @@ context.set_forkserver_preload(
         "millstream.connectors.files.sink",
         "millstream.connectors.databases.sqlite",
         "millstream.connectors.databases.postgres",
+        "millstream.connectors.lakes.sink",
+        "millstream.connectors.lakes.delta",
+        "millstream.connectors.lakes.iceberg",
         "confluent_kafka",
+        "deltalake.fs",
+        "pyiceberg.catalog.sql",
+        "pyiceberg.io.pyarrow",
         __name__,
     ]
 )

@@ -4,6 +4,7 @@ import csv
 import json
 import sqlite3
 from pathlib import Path
+from urllib.parse import unquote
 
 import psycopg
 import pyarrow as pa
@@ -42,6 +43,8 @@ class Target:
             "csv": lambda: ms.files(self.folder / "out", "csv"),
             "sqlite": lambda: ms.sqlite(self.folder / "scores.db", "scores", key=self.key),
             "postgres": lambda: ms.postgres(self.dsn, "scores", key=self.key),
+            "delta": lambda: ms.delta_table(self.folder / "lake", key=self.key),
+            "iceberg": lambda: ms.iceberg("tests", "games.scores", key=self.key, settings=catalog(self.folder)),
             "kafka": lambda: ms.kafka(self.dsn, topic=f"scores-{self.folder.parent.name}-{self.folder.name}"),
         }
         return made[self.kind]()
@@ -69,6 +72,10 @@ class Target:
         if self.kind == "postgres":
             with psycopg.connect(self.dsn, row_factory=dict_row) as db:
                 return db.execute("SELECT * FROM scores").fetchall()
+        if self.kind == "delta":
+            return [row for path in delta_files(self.folder / "lake") for row in pq.read_table(path).to_pylist()]
+        if self.kind == "iceberg":
+            return [row for path in iceberg_files(self.folder) for row in pq.read_table(path).to_pylist()]
         if self.kind == "kafka":
             return [json.loads(value) for _, value in committed(self.dsn, self.place().topic)]
         return [row for file in sorted((self.folder / "out").glob("*")) for row in self._of_file(file)]
@@ -80,6 +87,30 @@ class Target:
         if self.kind == "json":
             return [json.loads(line) for line in lines]
         return [{**row, "score": int(row["score"])} for row in csv.DictReader(lines)]
+
+
+def catalog(folder):
+    """Settings of an Iceberg catalog in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def iceberg_files(folder, table="games.scores"):
+    """The data files of the current snapshot."""
+    from pyiceberg.catalog import load_catalog
+
+    found = load_catalog("tests", **catalog(folder)).load_table(table).scan().plan_files()
+    return sorted(task.file.file_path.removeprefix("file://") for task in found)
+
+
+def delta_files(folder):
+    """The data files of the newest version, as the log lists them."""
+    found = {}
+    for commit in sorted((Path(folder) / "_delta_log").glob("*.json")):
+        for action in map(json.loads, commit.read_text().splitlines()):
+            if "add" in action:
+                found[action["add"]["path"]] = True
+            found.pop(action.get("remove", {}).get("path"), None)
+    return sorted(str(Path(folder) / unquote(path)) for path in found)
 
 
 def committed(servers, topic):
@@ -98,4 +129,5 @@ def committed(servers, topic):
     return found
 
 
-KINDS = ("topic", "parquet", "json", "csv", "sqlite", "postgres")
+LAKES = ("delta", "iceberg")
+KINDS = ("topic", "parquet", "json", "csv", "sqlite", "postgres", *LAKES)

@@ -13,7 +13,7 @@ from millstream.connectors.opening import keeper_of
 from millstream.errors import SinkUnavailable, StartOverRefused
 from millstream.log import EmbeddedLog
 
-from .support import KINDS, SCORES, Target, table
+from .support import KINDS, LAKES, SCORES, Target, table
 
 A, B = {"team": "a", "score": 1}, {"team": "b", "score": 2}
 
@@ -46,6 +46,10 @@ def remove(target, broker):
         broker.delete_topic("scores")
     elif target.kind == "sqlite":
         (target.folder / "scores.db").unlink()
+    elif target.kind == "delta":
+        shutil.rmtree(target.folder / "lake")
+    elif target.kind == "iceberg":
+        target.place().store().catalog.drop_table("games.scores")
     elif target.kind == "postgres":
         with psycopg.connect(target.dsn) as db:
             db.execute("DROP TABLE scores, _millstream_batches, _millstream_outputs")
@@ -54,7 +58,7 @@ def remove(target, broker):
 
 
 def visible_rows(target):
-    if target.kind in ("topic", "sqlite", "postgres"):
+    if target.kind in ("topic", "sqlite", "postgres", *LAKES):
         return target.rows()
     files = sorted((target.folder / "out").glob("[!.]*"))
     return [row for file in files for row in target._of_file(file)]

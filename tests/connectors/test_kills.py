@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from .children import BATCHES, batch_rows, run
-from .support import Target
+from .support import LAKES, Target
 
 KILLS = 10
 
@@ -46,6 +46,11 @@ KINDS = [
     ("sqlite", "team", True),
     pytest.param("postgres", None, True, marks=pytest.mark.more),
     ("postgres", "team", True),
+    *(
+        pytest.param(kind, key, changing, marks=pytest.mark.more)
+        for kind in LAKES
+        for key, changing in ((None, False), (None, True), ("team", True))
+    ),
 ]
 
 

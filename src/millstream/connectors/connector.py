@@ -111,7 +111,8 @@ class Connector(Endpoint):
         raise InvalidInput(
             f"{self} cannot be written",
             where=f"step '{writing.step}'",
-            next_step="use a topic name, or kafka, files, sqlite, postgres, console, memory, foreach_batch or discard",
+            next_step="use a topic name, or kafka, files, sqlite, postgres, delta_table, iceberg, console, memory, "
+            "foreach_batch or discard",
         )
 
     def keeper(self, claim: Claim, ledger: FileLedger, broker: Broker) -> Keeper:

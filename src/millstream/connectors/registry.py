@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 GROUP = "millstream.connectors"
 BUILT_IN = {
     "console": "millstream.connectors.console:console",
+    "delta_table": "millstream.connectors.lakes.endpoints:delta_table",
     "discard": "millstream.connectors.discard:discard",
     "files": "millstream.connectors.files.endpoint:files",
     "foreach_batch": "millstream.connectors.foreach:foreach_batch",
+    "iceberg": "millstream.connectors.lakes.endpoints:iceberg",
     "kafka": "millstream.connectors.kafka.endpoint:kafka",
     "memory": "millstream.connectors.memory:memory",
     "postgres": "millstream.connectors.databases.endpoints:postgres",

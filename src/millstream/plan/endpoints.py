@@ -81,8 +81,8 @@ class Endpoint:
             raise InvalidPlan(
                 f"{self} can only be read, not written",
                 where=users_line(),
-                next_step="write to a topic, or to kafka, files, sqlite, postgres, console, memory, foreach_batch or "
-                "discard",
+                next_step="write to a topic, or to kafka, files, sqlite, postgres, delta_table, iceberg, console, "
+                "memory, foreach_batch or discard",
             )
 
     def own_schema(self, broker: str | None) -> Schema:

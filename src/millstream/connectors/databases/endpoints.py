@@ -151,7 +151,7 @@ def sqlite(
     path: str | PathLike[str], table: str, *, mode: TableMode | None = None, key: str | Sequence[str] | None = None
 ) -> Sqlite:
     """A table in a SQLite file: every row, or with `key` the newest row of each key."""
-    made, columns = _mode(mode, key)
+    made, columns = mode_of(mode, key)
     name = arguments.text(table, "a table name must be a string", "sqlite('scores.db', 'totals')")
     if name.lower().startswith(("sqlite_", "_millstream")):
         raise arguments.refused(f"the table name '{name}' is reserved", "choose another name")
@@ -162,7 +162,7 @@ def postgres(
     dsn: str, table: str, *, mode: TableMode | None = None, key: str | Sequence[str] | None = None
 ) -> Postgres:
     """A table ("table" or "schema.table") in Postgres: every row, or with `key` the newest row of each key."""
-    made, columns = _mode(mode, key)
+    made, columns = mode_of(mode, key)
     example = "postgres('postgresql://user@host/database', 'totals')"
     address = arguments.text(dsn, "a database address must be a string", example)
     name = arguments.text(table, "a table name must be a string", example)
@@ -183,7 +183,7 @@ def postgres(
     return Postgres(name, made, columns, Secret(address))
 
 
-def _mode(mode: object, key: str | Sequence[str] | None) -> tuple[TableMode, tuple[str, ...]]:
+def mode_of(mode: object, key: str | Sequence[str] | None) -> tuple[TableMode, tuple[str, ...]]:
     names = (key,) if isinstance(key, str) else tuple(key or ())
     if isinstance(key, Mapping) or not all(isinstance(name, str) and name.strip() for name in names):
         raise arguments.refused(f"key takes column names, not {key!r}", "for example key=['team', 'window']")

@@ -56,9 +56,14 @@ class Local:
         given = {node: flowing_of(node, bundle) for node, bundle in sources.items()}
         return {node: bundle_of(node, flowing) for node, flowing in self.run(given).items()}
 
-    def run(self, sources: Mapping[Node, Flowing]) -> dict[Node, Flowing]:
-        """The same, as frames."""
+    def run(
+        self, sources: Mapping[Node, Flowing], dead: Mapping[Node, pl.DataFrame] | None = None
+    ) -> dict[Node, Flowing]:
+        """The same, as frames. `dead` has the dead letters of sources."""
         sent: dict[Node, Flowing] = {}
+        for node, letters in (dead or {}).items():
+            self._dead[node] = letters
+            self._check_dead(node, letters)
         for node in self.order:
             sent[node] = (
                 sources[node] if isinstance(node, nodes.Read) else self._run(node, [sent[n] for n in node.inputs])

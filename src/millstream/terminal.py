@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 import traceback
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -46,6 +47,18 @@ def is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
         return False
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook. IPython is not imported to find out."""
+    loaded = sys.modules.get("IPython")
+    shell = loaded.get_ipython() if loaded is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def notebook_display() -> Any:
+    """The module with which a notebook displays things; it is there in every kernel."""
+    return import_module("IPython.display")
 
 
 def shown(text: str, stream: Any) -> str:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import millstream as ms
+from millstream.errors import InvalidInput
 from millstream.testing import Add, Clock, Partition, Watermark
 from millstream.testing.axes import MINUTE, time_ticks
 from millstream.testing.steps import Step
@@ -232,3 +233,21 @@ def test_ticks_are_round_times() -> None:
         "00:00:01.5",
         "00:00:02",
     ]
+
+
+def test_a_figure_can_be_drawn_without_a_file(tmp_path: Path) -> None:
+    out = played(totals, GAME, draw=True)
+    assert out == played(totals, GAME)
+    assert out._repr_svg_().startswith("<svg")
+    out.save(tmp_path / "saved.svg")
+    played(totals, GAME, draw=tmp_path / "drawn.svg")
+    assert (tmp_path / "saved.svg").read_text() == (tmp_path / "drawn.svg").read_text() == out.figure
+
+
+def test_without_a_figure_there_is_nothing_to_save(tmp_path: Path) -> None:
+    out = played(totals, GAME, draw=False)
+    assert out._repr_svg_() is None
+    with pytest.raises(InvalidInput, match="no figure was drawn"):
+        out.save(tmp_path / "saved.svg")
+    with pytest.raises(InvalidInput, match="SVG file"):
+        played(totals, GAME, draw=True).save(tmp_path / "saved.png")

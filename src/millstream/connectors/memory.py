@@ -71,6 +71,11 @@ def memory(name: str) -> Memory:
     return Memory(arguments.text(name, "memory takes a name", "memory('totals')"))
 
 
+def forget(kept: Memory) -> None:
+    """Drops everything that is stored under a name."""
+    _collected.pop(kept.label, None)
+
+
 class MemorySink(Sink):
     def __init__(self, collected: Collected, ledger_key: tuple[str, str, str]) -> None:
         self._collected = collected

@@ -1,4 +1,4 @@
-"""The methods of a flow that use Spark: run, start, replay, and explain its physical plan."""
+"""The methods of a flow that its engine runs: run, start, replay, preview, and explain its physical plan."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
@@ -21,6 +22,7 @@ from millstream.errors import InvalidInput
 from millstream.jobs.broker_address import address_of
 from millstream.jobs.display import display_of, watch, watched
 from millstream.jobs.job import Job
+from millstream.jobs.previewing import previewed
 from millstream.jobs.running import run_job, start_job
 from millstream.log import connect
 from millstream.operators.accumulators import WEIGHT
@@ -108,6 +110,10 @@ def dataframe(
 
     packed = compiled(spark, shipment, feed).where(f"step = {len(physical_plan.chain)}")
     return packed.mapInArrow(unpack, str(schema))
+
+
+def preview(stream: Stream, **given: Any) -> pl.DataFrame:
+    return previewed(stream, **given)
 
 
 def explained(flow: Flow, format: Format = "text") -> str:

@@ -11,6 +11,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.jobs.job_folder import JobFolder
 from millstream.jobs.job_progress import Progress
+from millstream.jobs.job_view import whole_page
+from millstream.jobs.recent_rows import RecentRows
+from millstream.jobs.showing import show
+from millstream.plan.nodes import Write
 
 POLL_S = 0.1
 """How often to check whether a job is still running."""
@@ -32,6 +36,8 @@ class Job(ABC):
         self.progress = progress
         self._query = query
         self._closing = closing
+        self.recent: RecentRows | None = None
+        """The newest rows of each output, if they pass through this process."""
         self.interrupted = False
         """Whether Ctrl-C ended it."""
         self.terminated = False
@@ -47,6 +53,30 @@ class Job(ABC):
     @property
     def is_running(self) -> bool:
         return self._query.isActive
+
+    @property
+    def state(self) -> str:
+        """ "running", "failed" or "ended"."""
+        if self.is_running:
+            return "running"
+        return "ended" if self._query.exception() is None else "failed"
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[Write, ...]:
+        """What it writes."""
+
+    def show(self, *, refresh_s: float = 0.5) -> None:
+        """Shows progress and the newest rows, updated in place: in the cell of a notebook, or on a terminal.
+
+        It returns when the job has ended, or on Ctrl-C (in a notebook: interrupt), and then the job continues. It
+        raises the error that the job failed with.
+        """
+        show(self, refresh_s)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: its progress, newest rows and plan at this moment."""
+        return whole_page(self)
 
     @abstractmethod
     def lag(self) -> int:

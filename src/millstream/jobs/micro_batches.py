@@ -36,6 +36,7 @@ from millstream.jobs.notices import Notices, warn_of_bad_records
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.output_claims import NewestBatches, OutputClaims
 from millstream.jobs.outputs import Outputs, Stopped
+from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
 from millstream.jobs.result_topics import partitions_of
@@ -99,6 +100,7 @@ class MicroBatchJob(Job):
         outputs: Outputs,
         notices: Notices | None,
         shipment: Shipment,
+        recent: RecentRows,
     ) -> None:
         """`notices` is set for a bounded run; `shipment` marks the failures of this run in Spark's errors."""
         super().__init__(name, folder, progress, query, closing)
@@ -106,6 +108,11 @@ class MicroBatchJob(Job):
         self._outputs = outputs
         self._notices = notices
         self._shipment = shipment
+        self.recent = recent
+
+    @property
+    def outputs(self) -> tuple[Write, ...]:
+        return tuple(output for output in self._shipment.physical_plan.outputs if isinstance(output, Write))
 
     def lag(self) -> int:
         return self._lag.rows()
@@ -214,6 +221,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         stop.check()
         lag, file = TopicLag(feed, progress), ProgressFile(folder.path)
         notices = Notices(name, physical_plan)
+        recent = RecentRows({output: keys_of(output) for output in outputs})
         written = Outputs(
             physical_plan,
             sinks,
@@ -222,6 +230,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             progress,
             lambda: file.update(name, progress, lag.rows),
             notices,
+            recent,
             settings.on_batch,
         )
         query = _query(spark, written, feed, folder, settings, slots_of(kept.steps))
@@ -238,6 +247,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             outputs=written,
             notices=notices if is_bounded else None,
             shipment=feed.shipment,
+            recent=recent,
         )
         _STARTED[folder.path] = job
     return job

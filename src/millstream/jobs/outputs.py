@@ -27,6 +27,7 @@ from millstream.jobs.job_folder import SINKS
 from millstream.jobs.job_progress import Progress
 from millstream.jobs.notices import Notices
 from millstream.jobs.output_claims import OutputClaims
+from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.refused_rows import RefusedRows, dead_letters_of
 from millstream.operators.elementwise import OFFSET, frame_of, net
 from millstream.operators.stateful import DEAD, SENT
@@ -78,6 +79,7 @@ class Outputs:
         progress: Progress,
         on_progress: Callable[[], None],
         notices: Notices,
+        recent: RecentRows,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
     ) -> None:
         self._physical_plan = physical_plan
@@ -87,6 +89,7 @@ class Outputs:
         self._progress = progress
         self._on_noted = on_progress
         self._notices = notices
+        self._recent = recent
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
@@ -127,6 +130,7 @@ class Outputs:
                     if other in made and other is not output:
                         refused.setdefault(other, []).append(made[other])
             tables[output.name] = table
+            self._recent.note(output, table, weights)
             count = len(table) - len(dead_letters)
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + count
         if self._on_batch is not None:

@@ -88,6 +88,10 @@ class RealTimeJob(Job):
         self._lag = 0
 
     @property
+    def outputs(self) -> tuple[Write, ...]:
+        return self.plan.outputs
+
+    @property
     def promise(self) -> str:
         return PROMISE
 

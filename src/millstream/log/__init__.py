@@ -50,7 +50,7 @@ def connect(address: str | os.PathLike[str] | None = None, *, shared_group: str 
     Default: MILLSTREAM_BROKER, else `.millstream` here. A log in a folder is private to this user unless it is shared
     with an operating system group.
     """
-    given = _given(address)
+    given = chosen_address(address)
     if given.startswith("kafka://"):
         if shared_group is not None:
             raise InvalidInput(
@@ -66,7 +66,7 @@ def connect(address: str | os.PathLike[str] | None = None, *, shared_group: str 
 
 def open_embedded(address: str | os.PathLike[str] | None = None) -> EmbeddedLog:
     """Opens a log that must be in a folder; rejects Kafka."""
-    given = _given(address)
+    given = chosen_address(address)
     if given.startswith("kafka://"):
         raise InvalidInput(
             "this works on a log in a folder, not yet on Kafka",
@@ -76,7 +76,8 @@ def open_embedded(address: str | os.PathLike[str] | None = None) -> EmbeddedLog:
     return EmbeddedLog(_folder(given))
 
 
-def _given(address: str | os.PathLike[str] | None) -> str:
+def chosen_address(address: str | os.PathLike[str] | None) -> str:
+    """The address of a broker: as given, else MILLSTREAM_BROKER, else the default folder."""
     return os.fspath(address) if address is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
 
 

@@ -24,6 +24,7 @@ from millstream.plan.checks import (
 )
 from millstream.plan.endpoints import Endpoint
 from millstream.plan.explain import Format, explained
+from millstream.plan.html import drawing, note, page, schema_table
 from millstream.plan.naming import default_name, plain
 from millstream.plan.needs_spark import computed_before
 from millstream.plan.nodes import (
@@ -36,6 +37,7 @@ from millstream.plan.nodes import (
 from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings, takes
 from millstream.plan.stream import Stream
 from millstream.plan.timing import checked_watermark, event_time_of, with_event_time
+from millstream.plan.viewed import previewed_rows
 from millstream.plan.watermarks import Watermark
 from millstream.plan.written_stream import check_behind_sinks
 from millstream.records import Schema, SchemaLike
@@ -69,6 +71,8 @@ class Flow:
         self._sources: list[Endpoint] = []
         self._sides: dict[tuple[Node, type[Node]], Node] = {}
         self._read_behind: dict[Node, Read] = {}
+        self.previews: dict[Node, Any] = {}
+        """By step, the rows of its last preview, which notebooks show."""
         self.timed_sources: dict[Read, WithEventTime] = {}
         """By source, the step after it that sets the event time of its rows."""
 
@@ -185,6 +189,16 @@ class Flow:
         from millstream.plan.joining import Side
 
         return Side.of(self, rows, None if schema is None else schema_of(schema))
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the plan, the columns of each output, and the rows of its last preview."""
+        if not self.outputs:
+            return page(f"flow {self.name}", [note("no output yet: end a stream with .write('topic')")])
+        parts = [drawing(explained(self.name, self.outputs, "svg"))]
+        for output in self.outputs:
+            parts.append(schema_table(output.schema, output.name))
+            parts += previewed_rows(self, output.inputs[0])
+        return page(f"flow {self.name}", parts)
 
     # ------------------------------------------------------------ running
 

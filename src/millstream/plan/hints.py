@@ -39,7 +39,7 @@ OF_STREAMS: Mapping[str, str] = {
     "withWatermark": "set it where rows are read: flow.read(…, event_time='at', watermark=ms.bounded('10 seconds'))",
     **dict.fromkeys(("writeStream", "writeTo"), "use write('topic'), or write(ms.files(…)), and then flow.run()"),
     "foreachBatch": "use write(ms.foreach_batch(function))",
-    **dict.fromkeys(("show", "display"), "use write(ms.console()), and then flow.run()"),
+    **dict.fromkeys(("show", "display"), "use preview(rows=20), or write(ms.console()) and then flow.run()"),
     "printSchema": "use print(stream.schema)",
     "columns": "use schema.names",
     "mapInPandas": "use map(function, schema, batch='pandas')",
@@ -51,7 +51,7 @@ OF_STREAMS: Mapping[str, str] = {
     "toDF": "use rename(old='new'), or to_dataframe() for a Spark DataFrame",
     "agg": GROUPED,
     "count": GROUPED,
-    "collect": "play it in a test: millstream.testing.play; or write it to ms.memory(…)",
+    "collect": "use preview(rows=1000); or play it in a test: millstream.testing.play; or write it to ms.memory(…)",
 }
 OF_KEYED: Mapping[str, str] = {
     **OF_GROUPS,

@@ -26,7 +26,6 @@ from millstream.plan.checks import (
 from millstream.plan.columns import kept, renamed, replaced, sampled, selected, without
 from millstream.plan.driver_only import check_models
 from millstream.plan.explain import Format, explained
-from millstream.plan.hints import Hinted
 from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import SparkFunction
 from millstream.plan.nodes import (
@@ -43,6 +42,7 @@ from millstream.plan.nodes import (
     Write,
 )
 from millstream.plan.retries import Retry
+from millstream.plan.viewed import Viewed
 from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window
 from millstream.plan.written_stream import Written
@@ -50,7 +50,6 @@ from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
 from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
-    from millstream.plan.flow import Flow
     from millstream.plan.joining import AsOfWhen, On, Side
     from millstream.plan.keyed import Keyed, Windowed
     from millstream.plan.table_nodes import How
@@ -61,15 +60,11 @@ Batch = Literal["polars", "pandas", "arrow"]
 BATCHES = get_args(Batch)
 
 
-class Stream(Hinted):
+class Stream(Viewed):
     """Rows that keep coming."""
 
-    def __init__(self, flow: Flow, node: Node) -> None:
-        self.flow = flow
-        self.node = node
-
     if not TYPE_CHECKING:  # for type checkers, a name that does not exist stays an error
-        __getattr__ = Hinted._unknown
+        __getattr__ = Viewed._unknown
 
     @property
     def schema(self) -> Schema:

@@ -39,8 +39,9 @@ from millstream.testing.recording import Recording
 from millstream.testing.scene import Fate, Key, Scene, scene_of
 
 
-def draw_figure(recording: Recording) -> None:
-    recording.path.write_text(figure(scene_of(recording)), encoding="utf-8")
+def drawn(recording: Recording) -> str:
+    """A recording as SVG."""
+    return figure(scene_of(recording))
 
 
 def figure(scene: Scene) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from millstream.errors import InvalidInput
 from millstream.plan.flow import Flow
@@ -29,26 +28,18 @@ class Moment:
 
 
 class Recording:
-    def __init__(self, flow: Flow, aggregate: WindowedAggregate, path: Path) -> None:
+    def __init__(self, flow: Flow, aggregate: WindowedAggregate) -> None:
         self.aggregate = aggregate
-        self.path = path
         self.moments: list[Moment] = []
         self._late = Panes(flow, aggregate).late.node
 
     @classmethod
-    def of(cls, flow: Flow, observed: Iterable[Node], path: Path) -> Recording:
+    def of(cls, flow: Flow, observed: Iterable[Node]) -> Recording:
         """Records the last windowed aggregation before the first observed stream that has one."""
-        if path.suffix != ".svg":
-            raise InvalidInput(
-                f"a figure must be an SVG file, not '{path}'", where=users_line(), next_step="draw='name.svg'"
-            )
-        if not path.parent.is_dir():
-            wrong = f"there is no folder '{path.parent}' for the figure"
-            raise InvalidInput(wrong, where=users_line(), next_step="create it first")
         for node in observed:
             found = _nearest(node)
             if found is not None:
-                return cls(flow, found, path)
+                return cls(flow, found)
         raise InvalidInput(
             "there is nothing to draw: no stream that build returned has windows",
             where=users_line(),

@@ -1,0 +1,97 @@
+"""Shows a running job, updated in place: in the output of a notebook cell, or on a terminal."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from millstream.jobs.job_view import JobView, as_html, as_text, view_of
+from millstream.plan.run_settings import refused
+from millstream.terminal import in_notebook, notebook_display
+
+if TYPE_CHECKING:
+    from millstream.jobs.job import Job
+
+REFRESH_S_MIN = 0.05
+
+
+class Screen(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, view: JobView) -> None: ...
+
+
+class Notebook:
+    """One output of a cell, replaced with each update."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, view: JobView) -> None:
+        notebook = notebook_display()
+        shown = notebook.HTML(as_html(view))
+        if self._handle is None:
+            self._handle = notebook.display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+
+class Terminal:
+    """Lines that are drawn again with each update; in a pipe, only the last of them."""
+
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        self._live = Live(auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self, view: JobView) -> None:
+        self._live.update(as_text(view), refresh=True)
+
+
+def show(job: Job, refresh_s: float) -> None:
+    """Returns when the job has ended, or when it is interrupted."""
+    if not isinstance(refresh_s, int | float) or not REFRESH_S_MIN <= refresh_s < math.inf:
+        raise refused(f"refresh_s is a number of seconds from {REFRESH_S_MIN} on, not {refresh_s!r}", "show()")
+    screen: Screen = Notebook() if in_notebook() else Terminal()
+    with interruptible() as interrupted, screen:
+        with suppress(KeyboardInterrupt):
+            while job.is_running and not interrupted.is_set():
+                screen.update(view_of(job))
+                interrupted.wait(refresh_s)
+        screen.update(view_of(job))
+    if not job.is_running:
+        job.wait()  # raises the error that it failed with
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets. Spark's own handler would cancel the running batch of the job."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        with suppress(TypeError):  # a handler that was not installed from Python
+            signal.signal(signal.SIGINT, before)

@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "local": ["operators"],
     "connectors": ["plan", "log"],
     "views": ["plan", "log"],
+    "events": ["log"],
     "serving": ["connectors"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark"],
@@ -57,6 +58,7 @@ WITHOUT_SPARK = {
     "local",
     "connectors",
     "views",
+    "events",
     "serving",
 }
 

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "local": ["operators"],
     "connectors": ["plan", "log"],
     "views": ["plan", "log"],
+    "events": ["log"],
     "serving": ["connectors"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark"],
@@ -59,6 +60,7 @@ WITHOUT_SPARK = {
     "local",
     "connectors",
     "views",
+    "events",
     "serving",
 }
 

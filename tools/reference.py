@@ -41,13 +41,14 @@ SECTIONS = {
     "millstream.plan.retries": "Retries",
     "millstream.connectors": "Sources and sinks",
     "millstream.log": "The log",
+    "millstream.events": "Event sourcing",
     "millstream.views": "Views",
     "millstream.testing": "Testing",
     "millstream.errors": "Errors",
 }
 """The order of the sections. A module that is missing here comes last, under its own name."""
 
-ROOMS = ("millstream.log", "millstream.connectors")
+ROOMS = ("millstream.log", "millstream.connectors", "millstream.events")
 """Packages whose names share a section."""
 
 BESIDE = {

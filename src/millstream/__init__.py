@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from millstream.connectors.socket_lines import socket
     from millstream.connectors.topic.several_endpoint import topics
     from millstream.errors import MillstreamError
+    from millstream.events.aggregate import Aggregate, event
+    from millstream.events.event import Append, Event
+    from millstream.events.opening import event_store
+    from millstream.events.upcasters import upcaster
     from millstream.jobs.job import Job
     from millstream.log import Batch, Broker, Message, Record, connect
     from millstream.plan.aggregates import (
@@ -82,6 +86,10 @@ _NAMES = {
     "millstream.connectors.socket_lines": "socket",
     "millstream.connectors.topic.several_endpoint": "topics",
     "millstream.errors": "MillstreamError",
+    "millstream.events.aggregate": "Aggregate event",
+    "millstream.events.event": "Append Event",
+    "millstream.events.opening": "event_store",
+    "millstream.events.upcasters": "upcaster",
     "millstream.jobs.job": "Job",
     "millstream.log": "Batch Broker Message Record connect",
     "millstream.plan.aggregates": (
@@ -108,8 +116,11 @@ _RENAMED = {"delta": "delta_window", "foreach": "foreach_batch", "never": "at_ex
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
+    "Aggregate",
+    "Append",
     "Batch",
     "Broker",
+    "Event",
     "Flow",
     "Job",
     "Key",
@@ -154,6 +165,8 @@ __all__ = [
     "distinct_count",
     "each",
     "errors",
+    "event",
+    "event_store",
     "every",
     "everything",
     "files",
@@ -193,6 +206,7 @@ __all__ = [
     "sum",
     "top",
     "topics",
+    "upcaster",
     "var_pop",
     "var_samp",
     "variance",

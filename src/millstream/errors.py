@@ -193,6 +193,59 @@ class ClosedError(MillstreamError):
     """The producer, consumer, queue or log was closed before."""
 
 
+# ---------------------------------------------------------------- event stores
+
+
+class EventRefused(MillstreamError):
+    """An event store does not record events: nothing of the append was stored."""
+
+
+class WrongVersion(EventRefused):
+    """A stream has another version than the append expects: another writer was first, or the caller is mistaken."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        next_step: str | None = None,
+        stream: str = "",
+        expected_version: int = 0,
+        current_version: int = 0,
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.stream = stream
+        self.expected_version = expected_version
+        self.current_version = current_version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_wrong_version, (self.what, self.where, self.next_step, self.__dict__))
+
+
+def _rebuild_wrong_version(
+    what: str, where: str | None, next_step: str | None, attributes: dict[str, object]
+) -> WrongVersion:
+    error = WrongVersion(what, where=where, next_step=next_step)
+    error.__dict__.update(attributes)
+    return error
+
+
+class StreamClosed(EventRefused):
+    """The stream was closed: no event can be appended to it any more."""
+
+
+class EventIdReused(EventRefused):
+    """An event has the id of a recorded event that differs from it: recorded events are never changed."""
+
+
+class UnknownEvent(MillstreamError):
+    """An aggregate has no handler for an event of its stream."""
+
+
+class UpcastFailed(MillstreamError):
+    """An upcaster raised an error, or did not return the data of an event."""
+
+
 # ---------------------------------------------------------------- invalid flows
 
 

@@ -157,25 +157,36 @@ class Partition:
         with self._writing() as mark:
             if permit:
                 permit()
-            self._renew()
-            if self.moved_to is not None:
-                raise TopicMoved(
-                    f"topic '{self.topic}' was moved and can no longer be written to here",
-                    where=str(self.folder.parent),
-                    next_step=f"write to it where it is now: MILLSTREAM_BROKER={self.moved_to}",
-                )
-            for draft in drafts:
-                self._check_schema(draft)
-            known = self._find(drafts, tried_since, mark) if tried_since is not None else {}
-            offsets: list[int] = []
-            for draft in drafts:
-                stored = known.get((draft.producer_id, draft.epoch, draft.sequence))
-                if stored is None:
-                    mark = self._write(mark, draft)
-                    stored = mark.end.offset - draft.span
-                offsets.append(stored)
-            self._publish(mark, sync=sync)
-            return offsets
+            return self._append(mark, drafts, sync=sync, tried_since=tried_since)
+
+    def append_decided(self, decide: Callable[[], Sequence[Draft]], *, sync: bool) -> list[int]:
+        """Appends the frames that `decide` returns. It is called under the lock, and can read all that is stored."""
+        with self._writing() as mark:
+            if mark.end != self.marks.read().end:  # a writer died after whole frames: they count from now on
+                self._publish(mark, sync=True)
+                mark = self.marks.read()
+            return self._append(mark, decide(), sync=sync)
+
+    def _append(self, mark: Mark, drafts: Sequence[Draft], *, sync: bool, tried_since: int | None = None) -> list[int]:
+        self._renew()
+        if self.moved_to is not None:
+            raise TopicMoved(
+                f"topic '{self.topic}' was moved and can no longer be written to here",
+                where=str(self.folder.parent),
+                next_step=f"write to it where it is now: MILLSTREAM_BROKER={self.moved_to}",
+            )
+        for draft in drafts:
+            self._check_schema(draft)
+        known = self._find(drafts, tried_since, mark) if tried_since is not None else {}
+        offsets: list[int] = []
+        for draft in drafts:
+            stored = known.get((draft.producer_id, draft.epoch, draft.sequence))
+            if stored is None:
+                mark = self._write(mark, draft)
+                stored = mark.end.offset - draft.span
+            offsets.append(stored)
+        self._publish(mark, sync=sync)
+        return offsets
 
     def _check_schema(self, draft: Draft) -> None:
         """Called under the same lock as changes of the schema: records of different kinds are never mixed."""

@@ -1,0 +1,165 @@
+"""An aggregate decides by commands and changes by events alone, so that its events rebuild it as of any moment."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+import orjson
+
+from millstream.errors import InvalidInput, UnknownEvent
+from millstream.events.event import Event, Recorded, checked_text
+
+Handler = TypeVar("Handler", bound=Callable[..., None])
+HANDLES = "_millstream_events"
+
+
+def event(*types: str) -> Callable[[Handler], Handler]:
+    """Marks the method of an aggregate that changes its state when an event of one of these types has happened.
+
+    The method gets the fields of the event's data as arguments by name, or, with a parameter named `event`, the event.
+    """
+    if not types or not all(isinstance(name, str) for name in types):
+        raise InvalidInput("a handler needs the type of its events", next_step='@ms.event("ItemAdded")')
+
+    def mark(handler: Handler) -> Handler:
+        setattr(handler, HANDLES, types)
+        return handler
+
+    return mark
+
+
+class Aggregate:
+    """The base of your own: methods marked with `@event` change it, its other methods decide and call `record`."""
+
+    snapshot_every: ClassVar[int | None] = None
+    """Keep a snapshot each time so many events were saved; None for none."""
+    snapshot_format: ClassVar[int] = 1
+    """Raise it when the attributes change: snapshots of another format are ignored."""
+    _handlers: ClassVar[Mapping[str, Callable[..., None]]] = {}
+    _stream: str
+    _version: int
+    _pending: list[Event]
+    _has_personal_data: bool
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        handlers = dict(cls._handlers)
+        for attribute in vars(cls).values():
+            for name in getattr(attribute, HANDLES, ()):
+                if handlers.get(name, attribute) is not attribute and name in _own_types(cls):
+                    raise InvalidInput(
+                        f"two handlers of {cls.__name__} handle '{name}'", next_step="handle each type in one method"
+                    )
+                handlers[name] = attribute
+        cls._handlers = handlers
+
+    @classmethod
+    def begun(cls, stream: str, snapshot: tuple[int, bytes] | None = None) -> Self:
+        """One without events, or as a snapshot has it."""
+        made = cls.__new__(cls)
+        made._stream = checked_text(stream, "name of a stream")
+        made._version = 0
+        made._pending = []
+        made._has_personal_data = False
+        made.__init__()  # type: ignore[misc]
+        if snapshot is not None:
+            made._version = snapshot[0]
+            made.restore(orjson.loads(snapshot[1]))
+        return made
+
+    @property
+    def stream(self) -> str:
+        return self._stream
+
+    @property
+    def version(self) -> int:
+        """How many events it consists of, with those that are not saved yet."""
+        return self._version
+
+    @property
+    def pending(self) -> list[Event]:
+        """The events that were decided and are not saved yet."""
+        return self._pending
+
+    @property
+    def has_personal_data(self) -> bool:
+        """Whether personal data is in its state: no snapshot is kept then, so that it can be forgotten."""
+        return self._has_personal_data
+
+    # ------------------------------------------------------------ events
+
+    def record(self, what: str | Event, /, **data: Any) -> None:
+        """For commands: an event has happened. It changes the aggregate at once, and is stored by `save`."""
+        if isinstance(what, Event) and data:
+            raise InvalidInput("an event has its data already", next_step='record("ItemAdded", item="tea")')
+        happened = what if isinstance(what, Event) else Event(what, data)
+        self._change(happened)
+        self._pending.append(happened)
+
+    def apply(self, happened: Recorded) -> None:
+        """For rebuilding: the next event of the stream."""
+        self._version = happened.version - 1  # the stream may keep only its last events
+        self._change(happened)
+
+    def saved(self) -> None:
+        """Called when the pending events are stored."""
+        self._pending = []
+
+    def _change(self, happened: Event | Recorded) -> None:
+        handler = self._handlers.get(happened.type)
+        if handler is None:
+            raise UnknownEvent(
+                f"{type(self).__name__} has no handler for '{happened.type}'",
+                where=f"stream '{self._stream}', version {self._version + 1}",
+                next_step=f'add a method with @ms.event("{happened.type}"); it handles: '
+                + (", ".join(sorted(self._handlers)) or "none"),
+            )
+        if "event" in inspect.signature(handler).parameters:
+            handler(self, event=happened)
+        else:
+            handler(self, **happened.data)
+        self._has_personal_data |= happened.subject is not None
+        self._version += 1
+
+    # ------------------------------------------------------------ snapshots
+
+    @classmethod
+    def snapshot_kind(cls) -> str:
+        return f"{cls.__module__}.{cls.__qualname__}/{cls.snapshot_format}"
+
+    def snapshot_state(self) -> bytes:
+        if self._pending:
+            raise InvalidInput(
+                "an aggregate with events that are not saved has no snapshot",
+                where=f"stream '{self._stream}'",
+                next_step="save it first",
+            )
+        if self._has_personal_data:
+            raise InvalidInput(
+                "a snapshot would keep personal data that must be forgotten with its key",
+                where=f"stream '{self._stream}'",
+                next_step="leave this aggregate without snapshots",
+            )
+        try:
+            return orjson.dumps(self.state())
+        except TypeError as error:
+            raise InvalidInput(
+                f"the state of {type(self).__name__} cannot be kept as JSON: {error}",
+                where=f"stream '{self._stream}'",
+                next_step="override state() and restore(), or leave snapshot_every out",
+            ) from error
+
+    def state(self) -> Any:
+        """What a snapshot keeps, as JSON; by default the attributes without a leading underscore."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def restore(self, state: Any) -> None:
+        """The opposite of `state`."""
+        vars(self).update(state)
+
+
+def _own_types(cls: type) -> set[str]:
+    seen: list[str] = [name for attribute in vars(cls).values() for name in getattr(attribute, HANDLES, ())]
+    return {name for name in seen if seen.count(name) > 1}

@@ -1,0 +1,123 @@
+"""An event store's topic on the embedded log: decisions are made under the lock of its partition."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millstream.errors import OffsetLost
+from millstream.events.layout import Row, to_batch, to_rows
+from millstream.events.ports import Decide, Span, Stored
+from millstream.log.embedded import EmbeddedLog
+from millstream.log.frame import FRAME_BYTES_TARGET, Draft, draft
+from millstream.log.reader import Fetch, PartitionReader
+
+CACHED_FRAMES = 64
+INDEX = "streams.sqlite"
+
+
+class _Frame(NamedTuple):
+    offsets: npt.NDArray[np.int64]
+    value: pa.StructArray
+
+    def row(self, position: int) -> Row | None:
+        place = int(np.searchsorted(self.offsets, position))
+        if place == len(self.offsets) or self.offsets[place] != position:
+            return None
+        return to_rows(self.value.slice(place, 1))[0]
+
+
+class EmbeddedEventLog:
+    has_random_access = True
+
+    def __init__(self, log: EmbeddedLog, topic: str) -> None:
+        found = log.topic(topic)
+        self.identity = found.identity
+        self.index_path: Path | None = found.folder / INDEX
+        self._partition = found.partition(0)
+        self._frames: OrderedDict[int, _Frame] = OrderedDict()  # by their first offset, the last used at the end
+
+    def spans(self, start: int) -> Iterator[Span]:
+        if start >= self._partition.stable_offset():
+            return
+        reader = PartitionReader(self._partition, max(start, self._partition.start_offset()), committed=True)
+        for fetch in reader.stream():
+            yield Span(fetch.offsets.tolist(), to_rows(_value(fetch)), reader.offset)
+
+    news = spans
+
+    def write(self, decide: Decide) -> Stored:
+        sizes: list[int] = []
+
+        def drafts() -> list[Draft]:
+            sizes.clear()
+            made = []
+            for rows in _frames_of(decide()):
+                sizes.append(len(rows))
+                made.append(draft(to_batch(rows), rows[-1].at_us))
+            return made
+
+        bases = self._partition.append_decided(drafts, sync=True)
+        positions = [at for base, size in zip(bases, sizes, strict=True) for at in range(base, base + size)]
+        return Stored(positions, positions[-1] + 1 if positions else 0)
+
+    def rows(self, positions: Sequence[int]) -> list[Row]:
+        found: dict[int, Row] = {}
+        frame: _Frame | None = None
+        for at in sorted(positions):
+            row = frame.row(at) if frame is not None else None
+            if row is None:
+                frame = self._frame(at)
+                row = frame.row(at)
+            if row is None:
+                raise self._lost(at)
+            found[at] = row
+        return [found[at] for at in positions]
+
+    def _frame(self, position: int) -> _Frame:
+        for first, known in reversed(self._frames.items()):
+            if first <= position <= known.offsets[-1]:
+                self._frames.move_to_end(first)
+                return known
+        fetch = next(PartitionReader(self._partition, position, committed=True).stream(), None)
+        if fetch is None:
+            raise self._lost(position)
+        made = _Frame(fetch.offsets, _value(fetch))
+        self._frames[int(made.offsets[0])] = made
+        if len(self._frames) > CACHED_FRAMES:
+            self._frames.popitem(last=False)
+        return made
+
+    def _lost(self, position: int) -> OffsetLost:
+        return OffsetLost(
+            f"the event at position {position} is no longer stored",
+            where=f"topic '{self._partition.topic}'",
+            next_step="the retention or the compaction of the topic has deleted it: change its settings",
+        )
+
+    def close(self) -> None:
+        self._frames.clear()
+
+
+def _value(fetch: Fetch) -> pa.StructArray:
+    return fetch.with_checked_texts().stored.column("value")
+
+
+def _frames_of(pieces: Sequence[Sequence[Row]]) -> Iterator[list[Row]]:
+    """Pieces as frames: a frame is stored whole, so a piece is never divided."""
+    rows: list[Row] = []
+    size = 0
+    for piece in pieces:
+        rows.extend(piece)
+        size += sum(len(row.data) + len(row.stream) + 100 for row in piece)
+        if size >= FRAME_BYTES_TARGET:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows

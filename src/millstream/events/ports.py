@@ -1,0 +1,55 @@
+"""What an event store needs of a broker beyond consumers: to store what it decides, alone, and to look events up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from millstream.events.layout import Row
+
+
+class Span(NamedTuple):
+    """Consecutive rows of the store's topic; the next ones begin at `next_position`, or after it."""
+
+    positions: list[int]
+    rows: list[Row]
+    next_position: int
+
+
+class Stored(NamedTuple):
+    """Where rows were stored, and where the next ones may be."""
+
+    positions: list[int]
+    next_position: int
+
+
+Decide = Callable[[], Sequence[Sequence[Row]]]
+"""Returns the rows to store, in pieces that are each stored whole or not at all."""
+
+
+class EventLog(Protocol):
+    """The topic of one event store."""
+
+    identity: str
+    """Another one if the topic is deleted and created again."""
+    index_path: Path | None
+    """Where the index is shared with other processes, if it is."""
+    has_random_access: bool
+
+    def spans(self, start: int) -> Iterator[Span]:
+        """What is stored from a position on, up to the current end."""
+
+    def news(self, start: int) -> Iterator[Span]:
+        """Like `spans`, fast if it is called often; one at a time."""
+
+    def write(self, decide: Decide) -> Stored:
+        """Calls `decide` while nobody else can write, stores its rows durably, and returns their positions.
+
+        `decide` may be called again if another writer takes over; it finds what that one has stored.
+        """
+
+    def rows(self, positions: Sequence[int]) -> list[Row]:
+        """The rows at these positions, in any order; only with random access."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,306 @@
+"""An event store: streams of events in one topic, appended only if the caller has seen the newest version.
+
+Its topic has one partition: the order of all events is the order in which they were recorded, and an append to several
+streams is one write. A store is shared by threads; any number of processes may have it open.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import orjson
+
+from millstream.errors import ClosedError, InvalidInput, MillstreamError, WrongVersion
+from millstream.events.aggregate import Aggregate
+from millstream.events.contents import Contents
+from millstream.events.decisions import Decisions, Part, Request, checked_parts
+from millstream.events.event import Append, Appended, Event, Recorded, checked_text, new_id
+from millstream.events.group_commit import GroupCommit
+from millstream.events.index import Index, StreamState
+from millstream.events.layout import CLOSED, RETENTION, Row
+from millstream.events.ports import EventLog
+from millstream.events.subscription import Subscription
+from millstream.log.broker import Broker
+from millstream.log.start_positions import Start
+from millstream.records import duration
+
+READ_ROWS = 1000
+RETRIES = 10
+MICROSECOND = timedelta(microseconds=1)
+Kind = TypeVar("Kind", bound=Aggregate)
+Result = TypeVar("Result")
+
+
+class EventStore:
+    """Made by `millstream.event_store(…)`; use it as a context manager, or call `close`."""
+
+    def __init__(self, broker: Broker, log: EventLog, name: str, contents: Contents, *, owns_broker: bool) -> None:
+        self.name = name
+        self._broker = broker
+        self._owns_broker = owns_broker
+        self._log = log
+        self._contents = contents
+        self._turn = threading.RLock()  # of the index
+        self._index = Index(log.index_path, log.identity, keeps_contents=not log.has_random_access)
+        self._commits = GroupCommit(self._commit)
+        self._subscriptions: list[Subscription] = []
+        self._closed = False
+
+    # ------------------------------------------------------------ appending
+
+    def append(self, stream: str, events: Event | Iterable[Event], *, expected_version: int | None = None) -> Appended:
+        """Records events in a stream, all or none.
+
+        `expected_version` is the version that the stream must have, 0 for a new one; if another writer was first, it
+        raises WrongVersion with the current one. Events that were recorded before, by their ids, are not recorded
+        again.
+        """
+        return self._recorded([self._part(Append(stream, _listed(events), expected_version))])[0]
+
+    def append_together(self, appends: Iterable[Append]) -> list[Appended]:
+        """Records events in several streams, all or none."""
+        return self._recorded([self._part(each) for each in appends])
+
+    def append_each(self, appends: Iterable[Append]) -> list[Appended | MillstreamError]:
+        """Records many appends, independent of each other, with few writes; a refused one returns its error."""
+        requests = [Request(checked_parts([self._part(each)])) for each in appends]
+        self._check_open()
+        if requests:
+            self._commits.submit(requests)
+        outcomes: list[Appended | MillstreamError] = []
+        for request in requests:
+            if request.error is None:
+                outcomes.append(request.outcome[0])
+            elif isinstance(request.error, MillstreamError):
+                outcomes.append(request.error)
+            else:
+                raise request.error
+        return outcomes
+
+    def close_stream(self, stream: str, *, expected_version: int | None = None) -> None:
+        """Ends a stream: its events stay, and no other can be appended."""
+        self._record_own(stream, CLOSED, {}, expected_version)
+
+    def keep(self, stream: str, *, last: int | None = None, age: str | timedelta | None = None) -> None:
+        """Limits what `read` returns of a stream: its last events, or those up to an age; both None for all."""
+        if last is not None and (not isinstance(last, int) or isinstance(last, bool) or last < 1):
+            raise InvalidInput(f"a stream can keep 1 event or more, not {last!r}")
+        age_us = None if age is None else duration(age, what="age") // MICROSECOND
+        self._record_own(stream, RETENTION, {"last": last, "age_us": age_us}, None)
+
+    def _record_own(self, stream: str, kind: str, data: Mapping[str, Any], expected_version: int | None) -> None:
+        checked_text(stream, "name of a stream")
+        row = Row(stream, None, kind, 1, new_id(), orjson.dumps(data).decode(), None, 0)
+        self._recorded([Part(stream, (row,), expected_version, is_own=True)])
+
+    def _part(self, append: Append) -> Part:
+        checked_text(append.stream, "name of a stream")
+        expected = append.expected_version
+        if expected is not None and (not isinstance(expected, int) or isinstance(expected, bool) or expected < 0):
+            raise InvalidInput(
+                f"{expected!r} is not a version of a stream",
+                where=f"stream '{append.stream}'",
+                next_step="give the number of its events so far, 0 for a new stream, or None for any",
+            )
+        return Part(append.stream, tuple(self._contents.row(append.stream, each) for each in append.events), expected)
+
+    def _recorded(self, parts: Sequence[Part]) -> list[Appended]:
+        if not all(part.rows for part in parts) or not parts:
+            raise InvalidInput("an append needs at least one event for each stream")
+        self._check_open()
+        request = Request(checked_parts(parts))
+        self._commits.submit([request])
+        if request.error is not None:
+            raise request.error
+        return request.outcome
+
+    def _commit(self, requests: Sequence[Request]) -> None:
+        """Called by one thread at a time, with the appends of all that wait."""
+        accepted: list[Request] = []
+
+        def decide() -> list[list[Row]]:
+            self._catch_up()
+            accepted[:] = Decisions(self._index, self._rows, time.time_ns() // 1000).decide(requests)
+            return [request.rows for request in accepted]
+
+        with self._turn:
+            stored = self._log.write(decide)
+            if not accepted:
+                return
+            rows = [row for request in accepted for row in request.rows]
+            self._index.apply(stored.positions, rows, stored.next_position)
+            positions = dict(zip((row.id for row in rows), stored.positions, strict=True))
+            for request in accepted:
+                request.outcome = [
+                    Appended(done.stream, done.version, positions[part.rows[-1].id])
+                    for done, part in zip(request.outcome, request.parts, strict=True)
+                ]
+            self._index.flush_if_due()
+
+    def _catch_up(self) -> None:
+        for span in self._log.news(self._index.position):
+            self._index.apply(span.positions, span.rows, span.next_position)
+            self._index.flush_if_due()
+
+    def _rows(self, positions: Sequence[int]) -> list[Row]:
+        return self._log.rows(positions) if self._log.has_random_access else self._index.contents(positions)
+
+    # ------------------------------------------------------------ reading
+
+    def version(self, stream: str) -> int:
+        """The current version of a stream: the number of its events, 0 if there is no such stream."""
+        with self._current(stream) as state:
+            return state.version
+
+    def is_closed(self, stream: str) -> bool:
+        """Whether a stream was closed."""
+        with self._current(stream) as state:
+            return state.is_closed
+
+    def read(
+        self,
+        stream: str,
+        from_version: int = 1,
+        to_version: int | None = None,
+        *,
+        until: datetime | None = None,
+    ) -> Iterator[Recorded]:
+        """The events of a stream, from a version on, up to a version or up to those recorded at a time."""
+        first, last, oldest_us = self._bounds(stream, from_version, to_version)
+        for start in range(first, last + 1, READ_ROWS):
+            with self._turn:
+                positions = self._index.positions(stream, start, min(last, start + READ_ROWS - 1))
+                rows = self._rows(positions)
+            for position, row in zip(positions, rows, strict=True):
+                if until is not None and row.at > until:
+                    return
+                if row.at_us >= oldest_us:
+                    yield self._contents.recorded(position, row)
+
+    def _bounds(self, stream: str, from_version: int, to_version: int | None) -> tuple[int, int, int]:
+        with self._current(stream) as state:
+            kept = 1 if state.keep_last is None else state.version - state.keep_last + 1
+            oldest_us = 0 if state.keep_us is None else time.time_ns() // 1000 - state.keep_us
+            last = state.version if to_version is None else min(to_version, state.version)
+            return max(1, from_version, kept), last, oldest_us
+
+    def read_all(self, from_position: int = 0) -> Iterator[Recorded]:
+        """All events of the store in the order in which they were recorded, up to the current end."""
+        self._check_open()
+        for span in self._log.spans(from_position):
+            for position, row in zip(span.positions, span.rows, strict=True):
+                if row.version is not None:
+                    yield self._contents.recorded(position, row)
+
+    def subscribe(self, start: Start = "earliest", *, group: str | None = None) -> Subscription:
+        """All events from a point on, then new ones as they are recorded.
+
+        `start` is 'earliest', 'latest', a position or a time. Subscriptions with the same `group` continue where the
+        last one has stopped.
+        """
+        self._check_open()
+        consumer = self._broker.consumer(self.name, start=start, **({} if group is None else {"group": group}))
+        made = Subscription(consumer, self._contents)
+        self._subscriptions.append(made)
+        return made
+
+    @contextmanager
+    def _current(self, stream: str) -> Iterator[StreamState]:
+        """The state of a stream, up to date, while nobody else changes the index."""
+        self._check_open()
+        checked_text(stream, "name of a stream")
+        with self._turn:
+            self._catch_up()
+            yield self._index.state(stream)
+
+    # ------------------------------------------------------------ aggregates
+
+    def load(self, kind: type[Kind], stream: str, *, version: int | None = None, at: datetime | None = None) -> Kind:
+        """An aggregate rebuilt from its events: now, as of a version, or as of a time."""
+        with self._current(stream) as state:
+            wanted = state.version if version is None else min(version, state.version)
+            # Which version a time had is known only from the events.
+            snapshot = None if at is not None else self._index.snapshot(kind.snapshot_kind(), stream, wanted)
+        made = kind.begun(stream, snapshot)
+        for event in self.read(stream, made.version + 1, wanted, until=at):
+            made.apply(event)
+        return made
+
+    def save(self, aggregate: Aggregate) -> Appended | None:
+        """Records what the commands of an aggregate decided; WrongVersion if another writer was first."""
+        pending = aggregate.pending
+        if not pending:
+            return None
+        appended = self.append(aggregate.stream, pending, expected_version=aggregate.version - len(pending))
+        aggregate.saved()
+        every = aggregate.snapshot_every
+        if every is not None and not aggregate.has_personal_data:
+            before = appended.version - len(pending)
+            if before // every != appended.version // every:
+                self.snapshot(aggregate)
+        return appended
+
+    def snapshot(self, aggregate: Aggregate) -> None:
+        """Keeps the state of a saved aggregate, so that loading it reads only later events."""
+        state = aggregate.snapshot_state()
+        with self._turn:
+            kind, now_us = aggregate.snapshot_kind(), time.time_ns() // 1000
+            self._index.save_snapshot(kind, aggregate.stream, aggregate.version, now_us, state)
+
+    def execute(
+        self, kind: type[Kind], stream: str, command: Callable[[Kind], Result], *, retries: int = RETRIES
+    ) -> Result:
+        """Loads an aggregate, runs a command on it and saves it; decides again if another writer was first."""
+        for attempt in range(retries + 1):
+            aggregate = self.load(kind, stream)
+            result = command(aggregate)
+            try:
+                self.save(aggregate)
+                return result
+            except WrongVersion:
+                if attempt == retries:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    # ------------------------------------------------------------ personal data
+
+    def forget(self, subject: str) -> bool:
+        """Deletes the keys of a subject: its personal data, recorded anywhere, can never be read again."""
+        return self._contents.forget(subject)
+
+    # ------------------------------------------------------------ closing
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the event store was closed", next_step="open it again with millstream.event_store(…)")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for subscription in self._subscriptions:
+            subscription.close()
+        with self._turn:
+            try:
+                self._index.flush()
+            finally:
+                self._index.close()
+                self._contents.close()
+                self._log.close()
+                if self._owns_broker:
+                    self._broker.close()
+
+    def __enter__(self) -> EventStore:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def _listed(events: Event | Iterable[Event]) -> Sequence[Event]:
+    return (events,) if isinstance(events, Event) else tuple(events)

@@ -33,6 +33,10 @@ class NotAllFit(Exception):
     """The fast path cannot guarantee every value of a column; the slow one takes over."""
 
 
+UNFIT = (NotAllFit, Refused, pa.ArrowException, ValueError, TypeError, OverflowError)
+"""What the fast path raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """How values become one simple Arrow type.
@@ -104,16 +108,16 @@ class Columns:
 
     def batch(self, column_values: Iterable[list[Any]], rows_count: int) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
         """The rows that fit, and their positions in the input; the others are in `faults`."""
-        arrays = [
-            self._build(values, column, _Place(column.name, self.faults))
-            for values, column in zip(column_values, self.schema, strict=True)
-        ]
+        arrays = [self.column(values, column) for values, column in zip(column_values, self.schema, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         kept = np.arange(rows_count, dtype=np.int64)
         if self.faults:
             kept = np.delete(kept, list(self.faults))
             batch = batch.take(pa.array(kept))
         return batch, kept
+
+    def column(self, values: list[Any], column: pa.Field) -> pa.Array:
+        return self._build(values, column, _Place(column.name, self.faults))
 
     def _build(self, values: list[Any], column: pa.Field, place: _Place) -> pa.Array:
         if not column.nullable and _NONE in map(type, values):
@@ -133,7 +137,7 @@ class Columns:
         if set(map(type, values)) - leaf.types <= {_NONE}:
             try:
                 return leaf.whole(values)
-            except (NotAllFit, Refused, pa.ArrowException, ValueError, TypeError, OverflowError):
+            except UNFIT:
                 pass
         fitting: list[Any] = []
         for index, value in enumerate(values):

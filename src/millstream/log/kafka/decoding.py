@@ -38,8 +38,9 @@ class Unreadable:
 
 
 @lru_cache(maxsize=64)
-def _json(schema: Schema) -> Codec:
-    return codec("json", schema)
+def _json(ddl: str) -> Codec:
+    """By the text of the schema: equal schemas may differ in the unit of a timestamp."""
+    return codec("json", ddl)
 
 
 def to_batch(
@@ -63,7 +64,7 @@ def _to_batch(
         column = pa.array(values, pa.binary())
     else:
         there = [index for index, value in enumerate(values) if value is not None]
-        decoded = _json(schema).decode([values[index] for index in there])
+        decoded = _json(schema.ddl).decode([values[index] for index in there])
         if decoded.failures:
             first = min(decoded.failures, key=lambda failure: failure.index)
             cut = there[first.index]

@@ -43,29 +43,30 @@ class Codec(ABC):
 
     def decode(self, values: pa.Array | Sequence[bytes | None], *, size_bytes_max: int = RECORD_BYTES_MAX) -> Decoded:
         """Rows for the values that can be decoded, a reason for each that cannot; null values are tombstones."""
-        listed = _as_list(values)
-        present = [index for index, value in enumerate(listed) if value is not None]
-        held = [value for value in listed if value is not None]
+        held, places, tombstones = _present(values)
         batches: list[pa.RecordBatch] = []
         kept: list[Indices] = []
         failures: list[Failure] = []
         for start, end in _chunks(held):
-            chunk = held[start:end]
-            too_large = self._take_out_too_large(chunk, size_bytes_max)
-            faults: Faults = {}
-            columns = self._columns(chunk, faults)
-            faults |= too_large
-            rows, positions = Columns(self.schema.arrow, self._rules(), faults).batch(columns, len(chunk))
+            rows, positions, faults = self._decoded(held[start:end], size_bytes_max)
             batches.append(rows)
             kept.append(positions + start)
-            failures += [Failure(present[start + index], faults[index]) for index in sorted(faults)]
-        places = np.array(present, dtype=np.int64)
+            failures += [Failure(int(places[start + index]), faults[index]) for index in sorted(faults)]
         return Decoded(
             rows=pa.concat_batches(batches) if batches else empty_batch(self.schema),
             indices=places[np.concatenate(kept)] if kept else places,
             failures=failures,
-            tombstones=np.array([index for index, value in enumerate(listed) if value is None], dtype=np.int64),
+            tombstones=tombstones,
         )
+
+    def _decoded(self, chunk: list[bytes], size_bytes_max: int) -> tuple[pa.RecordBatch, Indices, Faults]:
+        """The rows of a chunk with their positions, and a reason for each value that is not a row."""
+        too_large = self._take_out_too_large(chunk, size_bytes_max)
+        faults: Faults = {}
+        columns = self._columns(chunk, faults)
+        faults |= too_large
+        rows, positions = Columns(self.schema.arrow, self._rules(), faults).batch(columns, len(chunk))
+        return rows, positions, faults
 
     def _take_out_too_large(self, chunk: list[bytes], size_bytes_max: int) -> Faults:
         """Empties the values that are too large, and returns the reason for each."""
@@ -100,10 +101,10 @@ def _chunks(values: list[bytes]) -> Iterator[tuple[int, int]]:
     """Bounds of chunks, limited in records and in bytes; a larger value gets its own chunk."""
     for start in range(0, len(values), CHUNK_RECORDS):
         end = min(start + CHUNK_RECORDS, len(values))
-        sizes = list(map(len, values[start:end]))
-        if sum(sizes) <= CHUNK_BYTES:
+        if sum(map(len, values[start:end])) <= CHUNK_BYTES:
             yield start, end
             continue
+        sizes = list(map(len, values[start:end]))
         begin, size_bytes = start, 0
         for index, size in enumerate(sizes, start):
             if size_bytes + size > CHUNK_BYTES and index > begin:
@@ -117,8 +118,14 @@ def empty_batch(schema: Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in schema.arrow], schema=schema.arrow)
 
 
-def _as_list(values: pa.Array | Sequence[bytes | None]) -> list[bytes | None]:
-    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return list(values)
-    listed: list[bytes | None] = values.cast(pa.binary()).to_pylist()
-    return listed
+def _present(values: pa.Array | Sequence[bytes | None]) -> tuple[list[bytes], Indices, Indices]:
+    """The values that are not null, their positions, and the positions of nulls."""
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        has_nulls, listed = bool(values.null_count), values.cast(pa.binary()).to_pylist()
+    else:
+        listed = list(values)
+        has_nulls = type(None) in set(map(type, listed))
+    if not has_nulls:
+        return listed, np.arange(len(listed), dtype=np.int64), np.array([], np.int64)
+    is_null = np.fromiter((value is None for value in listed), bool, len(listed))
+    return [value for value in listed if value is not None], np.flatnonzero(~is_null), np.flatnonzero(is_null)

@@ -7,9 +7,9 @@
 - `binary` is base64, `decimal` a number or text, read exactly; `map` an object with keys in their text form.
 - NaN and the infinities are the strings "NaN", "Infinity", "-Infinity", as Spark writes them.
 
-orjson parses record by record. pyarrow.json over the joined batch was measured to be twice as fast on one core, but it
-breaks the guarantee of `base.py`: two objects in one value become two rows, an empty value none, which shifts all later
-rows; invalid UTF-8 and byte order marks pass; one wrong type fails the whole batch.
+Values are parsed one by one: by `typed_json.py` if they are as the schema expects, otherwise by orjson. pyarrow.json
+over the joined batch is no slower, but it breaks the guarantee of `base.py`: two objects in one value become two rows,
+an empty value none, which shifts all later rows; invalid UTF-8 and byte order marks pass; one wrong type fails all.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import InvalidSchema
 from millstream.records.bounds import CONTAINERS_MAX, too_many_containers
-from millstream.records.codecs.base import Codec
+from millstream.records.codecs.base import Codec, Indices
+from millstream.records.codecs.typed_json import TypedJson, typed_json
 from millstream.records.columns import Faults, Leaf, Refused, Rules
 from millstream.records.ddl import TIME_UNITS, format_type, time_unit
 from millstream.records.ranges import (
@@ -40,6 +43,7 @@ from millstream.records.ranges import (
     shortened,
     timestamps_in_range,
 )
+from millstream.records.schema import Schema
 from millstream.records.texts import SPECIAL_FLOATS, read_decimal, text_leaf, to_texts
 from millstream.records.values import column_to_values
 
@@ -64,6 +68,22 @@ class JsonCodec(Codec):
     def _rules(self) -> Rules:
         return _JsonRules()
 
+    def _decoded(self, chunk: list[bytes], size_bytes_max: int) -> tuple[pa.RecordBatch, Indices, Faults]:
+        """Most values are parsed with their types; those that are refused there are parsed again, one by one."""
+        typed = _typed(self.schema.ddl)
+        fitting = typed.rows(chunk) if typed is not None and max(map(len, chunk)) <= size_bytes_max else None
+        if fitting is None:
+            return super()._decoded(chunk, size_bytes_max)
+        rows, refused = fitting
+        positions = np.delete(np.arange(len(chunk), dtype=np.int64), refused)
+        if not refused:
+            return rows, positions, {}
+        others, places, faults = super()._decoded([chunk[place] for place in refused], size_bytes_max)
+        places = np.array(refused, np.int64)[places]
+        order = np.argsort(np.concatenate([positions, places]), kind="stable")
+        merged = pa.concat_batches([rows, others]).take(pa.array(order))
+        return merged, np.sort(np.concatenate([positions, places])), {refused[at]: why for at, why in faults.items()}
+
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
         parse = _parse_exactly if _holds_decimals(self.schema.arrow) else orjson.loads
         has_large = sum(map(len, values)) > CONTAINERS_MAX
@@ -85,6 +105,13 @@ class JsonCodec(Codec):
                 found = {}
             parsed.append(found)
         return ([record.get(name) for record in parsed] for name in self.schema.names)
+
+
+@lru_cache(maxsize=64)
+def _typed(ddl: str) -> TypedJson | None:
+    """By the text of the schema: equal schemas may differ in the unit of a timestamp. None for exact decimals."""
+    schema = Schema.of(ddl).arrow
+    return None if _holds_decimals(schema) else typed_json(schema, _JsonRules())
 
 
 # ---------------------------------------------------------------- reading

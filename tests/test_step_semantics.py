@@ -176,6 +176,26 @@ def test_a_column_of_json_becomes_columns() -> None:
     assert ".parse-" in out[0]["dead"][0]["reason"]
 
 
+@pytest.mark.on_spark("more")
+def test_a_row_that_an_expression_fails_on_is_a_dead_letter() -> None:
+    def build(rows: ms.Stream) -> dict[str, ms.Stream]:
+        kept = rows.where("cast(name as int) > 1", name="kept")
+        halved = kept.with_column("n", "10 / (cast(name as int) - 4)", name="halved")
+        return {
+            "made": halved.select("name", "n"),
+            "kept": kept.dead.select("reason", row="cast(value as string)"),
+            "halved": halved.dead.select("reason"),
+        }
+
+    names = [{"name": name} for name in ("1", "x", "2", "4", "y", "6")]
+    (first, second) = run(build, Add(names), Add(names[:1]), schema="name string", event_time=None)
+    assert [(row["name"], row["n"]) for row in first["made"]] == [("2", -5.0), ("6", 5.0)]
+    assert [row["row"] for row in first["kept"]] == ["{'name': 'x'}", "{'name': 'y'}"]
+    assert first["kept"][0]["reason"].startswith("kept: an expression failed on a row")
+    assert [row["reason"].partition(":")[0] for row in first["halved"]] == ["halved"]
+    assert second == {"made": [], "kept": [], "halved": []}
+
+
 def test_a_null_without_a_value_for_a_required_column_is_a_dead_letter() -> None:
     def build(rows: Any) -> Any:
         made = rows.parse("body", "n int not null")

@@ -85,7 +85,7 @@ class Local:
             return replace(first, rows=self._states[node.inputs[0]].sent[DEAD])
         if isinstance(node, nodes.Dead):
             return replace(first, rows=self._dead.get(node.inputs[0], elementwise.frame_of([], None)))
-        if isinstance(node, nodes.Mapped):
+        if type(node) in mapping.MAPPED:
             rows, self._dead[node] = mapping.mapped(first.rows, node, first.clock.now)
             self._check_dead(node, self._dead[node])
             return replace(first, rows=rows)

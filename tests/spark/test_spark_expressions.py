@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidExpression, InvalidPlan, NeedsSpark, RecordFailed, StepFailed
+from millstream.errors import InvalidExpression, InvalidPlan, NeedsSpark, RecordFailed
 from millstream.testing import Add, Watermark, play
 
 if TYPE_CHECKING:
@@ -155,9 +155,10 @@ def test_a_function_of_the_user_that_raises_is_named_with_its_line(spark: SparkS
     def inverse(x: int) -> int:
         return 1 // (x - 2)
 
-    with pytest.raises(StepFailed) as failed:
+    with pytest.raises(RecordFailed) as failed:
         played(lambda stream: stream.select(x=inverse("id"), name="inverted"))
-    assert "the step 'inverted' failed: ZeroDivisionError" in failed.value.what
+    assert "the step 'inverted' cannot handle a record: ZeroDivisionError" in failed.value.what
+    assert "'id': 2" in failed.value.what
     line = inverse.func.__code__.co_firstlineno + 2
     assert failed.value.where == f"{__file__}:{line}"
 

@@ -53,6 +53,7 @@ from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
+from millstream.spark.query.failing_rows import FailingRows
 from millstream.spark.query.job_feed import STOP, JobFeed, opened
 from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -231,6 +232,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             lambda: file.update(name, progress, lag.rows),
             notices,
             recent,
+            FailingRows(feed.shipment, feed, folder.checkpoint),
             settings.on_batch,
         )
         query = _query(spark, written, feed, folder, settings, slots_of(kept.steps))

@@ -34,6 +34,7 @@ from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bad_rows import record_failed
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Node, Write
+from millstream.spark.query.failing_rows import FailingRows
 from millstream.spark.query.job_feed import REACHED, STOP
 from millstream.spark.query.packing import DRIVER, TOPIC, as_written, from_bytes
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -80,6 +81,7 @@ class Outputs:
         on_progress: Callable[[], None],
         notices: Notices,
         recent: RecentRows,
+        failing_rows: FailingRows,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
     ) -> None:
         self._physical_plan = physical_plan
@@ -90,6 +92,7 @@ class Outputs:
         self._on_noted = on_progress
         self._notices = notices
         self._recent = recent
+        self._failing_rows = failing_rows
         self._on_batch = on_batch
         self._ended_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
@@ -103,7 +106,7 @@ class Outputs:
             raise
 
     def _write_batch(self, batch: DataFrame, number: int) -> None:
-        rows = collected(batch)
+        rows = self._failing_rows.without_them(batch, number, collected)
         reports = [report_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
         self._record_progress(reports, number)
         tables = {}

@@ -8,10 +8,13 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from millstream.operators.elementwise import OFFSET, frame_of, hidden_of, table_of
+from millstream.errors import ExpressionFailed
+from millstream.operators.elementwise import OFFSET, frame_of, hidden_of, row_by_row, table_of
 from millstream.plan import nodes
+from millstream.plan.bad_rows import expression_reason
 from millstream.plan.batches import batch_given, batch_returned
 from millstream.plan.bundles import dead_letter_values
+from millstream.plan.nodes import Node
 from millstream.plan.outside_calls import answers
 from millstream.plan.parsing import decoded
 from millstream.records import batch_to_rows, rows_to_batch
@@ -19,9 +22,26 @@ from millstream.records import batch_to_rows, rows_to_batch
 Made = tuple[pl.DataFrame, pl.DataFrame]
 
 
-def mapped(frame: pl.DataFrame, node: nodes.Mapped, clock: int) -> Made:
+def mapped(frame: pl.DataFrame, node: Node, clock: int) -> Made:
     """The rows that a step makes, and its dead letters."""
     return MAPPED[type(node)](frame, node, clock)
+
+
+def _by_expression(frame: pl.DataFrame, node: Node, clock: int) -> Made:
+    """All rows at once; if an expression fails, halves, until the rows that it fails on are found."""
+    try:
+        return row_by_row(node, frame, clock), frame_of([], None)
+    except ExpressionFailed as error:
+        if len(frame) > 1:
+            middle = len(frame) // 2
+            halves = [_by_expression(half, node, clock) for half in (frame.head(middle), frame.slice(middle))]
+            made, dead = zip(*halves, strict=True)
+            return pl.concat(made), pl.concat(dead)
+        reason = expression_reason(node, error)
+    (row,) = (row for batch in table_of(frame, node.inputs[0].schema).to_batches() for row in batch_to_rows(batch))
+    carried = frame.select(hidden_of(frame)).row(0, named=True)
+    letter = {**dead_letter_values(row, reason, clock), **carried, "offset": carried.get(OFFSET)}
+    return row_by_row(node, frame.clear(), clock), frame_of([letter], None)
 
 
 def _parsed(frame: pl.DataFrame, node: nodes.Parse, clock: int) -> Made:
@@ -101,7 +121,9 @@ def _results(row: dict[str, Any], table: pa.Table, node: nodes.MapRows) -> list[
     return batch_to_rows(batch)
 
 
-MAPPED: dict[type[nodes.Mapped], Callable[[pl.DataFrame, Any, int], Made]] = {
+MAPPED: dict[type[Node], Callable[[pl.DataFrame, Any, int], Made]] = {
+    nodes.Where: _by_expression,
+    nodes.Project: _by_expression,
     nodes.MapRows: _by_function,
     nodes.Parse: _parsed,
     nodes.MapAsync: _answered,

@@ -9,11 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.errors import RecordFailed, StepFailed
+from millstream.errors import ExpressionFailed, InvalidPlan, RecordFailed, StepFailed
 from millstream.expressions.spark_types import DIGITS_MAX
+from millstream.plan.needs_spark import needs_spark
 from millstream.plan.nodes import Dead, Node, Read, WindowedAggregate, Write
+from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.table_nodes import Grouped
+from millstream.plan.walking import in_order
 from millstream.records.ddl import format_type
+from millstream.user_lines import users_line
 
 
 def listened_to(steps: Iterable[Node]) -> frozenset[Node]:
@@ -30,15 +34,43 @@ def stopped_by_bad_records(steps: Sequence[Node]) -> frozenset[Node]:
     return frozenset(node for node in parsed if node.source.decodes) - listened_to(steps)
 
 
+def check_dead_letters(step: Node) -> None:
+    """Refuses dead letters of a step in Spark's own engine if its rows cannot be read again, to find the bad ones."""
+    if not needs_spark(step):
+        return
+    before = in_order([step])
+    state = next((node for node in before if node.keeps_state), None)
+    frames = next((node for node in before if isinstance(node, Read) and isinstance(node.source, SparkFrame)), None)
+    if state is None and frames is None:
+        return
+    behind = "a DataFrame" if state is None else f"'{state.name}', which keeps state"
+    raise InvalidPlan(
+        f"the step '{step.name}' has no dead letters: it runs in Spark's own engine behind {behind}, and only rows "
+        "of topics and files can be read again to find the ones that it fails on",
+        where=users_line(),
+        next_step="use a function that returns null instead, such as try_cast(…), or a map(…), which has dead letters",
+    )
+
+
+def expression_reason(step: Node, error: ExpressionFailed) -> str:
+    """The reason in the dead letter of a row that an expression of a step fails on."""
+    return f"{step.name}: {error.what}"
+
+
+def position_of(letter: Mapping[str, Any]) -> str:
+    """Where the record of a dead letter was read; empty if unknown."""
+    known = (name for name in ("topic", "partition", "offset") if letter.get(name) is not None)
+    return ", ".join(f"{name} {letter[name]}" for name in known)
+
+
 def record_failed(step: Node, letter: Mapping[str, Any]) -> RecordFailed:
     """The error for a record that a step cannot handle, given its dead letter."""
-    position = [f"{name} {letter[name]}" for name in ("topic", "partition", "offset") if letter.get(name) is not None]
     redirect = f"write .dead of '{step.name}' to a topic"
     if isinstance(step, Write):
         redirect = "write the rows that the sink rejects to a topic: .write(…).dead.write(…)"
     return RecordFailed(
         f"the step '{step.name}' cannot handle a record: {letter['reason']}",
-        where=", ".join(position) or step.user_line,
+        where=position_of(letter) or step.user_line,
         next_step=(
             "fix the function or the record, and run the job again: it resumes there; or redirect such records: "
             + redirect

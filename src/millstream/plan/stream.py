@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from millstream.expressions.expression import Expression, InDriver, expression
 from millstream.plan import engine
+from millstream.plan.bad_rows import check_dead_letters
 from millstream.plan.checks import (
     NAME,
     and_none,
@@ -403,12 +404,13 @@ class Stream(Viewed):
     def dead(self) -> Stream:
         """The rows that this stream's last step could not handle, with the reason."""
         node = self.flow._read_behind.get(self.node, self.node)
-        if not isinstance(node, Mapped | Process | Read):
+        if not isinstance(node, Mapped | Process | Read | Where | Project | SparkFunction):
             raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",
-                "reading encoded records, map, flat_map, map_async, parse and process have dead letters: use .dead "
-                "directly after those; so do sinks: write(…).dead",
+                "reading encoded records, where, select, spark, map, flat_map, map_async, parse and process have dead "
+                "letters: use .dead directly after those; so do sinks: write(…).dead",
             )
+        check_dead_letters(node)
         return self._side(node, Dead, "dead", DEAD_LETTER_SCHEMA)
 
     def _side(self, node: Node, kind: type[Node], suffix: str, schema: Schema) -> Stream:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from millstream.errors import ExpressionFailed
 from millstream.expressions.clock import NOW
 from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
+from millstream.plan.bad_rows import expression_reason
 from millstream.plan.batches import batch_given, batch_returned
 from millstream.plan.bundles import Bundle, Row, micros, moment, table_of
 from millstream.plan.nodes import Node
@@ -31,20 +33,41 @@ def _with_clock(rows: pa.Table, clock: int) -> pa.Table:
     return rows.append_column(pa.field(NOW, nodes.INSTANT), pa.array([moment(clock)] * len(rows), nodes.INSTANT))
 
 
-class WhereOperator(Operator):
-    node: nodes.Where
+class ExpressionOperator(Operator):
+    """A row that an expression fails on is a dead letter."""
 
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
+        self.dead = []
+        try:
+            return self.evaluated(rows, clock)
+        except ExpressionFailed:
+            return [made for row in rows for made in self._alone(row, clock)]
+
+    def _alone(self, row: Row, clock: int) -> list[Row]:
+        try:
+            return self.evaluated([row], clock)
+        except ExpressionFailed as error:
+            self.dead.append(dead_letter(row, expression_reason(self.node, error), clock))
+            return []
+
+    def evaluated(self, rows: list[Row], clock: int) -> list[Row]:
+        raise NotImplementedError
+
+
+class WhereOperator(ExpressionOperator):
+    node: nodes.Where
+
+    def evaluated(self, rows: list[Row], clock: int) -> list[Row]:
         if not rows:
             return []
         held = evaluate({"holds": self.node.condition.lowered}, _with_clock(table_of(rows, self.node.inputs[0]), clock))
         return [row for row, holds in zip(rows, held.column("holds").to_pylist(), strict=True) if holds]
 
 
-class ProjectOperator(Operator):
+class ProjectOperator(ExpressionOperator):
     node: nodes.Project
 
-    def apply(self, rows: list[Row], clock: int) -> list[Row]:
+    def evaluated(self, rows: list[Row], clock: int) -> list[Row]:
         if not rows:
             return []
         given = _with_clock(table_of(rows, self.node.inputs[0]), clock)

@@ -5,7 +5,6 @@ Spark analyzes it over an empty DataFrame with the columns of the stream; no job
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from millstream.errors import InvalidExpression, InvalidSchema, MillstreamError
 from millstream.expressions.expression import ColumnText, Expression, InDriver
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
 from millstream.records import Schema
+from millstream.spark.pyspark_logs import errors_not_logged
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import users_line, what_exists
 
@@ -144,11 +144,10 @@ def _used(plan: Any, schema: Schema) -> Iterator[str]:
 
 @contextmanager
 def analysis_errors(spark: SparkSession, shown: str, schema: Schema, line: str | None) -> Iterator[None]:
-    """Spark's refusal as one of ours, with the user's line; Spark would also log it with a stack trace."""
-    logger = logging.getLogger("SQLQueryContextLogger")
-    before, logger.disabled = logger.disabled, True
+    """Spark's refusal as one of ours, with the user's line."""
     try:
-        yield
+        with errors_not_logged():
+            yield
     except ParseException as error:
         what, next_step = f"cannot be read as Spark SQL: {_message(error)}", "write one expression, as after SELECT"
         raise InvalidExpression(f"'{shown}' {what}", where=line, next_step=next_step) from None
@@ -157,8 +156,6 @@ def analysis_errors(spark: SparkSession, shown: str, schema: Schema, line: str |
         raise InvalidExpression(what, where=line, next_step=hint) from None
     except PySparkException as error:
         raise InvalidExpression(f"Spark cannot evaluate '{shown}': {_message(error)}", where=line) from None
-    finally:
-        logger.disabled = before
 
 
 def _refused(spark: SparkSession, error: AnalysisException, shown: str, schema: Schema) -> tuple[str, str]:

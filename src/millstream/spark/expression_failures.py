@@ -19,7 +19,7 @@ _EXPRESSION = re.compile(
     re.DOTALL,
 )
 _WITHOUT_QUOTE = re.compile(r"(?:Exception|Error): \[[A-Z0-9_.]+\] (?P<message>[^\n]*?) SQLSTATE: 22[0-9A-Z]{3}")
-_PYTHON = re.compile(r"An exception was thrown from the Python worker:\n(?P<trace>.*?)\n SQLSTATE", re.DOTALL)
+_PYTHON = re.compile(r"An exception was thrown from the Python worker:\n(?P<trace>.*?)(?:\n SQLSTATE|\Z)", re.DOTALL)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
 _RAISED = re.compile(r"^[\w.]+(?:: .*)?$", re.MULTILINE)
 _CALLED = re.compile(r"was called from\n(?P<line>\S+:\d+)")

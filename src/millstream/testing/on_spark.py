@@ -8,23 +8,25 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millstream.errors import MillstreamError
 from millstream.local import Flowing, bundle_of, flowing_of
 from millstream.operators import elementwise
 from millstream.operators.clock import Clock
 from millstream.plan.bundles import Bundle
 from millstream.plan.nodes import Node
 from millstream.spark.query.compiler import compiled, started
+from millstream.spark.query.failing_rows import FailingRows
 from millstream.spark.query.packing import ROWS, from_bytes, to_bytes
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
-from millstream.spark.query_failures import of_query
+from millstream.spark.query_failures import Failed, of_query
 from millstream.spark.session.start import session
 from millstream.testing.script_feed import Carried, Rows, Scene, ScriptFeed
 
@@ -45,7 +47,11 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
 
     def collect(batch: DataFrame, number: int) -> None:
         frames: list[list[pl.DataFrame]] = [[] for _ in outputs]
-        for row in batch.where("step >= 0").sort("task").collect():
+        try:
+            rows = failing_rows.without_them(batch, number, _collected)
+        except MillstreamError as error:
+            raise Failed(error, shipment.mark) from error
+        for row in rows:
             assert row.kind == ROWS
             frames[row.step - len(physical_plan.chain)].append(from_bytes(bytes(row.blob)))
         empty = [elementwise.frame_of([], node) for node in outputs]
@@ -54,7 +60,9 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
     try:
         spark = session()
         shipment = Shipment(uuid.uuid4().hex, physical_plan, 1, str(folder / "runs"))
-        packed = compiled(spark, shipment, ScriptFeed(shipment, _scenes(steps, kafka)))
+        feed = ScriptFeed(shipment, _scenes(steps, kafka))
+        failing_rows = FailingRows(shipment, feed, folder / "checkpoint")
+        packed = compiled(spark, shipment, feed)
         writer = packed.writeStream.foreachBatch(collect).option("checkpointLocation", str(folder / "checkpoint"))
         _await(started(spark, shipment, writer.trigger(availableNow=True)), shipment)
         if kafka is not None:
@@ -71,6 +79,10 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
         {node: bundle_of(node, Flowing(rows, still)) for node, rows in zip(outputs, found, strict=True)}
         for found in sent
     ]
+
+
+def _collected(batch: DataFrame) -> list[Any]:
+    return batch.where("step >= 0").sort("task").collect()
 
 
 def _await(query: StreamingQuery, shipment: Shipment) -> None:

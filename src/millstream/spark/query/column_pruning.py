@@ -22,11 +22,11 @@ def required_columns(order: Sequence[Node], outputs: Container[Node] = ()) -> di
 
     If a column is NOT NULL all are read: a row without it is a dead letter, which holds the whole row.
     """
-    late = {node.inputs[0] for node in order if isinstance(node, nodes.Late)}
+    whole = {node.inputs[0] for node in order if isinstance(node, nodes.Late | nodes.Dead)}
     required: dict[Node, Names] = {node: _all(node) if node in outputs else frozenset() for node in order}
     for node in reversed(order):
         for given in node.inputs:
-            required[given] |= _all(given) if node in late else _used_by(node, given, required[node])
+            required[given] |= _all(given) if node in whole else _used_by(node, given, required[node])
     return {node: _narrowed(node, required[node]) for node in order if isinstance(node, Read)}
 
 

@@ -24,7 +24,7 @@ from millstream.operators.source_watermarks import implied_watermark
 from millstream.operators.stateful import SENT
 from millstream.plan.bundles import AHEAD
 from millstream.plan.needs_spark import SparkFunction, expressions_of, reasons
-from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime, Write
+from millstream.plan.nodes import Dead, Node, Project, Read, Where, WithEventTime, Write
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.timing import Timed
 from millstream.plan.walking import in_order
@@ -136,6 +136,8 @@ class NativeSteps:
             return None
         if any(consumers[0] is part.first and _needs_single_rows(part) for part in self._physical_plan.spark_parts):
             return None  # only what is behind a filter may see a filtered row
+        if any(isinstance(node, Dead) and consumers[0] in node.inputs for node in self._physical_plan.order):
+            return None  # Spark would stop at a row that belongs into its dead letters
         return consumers[0] if isinstance(consumers[0], Where | Project | WithEventTime) else None
 
     def _visit_read(self, node: Read) -> None:

@@ -7,11 +7,12 @@ holds the processing time besides the offsets of the sources: a repeated batch h
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 FORMAT = "millstream_feed"
 PACKED = "label int, step int, kind int, task long, blob binary"
 FEED = "feed"
+BETWEEN = "between"
+"""The offsets that a batch starts and ends at, as JSON."""
 
 
 class Feed(Protocol):
@@ -50,6 +53,11 @@ class FeedSource(DataSource):
 
     def schema(self) -> str:
         return PACKED
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """The rows between two offsets once more."""
+        start, end = json.loads(self.options[BETWEEN])
+        return BatchReader(self.streamReader(schema), start, end)
 
     def streamReader(self, schema: StructType) -> FeedReader:  # noqa: N802
         mark, _, packed = self.options[FEED].rpartition(":")
@@ -103,3 +111,18 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         pass
+
+
+class BatchReader(DataSourceReader):
+    """Reads a batch of a query once more, outside of the query."""
+
+    def __init__(self, reader: FeedReader, start: dict[str, Any], end: dict[str, Any]) -> None:
+        self._reader = reader
+        self._start = start
+        self._end = end
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._reader.partitions(self._start, self._end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from self._reader.read(partition)

@@ -114,9 +114,11 @@ class Packer:
         self._ends = self.physical_plan.ends(self.origin)
         self._parts = [part for part in self.physical_plan.spark_parts if part.first in self._region.steps]
 
-    def add(self, sent: Frames, now: int, partition: SourcePartition | None = None) -> Mapping[Node, pl.DataFrame]:
-        """Runs the steps of the region on rows of the origin, and returns the rows of each."""
-        made = self._region.run(sent, now, self.entry, partition)
+    def add(
+        self, sent: Frames, now: int, partition: SourcePartition | None = None, entry: Node | None = None
+    ) -> Mapping[Node, pl.DataFrame]:
+        """Runs the steps of the region on rows of the origin, or of `entry`, and returns the rows of each."""
+        made = self._region.run(sent, now, entry or self.entry, partition)
         for part in self._parts:
             if part.given in made and len(made[part.given]):
                 came = RowsOrigin(self.origin.name, self.task, self.own_label, now, self.watermark_max)

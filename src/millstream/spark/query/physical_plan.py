@@ -69,14 +69,13 @@ class Region:
     def run(
         self, sent: Frames, now: int, entry: Node | None = None, partition: SourcePartition | None = None
     ) -> dict[Node, pl.DataFrame]:
-        """The rows of every step of the region, given those of the origin, or of `entry`, a step after it.
+        """The rows of every step of the region, given what the origin sent, or `entry`, a step after it.
 
         `partition` is set if all rows come from one.
         """
-        made = {entry or self.origin: sent[SENT]}
-        dead: dict[Node, pl.DataFrame] = {}
-        if DEAD in sent:
-            dead[self.origin] = self._checked(self.origin, sent[DEAD])
+        start = entry or self.origin
+        made = {start: sent[SENT]} if SENT in sent else {}
+        dead = {start: self._checked(start, sent[DEAD])} if DEAD in sent else {}
         first = 0 if entry in (None, self.origin) else self.steps.index(entry) + 1
         for step in self.steps[first:]:
             given = [made[before] for before in step.inputs if before in made]
@@ -88,7 +87,7 @@ class Region:
                     made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))
             elif step in self.by_spark or not given:  # rows come here only behind another step
                 continue
-            elif isinstance(step, nodes.Mapped):
+            elif isinstance(step, nodes.Mapped) or (step in self.listening and type(step) in mapping.MAPPED):
                 made[step], found = mapping.mapped(given[0], step, now)
                 dead[step] = self._checked(step, found if partition is None else partition.stamped(found))
             elif isinstance(step, nodes.Union):
@@ -208,10 +207,11 @@ class PhysicalPlan:
 
     def traces(self, output: Node) -> bool:
         """Whether rows of an output carry their partition and offset, because its sink may refuse some."""
-        return isinstance(output, nodes.Write) and (output.traced or output in self._listening)
+        return isinstance(output, nodes.Write) and (output.traced or output in self.listening)
 
     @cached_property
-    def _listening(self) -> frozenset[Node]:
+    def listening(self) -> frozenset[Node]:
+        """The steps whose dead letters are used."""
         return listened_to(self.order)
 
     def refused(self, output: nodes.Write) -> Region:
@@ -221,7 +221,7 @@ class PhysicalPlan:
             starts = isinstance(node, nodes.Dead) and node.inputs[0] is output
             if starts or any(given in after for given in node.inputs):
                 after[node] = None
-        return Region(output, tuple(after), self._listening, self.in_spark)
+        return Region(output, tuple(after), self.listening, self.in_spark)
 
     def takes_late(self, step: Node) -> bool:
         """Whether the late rows of a step are consumed."""
@@ -299,7 +299,7 @@ class PhysicalPlan:
 
     def _region(self, origin: Node) -> Region:
         steps = tuple(node for node in self.order if node is not origin and origin in self._origins[node])
-        return Region(origin, steps, self._listening, self.in_spark)
+        return Region(origin, steps, self.listening, self.in_spark)
 
     @cached_property
     def _all_ends(self) -> dict[Node, list[End]]:

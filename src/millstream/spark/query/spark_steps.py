@@ -8,7 +8,8 @@ processes before and behind share a folder that has the number of the task's att
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from millstream.expressions.expression import Expression
 from millstream.expressions.spark_types import INSTANT
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET
-from millstream.operators.stateful import SENT
+from millstream.operators.stateful import DEAD, SENT
 from millstream.operators.window_assignment import instant
 from millstream.plan.needs_spark import SparkFunction, expressions_of
 from millstream.plan.nodes import Node, Project, Where
@@ -34,6 +35,7 @@ from millstream.private_files import private_folder
 from millstream.records import Schema
 from millstream.spark.frame_functions import applied, guarded
 from millstream.spark.query.data_source import PACKED
+from millstream.spark.query.known_failures import KnownFailures, place_of
 from millstream.spark.query.packing import ARROW, Packer, split_origin, to_batch
 from millstream.spark.query.physical_plan import SourcePartition
 from millstream.spark.query.spark_parts import SparkPart
@@ -46,6 +48,7 @@ FOLDER = "@spark"
 CAME = "__came"
 """The number of a row's origin, among those of its task."""
 HIDDEN = pa.schema([(TIME, pa.int64()), (WEIGHT, pa.int32()), (OFFSET, pa.int64()), (CAME, pa.int32())])
+ROW = "__row"
 TASK_BITS = 32
 """Rows behind a part have task numbers of their own, in the order of the tasks before."""
 ROWS_MIN = 50_000
@@ -57,9 +60,25 @@ def with_part(packed: DataFrame, part: SparkPart, shipment: Shipment) -> DataFra
     names, hidden = part.given.schema.names, hidden_columns(part)
     types = [f"`{_quoted(name)}` {spark_type(part.given.schema, name)}" for name in names]
     frame = packed.mapInArrow(Unpack(shipment, part.number), ", ".join([*types, str(Schema.from_arrow(hidden))]))
-    for step in part.steps:
-        frame = _VISITS[type(step)](frame, step, hidden.names)
-    return frame.mapInArrow(Pack(shipment, part.number), PACKED)
+    return evaluated(frame, part, part.steps).mapInArrow(Pack(shipment, part.number), PACKED)
+
+
+def evaluated(frame: DataFrame, part: SparkPart, steps: Iterable[Node]) -> DataFrame:
+    """The first steps of a part over typed rows."""
+    hidden = hidden_columns(part).names
+    for step in steps:
+        frame = _VISITS[type(step)](frame, step, hidden)
+    return frame
+
+
+def typed_rows(rows: pl.DataFrame, part: SparkPart, came: int, now: int) -> pa.Table:
+    """Rows with all columns of a part and the hidden ones; columns that were not read are null."""
+    columns = pa.schema([field.with_nullable(True) for field in part.given.schema.arrow])
+    missing = [pl.lit(None).alias(name) for name in (*columns.names, OFFSET) if name not in rows.columns]
+    clock = instant(NOW, pl.lit(now, pl.Int64))
+    frame = rows.with_columns(pl.lit(came, pl.Int32).alias(CAME), clock, *missing)
+    schema = pa.schema([*columns, *hidden_columns(part)])
+    return frame.select(schema.names).to_arrow().cast(schema)
 
 
 def hidden_columns(part: SparkPart) -> pa.Schema:
@@ -137,6 +156,13 @@ class Passage:
     def origin(self, number: int) -> RowsOrigin:
         return origin_from_bytes(self._origin_path(number).read_bytes())
 
+    def origins(self) -> Iterator[RowsOrigin]:
+        """All origins; complete once all typed rows have passed."""
+        number = 0
+        while self._origin_path(number).exists():
+            yield self.origin(number)
+            number += 1
+
     def writer(self) -> pa.RecordBatchStreamWriter:
         self._remove_older_runs()
         self.folder.mkdir(parents=True)
@@ -170,6 +196,10 @@ class _OfPart:
         plan = self.shipment.worker_plan.physical_plan
         return next(part for part in plan.spark_parts if part.number == self.number)
 
+    @cached_property
+    def known_failures(self) -> KnownFailures:
+        return KnownFailures.in_task()
+
 
 class Unpack(_OfPart):
     """Makes typed rows of those that are packed for a part, in a task."""
@@ -177,6 +207,7 @@ class Unpack(_OfPart):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with marked(self.shipment.mark, self.part.first.name):
             passage = Passage(self.shipment, self.number)
+            counts: Counter[str] = Counter()
             with passage.writer() as waiting:
                 for batch in batches:
                     own = pc.equal(batch.column("step"), self.number)
@@ -185,15 +216,19 @@ class Unpack(_OfPart):
                         waiting.write_batch(others.cast(ARROW))
                     for blob in batch.column("blob").filter(own):
                         origin, rows = split_origin(blob.as_buffer())
-                        yield from self._typed(rows, passage.number_of(origin), origin_from_bytes(origin).now)
+                        came = passage.number_of(origin)
+                        sender = origin_from_bytes(origin)
+                        kept = self._kept(rows, sender, counts)
+                        yield from typed_rows(kept, self.part, came, sender.now).to_batches()
 
-    def _typed(self, rows: pl.DataFrame, came: int, now: int) -> Iterator[pa.RecordBatch]:
-        columns = pa.schema([field.with_nullable(True) for field in self.part.given.schema.arrow])
-        missing = [pl.lit(None).alias(name) for name in (*columns.names, OFFSET) if name not in rows.columns]
-        clock = instant(NOW, pl.lit(now, pl.Int64))
-        frame = rows.with_columns(pl.lit(came, pl.Int32).alias(CAME), clock, *missing)
-        schema = pa.schema([*columns, *hidden_columns(self.part)])
-        yield from frame.select(schema.names).to_arrow().cast(schema).to_batches()
+    def _kept(self, rows: pl.DataFrame, sender: RowsOrigin, counts: Counter[str]) -> pl.DataFrame:
+        """Without the rows that the part is known to fail on."""
+        first = counts[place_of(sender)]
+        counts[place_of(sender)] += len(rows)
+        failing = [place - first for place in self.known_failures.places(self.number, sender)]
+        if not any(0 <= place < len(rows) for place in failing):
+            return rows
+        return rows.with_row_index(ROW).filter(~pl.col(ROW).cast(pl.Int64).is_in(failing)).drop(ROW)
 
 
 class Pack(_OfPart):
@@ -214,11 +249,12 @@ class Pack(_OfPart):
             if came not in origins:
                 origins[came] = passage.origin(came)
             origin = origins[came]
-            task = self._task(origin.task)
-            if task not in packers:
-                packers[task] = self._packer(origin, task)
             partition = None if origin.source is None else SourcePartition(origin.source, str(origin.partition))
-            packers[task].add({SENT: rows}, origin.now, partition)
+            self._packer_of(packers, origin).add({SENT: rows}, origin.now, partition)
+        named = {step.name: step for step in self.part.steps}
+        for origin in passage.origins():  # all of them are known now
+            for step, letters in self.known_failures.dead_letters(self.number, origin):
+                self._packer_of(packers, origin).add({DEAD: letters}, origin.now, entry=named[step])
         yield from passage.waiting()
         for packer in packers.values():
             for packed in packer.pack(None):
@@ -245,6 +281,12 @@ class Pack(_OfPart):
     def _task(self, task: int) -> int:
         parts = [part.number for part in self.shipment.worker_plan.physical_plan.spark_parts]
         return ((parts.index(self.number) + 1) << TASK_BITS) + task % (1 << TASK_BITS)
+
+    def _packer_of(self, packers: dict[int, Packer], origin: RowsOrigin) -> Packer:
+        task = self._task(origin.task)
+        if task not in packers:
+            packers[task] = self._packer(origin, task)
+        return packers[task]
 
     def _packer(self, origin: RowsOrigin, task: int) -> Packer:
         plan = self.shipment.worker_plan

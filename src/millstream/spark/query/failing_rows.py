@@ -1,0 +1,227 @@
+"""Finds the rows that steps in Spark's own engine fail on, after a batch has failed.
+
+Spark's error names neither the row nor its offset. So the rows of the batch are read again, and evaluated in halves,
+until the failing ones are alone. If the dead letters of the step are used the batch is repeated without these rows;
+else the error of the first one is raised, with its topic, partition and offset. Both repeat exactly: a batch that is
+done again after a crash finds the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import polars as pl
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from millstream.errors import MillstreamError, RecordFailed
+from millstream.operators.elementwise import OFFSET, hidden_of, table_of
+from millstream.plan.bad_rows import position_of
+from millstream.plan.bundles import dead_letter_values
+from millstream.plan.nodes import Node
+from millstream.records import batch_to_rows
+from millstream.spark.expression_failures import of_expression
+from millstream.spark.pyspark_logs import errors_not_logged
+from millstream.spark.query.data_source import BETWEEN, FEED, FORMAT, PACKED, Feed, as_option
+from millstream.spark.query.known_failures import CAME_FROM, PART, PLACE, PROPERTY, STEP, KnownFailures, place_of
+from millstream.spark.query.packing import split_origin
+from millstream.spark.query.physical_plan import SourcePartition
+from millstream.spark.query.spark_parts import SparkPart
+from millstream.spark.query.spark_steps import evaluated, typed_rows, with_part
+from millstream.spark.query.state_runner import Shipment
+from millstream.spark.query.task_messages import RowsOrigin, origin_from_bytes
+from millstream.spark.query_failures import reason_of
+
+Result = TypeVar("Result")
+FAILING_MAX = 1_000
+"""More failing rows in a batch stop the job: each takes a few jobs of Spark to find."""
+FOUND_OFFSETS = 2
+"""The line of a file of Spark's offset log with the offsets of our feed, behind a version and metadata."""
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """A row as a part gets it."""
+
+    origin: RowsOrigin
+    place: int
+    row: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class FailingRows:
+    """What is needed to read a batch of a query again."""
+
+    shipment: Shipment
+    feed: Feed
+    checkpoint: Path
+
+    def without_them(self, batch: DataFrame, number: int, work: Callable[[DataFrame], Result]) -> Result:
+        """The result of work on a batch; if it fails because of single rows, without these."""
+        with errors_not_logged():
+            return self._without_them(batch, number, work)
+
+    def _without_them(self, batch: DataFrame, number: int, work: Callable[[DataFrame], Result]) -> Result:
+        try:
+            return work(batch)
+        except (PySparkException, Py4JJavaError) as error:
+            if not self.shipment.physical_plan.spark_parts_after(0) or self.shipment.mark in str(error):
+                raise
+            context = batch.sparkSession.sparkContext
+            try:
+                if not self._find(batch.sparkSession, number):
+                    raise
+                return work(batch)
+            finally:
+                context.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
+
+    def _find(self, spark: SparkSession, number: int) -> bool:
+        """Finds the failing rows of a batch, part by part, and tells the tasks that follow. Returns whether any do."""
+        between = self._between(number)
+        if between is None:
+            return False
+        feed = as_option(self.feed, self.shipment.mark)
+        packed = spark.read.format(FORMAT).schema(PACKED).option(FEED, feed).option(BETWEEN, json.dumps(between)).load()
+        letters: list[dict[str, Any]] = []
+        for part in self.shipment.physical_plan.spark_parts_after(0):
+            rows = _rows_of(packed, part)
+            if rows:
+                letters += self._letters(spark, part, rows, FAILING_MAX - len(letters))
+            if letters:
+                spark.sparkContext.setLocalProperty(PROPERTY, KnownFailures.of(letters).to_text())
+            packed = with_part(packed, part, self.shipment)
+        return bool(letters)
+
+    def _between(self, number: int) -> list[Any] | None:
+        end = self._offsets(number)
+        return None if end is None else [self._offsets(number - 1) or self.feed.initial(), end]
+
+    def _offsets(self, number: int) -> Any:
+        path = self.checkpoint / "offsets" / str(number)
+        if not path.exists():
+            return None
+        text = path.read_text().splitlines()[FOUND_OFFSETS]
+        return None if text == "-" else json.loads(text)
+
+    def _letters(
+        self, spark: SparkSession, part: SparkPart, rows: Sequence[PartRow], limit: int
+    ) -> Iterator[dict[str, Any]]:
+        """The dead letters of the rows that a part fails on; raises if they are not used."""
+        tried = _Tried(spark, part, rows)
+        if tried.error(range(len(rows)), len(part.steps)) is None:
+            return
+        left = list(range(len(rows)))
+        for depth, step in enumerate(part.steps, 1):
+            for place, error in tried.failing(left, depth):
+                left = [each for each in left if each != place]
+                yield self._letter(part, step, rows[place], tried.given(place, depth), error)
+                limit -= 1
+                if limit < 0:
+                    raise RecordFailed(
+                        f"the step '{step.name}' fails on more than {FAILING_MAX:,} records of a batch",
+                        where=step.user_line,
+                        next_step="fix the expression, use a function that returns null instead, such as try_cast(…), "
+                        "or a map(…), which handles failing rows one by one",
+                    )
+
+    def _letter(
+        self, part: SparkPart, step: Node, bad: PartRow, row: dict[str, Any], error: Exception
+    ) -> dict[str, Any]:
+        found = of_expression(str(error), [step])
+        reason = _reason(step, found, error)
+        carried = bad.row.select(hidden_of(bad.row)).row(0, named=True)
+        letter = dead_letter_values(row, f"{step.name}: {reason}", bad.origin.now) | carried
+        letter["offset"] = carried.get(OFFSET)
+        if bad.origin.source is not None:
+            partition = SourcePartition(bad.origin.source, str(bad.origin.partition))
+            letter |= {"topic": partition.topic, "partition": partition.number}
+        if step not in self.shipment.physical_plan.listening:
+            line = (found.where if found else None) or step.user_line
+            raise RecordFailed(
+                f"the step '{step.name}' cannot handle a record: {reason}: {row}",
+                where="; ".join(filter(None, (position_of(letter), line))),
+                next_step="fix the step or the record, and run the job again: it resumes there; or redirect such "
+                f"records: write .dead of '{step.name}' to a topic",
+            )
+        return letter | {PART: part.number, CAME_FROM: place_of(bad.origin), PLACE: bad.place, STEP: step.name}
+
+
+def _rows_of(packed: DataFrame, part: SparkPart) -> list[PartRow]:
+    found: list[PartRow] = []
+    places: dict[str, int] = {}
+    for blob in packed.where(sf.col("step") == part.number).select("blob").toArrow()["blob"]:
+        origin_bytes, rows = split_origin(blob.as_py())
+        origin = origin_from_bytes(origin_bytes)
+        first = places.get(place_of(origin), 0)
+        places[place_of(origin)] = first + len(rows)
+        found += [PartRow(origin, first + place, row) for place, row in enumerate(rows.iter_slices(1))]
+    return found
+
+
+def _reason(step: Node, found: MillstreamError | None, error: Exception) -> str:
+    if found is None:
+        return reason_of(str(error)) or type(error).__name__
+    for start in (f"the step '{step.name}' failed: ", f"the step '{step.name}' cannot handle a record: "):
+        found_reason = found.what.removeprefix(start)
+        if found_reason != found.what:
+            return found_reason
+    return found.what
+
+
+class _Tried:
+    """Evaluates the first steps of a part over some of its rows."""
+
+    def __init__(self, spark: SparkSession, part: SparkPart, rows: Sequence[PartRow]) -> None:
+        self._spark = spark
+        self._part = part
+        self._now = rows[0].origin.now
+        self._rows = pl.concat([each.row for each in rows], how="diagonal")
+
+    def _frame(self, places: Sequence[int], depth: int) -> DataFrame:
+        table = typed_rows(self._rows[list(places)], self._part, 0, self._now)
+        frame = self._spark.createDataFrame(table)
+        return evaluated(frame, self._part, self._part.steps[:depth])
+
+    def error(self, places: Sequence[int], depth: int) -> Exception | None:
+        try:
+            self._frame(places, depth).write.format("noop").mode("overwrite").save()
+        except (PySparkException, Py4JJavaError) as error:
+            return error if isinstance(error, Exception) else None
+        return None
+
+    def failing(
+        self, places: Sequence[int], depth: int, known: Exception | None = None
+    ) -> Iterator[tuple[int, Exception]]:
+        """The rows that fail, each with its error; `known` is the error of all these rows together."""
+        error = known or (self.error(places, depth) if places else None)
+        if error is None:
+            return
+        if len(places) == 1:
+            yield places[0], error
+            return
+        middle = len(places) // 2
+        left = list(self.failing(places[:middle], depth))
+        yield from left
+        yield from self.failing(places[middle:], depth, None if left else error)
+
+    def given(self, place: int, depth: int) -> dict[str, Any]:
+        """The row as the last of some steps gets it; as the part gets it, if the steps before make several of it."""
+        if depth > 1:
+            names = self._part.steps[depth - 2].schema.names
+            made = self._frame([place], depth - 1).select(*(sf.col(f"`{name}`") for name in names)).toArrow()
+            if len(made) == 1:
+                return batch_to_rows(made.combine_chunks().to_batches()[0])[0]
+        (row,) = batch_to_rows(table_of(self._whole(place), self._part.given.schema).to_batches()[0])
+        return row
+
+    def _whole(self, place: int) -> pl.DataFrame:
+        """A row with all columns: those that were not read are null."""
+        row = self._rows[[place]]
+        missing = [name for name in self._part.given.schema.names if name not in row.columns]
+        return row.with_columns(pl.lit(None).alias(name) for name in missing)

@@ -6,7 +6,10 @@ import uuid
 
 import pytest
 
+from client_ways import either_way
 from millstream.log.kafka.log import KafkaLog
+
+__all__ = ["either_way"]
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from . import raw
 from .raw import GZIP, Record
 from .support import made
 
+pytestmark = pytest.mark.usefixtures("either_way")
 EVERYTHING = "key binary, timestamp timestamp, headers map<string, binary>, value binary"
 FAR_MS = 9_000_000_000_000_000_000  # in the year 285,000,000
 ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1), "message_timestamp_before_max_ms": str(2**63 - 1)}

@@ -37,6 +37,8 @@ from .support import (
     until_ends,
 )
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 # ---------------------------------------------------------------- what there is
 
 

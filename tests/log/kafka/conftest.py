@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from client_ways import either_way
 from millstream.log.kafka.log import KafkaLog
+
+__all__ = ["either_way"]
 
 
 @pytest.fixture

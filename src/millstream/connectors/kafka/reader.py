@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import KafkaUnavailable
+from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import PASSING, REFUSED_SECONDS, Clients
-from millstream.log.kafka.failures import client_module, translated, translated_errors
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
+from millstream.log.kafka.failures import translated, translated_errors
+from millstream.log.kafka.received import ALL, Event, Received, Wanted
 
 CHUNK_RECORDS = 20_000
 TAKE_SECONDS = 0.01
@@ -43,38 +41,47 @@ FIXED = (
 GONE = frozenset(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"))
 IGNORED = frozenset(("GROUP_AUTHORIZATION_FAILED", "_MAX_POLL_EXCEEDED"))  # there is no group
 
-Taken = tuple[list["Message"], npt.NDArray[np.int64]]
+Taken = tuple[Received, npt.NDArray[np.int64]]
 
 
 class PartitionReader:
-    def __init__(self, clients: Clients, topic: str, number: int, where: str, look: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        topic: str,
+        number: int,
+        where: str,
+        look: Callable[[], None],
+        wanted: Wanted = ALL,
+    ) -> None:
         self.lost_at: int | None = None
         """After a range: the offset that the broker no longer has, or does not have yet."""
         self._clients = clients
-        self._place = (topic, number)
+        self._place = TopicPartition(topic, number)
         self._where = f"{where}, partition {number}"
         self._look = look
-        self._consumer = clients.consumer(defaults=FETCHING, **{name: FETCHING[name] for name in FIXED})
+        self._consumer = clients.record_consumer(wanted, defaults=FETCHING, **{name: FETCHING[name] for name in FIXED})
         self._at: int | None = None  # where the last range ended
         self._scanned = 0  # everything before this was seen, except for buffered records
-        self._waiting: list[Message] = []
+        self._waiting: list[Received] = []
 
     def read(self, start: int, end: int) -> Iterator[Taken]:
         """The records of a range with their offsets. Stops at `lost_at` if the broker does not have them."""
         self.lost_at = None
         if start != self._at:
             with translated_errors(self._where):
-                self._consumer.assign([client_module().TopicPartition(*self._place, start)])
+                self._consumer.assign({self._place: start})
             self._scanned, self._waiting = start, []
         self._at = None  # a reader that abandons a range starts the next from scratch
         heard_at = time.monotonic()
         while self._scanned < end or self._waits_before(end):
-            taken = self._take(end)
-            if taken:
-                self._clients.refused = None
+            is_heard = False
+            for taken in self._take(end):
+                self._clients.refused, is_heard = None, True
                 yield from self._records(taken, end)
                 if self.lost_at is not None:
                     return
+            if is_heard:
                 heard_at = time.monotonic()
             elif self._clients.refused is not None and time.monotonic() > heard_at + REFUSED_SECONDS:
                 raise self._clients.refused
@@ -83,46 +90,39 @@ class PartitionReader:
         self._at = end
 
     def _waits_before(self, end: int) -> bool:
-        return bool(self._waiting) and (self._waiting[0].offset() or 0) < end
+        return bool(self._waiting) and int(self._waiting[0].offsets[0]) < end
 
-    def _take(self, end: int) -> list[Message]:
+    def _take(self, end: int) -> Iterable[Received | Event]:
         if self._waiting:
             taken, self._waiting = self._waiting, []
             return taken
         count = min(CHUNK_RECORDS, end - self._scanned)
         with translated_errors(self._where):
-            return self._consumer.consume(count, TAKE_SECONDS)
+            return self._consumer.take(count, TAKE_SECONDS)
 
-    def _records(self, taken: list[Message], end: int) -> Iterator[Taken]:
-        errors = [each.error() for each in taken]
-        if set(map(type, errors)) != {type(None)}:
-            first = next(place for place, error in enumerate(errors) if error is not None)
-            if first:
-                yield from self._records(taken[:first], end)
-            self._heard(taken[first])
-            rest = taken[first + 1 :]
-            if rest and self.lost_at is None:
-                yield from self._records(rest, end)
+    def _records(self, taken: Received | Event, end: int) -> Iterator[Taken]:
+        if isinstance(taken, Event):
+            self._heard(taken)
             return
-        numbers = np.array([each.offset() for each in taken], np.int64)
+        numbers = taken.offsets
         self._scanned = max(self._scanned, int(numbers[-1]) + 1)
         inside = int(numbers.searchsorted(end))
-        self._waiting += taken[inside:]
+        if inside < len(numbers):
+            self._waiting.append(taken.part(inside, len(numbers)))
         if inside:
-            yield taken[:inside], numbers[:inside]
+            yield taken.part(0, inside), numbers[:inside]
 
-    def _heard(self, message: Message) -> None:
+    def _heard(self, event: Event) -> None:
         """Handles the client's events."""
-        error: Any = message.error()
-        name = error.name()
+        name = event.error.name()
         if name == "_PARTITION_EOF":
-            self._scanned = max(self._scanned, message.offset() or 0)
+            self._scanned = max(self._scanned, event.offset)
         elif name in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
             self.lost_at = self._scanned
         elif name in GONE:
             self._look()  # raises if it is
-        elif name not in PASSING and name not in IGNORED and not error.retriable():
-            raise translated(error, self._where)
+        elif name not in PASSING and name not in IGNORED and not event.error.retriable():
+            raise translated(event.error, self._where)
 
     def stalled(self, end: int) -> KafkaUnavailable:
         return KafkaUnavailable(

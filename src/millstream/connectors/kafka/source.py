@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from millstream import terminal
@@ -22,14 +23,12 @@ from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import Clients
-from millstream.log.kafka.messages import BAD_HEADER, TIME_MS_MAX, headers_of, nearest_us, times_ms
+from millstream.log.kafka.messages import BAD_HEADER, TIME_MS_MAX, nearest_us
+from millstream.log.kafka.received import Received, Wanted
 from millstream.log.kafka.topics import described, offsets
 from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
 from millstream.log.reader import Fetch
 from millstream.records import Schema
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
 
 SLAB_BYTES = 16 << 20
 WEIGH_SECONDS = 30.0
@@ -64,7 +63,8 @@ class KafkaSource(Source):
         self._where = f"topic '{topic}' of {address}"
         self._on_lost = on_lost
         self._columns = _columns(schema, format, Registry.of(registry, address) if registry else None)
-        self._asked = frozenset(field.name for field in schema.arrow if is_metadata(field))
+        asked = {field.name for field in schema.arrow if is_metadata(field)}
+        self._wanted = Wanted(keys="key" in asked, times="timestamp" in asked, headers="headers" in asked)
         self._clients = Clients(address)
         self._identity: str | None = None
         self._partitions = 0
@@ -276,9 +276,8 @@ class KafkaSource(Source):
         while start < slice.end:
             reader = self._reader(number)
             try:
-                for messages, numbers in reader.read(start, slice.end):
-                    for piece in _pieces(messages):
-                        yield self._fetched(messages[piece], numbers[piece])
+                for received, _ in reader.read(start, slice.end):
+                    yield self._fetched(received)
             except KafkaUnavailable:
                 if self._still_there({slice.partition: slice.end})[slice.partition] == slice.end:
                     raise
@@ -310,24 +309,22 @@ class KafkaSource(Source):
             self._look()
             while len(self._readers) >= READERS_MAX:
                 self._readers.pop(next(iter(self._readers))).close()
-            reader = PartitionReader(self._clients, self.topic, number, self._where, self._look)
+            reader = PartitionReader(self._clients, self.topic, number, self._where, self._look, self._wanted)
         self._readers[number] = reader
         return reader
 
-    def _fetched(self, messages: list[Message], numbers: Any) -> Fetch:
-        values = pa.array([each.value() for each in messages], pa.binary())
-        columns: dict[str, pa.Array] = {"value": values}
-        if "key" in self._asked:
-            columns["key"] = pa.array([each.key() for each in messages], pa.binary())
-        if "timestamp" in self._asked:
-            columns["timestamp"] = _times(messages)
-        refused = {}
-        if "headers" in self._asked:
-            headers, bad = headers_of(messages)
-            columns["headers"] = pa.array([list(dict(each).items()) if each else None for each in headers], HEADERS)
-            refused = dict.fromkeys(bad, BAD_HEADER)
+    def _fetched(self, received: Received) -> Fetch:
+        columns: dict[str, pa.Array] = {"value": received.values}
+        if received.keys is not None:
+            columns["key"] = received.keys
+        if received.times_ms is not None:
+            columns["timestamp"] = _times(received.times_ms)
+        if received.headers is not None:
+            pairs = [list(dict(each).items()) if each else None for each in received.headers]
+            columns["headers"] = pa.array(pairs, HEADERS)
         stored = pa.RecordBatch.from_pydict(columns)
-        return Fetch(stored, _STORED, int(numbers[0]), numbers, stored.nbytes, refused)
+        refused = dict.fromkeys(received.bad_headers, BAD_HEADER)
+        return Fetch(stored, _STORED, int(received.offsets[0]), received.offsets, stored.nbytes, refused)
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -338,26 +335,10 @@ class KafkaSource(Source):
 _STORED = stored_schema(None)
 
 
-def _pieces(messages: list[Message]) -> Iterator[slice]:
-    """Chunks not much larger than a slab: a compressed batch arrives whole, and a small one may contain gigabytes."""
-    if not messages:
-        return
-    sizes = list(map(len, messages))  # of their values
-    if sum(sizes) <= SLAB_BYTES:
-        yield slice(0, len(messages))
-        return
-    begin = size_bytes = 0
-    for place, added in enumerate(sizes, 1):
-        size_bytes += added
-        if size_bytes >= SLAB_BYTES or place == len(sizes):
-            yield slice(begin, place)
-            begin, size_bytes = place, 0
-
-
-def _times(messages: list[Message]) -> pa.Array:
+def _times(times_ms: npt.NDArray[np.int64]) -> pa.Array:
     """A record of an old producer may have no time; one out of range is treated as missing."""
-    made = times_ms(messages)
-    return pa.array(nearest_us(made), pa.int64(), mask=(made < 0) | (made > TIME_MS_MAX)).cast(TIMESTAMP)
+    mask = (times_ms < 0) | (times_ms > TIME_MS_MAX)
+    return pa.array(nearest_us(times_ms), pa.int64(), mask=mask).cast(TIMESTAMP)
 
 
 def _columns(schema: Schema, format: str, registry: Registry | None) -> Columns:

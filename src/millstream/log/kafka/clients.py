@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess
 from millstream.log.kafka.address import KafkaAddress
+from millstream.log.kafka.column_client import ColumnConsumer, ObjectConsumer, column_consumer
 from millstream.log.kafka.failures import client_module, translated, translated_errors
+from millstream.log.kafka.received import Wanted
 from millstream.secrets import concealed
 
 if TYPE_CHECKING:
@@ -112,6 +114,15 @@ class Clients:
         with translated_errors(self.where):
             made: Consumer = client_module().Consumer(self.settings(defaults=defaults, **fixed))
             return made
+
+    def record_consumer(
+        self, wanted: Wanted, *, defaults: Mapping[str, Any] | None = None, **fixed: Any
+    ) -> ColumnConsumer | ObjectConsumer:
+        """A consumer that is in no group, and returns columns."""
+        settings = self.settings(defaults=defaults, **fixed)
+        with translated_errors(self.where):
+            made = column_consumer(settings, wanted)
+            return ObjectConsumer(client_module().Consumer(settings), wanted) if made is None else made
 
     def share_consumer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> ShareConsumer:
         with translated_errors(self.where):

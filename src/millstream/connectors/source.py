@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
@@ -169,3 +169,14 @@ def cut(ranges: list[Slice], tasks: int) -> list[list[Slice]]:
     if open_piece:
         pieces.append(open_piece)
     return pieces
+
+
+def balanced(units: Sequence[tuple[Slice, int]], tasks: int) -> list[list[Slice]]:
+    """Distributes slices that cannot be cut, in order, so that tasks have similar weights; each weight is positive."""
+    total = sum(weight for _, weight in units)
+    made: list[list[Slice]] = [[] for _ in range(max(1, tasks))]
+    before = 0
+    for unit, weight in units:
+        made[min(len(made) - 1, (2 * before + weight) * len(made) // (2 * total))].append(unit)
+        before += weight
+    return [task for task in made if task]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import DamagedLog
 from millstream.log.disk import storage_errors, sync_folder
@@ -22,10 +22,20 @@ class Entry(NamedTuple):
     modified_ns: int
 
 
-class Journal:
-    def __init__(self, path: Path) -> None:
+class HasPath(Protocol):
+    @property
+    def path(self) -> str: ...
+
+
+AnyEntry = TypeVar("AnyEntry", bound=HasPath)
+
+
+class Journal(Generic[AnyEntry]):
+    def __init__(self, path: Path, kind: Callable[..., AnyEntry]) -> None:
+        """`kind` is a named tuple: what an entry is made of."""
         self.path = path
-        self._entries: list[Entry] = []
+        self._kind = kind
+        self._entries: list[AnyEntry] = []
         self._seen: set[str] = set()
         self._read_bytes = 0
 
@@ -35,7 +45,7 @@ class Journal:
     def __contains__(self, path: str) -> bool:
         return path in self._seen
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> AnyEntry:
         if number >= len(self._entries):
             self.refresh()
         if number >= len(self._entries):
@@ -57,7 +67,7 @@ class Journal:
         whole = content[: content.rfind(b"\n") + 1]
         for line in whole.splitlines():
             try:
-                self._add(Entry(*json.loads(line)))
+                self._add(self._kind(*json.loads(line)))
             except (ValueError, TypeError):
                 raise DamagedLog(
                     f"line {len(self) + 1} of the journal of files cannot be read",
@@ -66,7 +76,7 @@ class Journal:
                 ) from None
         self._read_bytes += len(whole)
 
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Iterable[AnyEntry]) -> None:
         """Called by one process only, the planner's."""
         self.refresh()
         content = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
@@ -87,6 +97,6 @@ class Journal:
                 sync_folder(self.path.parent)
         self.refresh()
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: AnyEntry) -> None:
         self._entries.append(entry)
         self._seen.add(entry.path)

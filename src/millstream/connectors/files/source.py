@@ -22,7 +22,7 @@ from millstream.connectors.dead_letters import Origin, letters, without_missing
 from millstream.connectors.files.bounds import FileBounds
 from millstream.connectors.files.formats import Part, parts_of, row_groups
 from millstream.connectors.files.journal import Entry, Journal
-from millstream.connectors.source import Offsets, Slab, Slice, Source
+from millstream.connectors.source import Offsets, Slab, Slice, Source, balanced
 from millstream.errors import InvalidInput, NotFound
 from millstream.log.disk import storage_errors
 from millstream.plan.partition_folders import folder_values, is_folder_name
@@ -45,7 +45,7 @@ class FilesSource(Source):
         self.endpoint = endpoint
         self.schema = columns if columns is not None and endpoint.format == "parquet" else schema
         self._pattern = os.path.abspath(os.path.expanduser(endpoint.path))  # noqa: PTH100, PTH111 - it may be a glob
-        self._journal = Journal(folder / "files.journal")
+        self._journal = Journal(folder / "files.journal", Entry)
 
     @property
     def decodes(self) -> bool:
@@ -123,17 +123,16 @@ class FilesSource(Source):
         units: list[tuple[Slice, int]] = []
         for number in range(start.get(PARTITION, 0), end[PARTITION]):
             units += self._units(number)
-        total = sum(weight for _, weight in units)
-        made: list[list[Slice]] = [[] for _ in range(max(1, tasks))]
-        before = 0
-        for unit, weight in units:
-            task = made[min(len(made) - 1, (2 * before + weight) * len(made) // (2 * total))]
-            before += weight
-            if task and task[-1].end == unit.start and task[-1].start >> ROW_BITS == unit.start >> ROW_BITS:
-                task[-1] = Slice(PARTITION, task[-1].start, unit.end)
-            else:
-                task.append(unit)
-        return [task for task in made if task]
+        made = balanced(units, tasks)
+        for task in made:
+            joined: list[Slice] = []
+            for unit in task:
+                if joined and joined[-1].end == unit.start and joined[-1].start >> ROW_BITS == unit.start >> ROW_BITS:
+                    joined[-1] = Slice(PARTITION, joined[-1].start, unit.end)
+                else:
+                    joined.append(unit)
+            task[:] = joined
+        return made
 
     def _units(self, number: int) -> list[tuple[Slice, int]]:
         """The smallest pieces of a file that can be read separately, with their sizes."""

@@ -181,7 +181,12 @@ class DeltaStore(Store):
     def newest(self, run: Run) -> int | None:
         return self.table.transaction_version(run.id)
 
-    def storage(self) -> Storage:
+    def opened(self) -> Table:
+        """The table once more, for reading an older version."""
+        made: Table = self._library.DeltaTable(self._storage.uri, storage_options=self._storage.given())
+        return made
+
+    def storage(self) -> DeltaStorage:
         return self._storage
 
     def places(self) -> Places:
@@ -271,13 +276,16 @@ class DeltaStore(Store):
         return shown_address(said), passing and FOR_GOOD.search(said) is None
 
 
+def partition_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """The value of a partition: a text from the log, or already of its type."""
+    return folder_value(value or None, kind) if isinstance(value, str) else pa.scalar(value, kind)
+
+
 def with_partition(rows: pa.Table, partition: Mapping[str, Any], schema: Schema) -> pa.Table:
     """The rows of a data file with all columns of the table: those of the partition, and null for later ones."""
     for name, value in partition.items():
         if name in schema and name not in rows.schema.names:
-            kind = schema.field(name).type
-            scalar = folder_value(value, kind) if isinstance(value, str) else pa.scalar(value, kind)
-            rows = rows.append_column(name, pa.repeat(scalar, rows.num_rows))
+            rows = rows.append_column(name, pa.repeat(partition_scalar(value, schema.field(name).type), rows.num_rows))
     columns = [name for name in schema.names if name in rows.schema.names]
     loose = pa.schema([field.with_nullable(True) for field in schema.arrow])
     batches = [align(batch, loose) for batch in rows.select(columns).to_batches()]

@@ -13,14 +13,17 @@ import pyarrow as pa
 
 from millstream.connectors import arguments
 from millstream.connectors.claims import Claim, Keeper
-from millstream.connectors.connector import Writing
+from millstream.connectors.connector import Reading, WorkerNeeds, Writing
 from millstream.connectors.databases.endpoints import DatabaseTable, TableMode, mode_of
 from millstream.connectors.file_ledger import FileLedger
+from millstream.connectors.lakes.feed import Feed
 from millstream.connectors.lakes.store import Store
 from millstream.connectors.sink import Sink
+from millstream.connectors.source import Source
 from millstream.errors import InvalidPlan
 from millstream.log import Broker
 from millstream.plan.partition_folders import check_partitions, partition_names
+from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.secrets import Secret, is_likely_secret, shown_address
 from millstream.user_lines import users_line
@@ -33,6 +36,9 @@ class LakeTable(DatabaseTable):
 
     @abstractmethod
     def store(self) -> Store: ...
+
+    @abstractmethod
+    def feed(self) -> Feed: ...
 
     @property
     def target(self) -> Hashable:
@@ -56,6 +62,22 @@ class LakeTable(DatabaseTable):
                     where=users_line(),
                     next_step="convert it to a number with with_column(…)",
                 )
+
+    def own_schema(self, broker: str | None) -> Schema:
+        from millstream.connectors.lakes.reading import table_schema
+
+        return table_schema(self)
+
+    def open_source(self, reading: Reading) -> Source:
+        from millstream.connectors.lakes.source import LakeSource
+
+        make_folders(reading.folder)
+        return LakeSource(self.feed(), reading.schema, folder=reading.folder, columns=reading.columns)
+
+    def load(self, schema: Schema) -> pa.Table:
+        from millstream.connectors.lakes.reading import all_rows
+
+        return all_rows(self, schema)
 
     def open_sink(self, writing: Writing) -> Sink:
         from millstream.connectors.lakes.sink import LakeSink
@@ -89,6 +111,15 @@ class DeltaTable(LakeTable):
 
         return DeltaStore(self.uri, self.options)
 
+    def feed(self) -> Feed:
+        from millstream.connectors.lakes.delta import DeltaStore
+        from millstream.connectors.lakes.delta_feed import DeltaFeed
+
+        return DeltaFeed(DeltaStore(self.uri, self.options))
+
+    def worker_needs(self, broker: str) -> WorkerNeeds:
+        return WorkerNeeds(libraries={"deltalake": "deltalake"})
+
     def with_suffix(self, suffix: str) -> Self:
         return replace(self, table=self.table.rstrip("/") + suffix)
 
@@ -114,6 +145,15 @@ class Iceberg(LakeTable):
 
         return IcebergStore(self.catalog, self.table, self.settings)
 
+    def feed(self) -> Feed:
+        from millstream.connectors.lakes.iceberg import IcebergStore
+        from millstream.connectors.lakes.iceberg_feed import IcebergFeed
+
+        return IcebergFeed(IcebergStore(self.catalog, self.table, self.settings))
+
+    def worker_needs(self, broker: str) -> WorkerNeeds:
+        return WorkerNeeds(libraries={"pyiceberg": "pyiceberg"})
+
     def __str__(self) -> str:
         return f"iceberg({self.catalog}, {self.table}{_more(self)})"
 
@@ -129,9 +169,10 @@ def delta_table(
     """A Delta Lake table in a folder or an object store ("s3://bucket/table"), as a source or a sink.
 
     As a sink: every row, or with `key` the newest row of each key. `partition_by` are the columns that a new table is
-    partitioned by. As a source: the rows of the table, then what is added to it; with `changes=True` in `read`, what
-    its change feed has. `options` are those of the deltalake library, such as AWS_ENDPOINT_URL; by default they come
-    from the environment. Keys and passwords among them are never shown or stored.
+    partitioned by. As a source: the rows of the table, then what is added to it, or what is changed in it, if the
+    schema has a column `weight int`: see `changes` of `Flow.read`. `options` are those of the deltalake library, such
+    as AWS_ENDPOINT_URL; by default they come from the environment. Keys and passwords among them are never shown or
+    stored.
     """
     made, columns = mode_of(mode, key)
     place = arguments.path(path, "delta_table('lake/scores')")
@@ -151,7 +192,8 @@ def iceberg(
 
     `catalog` is its name in pyiceberg's configuration; `settings`, such as type, uri and warehouse, are added to it.
     As a sink: every row, or with `key` the newest row of each key. `partition_by` are the columns that a new table is
-    partitioned by. As a source: the rows of the table, then what is appended to it. Keys and passwords among the
+    partitioned by. As a source: the rows of the table, then what is added to it, or what is changed in it, if the
+    schema has a column `weight int`: see `changes` of `Flow.read`. Keys and passwords among the
     settings are never shown or stored.
     """
     made, columns = mode_of(mode, key)

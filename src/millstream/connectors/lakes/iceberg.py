@@ -74,6 +74,10 @@ class IcebergStore(Store):
         return self._catalog
 
     @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    @property
     def table(self) -> Table:
         assert self._loaded is not None
         return self._loaded
@@ -252,16 +256,28 @@ class IcebergStore(Store):
 
 def numbered_columns(rows: pa.Table, wanted: pa.Schema, schema: Schema) -> pa.Table:
     """The columns of the table, found in a file by their field ids, or by name in a file without ids."""
-    by_id = {_number(field): index for index, field in enumerate(rows.schema) if _number(field) is not None}
-    names, arrays = [], []
-    for field in wanted:
-        index = by_id.get(_number(field)) if by_id else rows.schema.get_field_index(field.name)
-        if index is not None and index >= 0:
-            names.append(field.name)
-            arrays.append(rows.column(index))
-    found = pa.Table.from_arrays(arrays, names=names)
     loose = pa.schema([field.with_nullable(True) for field in schema.arrow])
-    return pa.Table.from_batches([align(batch, loose) for batch in found.to_batches()], loose)
+    batches = [align(numbered_batch(batch, wanted), loose) for batch in rows.to_batches()]
+    return pa.Table.from_batches(batches, loose)
+
+
+def numbered_batch(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """These columns, as far as the file has them."""
+    by_id = {_number(field): index for index, field in enumerate(batch.schema) if _number(field) is not None}
+    chosen = []
+    for field in wanted:
+        index = by_id.get(_number(field)) if by_id else batch.schema.get_field_index(field.name)
+        if index is not None and index >= 0:
+            chosen.append((field.name, batch.column(index)))
+    made = (
+        pa.StructArray.from_arrays(
+            [array for _, array in chosen],
+            [name for name, _ in chosen],
+        )
+        if chosen
+        else pa.nulls(batch.num_rows).cast(pa.struct([]))
+    )
+    return pa.RecordBatch.from_struct_array(made)
 
 
 def _number(field: pa.Field) -> int | None:

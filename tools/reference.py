@@ -33,6 +33,7 @@ SECTIONS = {
     "millstream.plan.joining": "Lookup tables",
     "millstream.plan.written_stream": "Written streams",
     "millstream.plan.process": "Steps with state and timers",
+    "millstream.plan.patterns": "Patterns",
     "millstream.jobs.job": "Jobs",
     "millstream.plan.windows": "Windows",
     "millstream.plan.triggers": "Triggers",
@@ -47,7 +48,7 @@ SECTIONS = {
 }
 """The order of the sections. A module that is missing here comes last, under its own name."""
 
-ROOMS = ("millstream.log", "millstream.connectors")
+ROOMS = ("millstream.log", "millstream.connectors", "millstream.plan.patterns")
 """Packages whose names share a section."""
 
 BESIDE = {f"millstream.plan.{name}": "millstream.plan.aggregates" for name in ("conditions", "picks", "statistics")}

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.flow import Flow
+    from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
     from millstream.plan.process import Key
     from millstream.plan.retries import retry
@@ -87,6 +88,7 @@ _NAMES = {
     ),
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
+    "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
     "millstream.plan.retries": "retry",
@@ -111,6 +113,7 @@ __all__ = [
     "Key",
     "Message",
     "MillstreamError",
+    "Pattern",
     "Record",
     "Stream",
     "Table",
@@ -119,7 +122,9 @@ __all__ = [
     "after_watermark",
     "all",
     "all_of",
+    "alternatives",
     "any",
+    "any_order",
     "ascending",
     "at_expiry",
     "avg",
@@ -163,6 +168,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "pattern",
     "percentile",
     "postgres",
     "punctuated",

@@ -13,7 +13,8 @@ import pyarrow as pa
 from millstream.operators.accumulators import ROW, TIME, WEIGHT
 from millstream.operators.elementwise import types_of
 from millstream.operators.patterns.found import Complete
-from millstream.plan.patterns.node import MATCH, MATCH_END, MATCH_START, VARIABLE, Match, Rows
+from millstream.plan.patterns.node import IS_EXCLUDED, MATCH, MATCH_END, MATCH_START, PATH, VARIABLE, Match, Rows
+from millstream.plan.patterns.node import ROW as WHOLE_ROW
 from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
 
@@ -38,7 +39,7 @@ class Results:
         self._timed_out: Any = types_of(timed_out)
 
     def sent(self, found: Sequence[Numbered], rows: pl.DataFrame, weight: int = 1) -> pl.DataFrame:
-        made = self._one(found, rows) if self.node.rows is Rows.ONE else self._all(found, rows)
+        made = self._all(found, rows) if self.node.rows is Rows.ALL else self._one(found, rows)
         return self._shaped(made, self._sent, weight)
 
     def timed_out(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.DataFrame:
@@ -76,21 +77,37 @@ class Results:
         return pl.DataFrame([*keys, *self._times(found, rows), *self._lists(found, rows)])
 
     def _lists(self, found: Sequence[Numbered], rows: pl.DataFrame) -> list[pl.Series]:
-        made = []
-        for name in self.node.search.variables:
-            places = [[place for place, variable, _ in each.match.path if variable == name] for each in found]
-            offsets = np.concatenate([[0], np.cumsum([len(each) for each in places])]).astype(np.int32)
-            flat = self._rows(rows, [place for each in places for place in each]).to_struct(ROW)
-            values = flat.to_arrow()
-            lists = pa.ListArray.from_arrays(pa.array(offsets), values)
-            series = pl.from_arrow(lists)
-            assert isinstance(series, pl.Series)
-            made.append(series.alias(name))
-        return made
+        if self.node.rows is Rows.LIST:
+            return [self._path(found, rows)]
+        return [self._of_variable(name, found, rows) for name in self.node.search.variables]
+
+    def _path(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.Series:
+        steps = [step for each in found for step in each.match.path]
+        flat = pl.DataFrame(
+            [
+                pl.Series(VARIABLE, [variable for _, variable, _ in steps], pl.String),
+                pl.Series(IS_EXCLUDED, [is_excluded for *_, is_excluded in steps], pl.Boolean),
+                self._rows(rows, [place for place, *_ in steps]).to_struct(WHOLE_ROW),
+            ]
+        )
+        return _listed(PATH, [len(each.match.path) for each in found], flat.to_struct(PATH))
+
+    def _of_variable(self, name: str, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.Series:
+        places = [[place for place, variable, _ in each.match.path if variable == name] for each in found]
+        flat = self._rows(rows, [place for each in places for place in each]).to_struct(ROW)
+        return _listed(name, [len(each) for each in places], flat)
 
     def _rows(self, rows: pl.DataFrame, places: list[int]) -> pl.DataFrame:
         whole = rows[ROW].gather(places) if places else rows[ROW].clear()
         return whole.struct.unnest().select(list(self._given)).cast(self._given)
+
+
+def _listed(name: str, lengths: list[int], flat: pl.Series) -> pl.Series:
+    """Consecutive values as lists of these lengths."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    series = pl.from_arrow(pa.ListArray.from_arrays(pa.array(offsets), flat.to_arrow()))
+    assert isinstance(series, pl.Series)
+    return series.alias(name)
 
 
 def _instants(times: pl.Series) -> pl.Series:

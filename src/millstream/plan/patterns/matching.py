@@ -20,6 +20,7 @@ from millstream.plan.patterns.node import (
     SkipTo,
     TimedOut,
     all_rows_schema,
+    list_schema,
     one_row_schema,
     timed_out_schema,
 )
@@ -103,11 +104,10 @@ def match(
                 "give the variable another name" if shape is Rows.ONE else f"rename it: rename({column}='…')",
             )
     with AtUsersLine():
-        columns = (
-            one_row_schema(stream.schema, keyed.keys, made.variables)
-            if shape is Rows.ONE
-            else all_rows_schema(stream.schema)
-        )
+        if shape is Rows.ONE:
+            columns = one_row_schema(stream.schema, keyed.keys, made.variables)
+        else:
+            columns = all_rows_schema(stream.schema) if shape is Rows.ALL else list_schema(stream.schema, keyed.keys)
     node = Match("", columns, (stream.node,), users_line(), keyed.keys, made, strategy, which, shape, early)
     return Found(stream.flow, stream.flow.named(node, "match", name))
 

@@ -13,6 +13,7 @@ from millstream.plan.patterns.checked import Search
 from millstream.records import Schema
 
 MATCH, VARIABLE, MATCH_START, MATCH_END = "match", "variable", "match_start", "match_end"
+PATH, ROW, IS_EXCLUDED = "path", "row", "is_excluded"
 
 
 class Matches(Enum):
@@ -23,10 +24,11 @@ class Matches(Enum):
 
 
 class Rows(Enum):
-    """What becomes of a match: one row, or each of its rows."""
+    """What becomes of a match: one row with a list for each variable, each of its rows, or one row with one list."""
 
     ONE = "one"
     ALL = "all"
+    LIST = "list"
 
 
 class SkipTo(Enum):
@@ -94,6 +96,13 @@ def one_row_schema(schema: Schema, keys: tuple[str, ...], variables: list[str]) 
     return Schema.from_arrow(pa.schema(fields))
 
 
+def list_schema(schema: Schema, keys: tuple[str, ...]) -> Schema:
+    """One row per match, with all its rows in order and the variable that each plays."""
+    step = pa.struct([(VARIABLE, pa.string()), (IS_EXCLUDED, pa.bool_()), (ROW, pa.struct(list(schema.arrow)))])
+    once = one_row_schema(schema, keys, []).arrow
+    return Schema.from_arrow(pa.schema([*once, pa.field(PATH, pa.list_(step))]))
+
+
 def all_rows_schema(schema: Schema) -> Schema:
     """All rows of a match, each with the number of the match and the variable it plays."""
     added = [
@@ -107,5 +116,10 @@ def all_rows_schema(schema: Schema) -> Schema:
 
 def timed_out_schema(node: Match) -> Schema:
     """A partial match that timed out: like one row of a match, without a number."""
-    whole = one_row_schema(node.inputs[0].schema, node.keys, node.search.variables)
+    given = node.inputs[0].schema
+    whole = (
+        list_schema(given, node.keys)
+        if node.rows is Rows.LIST
+        else one_row_schema(given, node.keys, node.search.variables)
+    )
     return Schema.from_arrow(pa.schema([field for field in whole.arrow if field.name != MATCH]))

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.plan.bundles import END, Bundle, Row, moment
-from millstream.plan.patterns.node import MATCH, MATCH_END, MATCH_START, VARIABLE, Match, Matches, Rows
+from millstream.plan.patterns.node import (
+    IS_EXCLUDED,
+    MATCH,
+    MATCH_END,
+    MATCH_START,
+    PATH,
+    ROW,
+    VARIABLE,
+    Match,
+    Matches,
+    Rows,
+)
 from millstream.reference.event_order import EventOrder, time_of
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.patterns.conditions import Conditions
@@ -98,7 +109,7 @@ class MatchOperator(StatefulOperator):
     # ------------------------------------------------------------ results
 
     def _rows(self, key: tuple[Any, ...], match: Complete, number: int, conditions: Conditions) -> list[Row]:
-        if self.node.rows is Rows.ONE:
+        if self.node.rows is not Rows.ALL:
             return [self._row(key, match, number, conditions)]
         added = {MATCH: number, **self._times(match, conditions)}
         return [
@@ -110,6 +121,12 @@ class MatchOperator(StatefulOperator):
     def _row(self, key: tuple[Any, ...], match: Complete, number: int | None, conditions: Conditions) -> Row:
         values = dict(zip(self.node.keys, key, strict=True))
         numbered = {} if number is None else {MATCH: number}
+        if self.node.rows is Rows.LIST:
+            path = [
+                {VARIABLE: variable, IS_EXCLUDED: is_excluded, ROW: conditions.rows[place].values}
+                for place, variable, is_excluded in match.path
+            ]
+            return Row({**values, **numbered, **self._times(match, conditions), PATH: path}, match.end)
         lists = {
             name: [conditions.rows[place].values for place, variable, _ in match.path if variable == name]
             for name in self.node.search.variables

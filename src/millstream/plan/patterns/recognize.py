@@ -19,7 +19,7 @@ from millstream.plan.checks import refusal
 from millstream.plan.columns import kept
 from millstream.plan.nodes import Node, Read, WithEventTime
 from millstream.plan.patterns.language import Statement, parsed
-from millstream.plan.patterns.matching import Found
+from millstream.plan.patterns.matching import Found, match
 from millstream.plan.patterns.node import IS_EXCLUDED, MATCH, PATH, ROW, VARIABLE
 from millstream.plan.patterns.references import ALL, Reader, Reference
 from millstream.plan.stream import Stream
@@ -57,9 +57,7 @@ def recognize(stream: Stream, text: str, name: str | None) -> Recognized:
         raise refusal("the result would have no columns", "add MEASURES …, or ALL ROWS PER MATCH")
     measures = Measures(stream.schema, asked)
     given = stream.with_columns({**measures.arguments}) if measures.arguments else stream
-    found = given.key_by(*asked.partition_by).match(
-        asked.rules, skip=asked.skip, matches="preferred", rows="list", name=name
-    )
+    found = match(given.key_by(*asked.partition_by), asked.rules, asked.skip, "preferred", "list", False, name)
     matches: Stream = found.union(found.timed_out, missing=True) if asked.timeouts else found
     unfolded = matches.flat_map(measures.unfold, measures.schema)
     columns = list(stream.schema.names) if asked.all_rows else list(asked.partition_by)

@@ -33,6 +33,7 @@ SECTIONS = {
     "millstream.plan.joining": "Lookup tables",
     "millstream.plan.written_stream": "Written streams",
     "millstream.plan.process": "Steps with state and timers",
+    "millstream.plan.patterns": "Patterns",
     "millstream.jobs.job": "Jobs",
     "millstream.plan.windows": "Windows",
     "millstream.plan.triggers": "Triggers",
@@ -48,7 +49,7 @@ SECTIONS = {
 }
 """The order of the sections. A module that is missing here comes last, under its own name."""
 
-ROOMS = ("millstream.log", "millstream.connectors", "millstream.events")
+ROOMS = ("millstream.log", "millstream.connectors", "millstream.events", "millstream.plan.patterns")
 """Packages whose names share a section."""
 
 BESIDE = {

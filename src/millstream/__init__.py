@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from millstream.plan.approximate import approx_count, approx_distinct, approx_quantiles, approx_set, approx_top
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.flow import Flow
+    from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
     from millstream.plan.process import Key
     from millstream.plan.retries import retry
@@ -99,6 +100,7 @@ _NAMES = {
     "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
+    "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
     "millstream.plan.retries": "retry",
@@ -126,6 +128,7 @@ __all__ = [
     "Key",
     "Message",
     "MillstreamError",
+    "Pattern",
     "Record",
     "Stream",
     "Table",
@@ -134,7 +137,9 @@ __all__ = [
     "after_watermark",
     "all",
     "all_of",
+    "alternatives",
     "any",
+    "any_order",
     "approx_count",
     "approx_distinct",
     "approx_quantiles",
@@ -187,6 +192,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "pattern",
     "percentile",
     "postgres",
     "punctuated",

@@ -273,6 +273,10 @@ class InvalidTrigger(InvalidPlan):
     """A trigger that is invalid or can never fire."""
 
 
+class InvalidPattern(InvalidPlan):
+    """A pattern that cannot match, or cannot be matched in bounded time or space."""
+
+
 class InvalidAggregate(InvalidPlan):
     """An aggregate that cannot be computed."""
 

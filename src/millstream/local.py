@@ -15,13 +15,14 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.lateness import with_ahead_marked, without_ahead
-from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, Stateful, stateful
+from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, TIMED_OUT, Stateful, stateful
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, Bundle, Row
 from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
+from millstream.plan.patterns.node import TimedOut
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
 from millstream.state.run import HOLD
@@ -81,6 +82,8 @@ class Local:
             return sent
         if isinstance(node, nodes.Late):
             return replace(first, rows=self._states[node.inputs[0]].sent[LATE])
+        if isinstance(node, TimedOut):
+            return replace(first, rows=self._states[node.inputs[0]].sent[TIMED_OUT])
         if isinstance(node, nodes.Dead) and node.inputs[0] in self._states:
             return replace(first, rows=self._states[node.inputs[0]].sent[DEAD])
         if isinstance(node, nodes.Dead):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from millstream.errors import InvalidInput
 from millstream.plan.checks import check_loop
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
+from millstream.plan.patterns.node import TimedOut
 from millstream.plan.rewiring import rewired
 from millstream.plan.walking import in_order
 from millstream.user_lines import users_line
@@ -42,7 +43,7 @@ def renamed(outputs: Sequence[Write], into: str) -> tuple[Write, ...]:
 
 def _is_side(node: Node) -> bool:
     while node.inputs:
-        if isinstance(node, Late | Dead):
+        if isinstance(node, Late | Dead | TimedOut):
             return True
         node = node.inputs[0]
     return False

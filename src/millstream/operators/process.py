@@ -140,7 +140,7 @@ class ProcessBundle:
         called = np.flatnonzero(self.is_called)
         groups = self.groups[called]
         schema = self.node.inputs[0].schema
-        columns = [_values(groups[f"key.{name}"], schema.field(name).type) for name in self.node.keys]
+        columns = [values_of(groups[f"key.{name}"], schema.field(name).type) for name in self.node.keys]
         values = zip(*columns, strict=True) if columns else [()] * len(called)
         keys = {number: Key(self.around, each) for number, each in zip(called.tolist(), values, strict=True)}
         known = called[called < len(self.held)]
@@ -346,11 +346,11 @@ def _fill(key: Key, parts: list[dict[str, Any]]) -> None:
 def _dicts(rows: pl.DataFrame, schema: Schema) -> list[dict[str, Any]]:
     whole = rows[ROW].struct.unnest()
     names = schema.names
-    columns = [_values(whole[field.name], field.type) for field in schema.arrow]
+    columns = [values_of(whole[field.name], field.type) for field in schema.arrow]
     return [dict(zip(names, row)) for row in zip(*columns)]  # noqa: B905  all are as long as the frame
 
 
-def _values(column: pl.Series, kind: pa.DataType) -> list[Any]:
+def values_of(column: pl.Series, kind: pa.DataType) -> list[Any]:
     """The values of a column as Python objects, as in `batch_to_rows`."""
     types = pa.types
     if types.is_timestamp(kind) and kind.tz:

@@ -26,7 +26,7 @@ from millstream.plan.nodes import Node
 from millstream.plan.windows import microseconds
 from millstream.state.tables import Marks
 
-SENT, LATE, DEAD, LOST = "sent", "late", "dead", "lost"
+SENT, LATE, DEAD, LOST, TIMED_OUT = "sent", "late", "dead", "lost", "timed_out"
 """The outputs of a stateful step: its stream and its side outputs, each a frame with a time and a weight; and a count.
 """
 

@@ -11,6 +11,7 @@ from millstream.errors import InvalidInput
 from millstream.plan.bad_rows import stopped_by_bad_records
 from millstream.plan.drawing import drawn
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
+from millstream.plan.patterns.node import TimedOut
 from millstream.plan.walking import in_order
 from millstream.terminal import escaped
 from millstream.user_lines import users_line, what_exists
@@ -65,7 +66,7 @@ def kind_of(node: Node) -> str:
         return "source"
     if isinstance(node, Write):
         return "sink"
-    if isinstance(node, Late | Dead):
+    if isinstance(node, Late | Dead | TimedOut):
         return "side"
     return "state" if node.keeps_state else "step"
 

@@ -40,6 +40,8 @@ from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
     from millstream.plan.joining import Joined, On
+    from millstream.plan.patterns.matching import Found
+    from millstream.plan.patterns.pattern import Pattern
     from millstream.plan.table_nodes import How
 
 WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta_window, closed_by, everything"
@@ -109,6 +111,28 @@ class Keyed(Hinted):
         chosen = row_order(stream.node, order, has_on_timer=on_timer is not None)
         node = Process("", columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time, chosen)
         return Stream(stream.flow, stream.flow.named(node, "process", name))
+
+    def match(
+        self,
+        pattern: Pattern,
+        *,
+        skip: str = "past last",
+        matches: Literal["every", "preferred"] = "every",
+        rows: Literal["one", "all"] = "one",
+        early: bool = False,
+        name: str | None = None,
+    ) -> Found:
+        """Finds the sequences of rows of each key, in order of event time, that a pattern describes.
+
+        `skip` is where the search goes on after a match: "past last" row, "to next" row, "to first NAME", "to last
+        NAME", or "none" for all matches. `matches` is "every" match, or the "preferred" one of each first row, as in
+        SQL. With `rows="one"` a match is one row, with a list of rows for each variable: `.select(…)` computes
+        measures of them. With `rows="all"` it is all its rows, each with its `variable`. Rows wait for the watermark;
+        with `early`, they do not, and a match that a later row undoes is retracted.
+        """
+        from millstream.plan.patterns.matching import match
+
+        return match(self, pattern, skip, matches, rows, early, name)
 
     def agg(self, *_: object, **__: object) -> NoReturn:
         """Raises an error that names the alternatives: a keyed stream needs a window first."""

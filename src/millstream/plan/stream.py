@@ -53,6 +53,7 @@ from millstream.user_lines import AtUsersLine, users_line
 if TYPE_CHECKING:
     from millstream.plan.joining import AsOfWhen, On, Side
     from millstream.plan.keyed import Keyed, Windowed
+    from millstream.plan.patterns.recognize import Recognized
     from millstream.plan.table_nodes import How
     from millstream.plan.tables import Grouping, Table
 
@@ -293,6 +294,16 @@ class Stream(Viewed):
         from millstream.plan.keyed import Keyed
 
         return Keyed(self, columns)
+
+    def match_recognize(self, text: str, *, name: str | None = None) -> Recognized:
+        """Finds sequences of rows with SQL's MATCH_RECOGNIZE: the clauses between its parentheses, as text.
+
+        With ONE ROW PER MATCH, the columns are those of PARTITION BY and MEASURES; with ALL ROWS PER MATCH, those of
+        the stream and of MEASURES.
+        """
+        from millstream.plan.patterns.recognize import recognize
+
+        return recognize(self, text, name)
 
     def window(
         self,

@@ -25,6 +25,7 @@ from millstream.plan.calendars import calendar_span
 from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
+from millstream.plan.patterns.node import TimedOut
 from millstream.plan.walking import in_order
 from millstream.reference.operator import Operator, dead_letter, without_ahead
 from millstream.reference.spans import spans_of
@@ -70,6 +71,8 @@ class Reference:
                 sent[node] = sources[node]
             elif isinstance(node, nodes.Late):
                 sent[node] = replace(given[0], rows=self.operators[node.inputs[0]].late)
+            elif isinstance(node, TimedOut):
+                sent[node] = replace(given[0], rows=self.operators[node.inputs[0]].timed_out)
             elif isinstance(node, nodes.Dead):
                 operator = self.operators.get(node.inputs[0])  # a source has none: its rows are already decoded
                 sent[node] = replace(given[0], rows=operator.dead if operator else [])

@@ -12,12 +12,13 @@ from millstream.plan.windows import microseconds
 
 
 class Operator:
-    """Takes one bundle per input, returns one, and collects the rows of `.late` and `.dead`."""
+    """Takes one bundle per input, returns one, and collects the rows of `.late`, `.dead` and `.timed_out`."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.late: list[Row] = []
         self.dead: list[Row] = []
+        self.timed_out: list[Row] = []
 
     def step(self, bundles: Sequence[Bundle]) -> Bundle:
         """The watermark is the smallest of the inputs' watermarks."""

@@ -18,10 +18,11 @@ from millstream.errors import ExpressionFailed, RecordFailed
 from millstream.operators import elementwise, mapping
 from millstream.operators.accumulators import TIME
 from millstream.operators.lateness import with_ahead_marked
-from millstream.operators.stateful import DEAD, LATE, SENT
+from millstream.operators.stateful import DEAD, LATE, SENT, TIMED_OUT
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.nodes import Node
+from millstream.plan.patterns.node import TimedOut
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.timing import Timed, timing
 from millstream.plan.walking import in_order
@@ -82,6 +83,9 @@ class Region:
             if isinstance(step, nodes.Late):
                 if LATE in sent:
                     made[step] = sent[LATE]
+            elif isinstance(step, TimedOut):
+                if TIMED_OUT in sent:
+                    made[step] = sent[TIMED_OUT]
             elif isinstance(step, nodes.Dead):
                 if entry is None or step.inputs[0] in dead:
                     made[step] = dead.get(step.inputs[0], elementwise.frame_of([], None))

@@ -1,0 +1,97 @@
+"""Patterns on columns, in one process: how many events a second, and what more keys cost.
+
+usage: patterns.py [--quick]
+
+Payments of cards: two or more small ones, then a large one within an hour. 1M events of 10k cards in bundles of 100k
+rows, and the same number of events of 1M cards. The last line is one JSON document with the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+import polars as pl
+from rich.console import Console
+from rich.table import Table
+
+import millstream as ms
+from millstream.local import Flowing, Local
+from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.clock import Clock
+from millstream.plan.bundles import BEGINNING, END
+
+START = 1_700_000_000_000_000
+BUNDLE = 100_000
+BARS = {"time_1m_keys_vs_10k": 2.0}
+PATTERN = (
+    ms.pattern("small", "amount < 10").times(2).followed_by("large", "amount > 950").within("1 hour"),
+    ms.pattern("small", "amount < 10")
+    .times(2)
+    .followed_by("large", "amount > 100 * sum(small.amount)")
+    .within("1 hour"),
+)
+"""Of conditions on single rows, and with one that depends on the rows before."""
+
+
+def events(rows: int, keys: int, first: int) -> pl.DataFrame:
+    """Ten milliseconds apart, in order."""
+    random = np.random.default_rng(first)
+    times = START + (np.arange(rows) + first) * 10_000
+    amounts = random.integers(0, 1000, rows).astype(np.float64)
+    frame = pl.DataFrame({"card": random.integers(0, keys, rows), "amount": amounts, TIME: times})
+    return frame.with_columns(
+        pl.col(TIME).cast(pl.Datetime("us", "UTC")).alias("at"), pl.lit(1, pl.Int32).alias(WEIGHT)
+    )
+
+
+def run(bundles: list[pl.DataFrame], pattern: ms.Pattern, matches: str = "every") -> tuple[float, int]:
+    """The seconds of processor time it takes, and the matches it finds."""
+    stream = ms.Flow("bench").read("events", "card long, amount double, at timestamp", "at", ms.ascending())
+    made = stream.key_by("card").match(pattern, matches=matches)  # type: ignore[arg-type]
+    runner, watermark, sent = Local([made.node]), BEGINNING, 0
+    start = time.process_time()  # other work on the machine must not count
+    for bundle in bundles:
+        after = int(bundle[TIME].max())  # type: ignore[arg-type]
+        sent += len(runner.run({stream.node: Flowing(bundle, Clock(watermark, after, 0, 0))})[made.node].rows)
+        watermark = after
+    ended = Flowing(bundles[0].clear(), Clock(watermark, END, 0, 0))
+    sent += len(runner.run({stream.node: ended})[made.node].rows)
+    return time.process_time() - start, sent
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--quick", action="store_true", help="smaller, done within a minute")
+    quick = options.parse_args().quick
+    count, rounds = (3, 1) if quick else (10, 3)
+    few, many = ([events(BUNDLE, keys, number * BUNDLE) for number in range(count)] for keys in (10_000, 1_000_000))
+    on_rows, on_path = PATTERN
+    runs = {"few": [], "many": [], "path": [], "preferred": []}  # type: dict[str, list[float]]
+    for _ in range(rounds):
+        seconds, found = run(few, on_rows)
+        assert found == run([pl.concat(few)], on_rows)[1], "the results depend on the bundles"
+        runs["few"].append(seconds)
+        runs["many"].append(run(many, on_rows)[0])
+        runs["path"].append(run(few, on_path)[0])
+        runs["preferred"].append(run(few, on_rows, "preferred")[0])
+    times = {name: statistics.median(each) for name, each in runs.items()}
+    figures = {
+        "events_per_s": count * BUNDLE / times["few"],
+        "events_per_s_by_path": count * BUNDLE / times["path"],
+        "events_per_s_preferred": count * BUNDLE / times["preferred"],
+        "matches": float(found),
+        "time_1m_keys_vs_10k": times["many"] / times["few"],
+    }
+    table = Table("figure", "value", "bar", title="patterns, one process")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.2f}", f"<= {BARS[name]}" if name in BARS else "")
+    Console().print(table)
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

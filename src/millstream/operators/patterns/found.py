@@ -1,0 +1,82 @@
+"""What a search over the rows of one key has found, and what it has to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream.errors import InvalidInput
+from millstream.operators.patterns.columns import Path
+from millstream.plan.patterns.node import Skip, SkipTo
+
+PATHS_MAX = 100_000
+"""How many matches may end with one row."""
+Node = tuple[int, str, bool, Any]
+"""A row of partial matches: its place, its variable, whether it is excluded, and the nodes of the row before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """A match, or a partial match that timed out."""
+
+    path: Path
+    end: int
+    at_limit: bool = False
+
+    @property
+    def first(self) -> int:
+        return self.path[0][0]
+
+
+@dataclass(slots=True)
+class Found:
+    matches: list[Complete] = field(default_factory=list)
+    timed_out: list[Complete] = field(default_factory=list)
+    firsts: set[int] = field(default_factory=set)
+    """The first rows of what may still become a match."""
+    due: int | None = None
+    """When there is something to do without a row."""
+    hold: int | None = None
+    """The earliest event time that is still to be emitted."""
+
+
+def first_after(path: Path, skip: Skip) -> int:
+    """The first place at which another match may begin."""
+    if skip.to is SkipTo.PAST_LAST:
+        return path[-1][0] + 1
+    places = [place for place, variable, _ in path if variable in skip.variables]
+    if not places:  # also if the variable to skip to has no row in this match
+        return path[0][0] + 1
+    return places[0] if skip.to is SkipTo.FIRST_OF else places[-1]
+
+
+def paths_to(nodes: list[Node], step: str) -> list[Path]:
+    """All paths that end in some nodes, in order."""
+    found: dict[Path, None] = {}
+    for path in _paths(nodes):
+        found.setdefault(path)
+        if len(found) > PATHS_MAX:
+            raise InvalidInput(
+                f"more than {PATHS_MAX:,} matches end with one row",
+                where=step,
+                next_step="limit the time with within(…), use skip='past last' or matches='preferred', or use "
+                "followed_by(…) and consecutive() where any row or all combinations are allowed now",
+            )
+    return sorted(found)
+
+
+def _paths(nodes: list[Node]) -> Iterator[Path]:
+    stack: list[tuple[Node, Any]] = [(node, None) for node in nodes]
+    while stack:
+        node, after = stack.pop()
+        chain = (node[:3], after)
+        if node[3]:
+            stack += [(before, chain) for before in node[3]]
+            continue
+        path = []
+        link: Any = chain
+        while link is not None:
+            path.append(link[0])
+            link = link[1]
+        yield tuple(path)

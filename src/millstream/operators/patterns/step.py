@@ -1,0 +1,288 @@
+"""The step that finds matches. Its state is rows: those that wait, and those from which a match may still be made.
+
+A step searches the rows of a key again from the first that may begin a match; what it found in earlier steps is not
+emitted again. A row remembers whether a match may begin with it: matches that were emitted may have ruled it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.operators import elementwise, lateness
+from millstream.operators.accumulators import ORDER, ROW, TIME
+from millstream.operators.clock import Clock, Frames
+from millstream.operators.event_order import late_rows
+from millstream.operators.keyed_rows import NUMBER, numbered
+from millstream.operators.patterns.columns import Columns, Places
+from millstream.operators.patterns.every import EveryMatcher
+from millstream.operators.patterns.found import Found
+from millstream.operators.patterns.preferred import PreferredMatcher
+from millstream.operators.patterns.results import Numbered, Results
+from millstream.operators.process import ALL_ROWS
+from millstream.operators.stateful import INPUTS, LATE, SENT, TIMED_OUT, PlainStep
+from millstream.plan.bundles import END
+from millstream.plan.patterns.automaton import IS_FIRST
+from millstream.plan.patterns.node import Match, Matches, timed_out_schema
+from millstream.state.tables import Marks
+
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+ROWS = "rows"
+DONE, BEGINS, FIRST_ROW, DUE, HOLD, COUNT = "done", "begins", "first", "due", "hold", "count"
+"""Whether a row was searched, whether a match may begin with it, whether it is the first of its key; when its key is to
+be searched again; the earliest event time still to be emitted; and, in a row without a time, how many matches its key
+has had."""
+
+
+@dataclass(slots=True)
+class Searched:
+    """The rows of some keys, sorted, and what was found in them."""
+
+    rows: pl.DataFrame
+    starts: list[int]
+    """By key, the place of its first row, and at the end their number."""
+    numbers: list[int]
+    """By key, its number."""
+    found: dict[int, Found]
+    """By position of the key."""
+
+
+class MatchStep(PlainStep):
+    def __init__(self, node: Match) -> None:
+        self.node = node
+        self.keys = [f"key.{name}" for name in node.keys] or [ALL_ROWS]
+        self.nothing = {INPUTS[0]: self.fed(elementwise.frame_of([], node.inputs[0]), 0)}
+        self.results = Results(node, timed_out_schema(node))
+        tests = (arc.test for state in node.search.automaton.states for arc in state.arcs)
+        self.is_anchored = any(number == IS_FIRST for test in tests for number, _ in test)
+        self._matcher: Any = EveryMatcher if node.matches is Matches.EVERY else PreferredMatcher
+
+    def tables(self) -> Frames:
+        return {ROWS: _noted(self.nothing[INPUTS[0]])}
+
+    def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
+        """The whole row, its keys, its time, and its position in order of arrival."""
+        order = pl.int_range(first, first + len(rows), eager=True, dtype=pl.Int64).alias(ORDER)
+        keys = [rows[name].alias(f"key.{name}") for name in self.node.keys] or [(order >= 0).alias(ALL_ROWS)]
+        return pl.DataFrame([rows.select(self.node.inputs[0].schema.names).to_struct(ROW), *keys, rows[TIME], order])
+
+    def asked(self, inputs: Frames) -> Frames:
+        return {ROWS: inputs[INPUTS[0]]}
+
+    def marks(self, clock: Clock) -> dict[str, Marks]:
+        hold = None if self.node.early else pl.col(HOLD)
+        return {ROWS: Marks(pl.col(DUE), pl.lit(None, pl.Int64), hold)}
+
+    # ------------------------------------------------------------ one step
+
+    def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        new = inputs[INPUTS[0]]
+        in_time = new.select(lateness.is_in_time(clock)).to_series()
+        late = new.filter(~in_time)
+        new = _noted(new.filter(in_time) if len(late) else new)
+        kept = held[ROWS].select(new.columns)
+        records, rows, new = numbered(
+            self.keys, kept.filter(pl.col(TIME).is_null()), kept.filter(pl.col(TIME).is_not_null()), new
+        )
+        is_active = self._active(rows, new, clock)
+        after = pl.concat([rows, new])
+        before, after, asleep = _of(rows, is_active), _of(after, is_active), _of(after, ~is_active)
+        counts = dict(zip(records[NUMBER].to_list(), records[COUNT].to_list(), strict=True))
+        searched = self._searched(after, counts, clock, clock.watermark)
+        sent = self._early(before, after, searched, counts, clock) if self.node.early else self._sent(searched, counts)
+        over = self._timed_out(searched)
+        for at, found in searched.found.items():
+            number = searched.numbers[at]
+            counts[number] = counts.get(number, 0) + len(found.matches)
+        state = [self._records(records, searched, counts), self._kept(searched, clock)]
+        waiting = pl.when(pl.col(DONE)).then(DUE).otherwise(TIME).alias(DUE)
+        changes = pl.concat([*state, asleep.with_columns(waiting)]).drop(NUMBER)
+        return {ROWS: changes}, {SENT: sent, LATE: late_rows(late), TIMED_OUT: over}
+
+    def _active(self, rows: pl.DataFrame, new: pl.DataFrame, clock: Clock) -> Flags:
+        """By number of a key, whether it has something to do."""
+        ready = ~pl.col(DONE) & (pl.col(TIME) <= clock.watermark)
+        due = pl.col(DONE) & (pl.col(DUE) <= clock.watermark)
+        wanted = pl.lit(True) if self.node.early or clock.watermark >= END else ready
+        numbers = [rows.filter(wanted | ready | due.fill_null(False))[NUMBER], new.filter(wanted)[NUMBER]]
+        all_numbers = [each[NUMBER].to_numpy() for each in (rows, new)]
+        active: Flags = np.zeros(int(np.concatenate(all_numbers).max(initial=0)) + 1, np.bool_)
+        active[pl.concat(numbers).to_numpy()] = True
+        return active
+
+    def _searched(self, rows: pl.DataFrame, counts: dict[int, int], clock: Clock, until: int) -> Searched:
+        """Searches the rows of some keys, those up to a time. Rows that wait stay behind the others of their key."""
+        rows = rows.sort(NUMBER, TIME, ORDER)
+        numbers = rows[NUMBER].to_numpy().astype(np.int64)
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1)) if len(rows) else np.zeros(0, np.int64)
+        rows = self._with_first(rows, numbers, starts, counts)
+        searched = (rows[TIME] <= until).to_numpy()
+        done = rows[DONE].to_numpy()
+        columns = Columns(self.node.search, self.node.inputs[0].schema, rows, numbers, rows[FIRST_ROW])
+        bounds = [*starts.tolist(), len(rows)]
+        made = Searched(rows, bounds, numbers[starts].tolist(), {})
+        if not len(rows):
+            return made
+        matcher = self._matcher(
+            self.node.search, self.node.skip, columns, rows[TIME].to_list(), f"step '{self.node.name}'"
+        )
+        may_begin = np.where(done, rows[BEGINS].to_numpy(), searched & self._beginning(columns, matcher))
+        candidates = np.flatnonzero(may_begin)
+        first = candidates[np.searchsorted(candidates, starts)[np.searchsorted(candidates, starts) < len(candidates)]]
+        ends = np.add.reduceat(searched, starts) + starts
+        dones = np.add.reduceat(done, starts) + starts
+        begins = may_begin.tolist()
+        places = np.searchsorted(starts, first, side="right") - 1
+        for at, start in dict(zip(places.tolist(), first.tolist(), strict=True)).items():
+            done_end = max(int(dones[at]), start)
+            made.found[at] = matcher.run(
+                start, done_end, int(ends[at]), begins, clock.watermark_before, clock.watermark
+            )
+        return made
+
+    def _beginning(self, columns: Columns, matcher: Any) -> Flags:
+        """Which rows may be the first of a match, by their conditions."""
+        masks, places = np.unique(columns.masks, return_inverse=True)
+        can = [matcher.can_begin(mask) for mask in masks.tolist()]
+        found: Flags = np.array(can, np.bool_)[places]
+        return found
+
+    def _with_first(self, rows: pl.DataFrame, numbers: Places, starts: Places, counts: dict[int, int]) -> pl.DataFrame:
+        if not self.is_anchored or not len(rows):
+            return rows
+        is_first = rows[FIRST_ROW].to_numpy().copy()
+        done = rows[DONE].to_numpy()
+        for start in starts.tolist():
+            is_first[start] |= int(numbers[start]) not in counts and not done[start]
+        return rows.with_columns(pl.Series(FIRST_ROW, is_first))
+
+    # ------------------------------------------------------------ results
+
+    def _in_order(self, searched: Searched, wanted: Callable[[Found], bool]) -> list[int]:
+        """The keys with results, in order."""
+        found = [at for at, each in searched.found.items() if wanted(each)]
+        firsts = searched.rows[[searched.starts[at] for at in found]] if found else searched.rows.clear()
+        sorted_keys = firsts.select(self.keys).with_columns(pl.Series("__at", found, pl.Int64))
+        order: list[int] = sorted_keys.sort(self.keys, nulls_last=False)["__at"].to_list()
+        return order
+
+    def _numbered(self, searched: Searched, counts: dict[int, int]) -> list[tuple[int, Numbered]]:
+        """The matches of all keys, in order, each with the number of its key."""
+        made = []
+        for at in self._in_order(searched, lambda found: bool(found.matches)):
+            number = searched.numbers[at]
+            for count, match in enumerate(searched.found[at].matches, counts.get(number, 0) + 1):
+                made.append((number, Numbered(match, count)))
+        return made
+
+    def _sent(self, searched: Searched, counts: dict[int, int]) -> pl.DataFrame:
+        return self.results.sent([each for _, each in self._numbered(searched, counts)], searched.rows)
+
+    def _timed_out(self, searched: Searched) -> pl.DataFrame:
+        order = self._in_order(searched, lambda found: bool(found.timed_out))
+        over = [Numbered(each, None) for at in order for each in searched.found[at].timed_out]
+        return self.results.timed_out(over, searched.rows)
+
+    def _early(
+        self, before: pl.DataFrame, after: pl.DataFrame, final: Searched, counts: dict[int, int], clock: Clock
+    ) -> pl.DataFrame:
+        """What has changed among the matches of all rows, also of those that the watermark has not reached."""
+        past = Clock(clock.watermark_before, clock.watermark_before, clock.now_before, clock.now)
+        views = [
+            self._searched(before, counts, past, END),
+            self._searched(after, counts, clock, END),
+        ]
+        found = []
+        for view, watermark in zip(views, (clock.watermark_before, clock.watermark), strict=True):
+            for each in view.found.values():
+                each.matches = [match for match in each.matches if not match.at_limit or match.end < watermark]
+            matches = self._numbered(view, counts)
+            orders = view.rows[ORDER].to_list()
+            found.append({self._identity(number, each, orders): each for number, each in matches})
+        gone = [each for name, each in found[0].items() if name not in found[1]]
+        come = [each for name, each in found[1].items() if name not in found[0]]
+        return pl.concat([self.results.sent(gone, views[0].rows, -1), self.results.sent(come, views[1].rows)])
+
+    @staticmethod
+    def _identity(number: int, found: Numbered, orders: list[int]) -> Any:
+        path = tuple((orders[place], variable) for place, variable, _ in found.match.path)
+        return number, found.number, found.match.end, path
+
+    # ------------------------------------------------------------ state
+
+    def _records(self, records: pl.DataFrame, searched: Searched, counts: dict[int, int]) -> pl.DataFrame:
+        """One row without a time for each key that has had matches."""
+        known = (
+            records.with_columns(pl.col(NUMBER).replace_strict(counts, return_dtype=pl.Int64).alias(COUNT))
+            if len(records)
+            else records
+        )
+        fresh = set(records[NUMBER].to_list())
+        new = [
+            at
+            for at, number in enumerate(searched.numbers)
+            if number not in fresh and (self.is_anchored or counts.get(number, 0))
+        ]
+        if not new:
+            return known
+        rows = searched.rows[[searched.starts[at] for at in new]]
+        empty = [pl.lit(None, rows.schema[name]).alias(name) for name in (ROW, TIME, ORDER, DUE, HOLD)]
+        made = rows.with_columns(
+            *empty,
+            pl.lit(True).alias(DONE),
+            pl.lit(False).alias(BEGINS),
+            pl.lit(False).alias(FIRST_ROW),
+            pl.Series(COUNT, [counts.get(searched.numbers[at], 0) for at in new], pl.Int64),
+        )
+        return pl.concat([known, made])
+
+    def _kept(self, searched: Searched, clock: Clock) -> pl.DataFrame:
+        """The rows that are still needed: those that wait, those of partial matches, and those to look back at."""
+        rows = searched.rows
+        done = (rows[TIME] <= clock.watermark).to_numpy()
+        keep = ~done
+        begins = np.zeros(len(rows), np.bool_)
+        due = np.where(done, END + 1, rows[TIME].to_numpy())
+        hold = np.full(len(rows), END + 1, np.int64)
+        lookback = self.node.search.lookback
+        if clock.watermark < END:
+            for at, found in searched.found.items():
+                end = int(np.count_nonzero(done[searched.starts[at] : searched.starts[at + 1]])) + searched.starts[at]
+                if found.firsts:
+                    first = min(found.firsts)
+                    keep[max(first - lookback, searched.starts[at]) : end] = True
+                    begins[list(found.firsts)] = True
+                    due[first] = END + 1 if found.due is None else found.due
+                    hold[first] = END + 1 if found.hold is None else found.hold
+            if lookback:
+                for start, stop in zip(searched.starts, searched.starts[1:], strict=False):
+                    end = start + int(np.count_nonzero(done[start:stop]))
+                    keep[max(start, end - lookback) : end] = True
+        noted = rows.with_columns(
+            pl.Series(DONE, done),
+            pl.Series(BEGINS, begins),
+            pl.Series(DUE, due).replace(END + 1, None),
+            pl.Series(HOLD, hold).replace(END + 1, None),
+        )
+        return noted.filter(pl.Series(keep))
+
+
+def _of(rows: pl.DataFrame, chosen: Flags) -> pl.DataFrame:
+    """The rows of some keys."""
+    return rows.filter(pl.Series(chosen[rows[NUMBER].to_numpy()]))
+
+
+def _noted(rows: pl.DataFrame) -> pl.DataFrame:
+    """New rows with the columns of the state."""
+    return rows.with_columns(
+        pl.lit(False).alias(DONE),
+        pl.lit(False).alias(BEGINS),
+        pl.lit(False).alias(FIRST_ROW),
+        pl.lit(None, pl.Int64).alias(DUE),
+        pl.lit(None, pl.Int64).alias(HOLD),
+        pl.lit(None, pl.Int64).alias(COUNT),
+    )

@@ -1,0 +1,160 @@
+"""A pattern for rows of a schema: its automaton, its conditions as expressions, and what can be said against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from millstream.plan.patterns.automaton import Automaton, TooLarge, compiled
+from millstream.plan.patterns.pattern import refused
+from millstream.plan.patterns.references import Condition, Reader
+from millstream.plan.patterns.rules import Rules
+from millstream.plan.patterns.terms import (
+    Absence,
+    Alternatives,
+    AnyOrder,
+    Contiguity,
+    Greed,
+    Repeat,
+    Sequence,
+    Term,
+    Variable,
+    all_terms,
+    can_be_empty,
+    variables_of,
+)
+from millstream.plan.windows import microseconds
+from millstream.records import Schema
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a matcher looks for."""
+
+    rules: Rules
+    automaton: Automaton
+    conditions: tuple[Condition, ...]
+    """One for each condition of the automaton, in the same order."""
+
+    @cached_property
+    def variables(self) -> list[str]:
+        return self.rules.variables
+
+    @cached_property
+    def depends_on_path(self) -> bool:
+        """Whether what a partial match does next depends on the rows that it has, and not just on where it is."""
+        return any(condition.depends_on_path for condition in self.conditions)
+
+    @cached_property
+    def lookback(self) -> int:
+        """How many rows before a row its conditions may look at."""
+        return max((condition.lookback for condition in self.conditions), default=0)
+
+    @property
+    def within(self) -> int | None:
+        return None if self.rules.within is None else microseconds(self.rules.within)
+
+    @property
+    def between(self) -> int | None:
+        limit = self.rules.between_neighbours
+        return None if limit is None else microseconds(limit)
+
+    def deadline(self, first: int, last: int) -> int | None:
+        """The last moment at which a partial match can take a row, given the times of its first and last row."""
+        limits = [start + limit for start, limit in ((first, self.within), (last, self.between)) if limit is not None]
+        return min(limits, default=None)
+
+
+def search(rules: Rules, schema: Schema, *, every: bool) -> Search:
+    """Checks a pattern against the rows it is for."""
+    _check_shape(rules, every=every)
+    try:
+        automaton = compiled(rules.term, dict(rules.conditions))
+    except (TooLarge, RecursionError):
+        raise refused("the pattern is too large", "repeat a part less often: times(…) up to some thousands") from None
+    known = _visible(rules.term)
+    names = [*rules.variables, *rules.subsets]
+    conditions = []
+    absent = {each.name for each in all_terms(rules.term) if isinstance(each, Absence)}
+    for asked in automaton.asked:
+        own = asked.name
+        is_until = own is None or asked.text != rules.conditions.get(own)
+        before = set(rules.variables) if own is None else known.get(own, set())
+        reader = Reader(
+            schema,
+            [*names, *absent],
+            known=[*before, *(name for name, parts in rules.subsets.items() if before & set(parts))],
+            line=rules.lines.get(own) if own else None,
+            own=None if is_until else own,
+        )
+        conditions.append(reader.condition(asked.text, counts_row=not is_until))
+    return Search(rules, automaton, tuple(conditions))
+
+
+def _check_shape(rules: Rules, *, every: bool) -> None:
+    if not rules.variables:
+        raise refused("the pattern matches no row, at most the empty match", "add one that can occur")
+    last = _last_part(rules.term)
+    if isinstance(last, Absence) and last.contiguity is Contiguity.FOLLOWED_BY and not rules.has_limit:
+        raise refused(
+            f"the pattern ends with the absence of '{last.name}', but has no limit of time",
+            "say how long to wait for it: within('30 minutes')",
+            rules.lines.get(last.name),
+        )
+    first = _first_part(rules.term)
+    if isinstance(first, Absence):
+        raise refused(
+            f"the pattern begins with the absence of '{first.name}'",
+            "begin with a row that occurs: pattern('start', …).not_followed_by(…)",
+            rules.lines.get(first.name),
+        )
+    for each in all_terms(rules.term):
+        if not isinstance(each, Repeat):
+            continue
+        if every and each.greed is Greed.RELUCTANT:
+            raise refused("reluctant() is for the preferred match", "use match(…, matches='preferred')")
+        if every and each.greed is Greed.GREEDY and not isinstance(each.part, Variable | Repeat):
+            raise refused("a group cannot be greedy if every match is wanted", "use match(…, matches='preferred')")
+        if each.high is None and can_be_empty(each.part):
+            raise refused("a part that can be empty is repeated without end", "make the repetition optional instead")
+    for name, text in rules.conditions.items():
+        if text is not None and text.strip().lower() == "false" and name in rules.variables:
+            raise refused(f"no row can be '{name}': its condition is false", "remove the stage", rules.lines.get(name))
+
+
+def _last_part(term: Term) -> Term:
+    while isinstance(term, Sequence) and term.links:
+        term = term.links[-1].term
+    return term
+
+
+def _first_part(term: Term) -> Term:
+    while isinstance(term, Sequence) and term.links:
+        term = term.links[0].term
+    return term
+
+
+def _visible(term: Term) -> dict[str, set[str]]:
+    """By name, the variables that may have rows when its condition is evaluated."""
+    found: dict[str, set[str]] = {}
+    _walk(term, frozenset(), found)
+    return found
+
+
+def _walk(term: Term, before: frozenset[str], found: dict[str, set[str]]) -> frozenset[str]:
+    """Notes what each name of a term can see; returns what can have rows after the term."""
+    if isinstance(term, Variable | Absence):
+        found.setdefault(term.name, set()).update(before)
+        return before | {term.name} if isinstance(term, Variable) else before
+    if isinstance(term, Sequence):
+        for link in term.links:
+            before = _walk(link.term, before, found)
+        return before
+    if isinstance(term, Alternatives):
+        return frozenset().union(*(_walk(part, before, found) for part in term.parts))
+    own = frozenset(variables_of(term))
+    if isinstance(term, AnyOrder) or (isinstance(term, Repeat) and term.high != 1):
+        before = before | own
+    for part in term.parts_inside():
+        _walk(part, before, found)
+    return before | own

@@ -1,0 +1,125 @@
+"""The step that finds the matches of a pattern, and its side output for partial matches that timed out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import pyarrow as pa
+
+from millstream.plan.nodes import INSTANT, StreamNode
+from millstream.plan.patterns.checked import Search
+from millstream.records import Schema
+
+MATCH, VARIABLE, MATCH_START, MATCH_END = "match", "variable", "match_start", "match_end"
+PATH, ROW, IS_EXCLUDED = "path", "row", "is_excluded"
+
+
+class Matches(Enum):
+    """Which of the possible matches are emitted."""
+
+    EVERY = "every"
+    PREFERRED = "preferred"
+
+
+class Rows(Enum):
+    """What becomes of a match: one row with a list for each variable, each of its rows, or one row with one list."""
+
+    ONE = "one"
+    ALL = "all"
+    LIST = "list"
+
+
+class SkipTo(Enum):
+    """Where the search goes on after a match."""
+
+    NONE = "none"
+    """Everywhere: matches may overlap in any way."""
+    NEXT = "to next"
+    """After the first row of the match."""
+    PAST_LAST = "past last"
+    """After the last row of the match."""
+    FIRST_OF = "to first"
+    """At the first row of a variable."""
+    LAST_OF = "to last"
+    """At the last row of a variable."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    to: SkipTo
+    variables: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.to.value} {' '.join(self.variables)}".strip()
+
+
+@dataclass(frozen=True, eq=False)
+class Match(StreamNode):
+    """Finds the matches of a pattern among the rows of each key, in order of event time."""
+
+    keys: tuple[str, ...]
+    search: Search
+    skip: Skip
+    matches: Matches
+    rows: Rows
+    early: bool
+    keeps_state: ClassVar[bool] = True
+
+    @property
+    def is_changing(self) -> bool:
+        return self.early
+
+    @property
+    def label(self) -> str:
+        keys = f" per {', '.join(self.keys)}" if self.keys else ""
+        early = ", early" if self.early else ""
+        return f"match {self.search.rules}{keys}, {self.matches.value}, skip {self.skip}, {self.rows.value} row{early}"
+
+
+@dataclass(frozen=True, eq=False)
+class TimedOut(StreamNode):
+    """The partial matches of its input whose time is over."""
+
+    @property
+    def label(self) -> str:
+        return "timed out"
+
+
+def one_row_schema(schema: Schema, keys: tuple[str, ...], variables: list[str]) -> Schema:
+    """One row per match: its key, its number, its times, and by variable the rows that play it."""
+    row = pa.struct(list(schema.arrow))
+    fields = [schema.field(key) for key in keys]
+    fields += [pa.field(MATCH, pa.int64()), pa.field(MATCH_START, INSTANT), pa.field(MATCH_END, INSTANT)]
+    fields += [pa.field(name, pa.list_(row)) for name in variables]
+    return Schema.from_arrow(pa.schema(fields))
+
+
+def list_schema(schema: Schema, keys: tuple[str, ...]) -> Schema:
+    """One row per match, with all its rows in order and the variable that each plays."""
+    step = pa.struct([(VARIABLE, pa.string()), (IS_EXCLUDED, pa.bool_()), (ROW, pa.struct(list(schema.arrow)))])
+    once = one_row_schema(schema, keys, []).arrow
+    return Schema.from_arrow(pa.schema([*once, pa.field(PATH, pa.list_(step))]))
+
+
+def all_rows_schema(schema: Schema) -> Schema:
+    """All rows of a match, each with the number of the match and the variable it plays."""
+    added = [
+        pa.field(MATCH, pa.int64()),
+        pa.field(VARIABLE, pa.string()),
+        pa.field(MATCH_START, INSTANT),
+        pa.field(MATCH_END, INSTANT),
+    ]
+    return Schema.from_arrow(pa.schema([*schema.arrow, *added]))
+
+
+def timed_out_schema(node: Match) -> Schema:
+    """A partial match that timed out: like one row of a match, without a number."""
+    given = node.inputs[0].schema
+    whole = (
+        list_schema(given, node.keys)
+        if node.rows is Rows.LIST
+        else one_row_schema(given, node.keys, node.search.variables)
+    )
+    return Schema.from_arrow(pa.schema([field for field in whole.arrow if field.name != MATCH]))

@@ -1,0 +1,69 @@
+"""Whether a row satisfies a condition, given the rows that a partial match has so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.expressions.expression import Expression, evaluate
+from millstream.plan.bundles import Row
+from millstream.plan.patterns.automaton import IS_FIRST, Test
+from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.references import ALL, Condition, Reference
+from millstream.records import Schema, batch_to_rows, rows_to_batch
+
+Path = tuple[tuple[int, str, bool], ...]
+"""The rows of a partial match: their places, the variables they play, and whether they are excluded from the output."""
+
+
+@dataclass
+class Conditions:
+    """The conditions of a pattern over the rows of one key."""
+
+    search: Search
+    schema: Schema
+    rows: list[Row] = field(default_factory=list)
+    _known: dict[Any, Any] = field(default_factory=dict)
+    """Values that were computed, since a row is asked about again and again."""
+
+    def hold(self, test: Test, place: int, path: Path) -> bool:
+        """Whether a row satisfies a test: a condition that is null does not hold."""
+        return all(self._holds(number, place, path) is wanted for number, wanted in test)
+
+    def _holds(self, number: int, place: int, path: Path) -> bool:
+        if number == IS_FIRST:
+            return place == 0
+        condition = self.search.conditions[number]
+        values = {each.column: self._value(condition, each, place, path) for each in condition.references}
+        return bool(self._computed(condition.expression, place, values, condition.references))
+
+    def _value(self, condition: Condition, reference: Reference, place: int, path: Path) -> Any:
+        if reference.variable is None:
+            before = place - reference.offset
+            return self._argument(reference, before) if before >= 0 else None
+        members = self.search.rules.members(reference.variable)
+        places = [at for at, variable, _ in path if reference.variable == ALL or variable in members]
+        if condition.counts_row and (reference.variable == ALL or condition.name in members):
+            places.append(place)
+        return reference.of([self._argument(reference, at) for at in places])
+
+    def _argument(self, reference: Reference, place: int) -> Any:
+        return None if reference.argument is None else self._computed(reference.argument, place, {}, ())
+
+    def _computed(self, made: Expression, place: int, values: dict[str, Any], references: tuple[Reference, ...]) -> Any:
+        asked = (made.spark, place, tuple(values.values()))
+        if asked not in self._known:
+            self._known[asked] = self._evaluated(made, place, values, references)
+        return self._known[asked]
+
+    def _evaluated(
+        self, made: Expression, place: int, values: dict[str, Any], references: tuple[Reference, ...]
+    ) -> Any:
+        fields = [*self.schema.arrow, *(pa.field(each.column, each.type) for each in references)]
+        row = {**self.rows[place].values, **values}
+        batch, failures = rows_to_batch([row], Schema.from_arrow(pa.schema(fields)))
+        assert not failures, failures
+        found = evaluate({"found": made.lowered}, pa.Table.from_batches([batch]))
+        return batch_to_rows(found.combine_chunks().to_batches()[0])[0]["found"]

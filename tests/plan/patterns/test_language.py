@@ -1,0 +1,140 @@
+"""MATCH_RECOGNIZE as text: what each construct becomes, and where a mistake is reported."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from millstream.errors import InvalidPattern
+from millstream.plan.patterns.language import parsed
+
+
+def pattern(text: str, more: str = "") -> str:
+    return str(parsed(f"pattern ({text}) {more} define A as price > 1").rules.term)
+
+
+@pytest.mark.parametrize(
+    ("text", "term"),
+    [
+        ("A", "A"),
+        ("A B C", "(A B C)"),
+        ("A | B C", "(A | (B C))"),
+        ("A (B | C) D", "(A (B | C) D)"),
+        ("A? B* C+", "(A? B* C+)"),
+        ("A?? B*? C+?", "(A?? B*? C+?)"),
+        ("A{3} B{2,} C{,4} D{1,2}?", "(A{3,3} B{2,} C{0,4} D{1,2}?)"),
+        ("(A B)+", "(A B)+"),
+        ("A {- B+ -} C", "(A {- B+ -} C)"),
+        ("PERMUTE(A, B C, D)", "permute(A, (B C), D)"),
+        ("^ A B $", "(^ A B $)"),
+        ("A ()", "(A ())"),
+        ('A "my row" `other`', "(A my row other)"),
+    ],
+)
+def test_patterns(text: str, term: str) -> None:
+    assert pattern(text) == term
+
+
+def test_every_clause() -> None:
+    found = parsed(
+        """match_recognize (
+            partition by account, region  -- the keys
+            order by at asc
+            measures first(A.price) as start_price, /* the last one */ running last(B.price, 1) as "end",
+                     case when count(B.price) > 2 then 'long' else 'short' end as kind
+            all rows per match
+            after match skip to first b
+            pattern (A B+ C) within interval '30' minutes
+            subset AB = (A, b)
+            define B as price < prev(price) and running sum(AB.price) < 100, c as price in (1, 2)
+            show timeout matches
+        )"""
+    )
+    assert found.partition_by == ("account", "region")
+    assert found.order_by == ("at",)
+    assert found.measures == (
+        ("start_price", "first(A.price)"),
+        ("end", "last(B.price, 1)"),
+        ("kind", "case when count(B.price) > 2 then 'long' else 'short' end"),
+    )
+    assert found.all_rows
+    assert found.skip == "to first B"
+    assert found.timeouts
+    assert str(found.rules.term) == "(A B+ C)"
+    assert found.rules.within == timedelta(minutes=30)
+    assert found.rules.subsets == {"AB": ("A", "B")}
+    assert found.rules.conditions == {"B": "price < prev(price) and sum(AB.price) < 100", "C": "price in (1, 2)"}
+
+
+@pytest.mark.parametrize(
+    ("clause", "skip"),
+    [
+        ("", "past last"),
+        ("after match skip past last row", "past last"),
+        ("after match skip to next row", "to next"),
+        ("after match skip to first B", "to first B"),
+        ("after match skip to last B", "to last B"),
+        ("after match skip to B", "to last B"),
+    ],
+)
+def test_where_the_search_goes_on(clause: str, skip: str) -> None:
+    assert parsed(f"{clause} pattern (A B) define A as x > 1").skip == skip
+
+
+@pytest.mark.parametrize("limit", ["interval '1' hour", "interval 1 hour", "'1 hour'", "60 minutes"])
+def test_limits(limit: str) -> None:
+    assert parsed(f"pattern (A B) within {limit} define A as x > 1").rules.within == timedelta(hours=1)
+
+
+def test_absence_at_the_end() -> None:
+    found = parsed("pattern (A [^B]) within 1 hour define A as x = 1, B as x = 2 show timeout matches")
+    assert str(found.rules.term) == "(A [^B])"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message", "next_step"),
+    [
+        ("pattern A define A as x", "line 1, column 9", "( is expected here, not 'A'", "PATTERN (A B+ C)"),
+        ("pattern (A B define A as x", "line 1, column 14", ") is expected here, not 'define'", None),
+        ("pattern (A B)\ndefine C as x > 1", "line 2, column 8", "there is no variable 'C'", "A, B"),
+        ("pattern (A B)", "line 1, column 14", "DEFINE is expected here, but the text ends", "DEFINE A AS"),
+        ("define A as x", "line 1, column 1", "PATTERN is expected here", "in this order"),
+        ("pattern (A{0}) define A as x", "line 1, column 11", "the upper number is at least 1", "A{3}"),
+        ("pattern (A{3,2}) define A as x", "line 1, column 11", "the upper number is at least 1", "A{3}"),
+        ("pattern (A{x}) define A as x", "line 1, column 12", "a number is expected here, not 'x'", "A{3}"),
+        ("pattern (A{20000}) define A as x", "line 1, column 11", "at most 10,000 repetitions", "A+"),
+        ("pattern (^+ A) define A as x", "line 1, column 10", "^ cannot be repeated", "a group"),
+        ("pattern (A [^B]) define B as x", "line 1, column 9", "[^B] at the end needs a limit", "WITHIN"),
+        ("pattern ([^B] A) within 1 hour define B as x", "line 1, column 9", "stands at the end", "N*"),
+        ("pattern (A [^B]) within 1 hour define A as x", "line 1, column 45", "[^B] needs a condition", "DEFINE B"),
+        ("pattern (A) within soon define A as x", "line 1, column 20", "a length of time is expected", "HOUR"),
+        ("pattern (A) within 3 apples define A as x", "line 1, column 20", "apples", "HOUR"),
+        ("pattern (A) define A as x > (1", "line 1, column 25", "the expression is not closed", "missing"),
+        ("pattern (A) define A as", "line 1, column 24", "an expression is expected here", "PREV"),
+        ("pattern (A) define A as x, A as y", "line 1, column 28", "'A' is defined twice", "AND"),
+        ("pattern (A) define A as final last(A.x) > 1", "line 1, column 25", "only the rows so far", "MEASURES"),
+        ("pattern (A) define A as classifier() = 'A'", "line 1, column 25", "plays 'A'", "MEASURES"),
+        ("pattern (A) define A as x) ", "line 1, column 26", "')' does not belong here", "in this order"),
+        ("order by at desc pattern (A) define A as x", "line 1, column 13", "ascending", "remove desc"),
+        ("measures x pattern (A) define A as x", None, "AS is expected here", "MEASURES A.price"),
+        ("measures x as a, y as a pattern (A) define A as x", "line 1, column 18", "two measures named 'a'", None),
+        ("all rows per match with unmatched rows pattern (A) define A as x", None, "rows without a match", "remove"),
+        ("after match skip to first Q pattern (A) define A as x", "line 1, column 1", "no variable 'Q'", "A"),
+        ("pattern (A) subset A = (A) define A as x", "line 1, column 20", "already a variable", "another name"),
+        ("pattern (A) subset S = (Q) define A as x", "line 1, column 25", "no variable 'Q'", "A"),
+        ("pattern (A B) subset S = (A, B) define S as x", "line 1, column 40", "'S' is a subset", "stands for"),
+        ("pattern (A) define A as x show timeout matches", "line 1, column 9", "needs a limit", "WITHIN"),
+        ("match_recognize (pattern (A) define A as x", "line 1, column 43", ") is expected here", "close"),
+        ("pattern (permute(A,B,C,D,E,F,G,H,I)) define A as x", "line 1, column 10", "at most 8 parts", None),
+    ],
+)
+def test_mistakes_name_their_place(text: str, place: str | None, message: str, next_step: str | None) -> None:
+    with pytest.raises(InvalidPattern) as caught:
+        parsed(text)
+    shown = str(caught.value)
+    assert message in shown
+    if place is not None:
+        assert f"{place} of MATCH_RECOGNIZE" in shown
+    if next_step is not None:
+        assert next_step in shown

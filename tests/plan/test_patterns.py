@@ -1,0 +1,121 @@
+"""Patterns are checked where they are written: the error names the line, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidExpression, InvalidPattern, InvalidPlan
+from millstream.plan.patterns.rules import Rules
+from millstream.plan.patterns.terms import (
+    Alternatives,
+    Anchor,
+    AnyOrder,
+    Contiguity,
+    Edge,
+    Excluded,
+    Greed,
+    Link,
+    Repeat,
+    Sequence,
+    Variable,
+)
+from millstream.testing import Add, Watermark, play
+from times import t
+
+SCHEMA = "key string, name string, n int, at timestamp"
+A = ms.pattern("a", "name = 'a'")
+
+
+def match(pattern: Any, **options: Any) -> Any:
+    stream = ms.Flow("test").read("rows", SCHEMA, event_time="at")
+    return stream.key_by("key").match(pattern, **options)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: match(A.followed_by("b", "n > c.n")), "there is no variable 'c'"),
+        (lambda: match(A.followed_by("b", "n > prise")), "there is no column 'prise'"),
+        (lambda: match(ms.pattern("a", "n > b.n").followed_by("b")), "looks ahead: 'b' comes later"),
+        (lambda: match(ms.pattern("a", "n > next(n)")), "looks ahead"),
+        (lambda: match(A.not_followed_by("b")), "no limit of time"),
+        (lambda: match(ms.pattern("a", "false")), "no row can be 'a'"),
+        (lambda: match(A.one_or_more().reluctant()), "for the preferred match"),
+        (lambda: match(A, skip="past the last"), "is unknown"),
+        (lambda: match(A, skip="to first b"), "no variable 'b' to skip to"),
+        (lambda: match(A, matches="all"), "matches='all' is unknown"),
+        (lambda: match(A, rows="every"), "rows='every' is unknown"),
+        (lambda: match("a b"), "match takes a pattern"),
+        (lambda: match(ms.pattern("key")), "two columns named 'key'"),
+        (lambda: match(A).select("b.n"), "there is no variable 'b'"),
+        (lambda: match(A.followed_by("b")).select("a.n", "b.n"), "two columns are named 'n'"),
+        (lambda: match(A).timed_out, "only if the pattern has a limit"),
+        (lambda: ms.pattern("a b"), "is not a name"),
+        (lambda: ms.pattern("a", ""), "a condition is Spark SQL text"),
+        (lambda: A.followed_by("a", "name = 'b'"), "two stages are named 'a'"),
+        (lambda: A.times(3, 2), "can never happen"),
+        (lambda: A.times(-1), "a whole number from 0"),
+        (lambda: A.times(2).one_or_more(), "already has a number of times"),
+        (lambda: A.not_next("b").optional(), "cannot be repeated or optional"),
+        (lambda: A.until("n > 1"), "until ends a repetition"),
+        (lambda: A.within("0 seconds"), "longer than 0"),
+        (lambda: A.followed_by(ms.pattern("b").within("1 minute")), "no limit of time of its own"),
+        (lambda: ms.any_order(A), "at least two patterns"),
+    ],
+)
+def test_a_mistake_is_refused_where_it_is_written(build: Callable[[], Any], says: str) -> None:
+    with pytest.raises((InvalidPattern, InvalidPlan, InvalidExpression), match=says) as raised:
+        build()
+    assert __file__ in str(raised.value.where)
+    assert raised.value.next_step
+
+
+def test_rows_need_event_time() -> None:
+    stream = ms.Flow("test").read("rows", SCHEMA)
+    with pytest.raises(InvalidPlan, match="match needs event time"):
+        stream.key_by("key").match(A)
+
+
+def rules(term: Any, **conditions: str) -> Rules:
+    return Rules(term, conditions)
+
+
+def sequence(*terms: Any) -> Sequence:
+    return Sequence(tuple(Link(Contiguity.NEXT, term) for term in terms))
+
+
+def greedy(name: str, low: int, high: int | None) -> Repeat:
+    return Repeat(Variable(name), low, high, Greed.GREEDY)
+
+
+@pytest.mark.parametrize("on", ["reference", "local"])
+@pytest.mark.parametrize(
+    ("made", "names", "found"),
+    [
+        (sequence(greedy("a", 1, None), Variable("b")), "aab", ["a0 a1 b2"]),
+        (sequence(Repeat(Variable("a"), 1, None, Greed.RELUCTANT)), "aa", ["a0", "a1"]),
+        (Alternatives((Variable("b"), Variable("a"))), "ab", ["a0", "b1"]),
+        (AnyOrder((Variable("a"), Variable("b"))), "ba", ["b0 a1"]),
+        (sequence(Variable("a"), Excluded(greedy("x", 0, None)), Variable("b")), "acb", ["a0 b2"]),
+        (sequence(Anchor(Edge.START), Variable("a")), "aa", ["a0"]),
+        (sequence(Variable("a"), Anchor(Edge.END)), "aaba", ["a3"]),
+    ],
+)
+def test_terms_of_sql(made: Any, names: str, found: list[str], on: str) -> None:
+    """What MATCH_RECOGNIZE can say: the preferred match, written with terms."""
+    where = {name: f"name = '{name}'" for name in "ab"}
+
+    def build(stream: Any) -> Any:
+        return stream.key_by("key").match(rules(made, **where), matches="preferred", rows="all")
+
+    rows = [{"key": "k", "name": name, "n": n, "at": t(n)} for n, name in enumerate(names)]
+    steps = [Add(rows[:1]), Watermark(t(0)), Add(rows[1:]), Watermark(None)]
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=on)
+    sent: dict[int, list[str]] = {}
+    for row in [row for step in out for row in step]:
+        sent.setdefault(row["match"], []).append(f"{row['variable']}{row['n']}")
+    assert [" ".join(each) for each in sent.values()] == found

@@ -1,0 +1,176 @@
+"""The rules of patterns as small transcripts, each played on every runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.testing import Add, Watermark
+from times import t
+from transcripts import play
+
+pytestmark = pytest.mark.transcripts("reference", "local", "spark")
+SCHEMA = "key string, name string, n int, at timestamp"
+
+
+def add(*names: str, since: int = 0, key: str = "k") -> Add:
+    """Rows such as "a1": the kind a, the number 1, a second apart."""
+    numbers = [int(name[1:] or 0) for name in names]
+    return Add(
+        [
+            {"key": key, "name": name[0], "n": n, "at": t(since + at)}
+            for at, (name, n) in enumerate(zip(names, numbers, strict=True))
+        ]
+    )
+
+
+def stage(name: str) -> tuple[str, str]:
+    return name, f"name = '{name}'"
+
+
+def matches(rows: list[dict[str, Any]]) -> list[str]:
+    """Each match as the variables and numbers of its rows."""
+    found: dict[Any, list[str]] = {}
+    for row in rows:
+        name = (row["key"], row["match"], row.get("weight"))
+        found.setdefault(name, []).append(f"{row['variable']}{row['n']}")
+    return [("-" if name[2] == -1 else "") + " ".join(each) for name, each in found.items()]
+
+
+def run(pattern: ms.Pattern, *steps: Any, **options: Any) -> list[list[str]]:
+    def build(rows: Any) -> Any:
+        return rows.key_by("key").match(pattern, rows="all", name="step", **options)
+
+    return [matches(step) for step in play(build, list(steps), schema=SCHEMA, event_time="at")]
+
+
+@pytest.mark.on_spark
+def test_rows_wait_for_the_watermark_and_are_matched_by_event_time() -> None:
+    pattern = ms.pattern(*stage("a")).followed_by(*stage("b"))
+    out = run(
+        pattern,
+        add("b2", since=2),
+        add("a1", since=1),
+        Watermark(t(1)),
+        Watermark(t(2)),
+        Add([{"key": "k", "name": "a", "n": 0, "at": t(1)}]),
+        Watermark(None),
+    )
+    assert out == [[], [], [], ["a1 b2"], [], []]
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [("next", []), ("followed_by", ["a1 b3"]), ("followed_by_any", ["a1 b3", "a1 b4"])],
+)
+def test_contiguity(how: str, found: list[str]) -> None:
+    pattern = getattr(ms.pattern(*stage("a")), how)(*stage("b"))
+    assert run(pattern, add("a1", "c2", "b3", "b4"), Watermark(None), skip="none") == [[], found]
+
+
+@pytest.mark.parametrize(
+    ("skip", "found"),
+    [
+        ("none", ["b1 b2 b3 c4", "b2 b3 c4", "b3 c4"]),
+        ("to next", ["b1 b2 b3 c4", "b2 b3 c4", "b3 c4"]),
+        ("past last", ["b1 b2 b3 c4"]),
+        ("to first b", ["b1 b2 b3 c4", "b2 b3 c4", "b3 c4"]),
+        ("to last b", ["b1 b2 b3 c4", "b3 c4"]),
+    ],
+)
+def test_skip_strategies(skip: str, found: list[str]) -> None:
+    pattern = ms.pattern(*stage("b")).one_or_more().greedy().consecutive().next(*stage("c"))
+    assert run(pattern, add("b1", "b2", "b3", "c4"), Watermark(None), skip=skip) == [[], found]
+
+
+def test_until_ends_a_repetition() -> None:
+    pattern = ms.pattern(*stage("a")).one_or_more().until("name = 'b'")
+    out = run(pattern, add("a1", "c2", "a3", "b4", "a5"), Watermark(None), skip="none")
+    assert out == [[], ["a1", "a1 a3", "a3", "a5"]]
+
+
+def test_a_match_waits_for_one_that_began_earlier() -> None:
+    pattern = ms.pattern(*stage("a")).followed_by(*stage("c")).followed_by("b", "name = 'b' and n = a.n")
+    steps = [add("a1", "c0", "a2", "c0", "b2"), Watermark(t(4)), add("b1", since=5), Watermark(None)]
+    assert run(pattern, *steps, skip="none") == [[], ["a2 c0 b2"], [], ["a1 c0 b1"]]
+    assert run(pattern, *steps, skip="past last") == [[], [], [], ["a1 c0 b1"]]
+
+
+@pytest.mark.on_spark("more")
+def test_absence_at_the_end_is_reported_by_the_watermark() -> None:
+    pattern = ms.pattern(*stage("a")).not_followed_by("b", "name = 'b' and n >= a.n").within("10 seconds")
+
+    def build(rows: Any) -> Any:
+        return rows.key_by("key").match(pattern, name="step").select("key", "a.n", at="match_end")
+
+    steps = [
+        add("a1", key="x"),
+        add("a2", key="y"),
+        Add([{"key": "x", "name": "b", "n": 1, "at": t(10)}, {"key": "y", "name": "b", "n": 1, "at": t(10)}]),
+        Watermark(t(10)),
+        Watermark(t(10.5)),
+        Watermark(None),
+    ]
+    out = play(build, steps, schema=SCHEMA, event_time="at")
+    assert out == [[], [], [], [], [{"key": "y", "n": 2, "at": t(10)}], []]
+
+
+@pytest.mark.on_spark("more")
+def test_measures_late_rows_and_partial_matches_that_timed_out() -> None:
+    pattern = ms.pattern(*stage("a")).followed_by(*stage("b")).one_or_more().followed_by(*stage("c"))
+
+    def build(rows: Any) -> Any:
+        made = rows.key_by("key").match(pattern.within("10 seconds"), name="step")
+        measures = made.select("match", "c.n", first="first(b.n)", total="sum(b.n)", size="count(b)", at="match_start")
+        over = made.timed_out.select("key", rows="cast(size(a) + size(b) + size(c) as int)", at="match_end")
+        return {"sent": measures, "over": over, "late": made.late.select("name", "reason")}
+
+    steps = [add("a1", "b2", "b3", "c4", "a5", "b6"), Watermark(t(6)), add("x7", since=1), Watermark(None)]
+    out = play(build, steps, schema=SCHEMA, event_time="at")
+    match = {"match": 1, "n": 4, "first": 2, "total": 5, "size": 2, "at": t(0)}
+    one = {**match, "total": 2, "size": 1}
+    assert [step["sent"] for step in out] in ([[], [one], [], []], [[], [match], [], []])
+    assert [step["late"] for step in out] == [[], [], [{"name": "x", "reason": "expired"}], []]
+    assert [step["over"] for step in out] == [[], [], [], [{"key": "k", "rows": 2, "at": t(14)}]]
+
+
+@pytest.mark.on_spark("more")
+def test_an_early_match_is_retracted_by_a_row_between() -> None:
+    pattern = ms.pattern(*stage("a")).next(*stage("b"))
+    steps = [add("a1"), add("b2", since=5), add("c3", since=3), add("a4", "b5", since=6), Watermark(None)]
+    out = run(pattern, *steps, early=True)
+    assert out == [[], ["a1 b2"], ["-a1 b2"], ["a4 b5"], []]
+
+
+def test_the_preferred_match() -> None:
+    """A V: the longest fall, then the longest rise. It is final when a row does not continue it."""
+    pattern = (
+        ms.pattern("start")
+        .next("down", "n < prev(n)")
+        .one_or_more()
+        .consecutive()
+        .next("up", "n > prev(n)")
+        .one_or_more()
+        .consecutive()
+    )
+    steps = [add("p9", "p7", "p5", "p6", "p8", "p7", "p3", "p4"), Watermark(t(4)), Watermark(t(5)), Watermark(None)]
+    out = run(pattern, *steps, matches="preferred")
+    assert out == [[], [], ["start9 down7 down5 up6 up8"], ["start7 down3 up4"]]
+
+
+@pytest.mark.parametrize(("greed", "found"), [("greedy", ["a1 a2 b3 a4 b5"]), ("reluctant", ["a1 a2 b3", "a4 b5"])])
+def test_greedy_and_reluctant(greed: str, found: list[str]) -> None:
+    group = ms.pattern(*stage("a")).one_or_more().consecutive().next(*stage("b"))
+    pattern = getattr(ms.pattern(group).one_or_more().consecutive(), greed)()
+    assert run(pattern, add("a1", "a2", "b3", "a4", "b5"), Watermark(None), matches="preferred") == [[], found]
+
+
+def test_alternatives_and_any_order() -> None:
+    either = ms.pattern(*stage("a")).followed_by(ms.alternatives(ms.pattern(*stage("b")), ms.pattern(*stage("c"))))
+    assert run(either, add("a1", "c2", "b3"), Watermark(None), skip="none") == [[], ["a1 c2", "a1 b3"]]
+    assert run(either, add("a1", "c2", "b3"), Watermark(None)) == [[], ["a1 c2"]]
+    parts = [ms.pattern(*stage(name)) for name in "bcd"]
+    order = ms.pattern(*stage("a")).followed_by(ms.any_order(*parts))
+    assert run(order, add("a1", "d2", "x3", "b4", "c5"), Watermark(None)) == [[], ["a1 d2 b4 c5"]]

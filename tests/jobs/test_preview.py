@@ -18,7 +18,7 @@ from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from times import t
 
-from .support import SCHEMA, per_user, put, scores
+from .support import SCHEMA, counted, per_user, put, read, scores
 
 ROWS = [("ann", 1, 0.0), ("bob", 2, 1.0), ("ann", 3, 12.0), ("bob", 4, 25.0)]
 TOTALS = [("ann", 0.0, 1), ("ann", 10.0, 3), ("bob", 0.0, 2), ("bob", 20.0, 4)]
@@ -177,6 +177,18 @@ def test_steps_that_need_spark_run_on_spark(
     assert sorted(shaped.preview(seconds=2)["n"].to_list()) == [2, 4, 6, 8]
     assert contents(log.path) == before
     assert [name for name, _ in contents(temporary) if "preview" in name] == []
+
+
+@pytest.mark.more
+def test_it_is_what_a_batch_run_writes(flow: ms.Flow, log: EmbeddedLog, spark: SparkSession) -> None:
+    put(log, "scores", [(f"user{n % 7}", n, float(n * 17 % 300)) for n in range(500)])
+    stream = per_user(scores(flow), ms.sliding("40 seconds", "10 seconds"))
+    found = stream.preview(rows=10_000)
+    stream.write("totals")
+    flow.run(batch=True, progress="none")
+    assert counted(found.drop("event_time").to_dicts()) == counted(
+        {name: value for name, value in each.items() if name != "event_time"} for each in read(log, "totals")
+    )
 
 
 @pytest.mark.more

@@ -39,23 +39,24 @@ class JobView:
         return f"job {self.name}: {self.state}"
 
 
-def view_of(job: Job) -> JobView:
-    """The job at this moment."""
+def view_of(job: Job, rows_per_s: float | None = None) -> JobView:
+    """The job at this moment. `rows_per_s` is its rate, by default that of the last batch."""
+    rate = job.progress.rows_per_s if rows_per_s is None else rows_per_s
     newest = [
         Newest(output.name, output.schema.names, job.recent.of(output))
         for output in job.outputs
         if job.recent is not None and not output.is_discarded
     ]
-    return JobView(job.name, job.state, _facts(job), newest)
+    return JobView(job.name, job.state, _facts(job, rate), newest)
 
 
-def _facts(job: Job) -> list[tuple[str, str]]:
+def _facts(job: Job, rows_per_s: float | None) -> list[tuple[str, str]]:
     progress = job.progress
     if progress.batch < 0:
         return []
     found = [("batch", f"{progress.batch:,}"), ("rows read", f"{progress.rows_read:,}")]
-    if progress.rows_per_s is not None:
-        found.append(("rows/s", f"{progress.rows_per_s:,.0f}"))
+    if rows_per_s is not None:
+        found.append(("rows/s", f"{rows_per_s:,.0f}"))
     try:
         found.append(("lag", f"{job.lag():,}"))
     except MillstreamError:  # a broker is unavailable

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,7 +46,7 @@ from millstream.jobs.stop_request import StopRequest
 from millstream.log import EmbeddedLog, connect
 from millstream.plan.bad_rows import listened_to
 from millstream.plan.flow import Flow
-from millstream.plan.nodes import Write
+from millstream.plan.nodes import Read, Write
 from millstream.plan.run_settings import CAUGHT_UP, Settings, refused
 from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
@@ -393,15 +393,7 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -
     found = {}
     physical_plan = PhysicalPlan(tuple(outputs), 1)
     listened = listened_to(physical_plan.order)
-    for node in physical_plan.sources:
-        if node.changes and ("weight" not in node.schema or not pa.types.is_integer(node.schema.field("weight").type)):
-            others = Schema.from_arrow(pa.schema([each for each in node.schema.arrow if each.name.lower() != "weight"]))
-            raise InvalidInput(
-                "with changes=True the column weight marks retractions, and the schema of "
-                f"'{node.name}' has no integer column weight",
-                where=node.user_line,
-                next_step=f"add it to the schema: '{others}, weight int'",
-            )
+    check_weights(physical_plan.sources)
     for node in physical_plan.fed_sources:
         if not node.source.can_peek:
             continue
@@ -416,6 +408,19 @@ def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -
             found[node.name] = TopicRead(source.identity, max(of_topics.values(), default=1))
         source.close()
     return found
+
+
+def check_weights(sources: Iterable[Read]) -> None:
+    """Refuses a source of changes whose rows have no weight."""
+    for node in sources:
+        if node.changes and ("weight" not in node.schema or not pa.types.is_integer(node.schema.field("weight").type)):
+            others = Schema.from_arrow(pa.schema([each for each in node.schema.arrow if each.name.lower() != "weight"]))
+            raise InvalidInput(
+                "with changes=True the column weight marks retractions, and the schema of "
+                f"'{node.name}' has no integer column weight",
+                where=node.user_line,
+                next_step=f"add it to the schema: '{others}, weight int'",
+            )
 
 
 def _check_kept(folder: JobFolder, physical_plan: PhysicalPlan, identities: dict[str, str]) -> None:

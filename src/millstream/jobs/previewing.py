@@ -19,6 +19,7 @@ import polars as pl
 from millstream import terminal
 from millstream.connectors.opening import connector_errors, open_source
 from millstream.connectors.source import Offsets, Source
+from millstream.jobs.micro_batches import check_weights
 from millstream.jobs.preview_on_spark import previewed_on_spark
 from millstream.jobs.preview_results import Limits, Results
 from millstream.local import Flowing, Local
@@ -59,6 +60,7 @@ def previewed(
             "the rows that a sink rejects are known only once they are written, and a preview writes nothing",
             "preview the stream that is written",
         )
+    check_weights(node for node in order if isinstance(node, Read))
     address = chosen_address(stream.flow.log if broker is None else broker)
     observed = [stream.node, *_dead_letters(stream, order)]
     with tempfile.TemporaryDirectory(prefix="millstream-preview-") as folder:

@@ -1,10 +1,12 @@
 """The newest rows that a job emitted, to show them: a pane replaces the one before it, and a retraction removes it.
 
-A large batch is not searched for what it replaces: only its own last rows are kept.
+Of a large batch, and of many small ones that nobody looked at, only the last rows are considered.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ class RecentRows:
         self._outputs = {output.name: _Newest(identity_of(output, columns)) for output, columns in keys.items()}
 
     def of(self, output: Write) -> list[dict[str, Any]]:
-        return self._outputs[output.name].rows
+        return self._outputs[output.name].rows()
 
     def note(self, output: Write, rows: pa.Table, weights: pa.Array | None) -> None:
         """Called with each batch of an output."""
@@ -40,20 +42,35 @@ def identity_of(output: Write, keys: Sequence[str]) -> tuple[str, ...] | None:
 
 
 class _Newest:
+    """Batches are kept as they are until rows are asked for: most jobs run without anybody watching."""
+
     def __init__(self, identity: tuple[str, ...] | None) -> None:
         self._identity = identity
+        self._lock = threading.Lock()  # one thread writes batches, another one shows them
+        self._batches: deque[tuple[pa.Table, pa.Array | None]] = deque()
         self._rows: dict[int | str, dict[str, Any]] = {}
         self._count = 0
-        self.rows: list[dict[str, Any]] = []
-        """Replaced as a whole: another thread reads it."""
 
     def note(self, rows: pa.Table, weights: pa.Array | None) -> None:
         if not rows.num_rows:
             return
         if rows.num_rows > SEARCHED_ROWS_MAX:
-            self._rows.clear()
-            first = rows.num_rows - SEARCHED_ROWS_MAX
-            rows, weights = rows.slice(first), None if weights is None else weights.slice(first)
+            last = pa.array(range(rows.num_rows - SEARCHED_ROWS_MAX, rows.num_rows))
+            rows = rows.take(last)  # a copy: a slice would keep the whole batch in memory
+            weights = None if weights is None else weights.take(last)
+        with self._lock:
+            self._batches.append((rows, weights))
+            while sum(batch.num_rows for batch, _ in self._batches) > SEARCHED_ROWS_MAX:
+                self._batches.popleft()
+                self._rows.clear()  # the batch that is left out may have replaced them
+
+    def rows(self) -> list[dict[str, Any]]:
+        with self._lock:
+            while self._batches:
+                self._take(*self._batches.popleft())
+            return list(self._rows.values())
+
+    def _take(self, rows: pa.Table, weights: pa.Array | None) -> None:
         signs = [1] * rows.num_rows if weights is None else weights.to_pylist()
         for row, weight in zip(rows.to_pylist(), signs, strict=True):
             self._count += 1
@@ -63,4 +80,3 @@ class _Newest:
                 self._rows[place] = row
         for place in list(self._rows)[:-ROWS_KEPT]:
             del self._rows[place]
-        self.rows = list(self._rows.values())

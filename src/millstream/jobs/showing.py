@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.jobs.job import Job
 
 REFRESH_S_MIN = 0.05
+RATE_S = 10.0
 
 
 class Screen(Protocol):
@@ -67,17 +70,33 @@ class Terminal:
         self._live.update(as_text(view), refresh=True)
 
 
+class Rate:
+    """Rows per second over the last seconds: those of a single batch say little, and an idle one has none."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def of(self, rows_read: int) -> float | None:
+        now = time.monotonic()
+        self._seen.append((now, rows_read))
+        while len(self._seen) > 2 and now - self._seen[1][0] > RATE_S:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        return (rows_read - before) / (now - began) if now > began else None
+
+
 def show(job: Job, refresh_s: float) -> None:
     """Returns when the job has ended, or when it is interrupted."""
     if not isinstance(refresh_s, int | float) or not REFRESH_S_MIN <= refresh_s < math.inf:
         raise refused(f"refresh_s is a number of seconds from {REFRESH_S_MIN} on, not {refresh_s!r}", "show()")
+    rate = Rate()
     screen: Screen = Notebook() if in_notebook() else Terminal()
     with interruptible() as interrupted, screen:
         with suppress(KeyboardInterrupt):
             while job.is_running and not interrupted.is_set():
-                screen.update(view_of(job))
+                screen.update(view_of(job, rate.of(job.progress.rows_read)))
                 interrupted.wait(refresh_s)
-        screen.update(view_of(job))
+        screen.update(view_of(job, rate.of(job.progress.rows_read)))
     if not job.is_running:
         job.wait()  # raises the error that it failed with
 

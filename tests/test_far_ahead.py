@@ -106,6 +106,18 @@ def test_where_no_row_is_late_it_is_a_row_without_event_time() -> None:
 
 
 @pytest.mark.on_spark("more")
+def test_in_a_table_as_of_a_time_it_has_always_been_there() -> None:
+    """As a row without event time: neither is late for a table that keeps every row."""
+
+    def build(rows: Any) -> Any:
+        return rows.to_table().as_of(t(60)).changes().select("n", "event_time")
+
+    out = play(build, [Clock(t(0)), add((1, 5), (2, 90_000), (3, 75), (4, None))], schema=SCHEMA, event_time="at",
+               watermark=STRATEGY)  # fmt: skip
+    assert sorted((each["n"], each["event_time"] is None) for each in out[1]) == [(1, False), (2, True), (4, True)]
+
+
+@pytest.mark.on_spark("more")
 def test_where_event_time_is_set_after_parsing() -> None:
     def build(rows: Any) -> Any:
         made = in_windows(rows.with_column("then", "at").with_event_time("then", STRATEGY))

@@ -65,7 +65,7 @@ def place(name: str, group: str, kind: str) -> tuple[str, str]:
     if name in (*INSTANTS, *DATES):
         return "everywhere", "the clock of the batch"
     if name in GENERATORS:
-        return "on Spark", "in a select" if name.startswith("explode") else "in stream.spark(…)"
+        return "everywhere", "in a select"
     if kind:
         return "refused", kind
     if group in GROUPS or name in TABLES:

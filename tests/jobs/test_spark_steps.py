@@ -9,6 +9,7 @@ import pytest
 import millstream as ms
 from jobs.support import CAUGHT_UP, SCHEMA, put, read, scores
 from millstream.log import EmbeddedLog
+from millstream.spark.query.spark_steps import FOLDER
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -50,6 +51,34 @@ def test_a_column_may_be_written_in_any_case(log: EmbeddedLog) -> None:
     scores(flow, "pairs").select(known="xxhash64(USER) = xxhash64('ann')").write("known")
     flow.run(broker=log.path, until=CAUGHT_UP)
     assert [row["known"] for row in read(log, "known")] == [True]
+
+
+@pytest.mark.more
+def test_nothing_is_left_beside_spark(log: EmbeddedLog) -> None:
+    """What tasks of an earlier run left, because they were killed, is removed by the next run."""
+    log.create_topic("pairs", schema=SCHEMA)
+    put(log, "pairs", [("ann", 1, 0.0)])
+    job = flow_of().run(broker=log.path, until=CAUGHT_UP)
+    beside = job._shipment.folder / FOLDER  # type: ignore[attr-defined]
+    assert list(beside.glob("*")) == []
+    (beside / "dead0000-1-2").mkdir(parents=True)
+    put(log, "pairs", [("ann", 3, 1.0)])
+    flow_of().run(broker=log.path, until=CAUGHT_UP)
+    assert list(beside.glob("*")) == []
+
+
+@pytest.mark.more
+def test_an_idle_partition_does_not_hold_back_time_that_is_set_after_parsing(log: EmbeddedLog) -> None:
+    log.create_topic("texts", partitions=2, schema="body string")
+    with log.producer(acks="all") as producer:
+        for second in (0, 5, 60):
+            producer.send("texts", {"body": f'{{"n": 1, "ts": {second}}}'}, partition=0)
+    flow = ms.Flow("idle")
+    parsed = flow.read("texts", "body string").parse("body", "n int, ts bigint")
+    timed = parsed.with_event_time("timestamp_seconds(ts)", ms.bounded("1 second", idle="1 minute"))
+    timed.window(ms.fixed("10 seconds")).agg(n=ms.sum("n")).write("sums")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    assert [each["n"] for each in read(log, "sums")] == [2]
 
 
 def test_the_physical_plan_says_which_steps_and_why() -> None:

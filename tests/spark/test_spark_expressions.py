@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidExpression, InvalidPlan, NeedsSpark, RecordFailed
+from millstream.errors import InvalidExpression, InvalidPlan, InvalidSchema, NeedsSpark, RecordFailed
 from millstream.testing import Add, Watermark, play
 
 if TYPE_CHECKING:
@@ -109,6 +110,53 @@ def test_columns_and_functions_of_pyspark(spark: SparkSession) -> None:
     (rows,) = played(flow)
     assert [(row["id"], row["double"], row["first"]) for row in rows] == [(1, 2, 1), (2, 4, None), (4, 8, 3)]
     assert rows[0]["body"] == '{"USER": "ANN", "SCORE": 5}'
+
+
+@pytest.mark.more
+def test_a_function_of_pandas_series(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    @sf.pandas_udf("double")  # type: ignore[call-overload, untyped-decorator, unused-ignore]
+    def halved(x: pd.Series) -> pd.Series:
+        return x / 2
+
+    (rows,) = played(lambda stream: stream.where(halved("id") > 0.5).select("id", half=halved("id")))
+    assert [(row["id"], row["half"]) for row in rows] == [(2, 1.0), (3, 1.5), (4, 2.0)]
+
+
+@pytest.mark.more
+def test_an_order_and_a_deletion_that_only_spark_evaluates(spark: SparkSession) -> None:
+    def flow(stream: ms.Stream) -> dict[str, ms.Stream]:
+        ids = stream.select("id", "body")
+        kept = stream.select("at", key="id % 2", n="id").to_table(
+            "key", deleted="n = 4 and xxhash64(n) is not null", name="kept"
+        )
+        first = ids.top(2, by="transform(array(id), x -> xxhash64(x) * 0 + x)[0] desc", rank="place", name="first")
+        return {"top": first, "kept": kept, "late": kept.late}
+
+    (out,) = play(flow, [Add(ROWS)], schema=SCHEMA, event_time="at", on="spark")
+    assert sorted((row["id"], row["place"]) for row in out["top"]) == [(3, 2), (4, 1)]
+    assert set(out["top"][0].keys()) - {"weight"} == {"id", "body", "place"}
+    assert [(row["key"], row["n"]) for row in out["kept"] if row.get("weight", 1) > 0][-1:] == [(1, 3)]
+    assert out["late"] == []
+
+
+@pytest.mark.parametrize(
+    ("made", "column"),
+    [
+        ("parse_json(body) as v", "'v' of the result is variant"),
+        ("array(parse_json(body)) as vs", "'vs' of the result is array<variant>"),
+        ("make_ym_interval(id) as y", "'y' of the result is interval year to month"),
+    ],
+)
+def test_a_column_that_a_stream_cannot_have_is_named(spark: SparkSession, made: str, column: str) -> None:
+    with pytest.raises(InvalidPlan) as refused:
+        played(lambda stream: stream.spark(lambda df: df.selectExpr("id", made)))
+    assert column in refused.value.what
+    assert ("to_json(" if "variant" in column else "cast(") in (refused.value.next_step or "")
+    with pytest.raises(InvalidSchema, match=column.split("'")[1]) as read:
+        ms.Flow("framed").read(spark.createDataFrame([], SCHEMA).selectExpr("id", made))
+    assert __file__ in (read.value.where or "")
 
 
 @pytest.mark.parametrize("runner", ["local", "reference"])

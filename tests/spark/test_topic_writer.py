@@ -136,6 +136,15 @@ def test_a_frame_is_appended_whole(broker: Broker, spark: SparkSession) -> None:
     assert [key for key, _ in written(broker, into)] == [None] * 6
 
 
+def test_a_frame_without_a_transaction_leaves_no_named_producer(source: SparkSession, log: EmbeddedLog) -> None:
+    for first in (0, 2):
+        frame(source, 2, first).write.format("millstream").option("topic", "once").mode("append").save()
+    with log.coordinator.look() as db:
+        names = [row["name"] for row in db.execute("SELECT name FROM producers").fetchall()]
+    assert not [name for name in names if "df_write" in name]
+    assert scores(log, "once") == [0, 1, 2, 3]
+
+
 def test_the_broker_may_be_an_option(spark: SparkSession, log: EmbeddedLog, kafka: KafkaCluster) -> None:
     into, address = new("scores"), f"kafka://{kafka.bootstrap}"
     register(spark, broker=log.path)

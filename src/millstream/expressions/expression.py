@@ -24,7 +24,8 @@ expression is translated or left to Spark ("rejected"):
 | dates and times in UTC; dayofweek 1 is Sunday; patterns have Java's letters | the same; letters: `datetime_patterns` |
 | functions | those of `functions.FUNCTIONS`; all others are rejected by name |
 | columns of type timestamp_ntz and interval | passed on, but not computed with |
-| aggregates, window functions, generators, subqueries | rejected |
+| `explode`, `explode_outer` of an array, as a whole expression | the array; the step makes the rows |
+| aggregates, window functions, other generators, subqueries | rejected |
 | rand, uuid, current_timestamp … | rejected: results must be repeatable |
 """
 
@@ -120,7 +121,7 @@ class Expression:
     @property
     def column(self) -> str | None:
         """The column, if the expression is just a column name."""
-        only = next(iter(self.columns)) if len(self.columns) == 1 else None
+        only = next(iter(self.columns)) if len(self.columns) == 1 and not self.makes_rows else None
         return only if only is not None and self.duckdb == f'"{only}"' else None
 
     @property
@@ -151,7 +152,7 @@ def expression(given: Any, schema: Schema, *, boolean: bool = False) -> Expressi
     if isinstance(given, ColumnText):
         return _checked_by_spark(given, schema, boolean, "it is a Column of PySpark")
     try:
-        return lowered_expression(given, schema, boolean=boolean)
+        return lowered_expression(given, schema, boolean=boolean, makes_rows=True)
     except _NotLowered as error:
         if isinstance(error.refusal, Unsure) and not _analyzer().is_running():
             raise InvalidExpression(error.what, where=error.where, next_step=error.next_step) from None
@@ -203,22 +204,29 @@ def _not_lowered(refusal: Refusal, text: str) -> InvalidExpression:
     return made
 
 
-def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False) -> Expression:
-    """Checks an expression that must be evaluated without Spark, where rows are read or in a test."""
+def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False, makes_rows: bool = False) -> Expression:
+    """Checks an expression that must be evaluated without Spark, where rows are read or in a test.
+
+    With `makes_rows` it may be an `explode`: its translation is then the array, and its type that of the elements.
+    """
     if not isinstance(text, str) or not text.strip():
         raise InvalidExpression(
             f"an expression must be Spark SQL text, not {text!r}",
             where=users_line(),
             next_step="for example 'score > 0'",
         )
+    from millstream.expressions.generators import exploded, exploded_argument
     from millstream.expressions.spark_sql import lower
 
     tree = _parsed(text)
     clocked = _clocked(text, schema)
     if clocked is not None:
         tree, schema = _parsed(clocked), _with_now(schema)
+    array = exploded_argument(tree) if makes_rows else None
     try:
-        lowered, columns = lower(tree, schema)
+        lowered, columns = lower(tree if array is None else array, schema)
+        if array is not None:
+            lowered = exploded(lowered, tree)
     except Refusal as refusal:
         raise _not_lowered(refusal, text) from None
     except NoCommonType:
@@ -228,7 +236,7 @@ def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False) -> E
         raise _not_lowered(what, text) from None
     _check_type(lowered.type, text, boolean)
     _try(lowered.sql, text, schema)
-    return Expression(text, lowered.sql, lowered.type, columns - {NOW}, clocked=clocked)
+    return Expression(text, lowered.sql, lowered.type, columns - {NOW}, clocked=clocked, makes_rows=array is not None)
 
 
 def _clocked(text: str, schema: Schema) -> str | None:

@@ -39,7 +39,7 @@ ABOUT_MORE_ROWS: dict[str, str] = {
     **_all("window session_window window_time", "use .window(ms.fixed(…)) or .window(ms.sessions(…))"),
     **_all(
         "explode explode_outer posexplode posexplode_outer inline inline_outer stack",
-        "use flat_map(…) to turn one row into several",
+        "make rows in a select(…), as a whole column: select('id', x='explode(xs)'), or in a flat_map(…)",
     ),
 }
 """Functions that take or return more than one row, and what to use instead."""

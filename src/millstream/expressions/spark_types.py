@@ -123,3 +123,13 @@ def arithmetic_type(sign: str, one: pa.DataType, other: pa.DataType) -> pa.DataT
     if sign == "%":
         return decimal(min(digits) + scale, scale)
     return decimal(max(digits) + scale + 1, scale)
+
+
+def instead_of(kind: str, column: str = "…") -> str:
+    """What to do with a value of a type that a column of a stream cannot have, given the type in Spark's words."""
+    if "variant" in kind:
+        return (
+            f"take what you need out of it: variant_get({column}, '$.path', 'type'); or carry it as text: "
+            f"to_json({column}), of which parse_json(…) makes a variant again where it is used"
+        )
+    return f"convert it, for example with cast({column} as string)"

@@ -64,8 +64,11 @@ def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
     # A column that no later step uses may not have been read.
     there = [(name, made) for name, made in node.columns if made.column is None or made.column in frame.columns]
     made = computed(frame, node.inputs[0].schema, there)
-    types = types_of(node.schema)
-    return made.cast({name: types[name] for name in made.columns}).with_columns(frame.select(hidden_of(frame)))
+    types = pl.Schema({name: kind for name, kind in types_of(node.schema).items() if name in made.columns})
+    for name in (name for name, each in there if each.makes_rows):
+        whole = made.with_columns(frame.select(hidden_of(frame)))
+        return whole.filter(pl.col(name).list.len() > 0).explode(name).cast(types)
+    return made.cast(types).with_columns(frame.select(hidden_of(frame)))
 
 
 def with_event_time(frame: pl.DataFrame, node: nodes.WithEventTime) -> pl.DataFrame:

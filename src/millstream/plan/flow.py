@@ -70,9 +70,10 @@ class Flow:
         self._names: set[str] = set()
         self._sources: list[Endpoint] = []
         self._sides: dict[tuple[Node, type[Node]], Node] = {}
-        self._read_behind: dict[Node, Read] = {}
         self.previews: dict[Node, Any] = {}
         """By step, the rows of its last preview, which notebooks show."""
+        self._behind: dict[Node, Node] = {}
+        """By step that a user did not write, the one before it: `.late` and `.dead` are those of the latter."""
         self.timed_sources: dict[Read, WithEventTime] = {}
         """By source, the step after it that sets the event time of its rows."""
 
@@ -117,7 +118,7 @@ class Flow:
         if is_computed:
             assert event_time is not None
             node = with_event_time(Stream(self, node), event_time, watermark, None)
-            self._read_behind[node] = read
+            self._behind[node] = read
         return Stream(self, node)
 
     def _row_of(self, read: Read) -> Node:
@@ -134,7 +135,7 @@ class Flow:
         columns = Schema.from_arrow(pa.schema([read.schema.field(column) for column in kept]))
         made = tuple((column, Stream(self, read)._kept(column)) for column in kept)
         row = Project(self.step(None, f"{read.name}.row"), columns, (read,), read.user_line, made)
-        self._read_behind[row] = read
+        self._behind[row] = read
         return row
 
     def named(self, node: AnyNode, kind: str, given: str | None) -> AnyNode:

@@ -72,15 +72,10 @@ def check_without_spark(order: Iterable[Node]) -> None:
 def computed_before(node: AnyNode, named: Callable[[Project], Project]) -> AnyNode:
     """A step that evaluates what it needs itself: what needs Spark, or the clock, becomes a column before it."""
     apart = [made for made in expressions_of(node) if made.needs_spark or made.uses_clock]
+    _check_rows(node)
     if isinstance(node, Where | Project) or not apart:
-        _check_rows(node)
         return node
-    if not isinstance(node, WindowedAggregate | Grouped):
-        raise InvalidExpression(
-            f"'{apart[0]}' cannot be evaluated inside this step",
-            where=users_line(),
-            next_step="make it a column first: with_column('name', '…'), and use that",
-        )
+    assert isinstance(node, WindowedAggregate | Grouped)  # other steps have made columns of them
     given = node.inputs[0]
     columns = [(name, kept(given.schema, name)) for name in given.schema.names]
     arguments = []

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from millstream.errors import InvalidSchema
+from millstream.expressions.spark_types import instead_of
 from millstream.plan.endpoints import Endpoint
 from millstream.records import Schema
+from millstream.user_lines import users_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +25,19 @@ class SparkFrame(Endpoint):
         return "dataframe"
 
     def own_schema(self, broker: str | None) -> Schema:
-        return Schema.of(
-            ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in self.frame.schema.fields)
-        )
+        kinds = {field.name: field.dataType.simpleString() for field in self.frame.schema.fields}
+        for name, kind in kinds.items():
+            try:
+                Schema.of(f"`{name}` {kind}")
+            except InvalidSchema as error:
+                if "type" not in error.what and "interval" not in error.what:
+                    raise
+                raise InvalidSchema(
+                    f"the column '{name}' of the DataFrame is {kind}, which a column of a stream cannot be",
+                    where=users_line(),
+                    next_step=f"in the DataFrame, {instead_of(kind, name)}",
+                ) from None
+        return Schema.of(", ".join(f"`{name}` {kind}" for name, kind in kinds.items()))
 
     def __str__(self) -> str:
         return "a DataFrame"

@@ -96,10 +96,16 @@ class Stream(Viewed):
         return self._next(self.flow.named(Where("", self.schema, (self.node,), users_line(), checked), kind, name))
 
     def select(self, *columns: str, name: str | None = None, **made: str) -> Stream:
-        """Keeps the named columns, "*" for all of them, and adds new ones given as name='expression'."""
+        """Keeps the named columns, "*" for all of them, and adds new ones given as name='expression'.
+
+        A function that makes rows and several columns names them itself: "posexplode(xs) as (place, x)".
+        """
         if not columns and not made:
             raise refusal("select needs at least one column", f"columns that exist: {', '.join(self.schema.names)}")
-        return self._project(selected(self.schema, columns, made), name, "select")
+        from millstream.plan.generating import with_generated
+
+        stream, columns, made = with_generated(self, columns, made)
+        return stream._project(selected(stream.schema, columns, made), name, "select")
 
     def with_column(self, column: str, made: str, *, name: str | None = None) -> Stream:
         """Adds a column, or replaces the one of that name."""
@@ -401,10 +407,11 @@ class Stream(Viewed):
     @property
     def late(self) -> Stream:
         """The rows that arrived too late for this stream's last step, with the reason."""
-        columns = late_columns(self.node)
+        node = self.flow._behind.get(self.node, self.node)
+        columns = late_columns(node)
         if columns is not None:
             with AtUsersLine():
-                return self._side(self.node, Late, "late", Schema.from_arrow(columns))
+                return self._side(node, Late, "late", Schema.from_arrow(columns))
         raise refusal(
             f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no late rows",
             "rows are late for windows, for joins of streams, for to_table(key=…), for distinct(…, within=…) and for "
@@ -414,7 +421,7 @@ class Stream(Viewed):
     @property
     def dead(self) -> Stream:
         """The rows that this stream's last step could not handle, with the reason."""
-        node = self.flow._read_behind.get(self.node, self.node)
+        node = self.flow._behind.get(self.node, self.node)
         if not isinstance(node, Mapped | Process | Read | Where | Project | SparkFunction):
             raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",

@@ -17,6 +17,7 @@ from millstream.expressions.lowered import type_name
 from millstream.plan.aggregates import Aggregate, check_order
 from millstream.plan.bundles import micros
 from millstream.plan.checks import check_keys, refusal, without_event_time
+from millstream.plan.hidden_columns import computed_apart, without_hidden
 from millstream.plan.hints import OF_GROUPS, Hinted
 from millstream.plan.keyed import aggregated, check_named
 from millstream.plan.nodes import (
@@ -192,12 +193,14 @@ def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: 
             )
         _check_relabelled(stream, keys, name)
         return Table(stream.flow, stream.node, keys)
-    condition = None if deleted is None else expression(deleted, stream.schema, boolean=True)
+    condition = None
+    if deleted is not None:
+        stream, (condition,) = computed_apart(stream, [expression(deleted, stream.schema, boolean=True)], "to_table")
     others = {*keys, *_known_beside_values(stream.node)}
     values = tuple(column for column in stream.schema.names if column not in others)
     by_time = without_event_time(stream.node) is None
     node = Latest("", stream.schema, (stream.node,), users_line(), keys, condition, values, by_time)
-    return Table(stream.flow, stream.flow.named(node, "to_table", name), keys)
+    return without_hidden(Table(stream.flow, stream.flow.named(node, "to_table", name), keys), "to_table")
 
 
 def _check_relabelled(stream: Stream, keys: tuple[str, ...], name: str | None) -> None:
@@ -292,6 +295,8 @@ def top(
         raise refusal("top needs an order", "for example by='score desc'")
     if not isinstance(ties, bool):
         raise refusal(f"ties is True or False, not {ties!r}", "True also includes rows equal to the last one")
+    stream, computed = computed_apart(stream, [each.by for each in order], "top")
+    order = tuple(Order(by, each.descending) for by, each in zip(computed, order, strict=True))
     columns = stream.schema
     if rank is not None:
         if not isinstance(rank, str) or not rank or rank in columns.names:
@@ -300,9 +305,9 @@ def top(
             columns = Schema.from_arrow(pa.schema([*columns.arrow, pa.field(rank, pa.int64())]))
     node = Top("", columns, (stream.node,), users_line(), count, keys, order, rank, ties)
     node = stream.flow.named(node, "top", name)
-    if ties:  # any number of rows may share a rank
-        return Table(stream.flow, node)
-    return Table(stream.flow, node, (*keys, rank) if rank else keys if keys and count == 1 else ())
+    identifying = (*keys, rank) if rank else keys if keys and count == 1 else ()
+    # With ties, any number of rows may share a rank.
+    return without_hidden(Table(stream.flow, node, () if ties else identifying), "top")
 
 
 def _order(schema: Schema, text: str) -> Order:

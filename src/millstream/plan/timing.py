@@ -97,7 +97,8 @@ def _check_place(node: Node, timed: dict[Read, WithEventTime]) -> None:
         raise refusal(
             f"the watermark is read where the source is, but '{in_spark.name}' before it runs in Spark's own engine: "
             f"{reasons(in_spark)[0]}",
-            "use what runs without Spark up to here, such as parse(…), a map(…), or read(…, event_time='…')",
+            "use what runs without Spark up to here, such as parse(…), a map(…) or read(…, event_time='…'); or write "
+            "the rows to a topic, and read that with event_time='…' in a second flow",
         )
     for given in before:
         if isinstance(given, Read) and given.event_time is not None:

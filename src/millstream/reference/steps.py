@@ -75,7 +75,14 @@ class ProjectOperator(ExpressionOperator):
         given = _with_clock(table_of(rows, self.node.inputs[0]), clock)
         made = evaluate({name: made.lowered for name, made in self.node.columns}, given)
         values = batch_to_rows(made.combine_chunks().to_batches()[0])
-        return [replace(row, values=new) for row, new in zip(rows, values, strict=True)]
+        several = next((name for name, made in self.node.columns if made.makes_rows), None)
+        if several is None:
+            return [replace(row, values=new) for row, new in zip(rows, values, strict=True)]
+        return [
+            replace(row, values={**new, several: element})
+            for row, new in zip(rows, values, strict=True)
+            for element in new[several] or ()
+        ]
 
 
 class MapOperator(Operator):

@@ -19,6 +19,7 @@ from pyspark.sql.types import DataType, NullType
 from millstream.errors import InvalidExpression, InvalidSchema, MillstreamError
 from millstream.expressions.expression import ColumnText, Expression, InDriver
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
+from millstream.expressions.spark_types import instead_of
 from millstream.records import Schema
 from millstream.spark.pyspark_logs import errors_not_logged
 from millstream.spark.session.start import running, session_for_analysis
@@ -78,12 +79,8 @@ def type_of(frame: DataFrame, shown: str) -> pa.DataType:
     try:
         return column_type(kind)
     except (MillstreamError, PySparkException):
-        next_step = (
-            "take what you need out of it: variant_get(…, '$.path', 'type'), cast(… as …) or to_json(…)"
-            if "variant" in kind.simpleString()
-            else "convert it, for example with cast(… as string)"
-        )
-        raise _invalid(f"'{shown}' is {kind.simpleString()}, which a column of a stream cannot be", next_step) from None
+        text = kind.simpleString()
+        raise _invalid(f"'{shown}' is {text}, which a column of a stream cannot be", instead_of(text)) from None
 
 
 def column_type(kind: DataType) -> pa.DataType:
@@ -171,7 +168,7 @@ def _refused(spark: SparkSession, error: AnalysisException, shown: str, schema: 
         name = parameters.get("objectName", "").replace("`", "")
         return f"there is no column '{name}', in '{shown}'", what_exists(name, schema.names)
     if "number of aliases" in str(error):
-        return f"'{shown}' makes several columns", "use stream.spark(lambda df: df.select(…))"
+        return f"'{shown}' makes several columns", f"name them in a select(…): select('{shown} as (a, b)')"
     if "AGGREGATE" in condition or "GROUP" in condition or "WINDOW" in condition:
         return f"'{shown}' looks at more than one row", FOR_MORE_ROWS
     return f"Spark cannot evaluate '{shown}': {_message(error)}", "convert its parts with cast(… as …)"

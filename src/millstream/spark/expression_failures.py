@@ -14,11 +14,11 @@ from millstream.plan.nodes import Node
 
 # Spark's error of an expression: its code, its message, and a quote of the expression or the line of a Column.
 _EXPRESSION = re.compile(
-    r"(?:Exception|Error): \[[A-Z0-9_.]+\] (?P<message>[^\n]*?) SQLSTATE: 2[0-9A-Z]{4}\n"
+    r"(?:\A|(?:Exception|Error): )\[[A-Z0-9_.]+\] (?P<message>[^\n]*?) SQLSTATE: 2[0-9A-Z]{4}\n"
     r"== (?P<kind>SQL|DataFrame)[^\n]*==\n(?P<quote>.*?)\n\n",
     re.DOTALL,
 )
-_WITHOUT_QUOTE = re.compile(r"(?:Exception|Error): \[[A-Z0-9_.]+\] (?P<message>[^\n]*?) SQLSTATE: 22[0-9A-Z]{3}")
+_WITHOUT_QUOTE = re.compile(r"(?:\A|(?:Exception|Error): )\[[A-Z0-9_.]+\] (?P<message>[^\n]*?) SQLSTATE: 22[0-9A-Z]{3}")
 _PYTHON = re.compile(r"An exception was thrown from the Python worker:\n(?P<trace>.*?)(?:\n SQLSTATE|\Z)", re.DOTALL)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
 _RAISED = re.compile(r"^[\w.]+(?:: .*)?$", re.MULTILINE)

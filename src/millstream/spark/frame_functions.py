@@ -15,10 +15,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from millstream.errors import InvalidPlan, MillstreamError
+from millstream.expressions.spark_types import instead_of
 from millstream.records import Schema
 from millstream.spark.analysis import FOR_OTHER_DATA, analysis_errors, column_type, empty_frame, has_subquery
 from millstream.spark.session.start import running, session_for_analysis
-from millstream.user_lines import users_line
+from millstream.user_lines import AtUsersLine, users_line
 
 PROJECT, FILTER = "Project", "Filter"
 ROW_BY_ROW = (PROJECT, FILTER, "Generate", "SubqueryAlias", "ResolvedHint")
@@ -50,14 +51,19 @@ def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
         plan: Any = made._jdf.queryExecution().analyzed()
     base = given._jdf.queryExecution().analyzed()
     _check(plan, base, line)
-    try:
-        return Schema.from_arrow(pa.schema([(field.name, column_type(field.dataType)) for field in made.schema.fields]))
-    except (MillstreamError, PySparkException) as error:
-        raise InvalidPlan(
-            f"a column of the result cannot be one of a stream: {getattr(error, 'what', error)}",
-            where=line,
-            next_step="select the columns that later steps need, and convert the others",
-        ) from None
+    columns = []
+    for field in made.schema.fields:
+        try:
+            columns.append((field.name, column_type(field.dataType)))
+        except (MillstreamError, PySparkException):
+            kind = field.dataType.simpleString()
+            raise InvalidPlan(
+                f"the column '{field.name}' of the result is {kind}, which a column of a stream cannot be",
+                where=line,
+                next_step=instead_of(kind, field.name),
+            ) from None
+    with AtUsersLine():
+        return Schema.from_arrow(pa.schema(columns))
 
 
 def guarded(condition: Column, number: str) -> Column:

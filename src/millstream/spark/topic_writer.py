@@ -112,6 +112,8 @@ class _Writer:
                 sink.write_parts(batch, _parts(sent), _refuse)
             finally:
                 sink.close()
+                if batch is None and isinstance(log, EmbeddedLog):
+                    log.forget_producer(sink.producer_name)  # Kafka forgets it by itself, after a week
 
     def _opened(self) -> EmbeddedLog | KafkaLog:
         kafka = self._settings.kafka

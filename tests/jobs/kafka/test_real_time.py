@@ -63,6 +63,12 @@ def unchanged(rows: Any) -> Any:
         (lambda rows: rows.key_by("user").window(ms.fixed("1 m")).agg(n=ms.count()), r".*\.agg-", "keeps state"),
         (lambda rows: rows.distinct("user", name="once"), "once", "keeps state"),
         (lambda rows: rows.map(lambda row: row, name="mine"), "mine", "a Python function"),
+        (
+            lambda rows: rows.select("user", x="explode(array(score))", name="many"),
+            "many",
+            "a function that makes rows",
+        ),
+        (lambda rows: rows.where("score / 2 > 1", name="half").dead, r"half\.dead", "only sources and sinks"),
     ],
 )
 def test_a_step_that_cannot_run_so_is_named(build: Callable[[Any], Any], step: str, why: str) -> None:

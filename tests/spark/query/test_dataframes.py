@@ -79,6 +79,37 @@ def test_the_event_time_of_a_dataframe_is_computed(
 
 
 @pytest.mark.more
+def test_times_of_a_dataframe_that_are_out_of_range_are_no_event_times(
+    spark: SparkSession, log: EmbeddedLog, folder: Path
+) -> None:
+    """One of them must not push the watermark past all others."""
+    frame = files(spark, folder, streams=True).withColumn(
+        "at", sf.expr("case when n = 4 then timestamp_micros(9223372036854775000) else at end")
+    )
+    flow = ms.Flow("range")
+    made = per_user(flow.read(frame, event_time="at", watermark=ms.bounded("5 seconds")))
+    made.write("totals")
+    made.late.select("n", "reason").write("late")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    assert [(each["n"], each["reason"]) for each in read(log, "late")] == [(4, "no event time")]
+    assert read(log, "totals")
+
+
+@pytest.mark.more
+def test_the_clock_behind_a_dataframe_is_that_of_the_batch(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
+    """Whether a step stays in Spark, runs in a task, or needs Spark's own engine."""
+    flow = ms.Flow("clock")
+    first = flow.read(files(spark, folder, streams=True)).with_column("a", "current_timestamp()")
+    second = first.map(lambda row: row | {"b": None}, f"{first.schema}, b timestamp").with_column("b", "now()")
+    second.with_column("c", "timestamp_seconds(xxhash64(n) % 1 + unix_seconds(now()))").write("rows")
+    flow.run(broker=log.path, until=CAUGHT_UP)
+    rows = read(log, "rows")
+    assert {each["a"] for each in rows} == {each["b"] for each in rows}
+    assert {each["c"] for each in rows} == {each["a"].replace(microsecond=0) for each in rows}
+    assert len({each["a"] for each in rows}) == 1
+
+
+@pytest.mark.more
 def test_rows_of_a_dataframe_that_are_far_ahead(spark: SparkSession, log: EmbeddedLog, folder: Path) -> None:
     """By the clock of Spark's batch: in Spark where they are read, and in a task after a function."""
     far = {"user": "eve", "n": 1, "at": "2999-01-01T00:00:00Z"}

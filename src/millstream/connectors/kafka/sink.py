@@ -91,12 +91,12 @@ class KafkaSink(RecordsSink):
         clients = self._log().clients
         make_ready(clients)
         identity = {"job": self._job, "step": self._step, "run": self._run}
-        self._marker = Marker(clients, self._producer_name, self._run, identity)
+        self._marker = Marker(clients, self.producer_name, self._run, identity)
         self._begun_at = time.time()
         self._timeout_ms = int(clients.settings(defaults=DEFAULTS)[TIMEOUT])
         self._undelivered = None
         callbacks = {"on_delivery": self._note_undelivered}
-        self._producer = clients.producer(defaults=DEFAULTS | callbacks, transactional_id=self._producer_name)
+        self._producer = clients.producer(defaults=DEFAULTS | callbacks, transactional_id=self.producer_name)
         with self._plainly():
             self._producer.init_transactions(OPEN_SECONDS)
         self._newest = self._marker.newest()

@@ -85,7 +85,7 @@ class RecordsSink(Sink):
         self._schema = writing.schema
         self._job, self._step, self._run = writing.job, writing.step, writing.run
         self._keys = tuple(writing.schema.field(key).name for key in writing.keys)
-        self._producer_name = producer_name(writing.job, writing.step)
+        self.producer_name = producer_name(writing.job, writing.step)
         self._target: Schema | None = None
         self._is_open = False
         with suppress(SinkUnavailable), self._unavailable_if_it_may_pass():  # `write` reports it and retries

@@ -43,7 +43,7 @@ class TopicSink(RecordsSink):
 
     def _writing(self) -> Producer:
         if self._producer is None:
-            self._producer = self._embedded.producer(name=self._producer_name)
+            self._producer = self._embedded.producer(name=self.producer_name)
         return self._producer
 
     def _drop_producer(self) -> None:

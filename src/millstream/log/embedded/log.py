@@ -337,6 +337,11 @@ class EmbeddedLog(Switching):
     def named_producer(self, name: str) -> NamedProducer:
         return NamedProducer(checked_name(name, "producer"), self.coordinator, self._participants, self.find_partition)
 
+    def forget_producer(self, name: str) -> None:
+        """Removes a closed producer that will not be used again, unless its last transaction is still to be ended."""
+        with self.coordinator.change() as db:
+            db.execute("DELETE FROM producers WHERE name = ? AND state = 'idle'", (name,))
+
     def membership(self, group: str, topics: Sequence[str], poll_seconds_max: float) -> Membership:
         return Membership(self.coordinator, self._participants, group, topics, self._partition_count, poll_seconds_max)
 

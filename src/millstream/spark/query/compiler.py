@@ -136,6 +136,8 @@ class NativeSteps:
             return None
         if any(consumers[0] is part.first and _needs_single_rows(part) for part in self._physical_plan.spark_parts):
             return None  # only what is behind a filter may see a filtered row
+        if any(made.makes_rows for made in expressions_of(consumers[0])):
+            return None  # a filtered row would make several
         if any(isinstance(node, Dead) and consumers[0] in node.inputs for node in self._physical_plan.order):
             return None  # Spark would stop at a row that belongs into its dead letters
         return consumers[0] if isinstance(consumers[0], Where | Project | WithEventTime) else None

@@ -9,8 +9,12 @@ done again after a crash finds the same rows.
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +43,7 @@ from millstream.spark.query.task_messages import RowsOrigin, origin_from_bytes
 from millstream.spark.query_failures import reason_of
 
 Result = TypeVar("Result")
+_CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\]|(?:[\w.]+: )?Job \d+ cancelled")
 FAILING_MAX = 1_000
 """More failing rows in a batch stop the job: each takes a few jobs of Spark to find."""
 FOUND_OFFSETS = 2
@@ -46,9 +51,16 @@ FOUND_OFFSETS = 2
 
 
 @dataclass(frozen=True)
-class PartRow:
-    """A row as a part gets it."""
+class Piece:
+    """Rows of one origin as a part gets them, and the place of the first among all of that origin."""
 
+    origin: RowsOrigin
+    first: int
+    rows: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class PartRow:
     origin: RowsOrigin
     place: int
     row: pl.DataFrame
@@ -71,7 +83,7 @@ class FailingRows:
         try:
             return work(batch)
         except (PySparkException, Py4JJavaError) as error:
-            if not self.shipment.physical_plan.spark_parts_after(0) or self.shipment.mark in str(error):
+            if not self.shipment.physical_plan.spark_parts_after(0) or self._is_other(error):
                 raise
             context = batch.sparkSession.sparkContext
             try:
@@ -81,8 +93,12 @@ class FailingRows:
             finally:
                 context.setLocalProperty(PROPERTY, None)  # type: ignore[arg-type]
 
+    def _is_other(self, error: Exception) -> bool:
+        """Whether an error cannot be that of a row in Spark's own engine: it is ours, or the job is being stopped."""
+        return self.shipment.mark in str(error) or _CANCELLED.match(str(error)) is not None
+
     def _find(self, spark: SparkSession, number: int) -> bool:
-        """Finds the failing rows of a batch, part by part, and tells the tasks that follow. Returns whether any do."""
+        """Finds the failing rows of a batch, part by part, and sends them to the next tasks. Returns if any fail."""
         between = self._between(number)
         if between is None:
             return False
@@ -90,9 +106,9 @@ class FailingRows:
         packed = spark.read.format(FORMAT).schema(PACKED).option(FEED, feed).option(BETWEEN, json.dumps(between)).load()
         letters: list[dict[str, Any]] = []
         for part in self.shipment.physical_plan.spark_parts_after(0):
-            rows = _rows_of(packed, part)
-            if rows:
-                letters += self._letters(spark, part, rows, FAILING_MAX - len(letters))
+            pieces = _pieces_of(packed, part)
+            if pieces:
+                letters += self._letters(_Tried(spark, part, pieces), part, FAILING_MAX - len(letters))
             if letters:
                 spark.sparkContext.setLocalProperty(PROPERTY, KnownFailures.of(letters).to_text())
             packed = with_part(packed, part, self.shipment)
@@ -109,18 +125,16 @@ class FailingRows:
         text = path.read_text().splitlines()[FOUND_OFFSETS]
         return None if text == "-" else json.loads(text)
 
-    def _letters(
-        self, spark: SparkSession, part: SparkPart, rows: Sequence[PartRow], limit: int
-    ) -> Iterator[dict[str, Any]]:
+    def _letters(self, tried: _Tried, part: SparkPart, limit: int) -> Iterator[dict[str, Any]]:
         """The dead letters of the rows that a part fails on; raises if they are not used."""
-        tried = _Tried(spark, part, rows)
-        if tried.error(range(len(rows)), len(part.steps)) is None:
+        left = list(range(tried.count))
+        if tried.error(left, len(part.steps)) is None:
             return
-        left = list(range(len(rows)))
         for depth, step in enumerate(part.steps, 1):
+            failing: set[int] = set()
             for place, error in tried.failing(left, depth):
-                left = [each for each in left if each != place]
-                yield self._letter(part, step, rows[place], tried.given(place, depth), error)
+                failing.add(place)
+                yield self._letter(part, step, tried.row(place), tried.given(place, depth), error)
                 limit -= 1
                 if limit < 0:
                     raise RecordFailed(
@@ -129,6 +143,7 @@ class FailingRows:
                         next_step="fix the expression, use a function that returns null instead, such as try_cast(…), "
                         "or a map(…), which handles failing rows one by one",
                     )
+            left = [place for place in left if place not in failing]
 
     def _letter(
         self, part: SparkPart, step: Node, bad: PartRow, row: dict[str, Any], error: Exception
@@ -152,15 +167,14 @@ class FailingRows:
         return letter | {PART: part.number, CAME_FROM: place_of(bad.origin), PLACE: bad.place, STEP: step.name}
 
 
-def _rows_of(packed: DataFrame, part: SparkPart) -> list[PartRow]:
-    found: list[PartRow] = []
-    places: dict[str, int] = {}
+def _pieces_of(packed: DataFrame, part: SparkPart) -> list[Piece]:
+    found: list[Piece] = []
+    counts: Counter[str] = Counter()
     for blob in packed.where(sf.col("step") == part.number).select("blob").toArrow()["blob"]:
-        origin_bytes, rows = split_origin(blob.as_py())
-        origin = origin_from_bytes(origin_bytes)
-        first = places.get(place_of(origin), 0)
-        places[place_of(origin)] = first + len(rows)
-        found += [PartRow(origin, first + place, row) for place, row in enumerate(rows.iter_slices(1))]
+        described, rows = split_origin(blob.as_py())
+        origin = origin_from_bytes(described)
+        found.append(Piece(origin, counts[place_of(origin)], rows))
+        counts[place_of(origin)] += len(rows)
     return found
 
 
@@ -177,14 +191,25 @@ def _reason(step: Node, found: MillstreamError | None, error: Exception) -> str:
 class _Tried:
     """Evaluates the first steps of a part over some of its rows."""
 
-    def __init__(self, spark: SparkSession, part: SparkPart, rows: Sequence[PartRow]) -> None:
+    def __init__(self, spark: SparkSession, part: SparkPart, pieces: Sequence[Piece]) -> None:
         self._spark = spark
         self._part = part
-        self._now = rows[0].origin.now
-        self._rows = pl.concat([each.row for each in rows], how="diagonal")
+        self._pieces = pieces
+        self._starts = list(accumulate((len(piece.rows) for piece in pieces), initial=0))
+        self._rows = pl.concat([piece.rows for piece in pieces], how="diagonal")
+
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
+    def row(self, place: int) -> PartRow:
+        number = bisect_right(self._starts, place) - 1
+        piece = self._pieces[number]
+        return PartRow(piece.origin, piece.first + place - self._starts[number], self._rows[[place]])
 
     def _frame(self, places: Sequence[int], depth: int) -> DataFrame:
-        table = typed_rows(self._rows[list(places)], self._part, 0, self._now)
+        now = self._pieces[0].origin.now  # the same for all rows of a batch
+        table = typed_rows(self._rows[list(places)], self._part, 0, now)
         frame = self._spark.createDataFrame(table)
         return evaluated(frame, self._part, self._part.steps[:depth])
 
@@ -206,9 +231,11 @@ class _Tried:
             yield places[0], error
             return
         middle = len(places) // 2
-        left = list(self.failing(places[:middle], depth))
-        yield from left
-        yield from self.failing(places[middle:], depth, None if left else error)
+        found = False
+        for each in self.failing(places[:middle], depth):  # one by one: the first may already stop the job
+            found = True
+            yield each
+        yield from self.failing(places[middle:], depth, None if found else error)
 
     def given(self, place: int, depth: int) -> dict[str, Any]:
         """The row as the last of some steps gets it; as the part gets it, if the steps before make several of it."""

@@ -95,7 +95,7 @@ def _project(frame: DataFrame, step: Project, hidden: Sequence[str]) -> DataFram
     made = []
     for name, value in step.columns:
         column = as_column(value)
-        if not value.needs_spark:  # else it has the type that Spark gave it
+        if not value.needs_spark and not value.makes_rows:  # else it has the type that Spark gave it
             column = column.cast(spark_type(step.schema, name))
         made.append(column.alias(name))
     return frame.select(*made, *(sf.col(f"`{name}`") for name in hidden))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from millstream.connectors.rate import rate
     from millstream.connectors.registry import connector
     from millstream.connectors.socket_lines import socket
+    from millstream.connectors.topic.endpoint import topic
     from millstream.connectors.topic.several_endpoint import topics
     from millstream.errors import MillstreamError
     from millstream.jobs.job import Job
@@ -77,6 +78,7 @@ _NAMES = {
     "millstream.connectors.rate": "rate",
     "millstream.connectors.registry": "connector",
     "millstream.connectors.socket_lines": "socket",
+    "millstream.connectors.topic.endpoint": "topic",
     "millstream.connectors.topic.several_endpoint": "topics",
     "millstream.errors": "MillstreamError",
     "millstream.jobs.job": "Job",
@@ -181,6 +183,7 @@ __all__ = [
     "stddev_samp",
     "sum",
     "top",
+    "topic",
     "topics",
     "var_pop",
     "var_samp",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
 import pytest
 
+from kafka_jars import KafkaUnavailable
 from millstream.log.kafka.log import KafkaLog
+from schema_registry_server import SchemaRegistryServer
 
 
 @pytest.fixture
@@ -18,3 +21,14 @@ def log(kafka_log: KafkaLog) -> KafkaLog:
 def topic() -> str:
     """A name that no topic of the broker has."""
     return f"scores-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def schema_registry() -> Iterator[SchemaRegistryServer]:
+    """A real one, for all tests of a worker."""
+    try:
+        server = SchemaRegistryServer().start()
+    except KafkaUnavailable as missing:
+        pytest.skip(str(missing))
+    yield server
+    server.stop()

@@ -14,10 +14,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from kafka_jars import HERE, KafkaFailed, assemble, find_java
+from kafka_jars import KafkaFailed, assemble_archive, find_java
 from kafka_node import HOST, Node, free_ports
 
-REGISTRY = HERE / "registry-pom.xml"
+REGISTRY = "io.apicurio:apicurio-registry-app:3.0.9:tar.gz:all"
+"""The last one that runs on Java 17."""
 INTERFACE = "/apis/ccompat/v7"
 START_S_MAX = 180
 STOP_S_MAX = 20
@@ -69,7 +70,7 @@ class SchemaRegistryServer:
 
 def unpacked() -> Path:
     """The folder of the archive; it is unpacked next to it once."""
-    brought = assemble(REGISTRY)
+    brought = assemble_archive(REGISTRY)
     folder = brought / "registry"
     if not folder.is_dir():
         [archive] = brought.glob("*.tar.gz")

@@ -226,6 +226,23 @@ def test_a_column_of_csv_and_of_avro() -> None:
 
 
 @pytest.mark.on_spark("more")
+def test_a_column_of_protobuf() -> None:
+    record = codec("protobuf", "a int, b array<string>")
+    options = {"message": "Record", "descriptors": record.type.files}  # type: ignore[attr-defined]
+
+    def build(rows: Any) -> Any:
+        made = rows.parse("body", format="protobuf", **options)
+        return {"made": made.drop("at"), "dead": made.dead.select("value", "reason")}
+
+    batch, _ = rows_to_batch([{"a": 1, "b": ["x", ""]}], record.schema)
+    values = [*record.encode(batch).to_pylist(), b"\xff", None]
+    out = run(build, bodies(*values), schema="body binary, at timestamp")
+    assert out[0]["made"] == [{"a": 1, "b": ["x", ""]}, {"a": None, "b": None}]
+    [letter] = out[0]["dead"]
+    assert (letter["value"], letter["reason"].partition(": ")[2]) == (b"\xff", "not a Protobuf message 'Record'")
+
+
+@pytest.mark.on_spark("more")
 def test_named_groups_of_a_pattern_become_columns() -> None:
     def build(rows: Any) -> Any:
         pattern = r"%{IP:client} \[(?P<level>\w+)\] (?P<path>/\S*)(?: took %{NUMBER:took})?"

@@ -34,9 +34,18 @@ class KafkaFailed(MillstreamError):
 def assemble(pom: Path = BROKER) -> Path:
     """The folder with the jars of a pom, brought by Maven if they are not there yet."""
     digest = hashlib.sha256(pom.read_bytes()).hexdigest()[:12]
-    jars = KEPT / f"{pom.stem}-{digest}"
-    if jars.is_dir():
-        return jars
+    return _kept(f"{pom.stem}-{digest}", ["--file", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"])
+
+
+def assemble_archive(artifact: str) -> Path:
+    """The folder with one archive (group:name:version:type:classifier), without what it depends on."""
+    return _kept(artifact.replace(":", "-"), ["dependency:copy", f"-Dartifact={artifact}"])
+
+
+def _kept(name: str, goal: list[str]) -> Path:
+    brought = KEPT / name
+    if brought.is_dir():
+        return brought
     maven = shutil.which("mvn")
     if not maven:
         raise KafkaUnavailable(
@@ -46,26 +55,26 @@ def assemble(pom: Path = BROKER) -> Path:
         )
     KEPT.mkdir(parents=True, exist_ok=True)
     with (KEPT / "assembling").open("w") as file, _locked(file):
-        if not jars.is_dir():  # another process may have brought them while this one waited
-            _bring(maven, pom, jars)
-    return jars
+        if not brought.is_dir():  # another process may have brought them while this one waited
+            _bring(maven, goal, brought)
+    return brought
 
 
-def _bring(maven: str, pom: Path, jars: Path) -> None:
+def _bring(maven: str, goal: list[str], brought: Path) -> None:
     with tempfile.TemporaryDirectory(dir=KEPT) as scratch:
-        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={scratch}/jars", "-DincludeScope=runtime"]
         done = subprocess.run(
-            [maven, "--quiet", "--batch-mode", "--file", pom, *goal],
+            [maven, "--quiet", "--batch-mode", *goal, f"-DoutputDirectory={scratch}/jars"],
             capture_output=True,
             text=True,
             timeout=ASSEMBLE_S_MAX,
             check=False,
             env={**os.environ, "JAVA_HOME": str(find_java().home)},
+            cwd=scratch,  # not a folder with a pom of its own
         )
         if done.returncode:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-LOG_LINES:])
-            raise KafkaFailed(f"Maven could not bring what {pom} names:\n{said}")
-        Path(scratch, "jars").rename(jars)  # all of them are there, or the folder is not
+            raise KafkaFailed(f"Maven could not bring {brought.name}:\n{said}")
+        Path(scratch, "jars").rename(brought)  # all of them are there, or the folder is not
 
 
 def find_java() -> java.Java:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from millstream.connectors.rate import rate
     from millstream.connectors.registry import connector
     from millstream.connectors.socket_lines import socket
+    from millstream.connectors.topic.endpoint import topic
     from millstream.connectors.topic.several_endpoint import topics
     from millstream.errors import MillstreamError
     from millstream.events.aggregate import Aggregate, event
@@ -85,6 +86,7 @@ _NAMES = {
     "millstream.connectors.rate": "rate",
     "millstream.connectors.registry": "connector",
     "millstream.connectors.socket_lines": "socket",
+    "millstream.connectors.topic.endpoint": "topic",
     "millstream.connectors.topic.several_endpoint": "topics",
     "millstream.errors": "MillstreamError",
     "millstream.events.aggregate": "Aggregate event",
@@ -211,6 +213,7 @@ __all__ = [
     "stddev_samp",
     "sum",
     "top",
+    "topic",
     "topics",
     "upcaster",
     "var_pop",

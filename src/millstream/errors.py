@@ -66,6 +66,10 @@ class UnusableSchema(InvalidSetting):
     """A writer's schema from a schema registry that cannot be used to read its values."""
 
 
+class IncompatibleSchema(InvalidSchema):
+    """A schema registry rejects a schema: readers or writers of the subject could not use it."""
+
+
 class InvalidDuration(InvalidInput):
     """A duration that cannot be parsed or is negative."""
 

@@ -143,3 +143,28 @@ def test_no_state_is_kept_behind_a_sink() -> None:
     dead.group_by("topic").agg(n=ms.count()).write("counts")
     with pytest.raises(InvalidPlan, match="after the dead letters of a sink"):
         flow.check()
+
+
+@pytest.mark.more
+def test_rows_that_a_format_cannot_hold(log: EmbeddedLog) -> None:
+    schema = (
+        '{"type": "record", "name": "Score", "fields": [{"name": "n", "type": {"type": "enum", "name": "N", "symbols": '
+    )
+    schema += '["ann", "bob"]}}]}'
+
+    def built(*, dead: bool) -> ms.Flow:
+        flow = ms.Flow("written")
+        names = scores(flow).select(n="user")
+        written = names.write(ms.topic("names", format="avro", avro_schema=schema), partitions=1)
+        if dead:
+            written.dead.write("names.dead")
+        return flow
+
+    with pytest.raises(RecordFailed, match="which its enum does not have: ann, bob") as found:
+        built(dead=False).run(broker=log.path, until=CAUGHT_UP)
+    assert "offset" in str(found.value.where)
+    assert "names" not in log.topics() or read(log, "names") == []
+    built(dead=True).run(broker=log.path, until=CAUGHT_UP, start_over=True)
+    assert sorted(read(log, "names")) == [b"\x00", b"\x02"]
+    letters = {(letter["partition"], letter["offset"]) for letter in read(log, "names.dead")}
+    assert letters == {(0, 1), (1, 0), (1, 1)}

@@ -63,7 +63,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     (lambda: stream().parse("id", "x int"), "parse takes a string or binary column", "encoded column"),
     (lambda: stream().parse("name"), "the codec 'json' needs a schema", "user string"),
     (lambda: stream().parse("name", "Price double"), "already a column 'Price' beside 'name'", "rename(Price="),
-    (lambda: stream().parse("name", "x int", format="xml"), "there is no format 'xml'", "json, csv, avro, regex"),
+    (
+        lambda: stream().parse("name", "x int", format="xml"),
+        "there is no format 'xml'",
+        "csv, avro, protobuf",
+    ),
     (lambda: stream().parse("name", "x int", delimiter=","), "has no option 'delimiter'", "it has none"),
     (lambda: stream().parse("name", format="regex"), "takes one option, pattern", "pattern="),
     (lambda: stream().parse("name", format="regex", pattern="("), "not a regular expression", "re module"),

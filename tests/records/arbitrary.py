@@ -74,6 +74,28 @@ def schemas(*, nested: bool = True, avro: bool = False) -> st.SearchStrategy[Sch
     return _fields(types, plain=avro).map(lambda fields: Schema.of(pa.schema(fields)))
 
 
+def protobuf_schemas() -> st.SearchStrategy[Schema]:
+    """Schemas for which there is a message: no array in an array, and only simple keys of maps."""
+    leaf = st.one_of(st.sampled_from([dtype for dtype, _ in [*_LEAVES, _INTERVAL]]), _decimal_types)
+    keys = st.sampled_from([pa.string(), pa.int32(), pa.int64(), pa.bool_()])
+    types = leaf
+    for _ in range(2):
+        one = leaf | _fields(types, plain=True).map(pa.struct)
+        types = st.one_of(one, one.map(pa.list_), st.tuples(keys, one).map(lambda pair: pa.map_(*pair)))
+    found = _fields(types, plain=True).map(lambda fields: Schema.of(pa.schema(fields)))
+    return found.filter(lambda schema: not _has_maps_of_one_name(list(schema.arrow)))
+
+
+def _has_maps_of_one_name(fields: list[pa.Field]) -> bool:
+    """Whether two maps differ only by underscores: Protobuf cannot have both."""
+    maps = [field.name.replace("_", "").lower() for field in fields if pa.types.is_map(field.type)]
+    inner = [field.type.value_type if pa.types.is_list(field.type) else field.type for field in fields]
+    inner = [dtype.item_type if pa.types.is_map(dtype) else dtype for dtype in inner]
+    return len(set(maps)) < len(maps) or any(
+        _has_maps_of_one_name(list(dtype)) for dtype in inner if pa.types.is_struct(dtype)
+    )
+
+
 def values_of(dtype: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_decimal(dtype):
         return _decimals(dtype)

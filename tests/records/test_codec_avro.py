@@ -2,6 +2,8 @@
 
 import io
 import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from uuid import UUID
 
 import fastavro
@@ -93,7 +95,59 @@ def test_invalid_writer_schemas_are_refused(given):
         codec("avro", "n int", avro_schema=given)
 
 
-def test_rows_that_do_not_fit_the_writer_schema_are_refused():
-    batch, _ = rows_to_batch([{"n": None}], Schema.of("n int"))
-    with pytest.raises(InvalidRecord, match="avro_schema"):
-        codec("avro", "n int", avro_schema=WRITER).encode(batch)
+TARGET = {
+    "type": "record",
+    "name": "Target",
+    "fields": [
+        {"name": "n", "type": "int"},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["CLICK", "VIEW"]}},
+        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}]},
+        {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "either", "type": ["null", "double", "Kind"]},
+        {"name": "rest", "type": "string", "default": "x"},
+    ],
+}
+HELD = {"n": 1, "kind": "VIEW", "at": datetime(2024, 1, 1, 1, 1, 1, 5000, tzinfo=UTC), "d": Decimal("1.5"),
+        "tags": ["a"], "either": "CLICK"}  # fmt: skip
+COLUMNS = "n bigint, kind string, at timestamp, d decimal(20,2), tags array<string>, either string"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"n": None}, "column 'n' is null, but its field in avro_schema is required"),
+        ({"n": 2**31}, "column 'n' has 2147483648, which is out of its range"),
+        ({"kind": "CLOSE"}, "column 'kind' has 'CLOSE', which its enum does not have: CLICK, VIEW"),
+        ({"either": "CLOSE"}, "column 'either' has 'CLOSE'"),
+        ({"at": HELD["at"] + timedelta(microseconds=1)}, "column 'at' has 2024-01-01T01:01:01.005001+00:00, and its"),
+        ({"d": Decimal("1.25")}, "column 'd' has 1.25, which has more than 1 decimal places"),
+        ({"d": Decimal("1000.1")}, "column 'd' has 1000.10, which has too many digits"),
+        ({"tags": ["a", None]}, "column 'tags[]' is null"),
+    ],
+)
+def test_rows_that_do_not_fit_a_given_schema_are_refused_one_by_one(changed, reason):
+    one = codec("avro", COLUMNS, avro_schema=TARGET)
+    batch, failures = rows_to_batch([HELD, HELD | changed, HELD], one.schema)
+    assert failures == []
+    encoded = one.encode_each(batch)
+    assert [value is None for value in encoded.values.to_pylist()] == [False, True, False]
+    assert encoded.failures[0].reason.startswith(reason)
+    read = fastavro.schemaless_reader(io.BytesIO(encoded.values[0].as_py()), fastavro.parse_schema(TARGET), None)
+    assert read == HELD | {"rest": "x"}
+    with pytest.raises(InvalidRecord, match="row 1 cannot be written as avro: column"):
+        one.encode(batch)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("n int", "field 'kind' of avro_schema has no default, and there is no such column"),
+        (COLUMNS + ", more int", "avro_schema has no field for column 'more'"),
+        (COLUMNS.replace("n bigint", "n string"), "column 'n' is string, but its field in avro_schema is int"),
+        (COLUMNS.replace("at timestamp", "at timestamp_ntz"), "its field in avro_schema is null or timestamp-millis"),
+    ],
+)
+def test_columns_without_a_place_in_a_given_schema(columns, said):
+    with pytest.raises(InvalidSchema, match=said):
+        codec("avro", columns, avro_schema=TARGET).check_encodes()

@@ -137,7 +137,9 @@ def _topic(node: Node, endpoint: Connector, broker: str | None) -> KafkaTopic:
             f"use ms.kafka('host:9092', topic=…), or for all topics set {ADDRESS_VARIABLE}={SCHEME}host:9092",
         )
     if not topic.is_plain_json:
-        raise _refuse(node, "its values are not plain JSON", "leave out format= and registry=, or leave out mode")
+        raise _refuse(
+            node, "its records are not plain JSON", "leave out format=, registry=, headers= and timestamp=, or mode"
+        )
     return topic
 
 

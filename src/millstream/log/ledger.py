@@ -64,14 +64,22 @@ class Ledger:
         return done.rowcount > 0
 
 
-def send_keyed(producer: Producer, topic: str, rows: pa.RecordBatch, keys: pa.Array) -> BatchReceipt:
-    """Sends rows to a topic with a schema, with one key per row that is not one of their columns."""
+def send_keyed(
+    producer: Producer,
+    topic: str,
+    rows: pa.RecordBatch,
+    keys: pa.Array | None,
+    timestamps: pa.Array | None = None,
+    headers: pa.Array | None = None,
+) -> BatchReceipt:
+    """Sends rows to a topic with a schema, with keys, timestamps and headers that are not among their columns."""
     channel = producer._open_channel(topic)
     stored = channel.topic.stored_schema
+    now = pa.scalar(microseconds(None), TIMESTAMP)
     columns = [
-        keys.cast(pa.binary()),
+        no_values(pa.binary(), rows.num_rows) if keys is None else keys.cast(pa.binary()),
         channel._typed_values(rows),
-        pa.repeat(pa.scalar(microseconds(None), TIMESTAMP), rows.num_rows),
-        no_values(HEADERS, rows.num_rows),
+        pa.repeat(now, rows.num_rows) if timestamps is None else timestamps.fill_null(now),
+        no_values(HEADERS, rows.num_rows) if headers is None else headers,
     ]
     return producer._buffer.add_batch(topic, pa.RecordBatch.from_arrays(columns, schema=stored), None)

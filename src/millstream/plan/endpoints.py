@@ -10,7 +10,7 @@ from millstream.records import Schema
 from millstream.user_lines import users_line
 
 LOST_CHOICES = ("error", "earliest", "latest")
-VALUE_FORMATS = ("json", "avro", "csv", "string", "bytes")
+VALUE_FORMATS = ("json", "avro", "protobuf", "csv", "string", "bytes")
 
 
 class Endpoint:

@@ -1,4 +1,4 @@
-"""Columns that are encoded in another one: texts in JSON, CSV or a pattern, or bytes in Avro."""
+"""Columns that are encoded in another one: texts in JSON, CSV or a pattern, or bytes in Avro or Protobuf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millstream.user_lines import AtUsersLine, users_line, what_exists
 if TYPE_CHECKING:
     from millstream.plan.stream import Stream
 
-FORMATS = ("json", "csv", "avro", "regex")
+FORMATS = ("json", "csv", "avro", "protobuf", "regex")
 
 
 def parse(

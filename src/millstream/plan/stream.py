@@ -250,8 +250,9 @@ class Stream(Viewed):
     ) -> Stream:
         """Replaces a column with the columns that are encoded in it; a value that cannot be read goes to `.dead`.
 
-        `format` is json, csv (with `delimiter`), avro (with `avro_schema`) or regex (with `pattern`, whose named groups
-        are the columns; `%{NUMBER:latency}` is a group with a known pattern). The columns of a null are null.
+        `format` is json, csv (with `delimiter`), avro (with `avro_schema`), protobuf (with `message`, `descriptors` or
+        both) or regex (with `pattern`, whose named groups are the columns; `%{NUMBER:latency}` is a group with a known
+        pattern). The columns of a null are null.
         """
         from millstream.plan.parsing import parse
 

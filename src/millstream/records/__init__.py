@@ -1,6 +1,6 @@
 """Events: their schemas, decoding bytes into rows, and dead letters for bytes that cannot be decoded."""
 
-from millstream.records.codecs import Codec, Decoded, codec, codec_names
+from millstream.records.codecs import Codec, Decoded, Encoded, codec, codec_names
 from millstream.records.columns import Failure
 from millstream.records.dead_letters import DEAD_LETTER_SCHEMA, dead_letters
 from millstream.records.durations import duration, format_duration, signed_duration
@@ -15,6 +15,7 @@ __all__ = [
     "DEAD_LETTER_SCHEMA",
     "Codec",
     "Decoded",
+    "Encoded",
     "Failure",
     "Schema",
     "SchemaLike",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
 import pytest
 
 from client_ways import either_way
+from kafka_jars import KafkaUnavailable
 from millstream.log.kafka.log import KafkaLog
+from schema_registry_server import SchemaRegistryServer
 
 __all__ = ["either_way"]
 
@@ -21,3 +24,14 @@ def log(kafka_log: KafkaLog) -> KafkaLog:
 def topic() -> str:
     """A name that no topic of the broker has."""
     return f"scores-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def schema_registry() -> Iterator[SchemaRegistryServer]:
+    """A real one, for all tests of a worker."""
+    try:
+        server = SchemaRegistryServer().start()
+    except KafkaUnavailable as missing:
+        pytest.skip(str(missing))
+    yield server
+    server.stop()

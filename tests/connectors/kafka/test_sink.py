@@ -19,7 +19,7 @@ from connectors.test_kills import expected_rows, found_rows, killed_and_finished
 from millstream.connectors.kafka import markers as kafka_markers
 from millstream.connectors.kafka import sink as kafka_sink
 from millstream.connectors.opening import open_sink
-from millstream.errors import InvalidInput, InvalidPlan, InvalidSchema, ProducerFenced, SinkFailed, SinkUnavailable
+from millstream.errors import InvalidInput, InvalidSchema, ProducerFenced, SinkFailed, SinkUnavailable
 from millstream.log.kafka.topics import change_settings, kept_settings
 from millstream.records import Schema
 
@@ -419,13 +419,6 @@ def test_a_transaction_that_kafka_ended_for_its_length_is_tried_again(kafka, ope
         sink.write(0, table(SCORES, [A]), None)
     sink.write(0, table(SCORES, [A]), None)
     assert rows() == [A]
-
-
-@pytest.mark.parametrize("said", [{"format": "avro"}, {"format": "csv"}, {"registry": "http://localhost:8081"}])
-def test_other_formats_are_refused_by_name(said):
-    flow = ms.Flow("f")
-    with pytest.raises(InvalidPlan, match="not written: records are written as JSON"):
-        flow.read("scores", SCORES).write(ms.kafka("localhost:9092", topic="x", **said))
 
 
 def test_an_endpoint_without_servers_needs_a_kafka_broker(tmp_path):

@@ -1,7 +1,8 @@
 """A batch in a Kafka topic: its records and its marker are one transaction.
 
-Values are JSON. A new producer of a step aborts the open transaction of an older one and fences it; then it reads the
-marker. So a batch whose commit was not acknowledged is either found, or was not written and never will be.
+Values are JSON, unless the sink has another format. A new producer of a step aborts the open transaction of an older
+one and fences it; then it reads the marker. So a batch whose commit was not acknowledged is either found, or was not
+written and never will be.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from itertools import repeat
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.connectors.kafka.markers import Marker, make_ready
 from millstream.connectors.refusals import Refuse, stop
-from millstream.connectors.topic.records import RecordsSink, Rows, as_texts
+from millstream.connectors.topic.record_format import Extras, RecordFormat
+from millstream.connectors.topic.records import ENCODED_ROWS, PLAIN, RecordsSink, Rows, as_texts
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess, ProducerFenced, SinkFailed
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import OPEN_SECONDS
 from millstream.log.kafka.failures import client_module, translated
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import kept_settings
+from millstream.records import Codec, Schema, codec
 
-ROWS_AT_ONCE = 1 << 16  # encoded at a time, so that sending starts while the rest is still rows
 PROGRESS_S = 30
 """After this long without an accepted record or an answer to a commit, Kafka counts as down."""
 ROOM_S = 0.05
@@ -45,6 +48,7 @@ LASTING_CODES = (
     TOO_LARGE,
     "RECORD_LIST_TOO_LARGE",
     "INVALID_RECORD",
+    "INVALID_TIMESTAMP",
     "INVALID_MSG",
     "TOPIC_EXCEPTION",
     "POLICY_VIOLATION",
@@ -56,14 +60,26 @@ LASTING_CODES = (
 )
 """Permanent errors. All others are retried."""
 Headers = list[tuple[str, bytes]] | None
-Record = tuple[bytes | None, bytes | None, Headers]
-"""Its value, key and headers."""
+Record = tuple[bytes | None, bytes | None, Headers, int]
+"""Its value, key, headers, and time in milliseconds."""
+NOW = 0
+"""The time of a record that has none of its own, in the client's terms."""
+TOO_EARLY = "its timestamp is not after 1970-01-01, and a record of Kafka has no such time"
 
 
 class KafkaSink(RecordsSink):
     LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (*RecordsSink.LASTING, NoAccess)
 
-    def __init__(self, log: KafkaLog | KafkaAddress, topic: str, writing: Rows, *, raw: bool = False) -> None:
+    def __init__(
+        self,
+        log: KafkaLog | KafkaAddress,
+        topic: str,
+        writing: Rows,
+        *,
+        raw: bool = False,
+        written_as: RecordFormat = PLAIN,
+        encoding: Callable[[Schema], Codec] | None = None,
+    ) -> None:
         """Connects lazily: a job can start while Kafka is down."""
         self._kafka = log
         self._address = str(log) if isinstance(log, KafkaAddress) else log.address
@@ -75,7 +91,8 @@ class KafkaSink(RecordsSink):
         self._record_bytes_max: int | None = None
         self._is_too_large = False
         self._undelivered: Any = None
-        super().__init__(topic, writing, owns_log=isinstance(log, KafkaAddress), raw=raw)
+        owns_log = isinstance(log, KafkaAddress)
+        super().__init__(topic, writing, owns_log=owns_log, raw=raw, written_as=written_as, encoding=encoding)
 
     def _log(self) -> KafkaLog:
         if isinstance(self._kafka, KafkaAddress):
@@ -161,48 +178,62 @@ class KafkaSink(RecordsSink):
 
     def _put(self, rows: pa.RecordBatch, keys: pa.Array | None) -> dict[int, str]:
         refused: dict[int, str] = {}
-        for start in range(0, rows.num_rows, ROWS_AT_ONCE):
-            values = as_texts(rows.slice(start, ROWS_AT_ONCE)).to_pylist()
-            own = repeat(None) if keys is None else keys.slice(start, ROWS_AT_ONCE).to_pylist()
-            found = self._produce(zip(values, own, repeat(None), strict=False))
+        for start in range(0, rows.num_rows, ENCODED_ROWS):
+            values = as_texts(rows.slice(start, ENCODED_ROWS)).to_pylist()
+            own = repeat(None) if keys is None else keys.slice(start, ENCODED_ROWS).to_pylist()
+            found = self._produce(zip(values, own, repeat(None), repeat(NOW), strict=False))
             refused |= {start + row: reason for row, reason in found.items()}
         return refused
+
+    def _put_with(self, rows: pa.RecordBatch, keys: pa.Array | None, extras: Extras) -> dict[int, str]:
+        return self._put_encoded(rows, keys, extras, codec("json", rows.schema))
+
+    def _refused_extras(self, extras: Extras) -> dict[int, str]:
+        if extras.timestamps is None:
+            return {}
+        early = pc.less(_milliseconds(extras.timestamps), 1).fill_null(False)
+        return {row: TOO_EARLY for row, is_early in enumerate(early.to_pylist()) if is_early}
 
     def _put_records(self, records: pa.RecordBatch) -> dict[int, str]:
         columns = [
             records.column(name).to_pylist() if name in records.schema.names else repeat(None)
             for name in ("value", "key", "headers")
         ]
-        return self._produce(zip(*columns, strict=False))
+        times: Iterable[int] = repeat(NOW)
+        if "timestamp" in records.schema.names:
+            times = _milliseconds(records.column("timestamp")).fill_null(NOW).to_pylist()
+        return self._produce(zip(*columns, times, strict=False))
 
     def _put_tombstones(self, keys: list[bytes]) -> None:
-        self._produce((None, key, None) for key in keys)
+        self._produce((None, key, None, NOW) for key in keys)
 
     def _produce(self, records: Iterable[Record]) -> dict[int, str]:
         """Sends records; returns those that are too large, by number, with the reason."""
         produce, topic, refused = self._producer.produce, self._topic, {}
         bytes_max, failed = self._record_bytes_max, client_module().KafkaException
-        for number, (value, key, headers) in enumerate(records):
+        for number, (value, key, headers, time_ms) in enumerate(records):
             try:
                 if bytes_max is not None and _size_bytes(value, key) > bytes_max:
                     refused[number] = _too_large(value, key, f"the topic's limit is {bytes_max:,}")
                     continue
-                produce(topic, value, key, headers=headers)
+                produce(topic, value, key, headers=headers, timestamp=time_ms)
             except BufferError:
-                self._produce_when_there_is_room(value, key, headers)
+                self._produce_when_there_is_room(value, key, headers, time_ms)
             except failed as error:
                 if error.args[0].name() != TOO_LARGE:
                     raise
                 refused[number] = _too_large(value, key, "more than message.max.bytes of the settings")
         return refused
 
-    def _produce_when_there_is_room(self, value: bytes | None, key: bytes | None, headers: Headers) -> None:
+    def _produce_when_there_is_room(
+        self, value: bytes | None, key: bytes | None, headers: Headers, time_ms: int
+    ) -> None:
         """A large record may need the buffer space of many records that are still queued."""
         while True:
             is_empty = not len(self._producer)
             self._until_fewer(lambda: self._producer.poll(ROOM_S))
             try:
-                self._producer.produce(self._topic, value, key, headers=headers)
+                self._producer.produce(self._topic, value, key, headers=headers, timestamp=time_ms)
                 return
             except BufferError:
                 if is_empty:
@@ -279,6 +310,10 @@ class KafkaSink(RecordsSink):
         if error.name() in LASTING_CODES:
             return SinkFailed(f"Kafka rejects the rows of step '{self._step}': {error.str()}", where=self._where)
         return failure
+
+
+def _milliseconds(times: pa.Array) -> pa.Array:
+    return pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", "UTC")).view(pa.int64())
 
 
 def _size_bytes(value: bytes | None, key: bytes | None) -> int:

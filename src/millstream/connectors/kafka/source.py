@@ -7,8 +7,9 @@ position, not at a particular record.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from millstream.log.kafka.received import Received, Wanted
 from millstream.log.kafka.topics import described, offsets
 from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
 from millstream.log.reader import Fetch
-from millstream.records import Schema
+from millstream.records import Schema, codec
 
 SLAB_BYTES = 16 << 20
 WEIGH_SECONDS = 30.0
@@ -51,7 +52,8 @@ class KafkaSource(Source):
         schema: Schema,
         *,
         format: str = "json",
-        registry: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        registry: str | Registry | None = None,
         on_lost: str = "error",
     ) -> None:
         self.topic = topic
@@ -62,9 +64,11 @@ class KafkaSource(Source):
         """Descriptions of skipped records."""
         self._where = f"topic '{topic}' of {address}"
         self._on_lost = on_lost
-        self._columns = _columns(schema, format, Registry.of(registry, address) if registry else None)
+        self._registry = Registry.of(registry, address) if isinstance(registry, str) else registry
+        self._columns = _columns(schema, format, options or {}, self._registry)
         asked = {field.name for field in schema.arrow if is_metadata(field)}
         self._wanted = Wanted(keys="key" in asked, times="timestamp" in asked, headers="headers" in asked)
+        self._is_registry_there = False
         self._clients = Clients(address)
         self._identity: str | None = None
         self._partitions = 0
@@ -111,6 +115,9 @@ class KafkaSource(Source):
         return self._offsets(self.partitions, "earliest")
 
     def latest(self) -> Offsets:
+        if self._registry is not None and not self._is_registry_there:  # before a job starts, in its driver
+            self._registry.check()
+            self._is_registry_there = True
         return self._offsets(self.partitions, "latest", committed=True)
 
     def at(self, moment: datetime) -> Offsets:
@@ -341,7 +348,7 @@ def _times(times_ms: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array(nearest_us(times_ms), pa.int64(), mask=mask).cast(TIMESTAMP)
 
 
-def _columns(schema: Schema, format: str, registry: Registry | None) -> Columns:
-    if registry is None:
-        return DecodedColumns(schema, format)
-    return DecodedColumns(schema, format, lambda inside: registry_codec(inside, format, registry))
+def _columns(schema: Schema, format: str, options: Mapping[str, Any], registry: Registry | None) -> Columns:
+    if registry is not None:
+        return DecodedColumns(schema, format, lambda inside: registry_codec(inside, format, registry))
+    return DecodedColumns(schema, format, lambda inside: codec(format, inside, **options))

@@ -6,9 +6,9 @@ cannot be decoded become dead letters, so that no record is lost silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -124,11 +124,16 @@ class Columns(Protocol):
 
 
 def columns_of(
-    topic: str, stored: Schema | None, wanted: Schema, format: str, columns: Schema | None = None
+    topic: str,
+    stored: Schema | None,
+    wanted: Schema,
+    format: str,
+    columns: Schema | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Columns:
-    """`columns` are those that are used: of columnar data no others are read."""
+    """`columns` are those that are used: of columnar data no others are read. `options` are those of the codec."""
     if stored is None:
-        return DecodedColumns(wanted, format)
+        return DecodedColumns(wanted, format, lambda inside: codec(format, inside, **(options or {})))
     return StoredColumns(topic, stored, wanted, columns or wanted)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from millstream.connectors import arguments
 from millstream.connectors.catalog import Remembered, topic_location
@@ -13,11 +14,12 @@ from millstream.connectors.connector import Connector, KafkaTopic, Reading, Work
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.sink import Sink
 from millstream.connectors.source import Source
+from millstream.connectors.topic.record_format import RecordFormat, record_format
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.log.kafka.address import SCHEME, KafkaAddress, as_kafka
 from millstream.plan.checks import NAME
 from millstream.plan.nodes import Write
-from millstream.records import Schema
+from millstream.records import Schema, codec
 
 if TYPE_CHECKING:
     from millstream.log.kafka.log import KafkaLog
@@ -47,6 +49,11 @@ class Topic(Connector):
         return self.topic
 
     @property
+    def written_as(self) -> RecordFormat:
+        """How rows are written: as the topic has them."""
+        return RecordFormat()
+
+    @property
     def decodes(self) -> bool:
         return self.format not in (None, "bytes")
 
@@ -64,11 +71,13 @@ class Topic(Connector):
 
     def open_source(self, reading: Reading) -> Source:
         address = as_kafka(reading.broker)
-        format = self.format or reading.format
+        format, options = self.format or reading.format, self.written_as.options
         if address is not None:
             from millstream.connectors.kafka.source import KafkaSource
 
-            return KafkaSource(address, self.topic, reading.schema, format=format, on_lost=reading.on_lost)
+            return KafkaSource(
+                address, self.topic, reading.schema, format=format, options=options, on_lost=reading.on_lost
+            )
         from millstream.connectors.topic.source import TopicSource
 
         source = TopicSource(
@@ -76,6 +85,7 @@ class Topic(Connector):
             reading.schema,
             broker=str(reading.broker) if reading.broker is not None else None,
             format=format,
+            options=options,
             columns=reading.columns,
             on_lost=reading.on_lost,
         )
@@ -85,15 +95,17 @@ class Topic(Connector):
     def open_sink(self, writing: Writing) -> Sink:
         from millstream.connectors.kafka.sink import KafkaSink
 
-        broker = writing.broker
+        broker, written_as = writing.broker, self.written_as
+        encoding = None if written_as.format is None else written_as.codec
         if isinstance(broker, str) and broker.startswith(SCHEME):
-            return KafkaSink(KafkaAddress.of(broker), self.topic, writing)
+            return KafkaSink(KafkaAddress.of(broker), self.topic, writing, written_as=written_as, encoding=encoding)
         log = connect(broker) if isinstance(broker, str) else broker
         if isinstance(log, EmbeddedLog):
             from millstream.connectors.topic.sink import TopicSink
 
-            return TopicSink(log, self.topic, writing, owns_log=isinstance(broker, str))
-        return KafkaSink(cast("KafkaLog", log), self.topic, writing)
+            owns_log = isinstance(broker, str)
+            return TopicSink(log, self.topic, writing, owns_log=owns_log, written_as=written_as, encoding=encoding)
+        return KafkaSink(cast("KafkaLog", log), self.topic, writing, written_as=written_as, encoding=encoding)
 
     def keeper(self, claim: Claim, ledger: FileLedger, broker: Broker) -> Keeper:
         if isinstance(broker, EmbeddedLog):
@@ -127,11 +139,62 @@ class Topic(Connector):
         return self.topic
 
 
-def topic(name: str) -> Topic:
-    """A topic of the job's broker; the same as its plain name."""
+@dataclass(frozen=True)
+class FormattedTopic(Topic):
+    """A topic whose records are written in a certain way, so that some rows may not fit."""
+
+    record: RecordFormat = field(default_factory=RecordFormat)
+    refuses_rows: ClassVar[bool] = True
+
+    @property
+    def written_as(self) -> RecordFormat:
+        return self.record
+
+    @property
+    def target(self) -> Hashable:
+        return Topic(self.topic)
+
+    @property
+    def fingerprint(self) -> tuple[str, ...]:
+        return (*super().fingerprint, repr(sorted(self.record.options.items())))
+
+    def own_schema(self, broker: str | None) -> Schema:
+        if self.format == "protobuf" and self.record.options:
+            return codec("protobuf", **self.record.options).schema
+        return super().own_schema(broker)
+
+    def with_format(self, format: str) -> Self:
+        return replace(self, format=format, record=replace(self.record, format=format, options={}))
+
+    def check_written(self, schema: Schema) -> None:
+        self.record.check(schema)
+
+    def remembered(self, output: Write, log: Path | str) -> Remembered | None:
+        return super().remembered(output, log) if self.format is None else None
+
+    def kafka_topic(self, broker: str | None) -> KafkaTopic | None:
+        found = super().kafka_topic(broker)
+        return None if found is None else replace(found, is_plain_json=False)
+
+
+def topic(
+    name: str,
+    *,
+    format: str | None = None,
+    headers: str | Mapping[str, str] | None = None,
+    timestamp: str | None = None,
+    **options: Any,
+) -> Topic:
+    """A topic of the job's broker; without more arguments, the same as its plain name.
+
+    With `format`, values are bytes: json, avro (with `avro_schema`), protobuf (with `message` and `descriptors`), csv
+    (with `delimiter`), string or bytes. When rows are written, `headers` is a column with the headers of a record, or
+    the column of each by name, and `timestamp` the column with its time. These columns are not part of the value.
+    """
     if not NAME.fullmatch(arguments.text(name, "a topic name must be a string", "topic('scores')")):
         raise arguments.refused(f"{name!r} is not a topic", "a topic's name has letters, digits and . _ -")
-    return Topic(name)
+    made = record_format(format, headers, timestamp, options)
+    return Topic(name) if made == RecordFormat() else FormattedTopic(name, format, made)
 
 
 def remembered_topic(topic: str, output: Write, log: Path | str) -> Remembered | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import ClassVar, Protocol
 
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from millstream.connectors.flat_rows import as_json
 from millstream.connectors.refusals import AS_TEXT, Refuse, kept, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
+from millstream.connectors.topic.record_format import IN_RANGE, Extras, RecordFormat, without_values
 from millstream.connectors.weights import WEIGHT, one_batch, weighted, with_weights
 from millstream.errors import (
     AlreadyExists,
@@ -36,9 +37,11 @@ from millstream.errors import (
     UnsupportedFormat,
 )
 from millstream.log import Broker
-from millstream.records import Schema, align, can_evolve, codec
+from millstream.records import Codec, Schema, align, can_evolve, codec
 
 NULL_KEY = b"\0null"
+PLAIN = RecordFormat()
+ENCODED_ROWS = 1 << 16  # encoded at a time, so that sending starts while the rest is still rows
 
 
 class Rows(Protocol):
@@ -63,7 +66,8 @@ class Rows(Protocol):
 class RecordsSink(Sink):
     """Subclasses define how a broker commits a batch's records and its ledger entry atomically.
 
-    With `raw`, rows are records as they are: a `value`, and perhaps a `key` and `headers`.
+    With `raw`, rows are records as they are: a `value`, and perhaps a `key`, `headers` and a `timestamp`. `encoding`
+    makes the codec for the columns of values, if these are neither the topic's columns nor JSON.
     """
 
     LASTING: ClassVar[tuple[type[MillstreamError], ...]] = (DamagedLog, NotALog, UnsupportedFormat)
@@ -76,8 +80,14 @@ class RecordsSink(Sink):
         *,
         owns_log: bool = False,
         raw: bool = False,
+        written_as: RecordFormat = PLAIN,
+        encoding: Callable[[Schema], Codec] | None = None,
     ) -> None:
         self._raw = raw
+        self._format = written_as
+        self._encoding = encoding
+        # Before anything else: what the codec needs, such as a schema registry, is an error here and not a delay.
+        self._codec = None if encoding is None else encoding(written_as.value_schema(writing.schema))
         self._is_copy = writing.is_table and bool(writing.keys)
         self._owns_log = owns_log
         self._partitions = writing.partitions
@@ -97,7 +107,7 @@ class RecordsSink(Sink):
                 self._open()
             if self._has(batch):
                 return
-            refused = unfit(rows, AS_TEXT) if self._writes_texts() else {}
+            refused = self._unfit(rows)
             places = np.arange(rows.num_rows)
             if refused:
                 chosen = kept(rows.num_rows, refused)
@@ -130,8 +140,14 @@ class RecordsSink(Sink):
                 return
             with self._transaction(batch):
                 for part in parts:
-                    refuse(refusals_of(unfit(part, AS_TEXT) if self._writes_texts() and not self._raw else {}))
+                    refuse(refusals_of({} if self._raw else self._unfit(part)))
                     refuse(refusals_of(self._put_records(part) if self._raw else self._put_rows(part)))
+
+    def _unfit(self, rows: pa.Table | pa.RecordBatch) -> dict[int, str]:
+        """Rows that cannot be written, whatever they are written to."""
+        if self._codec is not None:
+            return unfit(rows, IN_RANGE)
+        return unfit(rows, AS_TEXT) if self._writes_texts() else {}
 
     def close(self) -> None:
         self._drop_producer()
@@ -169,6 +185,14 @@ class RecordsSink(Sink):
         """Writes rows, with the columns of the topic's schema if it has one. Returns the rejected rows."""
 
     @abstractmethod
+    def _put_with(self, rows: pa.RecordBatch, keys: pa.Array | None, extras: Extras) -> dict[int, str]:
+        """Like `_put`, for records with headers or timestamps of their own."""
+
+    def _refused_extras(self, extras: Extras) -> dict[int, str]:
+        """Records that the broker cannot have."""
+        return {}
+
+    @abstractmethod
     def _put_records(self, records: pa.RecordBatch) -> dict[int, str]:
         """Writes records as they are, to a topic without a schema. Returns the rejected ones."""
 
@@ -202,13 +226,24 @@ class RecordsSink(Sink):
         self._begin()
         self._is_open = True
 
-    def _prepare(self, schema: Schema) -> None:
+    def _prepare(self, rows_schema: Schema) -> None:
         """Creates the topic, or checks that the existing one fits the rows."""
+        schema = self._format.value_schema(rows_schema)
+        if self._codec is not None and self._encoding is not None and self._codec.schema != schema:
+            self._codec = self._encoding(schema)  # now there are weights
         if self._topic not in self._log().topics():
             self._create(schema)
         if self._raw:
             return
         held = self._log().describe_topic(self._topic).settings.schema
+        if self._codec is not None:
+            if held is not None:
+                raise InvalidSchema(
+                    f"topic '{self._topic}' has a schema, so its values cannot be written as {self._format.format}",
+                    where=f"its schema: {held}",
+                    next_step="write to another topic, or leave out format=",
+                )
+            return
         if held is not None and WEIGHT in schema and WEIGHT not in held:
             held = self._log().change_topic(self._topic, schema=weighted(held)).settings.schema
         reasons = can_evolve(schema, held) if held is not None else []
@@ -224,7 +259,7 @@ class RecordsSink(Sink):
         try:
             self._log().create_topic(
                 self._topic,
-                schema=None if self._raw else schema,
+                schema=None if self._raw or self._codec is not None else schema,
                 compaction=self._is_copy,
                 partitions=self._partitions,
             )
@@ -238,8 +273,37 @@ class RecordsSink(Sink):
             ) from error
 
     def _put_rows(self, rows: pa.RecordBatch) -> dict[int, str]:
-        aligned = rows if self._target is None else align(rows, self._target.arrow)
-        return self._put(aligned, record_keys(rows, self._keys))
+        keys, extras = record_keys(rows, self._keys), self._format.extras(rows)
+        refused = self._refused_extras(extras)
+        if refused:
+            chosen = kept(rows.num_rows, refused)
+            places = np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
+            found = self._put_rows(rows.filter(chosen)) if len(places) else {}
+            return refused | {int(places[row]): reason for row, reason in found.items()}
+        values = self._format.values(rows)
+        if self._codec is not None:
+            return self._put_encoded(values, keys, extras, self._codec)
+        aligned = values if self._target is None else align(values, self._target.arrow)
+        return self._put_with(aligned, keys, extras) if self._format.columns else self._put(aligned, keys)
+
+    def _put_encoded(self, rows: pa.RecordBatch, keys: pa.Array | None, extras: Extras, made: Codec) -> dict[int, str]:
+        """Writes the rows that the format can hold; returns the others."""
+        columns = {"key": keys, "headers": extras.headers, "timestamp": extras.timestamps}
+        refused: dict[int, str] = {}
+        for start in range(0, rows.num_rows, ENCODED_ROWS):
+            encoded = made.encode_each(rows.slice(start, ENCODED_ROWS))
+            reasons = {failure.index: failure.reason for failure in encoded.failures}
+            reasons = without_values(encoded.values) | reasons
+            own = {name: each.slice(start, ENCODED_ROWS) for name, each in columns.items() if each is not None}
+            records = pa.RecordBatch.from_pydict({"value": encoded.values, **own})
+            places = np.arange(records.num_rows)
+            if reasons:
+                chosen = kept(records.num_rows, reasons)
+                records, places = records.filter(chosen), places[chosen.to_numpy(zero_copy_only=False)]
+            found = self._put_records(records) if records.num_rows else {}
+            reasons |= {int(places[row]): reason for row, reason in found.items()}
+            refused |= {start + row: reason for row, reason in reasons.items()}
+        return refused
 
     def _put_changes(self, rows: pa.RecordBatch, weights: pa.Array) -> dict[int, str]:
         """The new rows of a table, and tombstones for keys without one."""

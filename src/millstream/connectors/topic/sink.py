@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
-from millstream.connectors.topic.records import RecordsSink, Rows, as_texts
+from millstream.connectors.topic.record_format import Extras, RecordFormat
+from millstream.connectors.topic.records import PLAIN, RecordsSink, Rows, as_texts
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.log.ledger import Ledger, send_keyed
+from millstream.records import Codec, Schema
 
 BATCH_ROWS = 1 << 18  # a frame of the log is held in memory
 
 
 class TopicSink(RecordsSink):
     def __init__(
-        self, log: EmbeddedLog, topic: str, writing: Rows, *, owns_log: bool = False, raw: bool = False
+        self,
+        log: EmbeddedLog,
+        topic: str,
+        writing: Rows,
+        *,
+        owns_log: bool = False,
+        raw: bool = False,
+        written_as: RecordFormat = PLAIN,
+        encoding: Callable[[Schema], Codec] | None = None,
     ) -> None:
         self._embedded = log
         self._producer: Producer | None = None
         self._ledger: Ledger
-        super().__init__(topic, writing, owns_log=owns_log, raw=raw)
+        super().__init__(topic, writing, owns_log=owns_log, raw=raw, written_as=written_as, encoding=encoding)
 
     def _log(self) -> EmbeddedLog:
         return self._embedded
@@ -68,6 +78,22 @@ class TopicSink(RecordsSink):
             else:
                 send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS))
         return {}  # the log accepts records of any size
+
+    def _put_with(self, rows: pa.RecordBatch, keys: pa.Array | None, extras: Extras) -> dict[int, str]:
+        producer = self._writing()
+        for start in range(0, rows.num_rows, BATCH_ROWS):
+            own = [
+                None if column is None else column.slice(start, BATCH_ROWS)
+                for column in (keys, extras.timestamps, extras.headers)
+            ]
+            if self._target is not None:
+                send_keyed(producer, self._topic, rows.slice(start, BATCH_ROWS), *own)
+                continue
+            names = ("key", "timestamp", "headers")
+            columns = {"value": as_texts(rows.slice(start, BATCH_ROWS))}
+            columns |= {name: column for name, column in zip(names, own, strict=True) if column is not None}
+            producer.send_batch(self._topic, pa.table(columns))
+        return {}
 
     def _put_records(self, records: pa.RecordBatch) -> dict[int, str]:
         self._writing().send_batch(self._topic, records)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from millstream import terminal
 from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, Source, cut, fair_shares
@@ -34,6 +35,7 @@ class TopicSource(Source):
         *,
         broker: str | None = None,
         format: str = "json",
+        options: Mapping[str, Any] | None = None,
         columns: Schema | None = None,
         on_lost: str = "error",
     ) -> None:
@@ -49,7 +51,7 @@ class TopicSource(Source):
             found = find_topic(self._log, topic)
             self._identity = found.identity
             self._has_schema = found.settings.schema is not None
-            self._columns = columns_of(topic, found.settings.schema, schema, format, columns)
+            self._columns = columns_of(topic, found.settings.schema, schema, format, columns, options)
         except BaseException:
             self._log.close()
             raise

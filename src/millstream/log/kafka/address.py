@@ -19,7 +19,7 @@ from millstream.secrets import Secret, hidden, is_secret, revealed
 SCHEME = "kafka://"
 SETTINGS_VARIABLE = "MILLSTREAM_KAFKA_SETTINGS"
 PORT = 9092
-OF_REGISTRY = ("basic.auth.", "schema.registry.")  # often in the same file as Kafka's settings
+OF_REGISTRY = ("basic.auth.", "bearer.auth.", "schema.registry.")  # often in the same file as Kafka's settings
 CLIENT_DEFAULTS = {
     "client.id": "millstream",
     "reconnect.backoff.max.ms": 2000,  # find a broker soon after it comes back

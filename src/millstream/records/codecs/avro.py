@@ -16,8 +16,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from millstream.errors import InvalidRecord, InvalidSchema, InvalidSetting
+from millstream.errors import InvalidSchema, InvalidSetting
+from millstream.records.bounds import valid_text
 from millstream.records.codecs.avro_shape import SCHEMA_BYTES_MAX, UnusableSchema, Writer, writer_of
+from millstream.records.codecs.avro_write import RowCheck, row_check
 from millstream.records.codecs.base import Codec
 from millstream.records.columns import Faults, Leaf, Refused, Rules
 from millstream.records.ddl import format_type
@@ -55,18 +57,31 @@ class AvroCodec(Codec):
         object.__setattr__(self, "avro_schema", None if given is None else text)  # text can be compared and hashed
         object.__setattr__(self, "_writer", text)
 
-    def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
+    def check_encodes(self) -> None:
+        self._checks()
+
+    def _checks(self) -> RowCheck | None:
+        """What rows must satisfy; None if the schema is derived from the columns."""
+        if self.avro_schema is None:
+            return None
+        return row_check(_writer_of_record(self._writer).parsed, list(self.schema.arrow))
+
+    def _encoded_each(self, rows: pa.RecordBatch, faults: Faults) -> list[bytes | None]:
         import fastavro
 
-        writer = _writer_of_record(self._writer).parsed
-        encoded = []
-        for row in batch_to_rows(rows):
+        writer, check = _writer_of_record(self._writer).parsed, self._checks()
+        encoded: list[bytes | None] = []
+        for index, row in enumerate(batch_to_rows(rows)):
             target = io.BytesIO()
             try:
-                fastavro.schemaless_writer(target, writer, row)
+                fastavro.schemaless_writer(target, writer, row if check is None else check(row))
+                encoded.append(target.getvalue())
+            except Refused as refusal:
+                faults[index] = str(refusal)
+                encoded.append(None)
             except Exception as refusal:  # only a user's schema can reject our rows, in many ways
-                raise InvalidRecord(f"a row does not fit avro_schema: {refusal}") from None
-            encoded.append(target.getvalue())
+                faults[index] = f"a row does not fit avro_schema: {valid_text(str(refusal)[:200])}"
+                encoded.append(None)
         return encoded
 
     def _rules(self) -> Rules:
@@ -120,7 +135,10 @@ def _record(fields: list[pa.Field], name: str, prefix: str) -> dict[str, Any]:
                 f"column '{path}' has a name that Avro does not allow", next_step="use letters, digits and _ only"
             )
         dtype = _avro_type(member.type, f"{name}_{member.name}", path)
-        members.append({"name": member.name, "type": ["null", dtype] if member.nullable else dtype})
+        own: dict[str, Any] = {"name": member.name, "type": dtype}
+        if member.nullable:  # with a default, a column can be added later
+            own |= {"type": ["null", dtype], "default": None}
+        members.append(own)
     return {"type": "record", "name": name, "fields": members}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millstream.errors import InvalidRecord
 from millstream.records.bounds import CHUNK_BYTES, RECORD_BYTES_MAX, too_large
 from millstream.records.columns import Columns, Failure, Faults, Rules
 from millstream.records.evolution import align
@@ -30,6 +31,14 @@ class Decoded:
     indices: Indices  # the position of each row in the input
     failures: list[Failure]
     tombstones: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One value per row; null for a row that the format cannot hold, which has a failure."""
+
+    values: pa.Array
+    failures: list[Failure]
 
 
 @dataclass(frozen=True)
@@ -79,14 +88,34 @@ class Codec(ABC):
 
     def encode(self, rows: pa.RecordBatch) -> pa.Array:
         """One binary value per row; the rows may have any schema that evolves into this one."""
-        aligned = align(rows, self.schema.arrow)
-        starts = range(0, aligned.num_rows, CHUNK_RECORDS)
-        chunks = [pa.array(self._encoded(aligned.slice(start, CHUNK_RECORDS)), pa.binary()) for start in starts]
-        return pa.concat_arrays(chunks) if chunks else pa.array([], pa.binary())
+        encoded = self.encode_each(rows)
+        if encoded.failures:
+            first = encoded.failures[0]
+            raise InvalidRecord(f"row {first.index} cannot be written as {self.name}: {first.reason}")
+        return encoded.values
 
-    @abstractmethod
+    def encode_each(self, rows: pa.RecordBatch) -> Encoded:
+        """Like `encode`, with a reason for each row that the format cannot hold."""
+        aligned = align(rows, self.schema.arrow)
+        chunks: list[pa.Array] = []
+        failures: list[Failure] = []
+        for start in range(0, aligned.num_rows, CHUNK_RECORDS):
+            faults: Faults = {}
+            chunks.append(pa.array(self._encoded_each(aligned.slice(start, CHUNK_RECORDS), faults), pa.binary()))
+            failures += [Failure(start + index, faults[index]) for index in sorted(faults)]
+        return Encoded(pa.concat_arrays(chunks) if chunks else pa.array([], pa.binary()), failures)
+
+    def check_encodes(self) -> None:
+        """Raises InvalidSchema if the format has no place for one of the columns."""
+        return
+
+    def _encoded_each(self, rows: pa.RecordBatch, faults: Faults) -> Sequence[bytes | None]:
+        """One value per row, or a reason in `faults`; default: the format holds every row."""
+        return self._encoded(rows)
+
     def _encoded(self, rows: pa.RecordBatch) -> Sequence[bytes | None]:
-        """One value per row."""
+        """One value per row, for formats that hold every row."""
+        raise NotImplementedError
 
     @abstractmethod
     def _rules(self) -> Rules:

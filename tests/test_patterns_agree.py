@@ -79,6 +79,9 @@ def played(pattern: ms.Pattern, steps: list[Any], on: str, options: dict[str, An
         found = {"sent": made}
         if pattern.rules.has_limit:
             found["over"] = made.timed_out
+        if not options["early"]:  # no match may be late for the next step
+            counts = made.key_by("key").window(ms.fixed("5 seconds")).agg(n=ms.count())
+            found |= {"counts": counts, "late": counts.late}
         return found
 
     return play(build, steps, schema=SCHEMA, event_time="at", on=on)
@@ -120,7 +123,8 @@ def added(steps: Any) -> dict[str, list[str]]:
     """All rows of a run, each as often as its weights add up to."""
     found: dict[str, dict[str, int]] = {"sent": {}, "over": {}}
     for step in steps:
-        for name, rows_ in step.items():
+        assert not step.get("late")
+        for name, rows_ in ((name, step.get(name, [])) for name in found):
             for row in rows_:
                 values = repr(sorted((column, value) for column, value in row.items() if column != "weight"))
                 found[name][values] = found[name].get(values, 0) + (row.get("weight") or 1)

@@ -1,7 +1,7 @@
 """Every match of a pattern, over the rows of one key after another.
 
 Partial matches that began with the same row and rest in the same state behave alike, unless a condition depends on
-their rows: they are followed as one, and told apart only when they are complete. So the work for a row depends on the
+their rows: they are followed as one, and enumerated only when they are complete. So the work for a row depends on the
 number of states, not on the number of partial matches.
 """
 
@@ -84,7 +84,8 @@ class EveryMatcher:
         found.firsts = {each.first for each in self.partials} | {each.first for each in self.waiting}
         found.hold = min((match.end for match in self.waiting), default=None)
         limits = [limit + 1 for each in self.partials if (limit := self._limit(each)) is not None]
-        limits += [END for each in self.partials if self.states[each.state].awaits_end]
+        if self.waiting or any(self.states[each.state].awaits_end for each in self.partials):
+            limits.append(END)
         found.due = min(limits, default=None)
         return found
 

@@ -247,6 +247,12 @@ def test_reports_of_payments_are_withdrawn_when_the_average_changes(run: Run) ->
 
 
 @pytest.mark.more
+def test_a_card_whose_use_changes_raises_an_alarm(run: Run) -> None:
+    _, printed = run("fraud_pattern")
+    assert cells(printed) == [("ann", "7", "BR", "900.00", "3")]
+
+
+@pytest.mark.more
 @pytest.mark.own_processes
 def test_an_example_runs_by_its_command() -> None:
     done = subprocess.run(

@@ -96,6 +96,7 @@ def test_a_match_waits_for_one_that_began_earlier() -> None:
     steps = [add("a1", "c0", "a2", "c0", "b2"), Watermark(t(4)), add("b1", since=5), Watermark(None)]
     assert run(pattern, *steps, skip="none") == [[], ["a2 c0 b2"], [], ["a1 c0 b1"]]
     assert run(pattern, *steps, skip="past last") == [[], [], [], ["a1 c0 b1"]]
+    assert run(pattern, *steps[:2], Watermark(None), skip="past last") == [[], [], ["a2 c0 b2"]]
 
 
 @pytest.mark.on_spark("more")

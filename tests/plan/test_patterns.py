@@ -42,6 +42,8 @@ def match(pattern: Any, **options: Any) -> Any:
         (lambda: match(A.followed_by("b", "n > prise")), "there is no column 'prise'"),
         (lambda: match(ms.pattern("a", "n > b.n").followed_by("b")), "looks ahead: 'b' comes later"),
         (lambda: match(ms.pattern("a", "n > next(n)")), "looks ahead"),
+        (lambda: match(A.not_followed_by("x").next("b", "n > x.n")), "which must not occur"),
+        (lambda: match(A.one_or_more().until("n > b.n").next("b")), "until looks ahead: 'b' comes later"),
         (lambda: match(A.not_followed_by("b")), "no limit of time"),
         (lambda: match(ms.pattern("a", "false")), "no row can be 'a'"),
         (lambda: match(A.one_or_more().reluctant()), "for the preferred match"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,15 @@ Path = tuple[tuple[int, str, bool], ...]
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
+@dataclass(slots=True)
+class PathRows:
+    """The rows of a partial match, and the values that its conditions take from them."""
+
+    path: Path
+    known: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By number of a condition; only values that are the same whatever row is looked at."""
+
+
 class Columns:
     """The rows of a step, sorted by key and time, with their conditions."""
 
@@ -45,6 +55,15 @@ class Columns:
             )
             for number, condition in enumerate(search.conditions)
             if condition.depends_on_path
+        }
+        self._changing = {
+            number: [each for each in condition.references if self._sees_row(condition, each)]
+            for number, condition in enumerate(search.conditions)
+        }
+        """By condition, the references whose values depend on the row that is looked at; and those whose do not."""
+        self._fixed = {
+            number: [each for each in condition.references if not self._sees_row(condition, each)]
+            for number, condition in enumerate(search.conditions)
         }
         self.first_bit = 1 << len(search.conditions)
         self.masks = self._masks(is_first)
@@ -98,17 +117,22 @@ class Columns:
             wanted |= bit if holds else 0
         return looked, wanted, tuple(rest)
 
-    def holds_on_path(self, rest: Sequence[tuple[int, bool]], place: int, path: Path) -> bool:
+    def holds_on_path(self, rest: Sequence[tuple[int, bool]], place: int, rows: PathRows) -> bool:
         """The part of a test that depends on the rows of a partial match."""
         for number, holds in rest:
             may_hold = bool(int(self.masks[place]) >> number & 1)
-            if (may_hold and self._holds(number, place, path)) is not holds:
+            if (may_hold and self._holds(number, place, rows)) is not holds:
                 return False
         return True
 
-    def _holds(self, number: int, place: int, path: Path) -> bool:
+    def _holds(self, number: int, place: int, rows: PathRows) -> bool:
         condition = self.search.conditions[number]
-        given = {each.column: self._value(condition, each, place, path) for each in condition.references}
+        known = rows.known.get(number)
+        if known is None:
+            known = rows.known[number] = {
+                each.column: self._value(condition, each, place, rows.path) for each in self._fixed[number]
+            }
+        given = known | {each.column: self._value(condition, each, place, rows.path) for each in self._changing[number]}
         function = self._python[number]
         if function is not None:
             for name in function.columns:
@@ -117,6 +141,12 @@ class Columns:
             with suppress(LeftToDuckDB):
                 return function.holds(given)
         return self._asked(condition, place, given)
+
+    def _sees_row(self, condition: Condition, reference: Reference) -> bool:
+        if reference.variable is None:
+            return True
+        own = reference.variable == ALL or condition.name in self.search.rules.members(reference.variable)
+        return condition.counts_row and own
 
     def _asked(self, condition: Condition, place: int, given: dict[str, Any]) -> bool:
         fields = [self.schema.field(name) for name in self.schema.names if name in condition.expression.columns]
@@ -134,7 +164,7 @@ class Columns:
         members = self.search.rules.members(reference.variable)
         anyone = reference.variable == ALL
         found = [values[at] for at, variable, _ in path if anyone or variable in members]
-        if condition.counts_row and (anyone or condition.name in members):
+        if self._sees_row(condition, reference):
             found.append(values[place])
         return reference.of(found)
 

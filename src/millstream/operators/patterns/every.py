@@ -1,7 +1,7 @@
 """Every match of a pattern, over the rows of one key after another.
 
 Partial matches that began with the same row and rest in the same state behave alike, unless a condition depends on
-their rows: they are followed as one, and told apart only when they are complete. So the work for a row depends on the
+their rows: they are followed as one, and enumerated only when they are complete. So the work for a row depends on the
 number of states, not on the number of partial matches.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream.operators.patterns.columns import Columns
+from millstream.operators.patterns.columns import Columns, PathRows
 from millstream.operators.patterns.found import Complete, Found, Node, first_after, paths_to
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
@@ -28,6 +28,8 @@ class Partial:
     last: int
     """The last row; of several partial matches, any of them."""
     nodes: list[Node]
+    rows: PathRows | None = None
+    """Its rows, once a condition has asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class EveryMatcher:
         found.firsts = {each.first for each in self.partials} | {each.first for each in self.waiting}
         found.hold = min((match.end for match in self.waiting), default=None)
         limits = [limit + 1 for each in self.partials if (limit := self._limit(each)) is not None]
-        limits += [END for each in self.partials if self.states[each.state].awaits_end]
+        if self.waiting or any(self.states[each.state].awaits_end for each in self.partials):
+            limits.append(END)
         found.due = min(limits, default=None)
         return found
 
@@ -135,7 +138,9 @@ class EveryMatcher:
                 continue
             if any(not rest or self._holds(rest, place, partial) for rest in move.ends):
                 ended += nodes
-            if self._can_go_on[arc.target] or self.states[arc.target].awaits_end:
+            if arc.kind is Kind.IGNORE and arc.target == partial.state:
+                self._add(partial, merged)
+            elif self._can_go_on[arc.target] or self.states[arc.target].awaits_end:
                 self._add(Partial(arc.target, partial.first, last, nodes), merged)
 
     def _add(self, partial: Partial, merged: dict[tuple[int, int, int], Partial]) -> None:
@@ -152,8 +157,10 @@ class EveryMatcher:
             same.nodes = [*same.nodes, *(node for node in partial.nodes if id(node) not in known)]
 
     def _holds(self, rest: Rest, place: int, partial: Partial) -> bool:
-        (path,) = paths_to(partial.nodes, self.step_name) if partial.nodes else [()]
-        return self.columns.holds_on_path(rest, place, path)
+        if partial.rows is None:
+            (path,) = paths_to(partial.nodes, self.step_name) if partial.nodes else [()]
+            partial.rows = PathRows(path)
+        return self.columns.holds_on_path(rest, place, partial.rows)
 
     # ------------------------------------------------------------ time and results
 
@@ -163,6 +170,8 @@ class EveryMatcher:
     def _advance(self, time: int) -> None:
         """Ends the partial matches whose limit is before a time, in order of their limits."""
         while self._has_limit and self.partials:
+            if self.search.between is None and (self._limit(self.partials[0]) or 0) >= time:
+                return  # they are in the order of their first rows, and so of their limits
             limits = [self._limit(each) or 0 for each in self.partials]
             limit = min(limits)
             if limit >= time:

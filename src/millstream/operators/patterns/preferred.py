@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from millstream.operators.patterns.columns import Columns, Path
+from millstream.operators.patterns.columns import Columns, Path, PathRows
 from millstream.operators.patterns.found import Complete, Found, first_after
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
@@ -103,11 +103,11 @@ class PreferredMatcher:
 
     def _push(self, stack: list[tuple[int, int, Chain]], state: int, place: int, chain: Chain) -> None:
         arcs = self._arcs_of(state, self.masks[place])
-        path: Path | None = None
+        path: PathRows | None = None
         chosen: list[tuple[int, int, Chain]] = []
         for arc, rest in arcs:
             if rest:
-                path = _path(chain) if path is None else path
+                path = PathRows(_path(chain)) if path is None else path
                 if not self.columns.holds_on_path(rest, place, path):
                     continue
             if arc.kind is Kind.STOP:

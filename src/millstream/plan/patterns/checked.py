@@ -86,6 +86,7 @@ def search(rules: Rules, schema: Schema, *, every: bool) -> Search:
             known=[*before, *(name for name, parts in rules.subsets.items() if before & set(parts))],
             line=rules.lines.get(own) if own else None,
             own=None if is_until else own,
+            absent=absent,
         )
         conditions.append(reader.condition(asked.text, counts_row=not is_until))
     return Search(rules, automaton, tuple(conditions))

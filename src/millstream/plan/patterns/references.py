@@ -107,8 +107,11 @@ class Reader:
         known: Collection[str] | None = None,
         line: str | None = None,
         own: str | None = None,
+        absent: Collection[str] = (),
     ) -> None:
-        """`known` are the variables that can have rows by then; `own` is the one that the row in question plays."""
+        """`known` are the variables that can have rows by then, `absent` those that never have; `own` is the one that
+        the row in question plays."""
+        self.absent = absent
         self.schema, self.line, self.own = schema, line, own
         self.variables = {name.lower(): name for name in variables}
         self.known = None if known is None else {name.lower() for name in known}
@@ -235,8 +238,13 @@ class Reader:
 
     def _checked(self, variable: str) -> str:
         if self.known is not None and variable.lower() not in self.known and variable != self.own:
+            which = "until" if self.own is None else f"the condition of '{self.own}'"
+            if variable in self.absent:
+                raise self.refused(
+                    f"{which} looks at rows of '{variable}', which must not occur", "compare with another variable"
+                )
             raise self.refused(
-                f"the condition of '{self.own}' looks ahead: '{variable}' comes later in the pattern",
+                f"{which} looks ahead: '{variable}' comes later in the pattern",
                 f"put the comparison into the condition of '{variable}'",
             )
         return variable

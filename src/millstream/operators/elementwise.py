@@ -17,6 +17,7 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.side_join import side_join
 from millstream.operators.window_assignment import instant
 from millstream.plan import nodes, table_nodes
+from millstream.plan.bundles import AHEAD
 from millstream.plan.needs_spark import expressions_of
 from millstream.plan.nodes import Node
 from millstream.plan.windows import FIRST, LAST
@@ -90,7 +91,8 @@ def as_of(frame: pl.DataFrame, node: table_nodes.AsOf) -> pl.DataFrame:
 
 def changes(frame: pl.DataFrame, node: table_nodes.Changes) -> pl.DataFrame:
     """Exposes the hidden columns: the weight, and the time from which the change is valid."""
-    made = frame.with_columns(pl.col(WEIGHT).alias("weight"), instant("event_time", pl.col(TIME)))
+    time = pl.when(pl.col(TIME) != AHEAD).then(pl.col(TIME))  # a row too far ahead counts as one without event time
+    made = frame.with_columns(pl.col(WEIGHT).alias("weight"), instant("event_time", time))
     return made.select(*node.schema.names, TIME, pl.lit(1, pl.Int32).alias(WEIGHT))
 
 

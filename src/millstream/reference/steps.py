@@ -14,7 +14,7 @@ from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bad_rows import expression_reason
 from millstream.plan.batches import batch_given, batch_returned
-from millstream.plan.bundles import Bundle, Row, micros, moment, table_of
+from millstream.plan.bundles import AHEAD, Bundle, Row, micros, moment, table_of
 from millstream.plan.nodes import Node
 from millstream.plan.outside_calls import answers
 from millstream.plan.parsing import decoded
@@ -166,7 +166,11 @@ class AsOfOperator(Operator):
 
 class ChangesOperator(Operator):
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
-        return [Row({**row.values, "weight": row.weight, "event_time": moment(row.time)}, row.time) for row in rows]
+        times = [None if row.time == AHEAD else moment(row.time) for row in rows]  # too far ahead: no event time
+        return [
+            Row({**row.values, "weight": row.weight, "event_time": time}, row.time)
+            for row, time in zip(rows, times, strict=True)
+        ]
 
 
 class AggregateOperator(Operator):

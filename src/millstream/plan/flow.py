@@ -100,7 +100,8 @@ class Flow:
         neither is an event time column named `event_time`.
         `on_lost` decides what happens if records of a topic were deleted before they were read: "error", or continue
         at the "earliest" or "latest" record that is left, with a warning about the gap.
-        `format` is how the values of a topic without a schema are encoded: json (default), avro, csv, string or bytes.
+        `format` is how the values of a topic without a schema are encoded: json (default), avro, protobuf, csv, string
+        or bytes.
         """
         source, on_lost = chosen_on_lost(with_format(source_of(source), format), on_lost)
         columns = schema_of(engine.own_schema(source, self.log) if schema is None else schema)

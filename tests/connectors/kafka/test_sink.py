@@ -118,7 +118,7 @@ def test_a_topic_that_others_made_gets_json(kafka, opened, topic, rows):
 @pytest.mark.more
 def test_a_batch_larger_than_what_the_client_holds(opened, rows, monkeypatch):
     monkeypatch.setitem(kafka_sink.DEFAULTS, "queue.buffering.max.messages", 1000)
-    monkeypatch.setattr(kafka_sink, "ROWS_AT_ONCE", 700)
+    monkeypatch.setattr(kafka_sink, "ENCODED_ROWS", 700)
     scores = list(range(20_000))
     many = pa.table({"team": pa.array(["a"] * len(scores)), "score": pa.array(scores, pa.int32())})
     opened(keys=["team"]).write(0, many, None)
@@ -139,14 +139,14 @@ def test_a_large_record_waits_for_the_room_of_many_small_ones(opened):
 
         def purge(self): ...
 
-        def produce(self, _, value, key, headers):
+        def produce(self, _, value, key, headers, timestamp):
             if self.held > 2:
                 raise BufferError
             self.taken += ((value, key),)
 
     sink = opened()
     sink._producer = small = Small()
-    sink._produce([(b"large", b"k", None)])
+    sink._produce([(b"large", b"k", None, kafka_sink.NOW)])
     assert small.taken == ((b"large", b"k"),)
 
 

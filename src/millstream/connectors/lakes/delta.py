@@ -53,6 +53,7 @@ FOR_GOOD = re.compile(
     r"Missing (bucket|region)|No such bucket",
     re.IGNORECASE,
 )
+COLORS = re.compile(r"\x1b\[[0-9;]*m|\\u001b\[[0-9;]*m|↳")
 TEXT_MAX = 256
 """Longer texts are left out of a file's statistics."""
 
@@ -271,7 +272,7 @@ class DeltaStore(Store):
     def explained(self, error: BaseException) -> tuple[str, bool] | None:
         if not isinstance(error, self._library.exceptions.DeltaError | OSError | pa.ArrowException):
             return None
-        said = " ".join(concealed(str(error)).split())
+        said = " ".join(COLORS.sub("", concealed(str(error))).split())
         passing = isinstance(error, OSError) or PASSING.search(said) is not None
         return shown_address(said), passing and FOR_GOOD.search(said) is None
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 BATCH = "millstream.batch."
 """The prefix of the table properties with the newest batch of a run."""
+OF_STORAGE = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
+"""Prefixes of the properties that reach data files; others, such as the catalog's address, may have a password."""
 PASSING = re.compile(
     r"connect|timed? ?out|locked|unable to open|503|502|504|SlowDown|curlCode|NETWORK_CONNECTION|No space left|"
     r"Permission denied|Too many",
@@ -154,10 +156,12 @@ class IcebergStore(Store):
 
     def storage(self) -> IcebergStorage:
         base = self.table.properties.get("write.data.path") or f"{self.table.location().rstrip('/')}/data"
-        held = {name: str(value) for name, value in self.table.io.properties.items() if value is not None}
+        given = self.table.io.properties.items()
+        held = {name: str(value) for name, value in given if value is not None and name.startswith(OF_STORAGE)}
         own = {name: value for name, value in held.items() if not is_likely_secret(name)}
         lent = [name for name, value in held.items() if name not in own and name not in self._settings]
-        return IcebergStorage(base, {**own, **self._settings}, not lent)
+        chosen = {name: value for name, value in self._settings.items() if name.startswith(OF_STORAGE)}
+        return IcebergStorage(base, {**own, **chosen}, not lent)
 
     def places(self) -> Places:
         return self.storage().places(self.table.io.properties)

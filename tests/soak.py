@@ -17,7 +17,7 @@ import pytest
 from hypothesis.statistics import collector
 
 PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
-PART_OF_FOLDER = {"jobs": "spark", "tools": "kafka"}
+PART_OF_FOLDER = {"events": "log", "jobs": "spark", "tools": "kafka"}
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""

@@ -330,3 +330,21 @@ def test_ctrl_c_ends_the_demo_with_its_last_panes() -> None:
                 demo.send_signal(signal.SIGINT)
         assert demo.wait() == 0, printed
     assert agreed(printed) > 0
+
+
+@pytest.mark.more
+def test_what_was_put_back_is_still_known(run: Run) -> None:
+    module, printed = run("shopping_cart")
+    steps = [step for visit in module.VISITS.values() for step in visit]
+    added, back = (Counter(item for step, item in steps if step == name) for name in ("add", "put_back"))
+    expected = [(item, str(added[item] - back[item])) for item in sorted(added)]
+    assert cells(printed) == expected + [(item, str(back[item])) for item in sorted(back)]
+    assert "Bob's cart now: jam\n" in printed
+    assert "when he had put the honey back: empty\n" in printed
+    assert "after his first step: honey\n" in printed
+
+
+def test_every_seat_is_reserved_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load("seats").main(str(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["20 reservations of 20 seats", "20 customers have a seat, 20 have none"]

@@ -65,6 +65,7 @@ RETURNED = {
     "millstream.plan.written_stream": ["Written"],
     "millstream.connectors": ["Connector", "Source", "Sink", "TwoPhaseSink", "Preparer"],
     "millstream.log": ["Producer", "Consumer", "Queue"],
+    "millstream.events": ["EventStore", "Subscription", "Recorded", "Appended"],
     "millstream.testing": [
         "play",
         "Add",

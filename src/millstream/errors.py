@@ -158,6 +158,10 @@ class KafkaUnavailable(SourceUnavailable):
     """No Kafka broker answers, or a request fails; it may be temporary."""
 
 
+class ArchiveUnavailable(SourceUnavailable):
+    """The archive of a topic cannot be reached: its older records can neither be read nor added to."""
+
+
 class DamagedState(StorageError):
     """Data of a job is missing or cannot be read: its checkpoint, the state of a step, a file in its folder."""
 

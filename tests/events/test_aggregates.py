@@ -67,6 +67,8 @@ def test_an_aggregate_is_rebuilt_as_of_any_version_and_time(store: EventStore) -
     times = [event.at for event in store.read("c1")]
     assert list(store.load(Cart, "c1", at=times[1]).items)[:2] == ["tea", "milk"]
     assert store.load(Cart, "c1", at=times[0] - timedelta(seconds=1)).items == {}
+    with pytest.raises(InvalidInput):
+        store.load(Cart, "c1", at=times[0].replace(tzinfo=None))
 
 
 def test_one_of_two_writers_decides_again(store: EventStore) -> None:

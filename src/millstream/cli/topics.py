@@ -30,6 +30,9 @@ SETTINGS: dict[str, Any] = {
     "retention_bytes": Annotated[
         str | None, typer.Option(metavar="SIZE", help="How much to keep of each partition: 1GB.")
     ],
+    "retention_archive": Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where to move old segments instead of deleting them.")
+    ],
     "segment_bytes": Annotated[
         str | None, typer.Option(metavar="SIZE", help="Size at which a new segment is started: 64MiB.")
     ],
@@ -40,7 +43,7 @@ SETTINGS: dict[str, Any] = {
         str | None, typer.Option(metavar="DURATION", help='How long to keep tombstones: "1 day".')
     ],
 }
-CAN_BE_NONE = ("schema", "codec", "retention", "retention_bytes")
+CAN_BE_NONE = ("schema", "codec", "retention", "retention_bytes", "retention_archive")
 
 
 def with_settings(function: Callable[..., None]) -> Callable[..., None]:

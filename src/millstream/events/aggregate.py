@@ -71,6 +71,7 @@ class Aggregate:
 
     @property
     def stream(self) -> str:
+        """The stream of its events."""
         return self._stream
 
     @property
@@ -127,9 +128,11 @@ class Aggregate:
 
     @classmethod
     def snapshot_kind(cls) -> str:
+        """Which snapshots it can be restored from."""
         return f"{cls.__module__}.{cls.__qualname__}/{cls.snapshot_format}"
 
     def snapshot_state(self) -> bytes:
+        """Its state as a snapshot keeps it; refused if it must not be kept."""
         if self._pending:
             raise InvalidInput(
                 "an aggregate with events that are not saved has no snapshot",

@@ -248,9 +248,12 @@ class Index:
             self.waiting += 1
         self.position = max(self.position, next_position)
 
-    def flush_if_due(self) -> None:
+    def tidy(self) -> None:
+        """Called between commits: flushes if enough has come together, and bounds what is cached."""
         if self.waiting >= FLUSH_EVENTS:
             self.flush()
+        if len(self._streams) > CACHED_STREAMS_MAX:
+            self._streams = {name: state for name, state in self._streams.items() if state.is_changed}
 
     def flush(self) -> None:
         """Moves what is in memory into the file; nothing, if another process has got further there."""

@@ -26,6 +26,7 @@ from millstream.events.layout import CLOSED, RETENTION, Row
 from millstream.events.ports import EventLog
 from millstream.events.subscription import Subscription
 from millstream.log.broker import Broker
+from millstream.log.buffer import microseconds
 from millstream.log.start_positions import Start
 from millstream.records import duration
 
@@ -140,12 +141,12 @@ class EventStore:
                     Appended(done.stream, done.version, positions[part.rows[-1].id])
                     for done, part in zip(request.outcome, request.parts, strict=True)
                 ]
-            self._index.flush_if_due()
+            self._index.tidy()
 
     def _catch_up(self) -> None:
         for span in self._log.news(self._index.position):
             self._index.apply(span.positions, span.rows, span.next_position)
-            self._index.flush_if_due()
+            self._index.tidy()
 
     def _rows(self, positions: Sequence[int]) -> list[Row]:
         return self._log.rows(positions) if self._log.has_random_access else self._index.contents(positions)
@@ -171,13 +172,14 @@ class EventStore:
         until: datetime | None = None,
     ) -> Iterator[Recorded]:
         """The events of a stream, from a version on, up to a version or up to those recorded at a time."""
+        newest_us = None if until is None else microseconds(until)
         first, last, oldest_us = self._bounds(stream, from_version, to_version)
         for start in range(first, last + 1, READ_ROWS):
             with self._turn:
                 positions = self._index.positions(stream, start, min(last, start + READ_ROWS - 1))
                 rows = self._rows(positions)
             for position, row in zip(positions, rows, strict=True):
-                if until is not None and row.at > until:
+                if newest_us is not None and row.at_us > newest_us:
                     return
                 if row.at_us >= oldest_us:
                     yield self._contents.recorded(position, row)
@@ -217,6 +219,7 @@ class EventStore:
         with self._turn:
             self._catch_up()
             yield self._index.state(stream)
+            self._index.tidy()
 
     # ------------------------------------------------------------ aggregates
 
@@ -280,6 +283,7 @@ class EventStore:
             raise ClosedError("the event store was closed", next_step="open it again with millstream.event_store(…)")
 
     def close(self) -> None:
+        """Also closes its subscriptions, and the broker if the store has opened it."""
         if self._closed:
             return
         self._closed = True

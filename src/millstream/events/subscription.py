@@ -48,6 +48,7 @@ class Subscription:
         self._consumer.commit()
 
     def close(self) -> None:
+        """Ends the iteration, also in another thread."""
         self._closing.set()
         self._consumer.close()
 

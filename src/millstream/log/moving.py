@@ -158,7 +158,8 @@ def _settings(topic: Topic) -> dict[str, Any]:
     settings = topic.settings
     segment_bytes = max(settings.segment_bytes, SEGMENT_BYTES_MIN)
     kept = None if settings.retention_bytes is None else max(settings.retention_bytes, segment_bytes)
-    return {**settings.to_document(), "codec": None, "segment_bytes": segment_bytes, "retention_bytes": kept}
+    moved = {"codec": None, "segment_bytes": segment_bytes, "retention_bytes": kept, "retention_archive": None}
+    return settings.to_document() | moved
 
 
 class _Copy:

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millstream.errors import DamagedLog, InvalidRecord, TopicMoved, UnknownTopic
+from millstream.errors import ArchiveUnavailable, DamagedLog, InvalidRecord, TopicMoved, UnknownTopic
 from millstream.log import segment as segments
 from millstream.log.aborted import AbortedTransactions
+from millstream.log.archive import Archive
 from millstream.log.disk import Disk, FileLock, is_gone, storage_errors, sync_folder
 from millstream.log.frame import ABORTS, COMMITS, TRANSACTIONAL, Draft, Header, marker, skip
 from millstream.log.mark import BOOT, FrameBoundary, Mark, MarkFile
@@ -71,6 +72,7 @@ class Partition:
         self.segment_bytes = segment_bytes
         self._renew = renew
         self.moved_to: str | None = None  # the broker that has the topic now
+        self.archive: Archive | None = None  # where retention moves segments
         self._on_truncate = on_truncate
         self._disk = disk
         if folder.is_symlink():
@@ -95,7 +97,18 @@ class Partition:
     # ------------------------------------------------------------ contents
 
     def start_offset(self) -> int:
-        """The first offset: records missing after it are lost, not deleted by retention."""
+        """The first offset, in the archive or here: records missing after it are lost, not deleted by retention."""
+        start = self.own_start_offset()
+        return start if self.archive is None or start == 0 else self.archive.start(start)
+
+    def known_start_offset(self) -> int:
+        """The same, but without the archive if that is away."""
+        try:
+            return self.start_offset()
+        except ArchiveUnavailable:
+            return self.own_start_offset()
+
+    def own_start_offset(self) -> int:
         start = self.marks.read().start
         return _first_offset(self.folder) if start is None else start
 
@@ -165,7 +178,8 @@ class Partition:
             if mark.end != self.marks.read().end:  # a writer died after whole frames: they count from now on
                 self._publish(mark, sync=True)
                 mark = self.marks.read()
-            return self._append(mark, decide(), sync=sync)
+            drafts = decide()
+            return self._append(mark, drafts, sync=sync) if drafts else []
 
     def _append(self, mark: Mark, drafts: Sequence[Draft], *, sync: bool, tried_since: int | None = None) -> list[int]:
         self._renew()

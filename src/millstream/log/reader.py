@@ -174,6 +174,8 @@ class PartitionReader:
             name = max(
                 (name for name in segment_names(self.partition.folder)[0] if name.base <= self.offset), default=None
             )
+            if name is None and self.partition.archive is not None:
+                name = self.partition.archive.find(self.offset)
             if name is None:
                 self.partition.check_alive()
                 raise self._missing()
@@ -220,7 +222,8 @@ def _end_of(segment: Segment, mark: Mark) -> int:
 def offset_at_time(partition: Partition, timestamp: int) -> int:
     """The offset of the first record at or after a time (µs), or the end if there is none."""
     mark = partition.marks.read()
-    for name in segment_names(partition.folder)[0]:
+    archived = [] if partition.archive is None else partition.archive.names()
+    for name in [*archived, *segment_names(partition.folder)[0]]:
         if name.base > mark.end.segment:
             break  # started since, or by a process that died: nothing in it is acknowledged
         try:

@@ -1,4 +1,4 @@
-"""Retention deletes whole closed segments, oldest first; what an open transaction still needs stays."""
+"""Retention deletes or archives whole closed segments, oldest first; what an open transaction still needs stays."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
             break
         too_old = before_us is not None and _newest_of(oldest) < before_us
         too_many = bytes_max is not None and total_bytes > bytes_max
-        if not (too_old or too_many or oldest.base < partition.start_offset()):
+        if not (too_old or too_many or oldest.base < partition.own_start_offset()):
             break
         old.append(oldest)
         total_bytes -= size
+    if partition.archive is not None:
+        for name, following in zip(old, names[1:], strict=False):
+            partition.archive.store(name, following.base)
     if old:
         # Durably, before anything is deleted: a reader must be able to distinguish this from data loss. Everything is
         # synced with it, because recovery starts where everything was synced, and must find that position.

@@ -62,6 +62,8 @@ class TopicSettings:
     """How long records are kept; default: forever."""
     retention_bytes: int | None = None
     """How many bytes a partition keeps; default: no limit."""
+    retention_archive: str | None = None
+    """A folder to which retention moves old segments, from where they can still be read; default: it deletes them."""
     segment_bytes: int = 128 << 20
     """The size at which a new segment file is started."""
     compaction: bool = False
@@ -104,6 +106,11 @@ class TopicSettings:
                 f"retention_bytes ({self.retention_bytes}) is less than one segment ({self.segment_bytes})",
                 next_step="only whole segments are deleted: make segment_bytes smaller, or retention_bytes larger",
             )
+        if self.retention_archive is not None and self.retention is None and self.retention_bytes is None:
+            raise InvalidSetting(
+                "an archive needs a retention: what is older, or more, is moved there",
+                next_step="set retention or retention_bytes as well",
+            )
         if self.codec is not None:
             codec(self.codec, self.schema)
 
@@ -134,6 +141,7 @@ class TopicSettings:
             "codec": self.codec,
             "retention": format_duration(self.retention) if self.retention else None,
             "retention_bytes": self.retention_bytes,
+            **({"retention_archive": self.retention_archive} if self.retention_archive else {}),
             "segment_bytes": self.segment_bytes,
             "compaction": self.compaction,
             "tombstone_retention": format_duration(self.tombstone_retention),
@@ -147,6 +155,8 @@ def _value(name: str, value: Any) -> Any:
         return duration(value, what=name)
     if name in ("retention_bytes", "segment_bytes"):
         return size_bytes(value)
+    if name == "retention_archive":
+        return str(Path(value).expanduser().absolute())
     if name == "schema":
         return Schema.of(value)
     if name == "compaction" and not isinstance(value, bool):

@@ -24,6 +24,7 @@ from millstream.errors import (
 )
 from millstream.log import groups
 from millstream.log import partition as partitions
+from millstream.log.archive import prepare_archive
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer
 from millstream.log.consumer_settings import ConsumerSettings
@@ -132,6 +133,8 @@ class EmbeddedLog(Switching):
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
         check_partition_count(made.partitions)
+        if made.retention_archive is not None:
+            prepare_archive(made.retention_archive)
         folder = self._folder(name)
         self._check_name_free(name)
         if folder.exists():
@@ -202,7 +205,7 @@ class EmbeddedLog(Switching):
             infos.append(
                 PartitionInfo(
                     number=partition.number,
-                    start_offset=partition.start_offset(),
+                    start_offset=partition.known_start_offset(),
                     end_offset=mark.end.offset,
                     stable_offset=mark.stable.offset,
                     size_bytes=partition.size_bytes(),
@@ -226,6 +229,8 @@ class EmbeddedLog(Switching):
                     partition.check_alive()
                 empty = all(partition.end_offset() == 0 for partition in opened)
                 made.check_change_from(topic.settings, empty=empty)
+                if made.retention_archive not in (None, topic.settings.retention_archive):
+                    prepare_archive(str(made.retention_archive))
                 self._add_partitions(topic, made)
                 self._describe(topic, made, topic.moved_to)
         return self.describe_topic(name)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.errors import UnknownPartition, UnknownTopic
+from millstream.log.archive import Archive
 from millstream.log.disk import Disk
 from millstream.log.layout import stored_schema
 from millstream.log.partition import Partition
@@ -48,7 +49,7 @@ class Topic:
             partition = reference()
             if partition is not None:
                 partition.schema, partition.segment_bytes = self.stored_schema, self.settings.segment_bytes
-                partition.moved_to = self.moved_to
+                partition.moved_to, partition.archive = self.moved_to, self._archive(partition.number)
 
     def forget(self) -> None:
         """Releases the partitions; those in use stay open."""
@@ -75,7 +76,7 @@ class Topic:
                     renew=_renewer(self._latest, self.name, self.identity),
                     on_truncate=truncation_of(self._on_truncate, self.name, number),
                 )
-                found.moved_to = self.moved_to
+                found.moved_to, found.archive = self.moved_to, self._archive(number)
                 self._partitions[number] = found
                 try:
                     found.refresh()  # this description may be outdated, or of a topic that was deleted since
@@ -83,6 +84,10 @@ class Topic:
                     self._partitions.pop(number, None)
                     raise
             return found
+
+    def _archive(self, number: int) -> Archive | None:
+        root = self.settings.retention_archive
+        return None if root is None else Archive(root, self.name, self.identity, number)
 
     def partitions(self) -> list[Partition]:
         return [self.partition(number) for number in range(self.settings.partitions)]

@@ -9,7 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.errors import AlreadyExists, DamagedLog, KafkaUnavailable, MillstreamError, UnknownPartition
+from millstream.errors import (
+    AlreadyExists,
+    DamagedLog,
+    InvalidSetting,
+    KafkaUnavailable,
+    MillstreamError,
+    UnknownPartition,
+)
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import admin_module, client_module
@@ -76,6 +83,11 @@ class KafkaTopic:
 
 
 def to_kafka(settings: TopicSettings) -> dict[str, str]:
+    if settings.retention_archive is not None:
+        raise InvalidSetting(
+            "Kafka's brokers archive segments themselves",
+            next_step="leave retention_archive out, and set up tiered storage on the brokers",
+        )
     limited = settings.retention is not None or settings.retention_bytes is not None
     policy = "delete" if not settings.compaction else "compact,delete" if limited else "compact"
     age = settings.retention

@@ -1,0 +1,87 @@
+"""The recorders pass the test cases that the library `eventsourcing` has for its own, and run an application of it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from eventsourcing.application import Application
+from eventsourcing.domain import Aggregate, event
+from eventsourcing.tests import persistence as cases
+
+import millstream as ms
+from folders import MEMORY
+from millstream.events.recorders import (
+    MillstreamAggregateRecorder,
+    MillstreamApplicationRecorder,
+    MillstreamProcessRecorder,
+    MillstreamTrackingRecorder,
+)
+
+
+class OnStore(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.mkdtemp(dir=MEMORY)
+        self.store = ms.event_store(self.folder, "events")
+
+    def tearDown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+
+class TestAggregateRecorder(OnStore, cases.AggregateRecorderTestCase):
+    def create_recorder(self) -> MillstreamAggregateRecorder:
+        return MillstreamAggregateRecorder(self.store)
+
+
+class TestApplicationRecorder(OnStore, cases.ApplicationRecorderTestCase[MillstreamApplicationRecorder]):
+    def create_recorder(self) -> MillstreamApplicationRecorder:
+        return MillstreamApplicationRecorder(self.store)
+
+    def test_insert_subscribe(self) -> None:
+        self.optional_test_insert_subscribe()
+
+
+class TestTrackingRecorder(OnStore, cases.TrackingRecorderTestCase):
+    def create_recorder(self) -> MillstreamTrackingRecorder:
+        return MillstreamTrackingRecorder(self.store)
+
+
+class TestProcessRecorder(OnStore, cases.ProcessRecorderTestCase):
+    def create_recorder(self) -> MillstreamProcessRecorder:
+        return MillstreamProcessRecorder(self.store)
+
+
+class Dog(Aggregate):
+    @event("Registered")
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tricks: list[str] = []
+
+    @event("TrickAdded")
+    def add_trick(self, trick: str) -> None:
+        self.tricks.append(trick)
+
+
+class Dogs(Application[UUID]):
+    is_snapshotting_enabled = True
+
+
+@pytest.mark.parametrize("rounds", [2])
+def test_an_application_continues_in_the_next_process(tmp_path: Path, rounds: int) -> None:
+    environment = {"PERSISTENCE_MODULE": "millstream.events.recorders", "MILLSTREAM_BROKER": str(tmp_path / "log")}
+    dog = Dog("Fido")
+    for round_ in range(rounds):
+        with Dogs(env=environment) as dogs:
+            if round_:
+                dog = dogs.repository.get(dog.id)
+            dog.add_trick(f"trick {round_}")
+            dogs.save(dog)
+            dogs.take_snapshot(dog.id)
+            assert dogs.repository.get(dog.id).tricks == [f"trick {number}" for number in range(round_ + 1)]
+    with ms.connect(tmp_path / "log") as log:
+        assert log.topics() == ["dogs.events", "dogs.snapshots"]

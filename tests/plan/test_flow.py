@@ -127,7 +127,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().union("b"), "union takes streams, not 'b'", "a.union(b)"),  # type: ignore[arg-type]
     (two_flows, "union needs streams of one flow", "topic"),
     (different, "'y' is missing in one; 'z' is missing in one; 'x' is int and bigint", "select"),
-    (lambda: stream().where("ok").dead, "the step 'where' (where) has no dead letters", "map"),
+    (lambda: panes().agg(n=ms.count(), name="p").dead, "the step 'p' (windowedaggregate) has no dead letters", "map"),
     # grouping
     (lambda: stream().key_by("tem"), "there is no column 'tem'", "did you mean 'team'?"),
     (lambda: stream().key_by("team", "team"), "duplicate column in key_by", ""),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream import terminal
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.columns import Owned, columns_received
 from millstream.log.kafka.failures import client_module
@@ -73,7 +74,7 @@ class ColumnConsumer:
 
     def _made_callbacks(self, settings: Mapping[str, Any]) -> tuple[Any, Any]:
         report: Callable[[Any], None] = settings.get("error_cb", lambda error: None)
-        logger: logging.Logger = settings.get("logger", logging.getLogger(__name__))
+        logger: logging.Logger = settings.get("logger", terminal.logger(__name__))
         library = self._library
 
         def on_error(handle: int, code: int, reason: bytes | None, _: object) -> None:
@@ -90,20 +91,20 @@ class ColumnConsumer:
 
     def _opened(self, settings: Mapping[str, Any]) -> int:
         library = self._library
-        said = ctypes.create_string_buffer(ERROR_BYTES)
+        error = ctypes.create_string_buffer(ERROR_BYTES)
         conf = library.conf_new()
         try:
             for name, value in settings.items():
                 if name not in CALLBACKS:
                     text = str(value).lower() if isinstance(value, bool) else str(value)
-                    if library.conf_set(conf, name.encode(), text.encode(), said, ERROR_BYTES):
-                        raise _refused("_INVALID_ARG", said)
-            library.conf_set(conf, b"log.queue", b"true", said, ERROR_BYTES)
+                    if library.conf_set(conf, name.encode(), text.encode(), error, ERROR_BYTES):
+                        raise _refused("_INVALID_ARG", error)
+            library.conf_set(conf, b"log.queue", b"true", error, ERROR_BYTES)
             library.conf_set_error_cb(conf, self._callbacks[0])
             library.conf_set_log_cb(conf, self._callbacks[1])
-            handle: int | None = library.new(CONSUMER, conf, said, ERROR_BYTES)
+            handle: int | None = library.new(CONSUMER, conf, error, ERROR_BYTES)
             if not handle:
-                raise _refused("_INVALID_ARG", said)
+                raise _refused("_INVALID_ARG", error)
         except BaseException:
             library.conf_destroy(conf)
             raise
@@ -154,10 +155,10 @@ class ColumnConsumer:
             self.close()
 
 
-def _refused(code: str, said: Any) -> Exception:
+def _refused(code: str, error: Any) -> Exception:
     module = client_module()
     found: Exception = module.KafkaException(
-        module.KafkaError(getattr(module.KafkaError, code), said.value.decode(errors="replace"))
+        module.KafkaError(getattr(module.KafkaError, code), error.value.decode(errors="replace"))
     )
     return found
 

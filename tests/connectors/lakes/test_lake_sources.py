@@ -128,6 +128,11 @@ def test_columns_of_the_version(target, open_):
     assert found[1]["_commit_timestamp"].year >= 2024
 
 
+def test_rows_without_columns_of_the_table_are_counted(target, open_):
+    target.open().write(0, table(SCORES, [A, B]), None)
+    assert read(open_(target.place(), "weight int")) == [{"weight": 1}, {"weight": 1}]
+
+
 def test_mistakes(target, open_):
     with pytest.raises(NotFound, match="no such table"):
         open_(target.place(), SCORES).latest()

@@ -71,7 +71,8 @@ class DeltaFeed(Feed):
         wanted = dict.fromkeys([*columns, CHANGE_TYPE] if piece.change == MIXED else columns)
         kinds = self.schema()
         with self._storage.opened().files.open_input_file(piece.path) as stream, pq.ParquetFile(stream) as stored:
-            names = [name for name in wanted if name in stored.schema_arrow.names]
+            # At least one, for the number of rows.
+            names = [name for name in wanted if name in stored.schema_arrow.names] or stored.schema_arrow.names[:1]
             for batch in stored.iter_batches(SLAB_ROWS, columns=names):
                 for name, value in piece.partition.items():
                     if name in columns and name not in names:

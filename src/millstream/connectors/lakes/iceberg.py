@@ -273,15 +273,9 @@ def numbered_batch(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
         index = by_id.get(_number(field)) if by_id else batch.schema.get_field_index(field.name)
         if index is not None and index >= 0:
             chosen.append((field.name, batch.column(index)))
-    made = (
-        pa.StructArray.from_arrays(
-            [array for _, array in chosen],
-            [name for name, _ in chosen],
-        )
-        if chosen
-        else pa.nulls(batch.num_rows).cast(pa.struct([]))
-    )
-    return pa.RecordBatch.from_struct_array(made)
+    if not chosen:
+        return batch  # for the number of its rows
+    return pa.RecordBatch.from_arrays([array for _, array in chosen], [name for name, _ in chosen])
 
 
 def _number(field: pa.Field) -> int | None:

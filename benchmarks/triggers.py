@@ -4,7 +4,8 @@ usage: triggers.py [--quick]
 
 10k and 1M rows over 5 and 10k keys, one-minute windows over ten minutes, sum and count, in two bundles: the watermark
 passes the windows of the first, and a tenth of the second comes late for them. The triggers are those of the
-documentation. The last line is one JSON document with the figures.
+documentation. Times are CPU seconds, so that other work on the machine does not count; the largest ratio of elapsed
+times is reported beside them. The last line is one JSON document with the figures.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def bundles(rows: int, keys: int) -> list[pl.DataFrame]:
     return found
 
 
-def seconds(trigger: Trigger, given: list[pl.DataFrame], window: Window) -> tuple[float, int]:
-    """How long all bundles take, and how many rows were sent."""
+def seconds(trigger: Trigger, given: list[pl.DataFrame], window: Window) -> tuple[float, float]:
+    """How long all bundles take: in CPU time, and on the clock."""
     job = ms.Flow("bench")
     stream = job.read("events", "key long, value long, at timestamp", "at")
     windowed = stream.key_by("key").window(window, allowed_lateness="1 hour").trigger(trigger)
@@ -85,36 +86,38 @@ def seconds(trigger: Trigger, given: list[pl.DataFrame], window: Window) -> tupl
         Clock(middle, middle + 2 * MINUTE, MINUTE, 2 * MINUTE),
         Clock(middle + 2 * MINUTE, END, 2 * MINUTE, 3 * MINUTE),
     ]
-    start, sent = time.perf_counter(), 0
+    cpu, start = time.process_time(), time.perf_counter()
     for rows, clock in zip([*given, given[0].clear()], clocks, strict=True):
-        sent += len(runner.run({stream.node: Flowing(rows, clock)})[panes.node].rows)
-    return time.perf_counter() - start, sent
+        runner.run({stream.node: Flowing(rows, clock)})
+    return time.process_time() - cpu, time.perf_counter() - start
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--quick", action="store_true", help="fewer rounds, done within a minute")
-    rounds = 1 if options.parse_args().quick else 5
+    rounds = 3 if options.parse_args().quick else 5
     figures: dict[str, float] = {}
-    table = Table("trigger", title="Time beside the default trigger, one process")
+    table = Table("trigger", title="CPU time beside the default trigger, one process")
     ratios: dict[str, list[str]] = {str(trigger): [] for trigger in TRIGGERS}
-    worst = 0.0
+    worst = worst_elapsed = 0.0
     for rows, keys in ((10_000, 5), (10_000, 10_000), (1_000_000, 5), (1_000_000, 10_000)):
         table.add_column(f"{rows:,} rows\n{keys:,} keys", justify="right")
         given = bundles(rows, keys)
         again = rounds * (5 if rows <= 10_000 else 1)
         seconds(TRIGGERS[0], given, ms.fixed("1 minute"))  # nobody is charged for what is loaded once
-        times: dict[str, list[float]] = {str(trigger): [] for trigger in TRIGGERS}
+        times: dict[str, list[tuple[float, float]]] = {str(trigger): [] for trigger in TRIGGERS}
         for _ in range(again):
             for trigger in TRIGGERS:
-                times[str(trigger)].append(seconds(trigger, given, ms.fixed("1 minute"))[0])
-        default = statistics.median(times[DEFAULT])
+                times[str(trigger)].append(seconds(trigger, given, ms.fixed("1 minute")))
+        medians = {
+            name: [statistics.median(each) for each in zip(*found, strict=True)] for name, found in times.items()
+        }
+        default, default_elapsed = medians[DEFAULT]
         figures[f"default_ms_{rows}_rows_{keys}_keys"] = default * 1000
-        for name, found in times.items():
-            ratio = statistics.median(found) / default
-            ratios[name].append(f"{ratio:.2f}")
-            if ratio > worst:
-                worst, figures["max_time_vs_default"] = ratio, ratio
+        for name, (cpu, elapsed) in medians.items():
+            ratios[name].append(f"{cpu / default:.2f}")
+            worst, worst_elapsed = max(worst, cpu / default), max(worst_elapsed, elapsed / default_elapsed)
+    figures |= {"max_time_vs_default": worst, "max_elapsed_vs_default": worst_elapsed}
     for name, found_ in ratios.items():
         table.add_row(name, *found_)
     table.caption = f"bar: at most {BAR}"

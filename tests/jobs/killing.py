@@ -24,6 +24,7 @@ from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, s
 
 USERS = ("ann", "bob", "cid", "dee")
 START_S = 300
+FEED_S = 5
 FLOW = """
 from pathlib import Path
 import millstream as ms
@@ -73,6 +74,7 @@ class Killed:
         self.batches: dict[int, dict[str, Any]] = {}
         self._batch_rows = batch_rows
         self._second = 0.0
+        self._fed = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._watching = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -128,10 +130,17 @@ class Killed:
         elif when is None:
             time.sleep(self.chance.uniform(0, 2))
         else:
-            until(lambda: process.poll() is not None or when(), "the moment to kill")
+            until(lambda: process.poll() is not None or when() or self._feed_now_and_then(), "the moment to kill")
         if process.poll() is None:
             process.kill()
         return process.wait(START_S)
+
+    def _feed_now_and_then(self) -> bool:
+        """A short moment may be missed: it comes again with the next batch, for which there must be rows."""
+        if time.monotonic() - self._fed > FEED_S:
+            self._fed = time.monotonic()
+            self.feed(10)
+        return False
 
     def _begun(self) -> subprocess.Popen[bytes]:
         before = self.newest()

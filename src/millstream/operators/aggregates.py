@@ -54,8 +54,7 @@ class Count(Accumulator[plan.Count]):
         return {"count": pl.col(WEIGHT).cast(pl.Int64).sum() if self.changing else pl.len().cast(pl.Int64)}
 
     def _of_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
-        one = pl.repeat(1, pl.len(), dtype=pl.Int64)
-        return {"count": pl.col(WEIGHT).cast(pl.Int64) if self.changing else one}
+        return {"count": pl.col(WEIGHT).cast(pl.Int64) if self.changing else pl.lit(1, pl.Int64)}
 
     def _running(self, over: Stretches, parts: pl.DataFrame) -> dict[str, pl.Expr]:
         return {"count": over.sum(self.kept("count"))}
@@ -105,7 +104,7 @@ class Total(Accumulator[Described], OverRows[Described]):
         return self.value.count().cast(pl.Int64)
 
     def _of_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
-        known = self.value.is_not_null().cast(pl.Int64)
+        known = self.value.is_not_null().cast(pl.Int64) if rows[self.input].null_count() else pl.lit(1, pl.Int64)
         if self.exact is None:
             return {"sum": self.number.fill_null(0.0), "known": known}
         total, carry = self.exact.from_rows(self.input, rows, lambda number: number.fill_null(0))

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from millstream.operators.accumulators import NUMBER, ROW, TIME
-from millstream.operators.each_row_firing import AT_END, Fired, fired
-from millstream.operators.each_row_queues import PART, Drained, Queues, Truths
+from millstream.operators.each_row_firing import AT_END, Fired, fired, ranges
+from millstream.operators.each_row_queues import PANES, PART, Drained, Queues, Truths
 from millstream.operators.each_row_sessions import Held, Lives, lives
-from millstream.operators.ordering import Numbers, by_key, in_order
+from millstream.operators.ordering import Numbers, by_key, grouped, in_order
 from millstream.operators.window_assignment import placed
 from millstream.plan import windows
 from millstream.plan.bundles import END
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ROWS, PLACES = "__rows", "__places"
 LAST = 1 << 60
 """The part of panes that fire after all rows."""
+PIECES_MAX = 64
+"""So many pieces of a frame are moved faster than its rows."""
 
 
 @dataclass(slots=True)
@@ -42,8 +44,8 @@ class Taken:
     counters: pl.DataFrame
     panes: list[pl.DataFrame] = field(default_factory=list)
     late: list[pl.DataFrame] = field(default_factory=list)
-    is_in_order: bool = True
-    """Whether the panes are by key and in order of emission, if all are in one frame."""
+    blocks: pl.DataFrame | None = None
+    """If all panes are in one frame, by key and in order of emission: the keys, and how many panes each has."""
 
     def add(self, windows: pl.DataFrame) -> None:
         self.windows = pl.concat([self.windows, windows.select(self.windows.columns)], how="vertical_relaxed")
@@ -72,11 +74,8 @@ class Turns:
         last_panes = asked.sort([*self._keys, "__place", "__row_of_pane"], nulls_last=False, maintain_order=True)
         if not taken.panes:
             return last_panes
-        if len(taken.panes) == 1 and taken.is_in_order:
-            if asked.is_empty():
-                return taken.panes[0]
-            panes = pl.concat([taken.panes[0].select(asked.columns), last_panes], how="vertical_relaxed")
-            return panes[by_key(panes, self._keys)[0]]
+        if taken.blocks is not None:
+            return taken.panes[0] if asked.is_empty() else self._woven(taken.panes[0], taken.blocks, last_panes)
         last = pl.lit(LAST, pl.Int64).alias(PART)
         frames = [*taken.panes, asked.with_columns(last)]
         panes = pl.concat([frame.select(*asked.columns, PART) for frame in frames], how="vertical_relaxed")
@@ -84,6 +83,21 @@ class Turns:
         rank = np.empty(len(panes), np.int64)
         rank[by] = np.repeat(np.arange(len(counts)), counts)
         return panes[in_order(rank, *(panes[name].to_numpy() for name in (PART, "__place", "__row_of_pane")))]
+
+    def _woven(self, panes: pl.DataFrame, blocks: pl.DataFrame, last: pl.DataFrame) -> pl.DataFrame:
+        """Panes by key, each key's last ones after its block. Blocks are moved as a whole, unless there are many."""
+        both = pl.concat([panes.select(last.columns), last], how="vertical_relaxed")
+        singles = last.with_columns(pl.lit(1, pl.Int64).alias(PANES)).select(blocks.columns)
+        pieces = pl.concat([blocks, singles], how="vertical_relaxed")
+        pieces = pieces.with_columns((pl.col(PANES).cum_sum() - pl.col(PANES)).alias("__first"))
+        if self._keys:
+            pieces = pieces.sort(self._keys, nulls_last=False, maintain_order=True)
+        firsts, sizes = pieces["__first"].to_numpy(), pieces[PANES].to_numpy()
+        heads = np.flatnonzero(np.append(True, firsts[1:] != (firsts + sizes)[:-1]))
+        firsts, sizes = firsts[heads], np.add.reduceat(sizes, heads)
+        if len(heads) <= PIECES_MAX:
+            return pl.concat([both.slice(first, size) for first, size in zip(firsts, sizes, strict=True)])
+        return both[np.repeat(firsts, sizes) + ranges(sizes)]
 
     # ------------------------------------------------------------ windows with a fixed place in time
 
@@ -104,8 +118,11 @@ class Turns:
         by = [*self._keys, NUMBER if operator.by_rows else "start"]
         span = [pl.col(TIME).first().alias(name) for name in ("start", "end")]
         numbered = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(PLACES))
-        found = numbered.group_by(by).agg(
-            pl.len().cast(pl.Int64).alias(ROWS), PLACES, *(span if operator.by_rows else [pl.col("end").first()])
+        found = grouped(numbered, by).agg(
+            pl.len().cast(pl.Int64).alias(ROWS),
+            PLACES,
+            *(pl.col(name).first() for name in by),
+            *(span if operator.by_rows else [pl.col("end").first()]),
         )
         found = found.sort(by, nulls_last=False)
         places, found = found[PLACES], found.drop(PLACES)
@@ -116,16 +133,15 @@ class Turns:
         is_quiet = (done.panes == 0) & ~closed
         quiet = rows
         if not is_quiet.all():
-            order = places.explode(empty_as_null=False).to_numpy()
-            window = np.empty(len(rows), np.int64)
-            window[order] = np.repeat(np.arange(len(counts)), counts)
+            here = Queues(
+                base, rows, places.explode(empty_as_null=False).to_numpy(), counts, dense_keys(found, self._keys)
+            )
             if closed.any():
-                self._refuse(taken, rows, window, base, given)
+                self._refuse(taken, here.of(closed), given)
             is_loud = ~is_quiet & ~closed
             if is_loud.any():
-                here = Queues(base, rows, window, dense_keys(found, self._keys), order)
                 self._drain(taken, here.of(is_loud), done.of(is_loud, counts), given, clock)
-            quiet = rows.filter(is_quiet[window])
+            quiet = rows[here.of(is_quiet).order]
         if len(quiet):
             held = base.filter(is_quiet & is_held).drop(AT_END)
             news = operator.news(quiet.with_columns(self._whole(quiet, given)) if operator.keeps_rows else quiet, clock)
@@ -153,25 +169,24 @@ class Turns:
         both = pl.concat([held, fresh.select(held.columns)], how="vertical_relaxed")
         return both[np.where(is_held, places, len(held) + np.cumsum(~is_held) - 1)], is_held
 
-    def _refuse(
-        self, taken: Taken, rows: pl.DataFrame, window: Numbers, base: pl.DataFrame, given: pl.DataFrame
-    ) -> None:
+    def _refuse(self, taken: Taken, closed: Queues, given: pl.DataFrame) -> None:
         """Rows of windows that were closed before are too late."""
-        closed = base["closed"].to_numpy()
-        is_late = closed[window]
-        late = rows.filter(is_late)
+        late, windows_now = closed.rows[closed.order], closed.windows
         if self._operator.by_rows:
-            late = late.with_columns(base.select("start", "end")[window[is_late]].get_columns())
-        taken.late.append(self._late(late, given, "closed"))
-        taken.add(base.filter(closed).drop(AT_END))
+            of_rows = np.repeat(np.arange(len(windows_now)), closed.counts)
+            late = late.with_columns(windows_now.select("start", "end")[of_rows].get_columns())
+        taken.late.append(self._late(late[in_order(closed.order)], given, "closed"))
+        taken.add(windows_now.drop(AT_END))
 
     def _drain(self, taken: Taken, queues: Queues, done: Fired, given: pl.DataFrame, clock: Clock) -> None:
-        drained = Drained(self._operator, queues, done, given, clock)
+        operator = self._operator
+        several = operator.merges or operator.by_rows or operator.node.mode is Mode.RETRACTING or bool(taken.panes)
+        drained = Drained(operator, queues, done, given, clock, with_parts=several)
         if drained.lost is not None:
             taken.late.append(self._late(drained.lost, given, "closed"))
         if len(drained.panes):
             taken.panes.append(drained.panes)
-            taken.is_in_order &= self._operator.node.mode is not Mode.RETRACTING
+            taken.blocks = None if several else drained.blocks()
         taken.add(drained.windows)
 
     def _evaluate_others(self, taken: Taken, touching: pl.DataFrame, rows: pl.DataFrame, clock: Clock) -> None:
@@ -222,7 +237,7 @@ class Turns:
         """Adds panes of evaluated windows, as parts of rows."""
         if len(panes):
             taken.panes.append(self._of_parts(panes, parts))
-            taken.is_in_order = False
+            taken.blocks = None
 
     def _of_parts(self, panes: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
         """Panes with the parts that emitted them."""
@@ -393,7 +408,8 @@ class Turns:
             taken.add(base.filter(shut).with_columns(grown.get_columns()))
         if (is_open := ~closed & ~alone).any():
             base = base.with_columns(self._at_end(clock))
-            queues = Queues(base, rows, window, np.zeros(len(base), np.int64)).of(is_open)
+            keys = np.zeros(len(base), np.int64)  # the rows are in order of their keys
+            queues = Queues(base, rows, in_order(window), counts, keys).of(is_open)
             done = fired(self._operator.trigger, queues.windows, queues.counts, clock.now)
             self._drain(taken, queues, done, given, clock)
 

@@ -17,6 +17,7 @@ import polars as pl
 from millstream.operators.triggers import MANY, TriggerColumns
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+FEW = 100
 AT_END, NODE, NEEDS, NEXT, FINISHES = "__at_end", "__node", "__needs", "__next", "__finishes"
 
 
@@ -92,6 +93,11 @@ def fired(trigger: TriggerColumns, windows: pl.DataFrame, counts: Numbers, clock
             waiting[members] = np.where(closes, 0, waiting[members])
         if path.sends_always(most) and len(members) == len(counts):
             sends[:] = True
+        elif len(members) * FEW < most:  # few windows with many rows: each is the beginning of the longest
+            longest = np.zeros(most, np.bool_)
+            longest[path.places[path.places <= most] - 1] = True
+            for window in members:
+                sends[offsets[window] : offsets[window] + counts[window]] = longest[: counts[window]]
         else:
             sends[path.places[ranges(sent)] - 1 + np.repeat(offsets[members], sent)] = True
     after = graph.nodes[last].with_columns(pl.Series(NEEDS, waiting))

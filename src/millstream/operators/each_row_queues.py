@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 
 from millstream.operators import accumulators
-from millstream.operators.accumulators import ELEMENTS, NUMBER, ROW, TIME, Stretches
+from millstream.operators.accumulators import ELEMENTS, ROW, TIME, Stretches
 from millstream.operators.each_row_firing import AT_END, Fired, ranges
-from millstream.operators.ordering import Numbers, in_order
+from millstream.operators.ordering import Numbers, in_order, narrow
 from millstream.plan.nodes import Mode, PaneTime
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PART = "__part"
 """The position of a row in its bundle."""
+PANES = "__panes"
+IN_TIME = ("in_time_min", "in_time_max")
 ELEMENTS_MAX = 2_000_000
 """At most this many rows of panes are expanded at once, for aggregates that need them all."""
 Truths = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -28,51 +30,70 @@ Truths = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Open windows and their rows: `window` has the number of each row's window, `keys` that of its key.
+    """Open windows, in order of their keys, and rows, of which some are queued for these windows.
 
-    The rows of a key are in order of arrival, with the bounds that their window has after them.
+    `order` has the positions of the queued rows, window by window and in order of arrival; `counts` how many each
+    window has; `keys` the number of each window's key. Rows have the bounds that their window has after them.
     """
 
     windows: pl.DataFrame
     rows: pl.DataFrame
-    window: Numbers
+    order: Numbers
+    counts: Numbers
     keys: Numbers
-    order: Numbers | None = None
-    """The positions of the rows, window by window, if they are known."""
-
-    @property
-    def counts(self) -> Numbers:
-        return np.bincount(self.window, minlength=len(self.windows))
 
     def of(self, chosen: Truths) -> Queues:
         """The queues of some of the windows."""
         if chosen.all():
             return self
-        here = chosen[self.window]
-        number = np.cumsum(chosen) - 1
-        return Queues(self.windows.filter(chosen), self.rows.filter(here), number[self.window[here]], self.keys[chosen])
+        order = self.order[np.repeat(chosen, self.counts)]
+        return Queues(self.windows.filter(chosen), self.rows, order, self.counts[chosen], self.keys[chosen])
+
+
+class Places:
+    """Positions among rows; often these are all of them as they are, and nothing has to be moved."""
+
+    def __init__(self, numbers: Numbers, *, all_of: int) -> None:
+        self.numbers = numbers
+        self._is_all = len(numbers) == all_of and bool((numbers == np.arange(all_of)).all())
+        self._series = pl.Series(numbers if not self._is_all else numbers[:0], dtype=pl.UInt32)
+
+    def of(self, column: pl.Series) -> pl.Series:
+        return column if self._is_all else column.gather(self._series)
+
+    def of_numbers(self, values: Any) -> Any:
+        return values if self._is_all else values[self.numbers]
 
 
 class Drained:
     """The effect of queued rows: `panes`, `windows`, and rows that are `lost` because their window was closed."""
 
     def __init__(
-        self, operator: WindowedOperator, queues: Queues, done: Fired, given: pl.DataFrame, clock: Clock
+        self,
+        operator: WindowedOperator,
+        queues: Queues,
+        done: Fired,
+        given: pl.DataFrame,
+        clock: Clock,
+        *,
+        with_parts: bool,
     ) -> None:
+        """`with_parts`: panes have the position of their row, because others may have to be put between them."""
         self._operator = operator
+        self._with_parts = [PART] if with_parts else []
         self._base, self._queues, self._fired = queues.windows, queues, done
         self._given, self._clock = given, clock
         self._discards = operator.node.mode is Mode.DISCARDING
         self._counts = queues.counts
-        self._all = order = in_order(queues.window) if queues.order is None else queues.order
-        window = np.repeat(np.arange(len(self._counts)), self._counts)
+        self._all = order = queues.order
         sends = done.sends
         lost: Truths | None = None
         if (done.taken < self._counts).any():
             is_taken = ranges(self._counts) < np.repeat(done.taken, self._counts)
             lost = ~is_taken
-            order, window, sends = order[is_taken], window[is_taken], sends[is_taken]
-        self._window, self._order, self._sends = window, order, sends
+            order, sends = order[is_taken], sends[is_taken]
+        self._order, self._sends = order, sends
+        self._window = self._each(np.arange(len(self._counts)))
         self._firsts = np.cumsum(done.taken) - done.taken
         self._lasts = np.cumsum(done.taken) - 1
         self._held = ((self._base["waiting"] > 0) | (self._base["index"] > 0)).to_numpy()
@@ -81,6 +102,10 @@ class Drained:
         self.lost = None if lost is None else self._lost_rows(lost)
         self.panes = self._sent_panes()
         self.windows = self._windows()
+
+    def _each(self, values: Any) -> Any:
+        """The values of windows, for each of their rows."""
+        return np.repeat(values, self._fired.taken)
 
     @cached_property
     def _rows(self) -> pl.DataFrame:
@@ -113,7 +138,8 @@ class Drained:
         frames = []
         if folding:
             rows = self._queues.rows
-            parts = rows.select(made for fold in folding for made in fold.of_rows(rows))[self._order]
+            parts = rows.with_columns(made for fold in folding for made in fold.of_rows(rows))
+            parts = parts.select(column for fold in folding for column in fold.columns)[self._order]
             if self._held.any():
                 parts = self._with_held(parts)
             over = self._stretches(by_pane=self._discards)
@@ -145,9 +171,7 @@ class Drained:
         both = pl.concat([before, first], how="vertical_relaxed")
         made = [merged for fold in self._operator.folding for merged in fold.merged(both)]
         joined = both.group_by("__window", maintain_order=True).agg(made).select(parts.columns)
-        places = np.arange(len(parts))
-        places[self._firsts[here]] = len(parts) + np.arange(len(here))
-        return pl.concat([parts, joined], how="vertical_relaxed")[places]
+        return pl.DataFrame([_replaced(old, self._firsts[here], new) for old, new in zip(parts, joined, strict=True)])
 
     def _in_time(self) -> pl.DataFrame:
         """The event times of rows that are not behind the watermark."""
@@ -167,71 +191,117 @@ class Drained:
 
     def _sent_panes(self) -> pl.DataFrame:
         """The emitted panes: by key, in the order of their rows."""
-        operator = self._operator
-        if not self._sends.any():
+        sending = np.flatnonzero(self._sends)
+        if not len(sending):
             return pl.DataFrame()
-        if operator.node.mode is Mode.RETRACTING:
-            return self._with_retractions(self._panes(np.flatnonzero(self._sends)))
-        by_key = in_order(self._queues.keys[self._queues.window])
+        if self._operator.node.mode is Mode.RETRACTING:
+            return self._with_retractions(self._panes(sending))
+        return self._sent(self._panes(self._by_key(sending)))
+
+    def _by_key(self, places: Numbers) -> Numbers:
+        """Positions in order of their keys, those of a key as its rows arrived."""
+        is_all = len(places) == len(self._order)
+        arrived = self._order if is_all else self._order[places]
+        keys = self._each(narrow(self._queues.keys))
+        falls = np.flatnonzero(arrived[1:] < arrived[:-1])
+        if (keys[places[falls]] != keys[places[falls + 1]]).all():
+            return places
         turns = np.full(len(self._queues.rows), -1, np.int64)
-        turns[self._order[self._sends]] = np.flatnonzero(self._sends)
-        turns = turns[by_key]
-        return self._sent(self._panes(turns[turns >= 0]))
+        turns[arrived] = places
+        if len(places) < len(turns):
+            turns = turns[turns >= 0]
+        return turns[in_order(keys[turns])]
+
+    def blocks(self) -> pl.DataFrame:
+        """The keys of the panes in order, and how many each has."""
+        keys = self._queues.keys
+        heads = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        counts = pl.Series(PANES, np.add.reduceat(self._fired.panes, heads))
+        return self._base[heads].select(*self._operator.keys, counts)
 
     def _sent(self, panes: pl.DataFrame) -> pl.DataFrame:
-        columns = [*self._operator.keys, *self._operator.sent_columns, "weight", "__place", PART]
+        columns = [*self._operator.keys, *self._operator.sent_columns, "weight", "__place", *self._with_parts]
         return panes.select(*columns, __row_of_pane=pl.lit(1 << 30, pl.Int64))
 
-    def _panes(self, places: Numbers) -> pl.DataFrame:
-        operator = self._operator
-        window = self._window[places]
-        index, on_time_index = self._indexes(places, window)
-        at_end = self._base[AT_END].to_numpy()
-        columns = [*operator.keys, *([NUMBER] if operator.by_rows else ["start", "end"]), PART]
+    def _panes(self, numbers: Numbers) -> pl.DataFrame:
+        operator, base = self._operator, self._base
+        places = Places(numbers, all_of=len(self._order))
+        window = places.of_numbers(self._window)
+        in_base = pl.Series(window, dtype=pl.UInt32)
+        # What depends on the window alone is computed once for each.
+        of_window = [*operator.keys, *([] if operator.merges else operator.identity[len(operator.keys) :])]
+        at_end = self._base[AT_END]
+        is_uniform = at_end.n_unique() == 1
+        of_window += [] if is_uniform else [AT_END]
+        depends = operator.merges or operator.by_rows or operator.node.pane_time is not PaneTime.END_OF_WINDOW
+        if not depends:
+            base = base.with_columns(__comes=pl.lit(False)).with_columns(operator.timing())
+            of_window += ["__timing", "event_time"]
         made = [
-            *self._queues.rows.select(columns)[self._order[places]].get_columns(),
-            *(bound[places].alias(name) for name, bound in self._row_spans()),
-            pl.Series("index", index),
-            pl.Series("on_time_index", on_time_index),
+            *(base[name].gather(in_base) for name in of_window),
+            *self._of_rows(places),
+            places.of(pl.Series("index", self._index)),
+            places.of(pl.Series("on_time_index", self._on_time_index)),
             pl.Series("__window", window),
-            *(column[places] for column in self._running.get_columns()),
         ]
         panes = pl.DataFrame(made).with_columns(
-            pl.lit(bool(at_end[0])).alias(AT_END) if (at_end == at_end[0]).all() else pl.Series(AT_END, at_end[window]),
-            self._finishes(places, window).alias("__finished"),
+            self._finishes(numbers, window).alias("__finished"),
+            *([pl.lit(at_end[0]).alias(AT_END)] if is_uniform else []),
             waiting=pl.lit(1, pl.Int64),
             __comes=pl.lit(False),
             __over=pl.lit(False),
         )
-        if operator.node.pane_time is PaneTime.END_OF_WINDOW:
-            nobody = pl.lit(None, pl.Int64)
-            panes = panes.with_columns(in_time_min=nobody, in_time_max=nobody)
-        return self._panes_of_elements(panes, places) if operator.listing else operator.panes(panes)
+        if depends:
+            panes = panes.with_columns(operator.timing())
+        if operator.listing or operator.too_large(self._running):
+            panes = panes.with_columns(places.of(column) for column in self._running.get_columns())
+            return self._panes_of_elements(panes, numbers) if operator.listing else operator.panes(panes)
+        results = self._running.select(operator.results()).get_columns()
+        return operator.described(panes.with_columns(places.of(column) for column in results))
+
+    def _of_rows(self, places: Places) -> list[pl.Series]:
+        """What panes have from their rows: positions, and bounds and times that are not the same for a whole window."""
+        columns = [*self._with_parts, *(["start", "end"] if self._operator.merges else [])]
+        rows = self._queues.rows.select(columns)
+        found = rows[places.of_numbers(self._order)].get_columns() if columns else []
+        found += [places.of(bound.alias(name)) for name, bound in self._row_spans()]
+        return found + [places.of(column) for column in self._running.get_columns() if column.name in IN_TIME]
 
     def _finishes(self, places: Numbers, window: Numbers) -> pl.Expr:
         """Whether the trigger finishes with a pane."""
         closed = self._fired.closed
         return pl.lit(pl.Series(closed[window] & (places == self._lasts[window]))) if closed.any() else pl.lit(False)
 
-    def _indexes(self, places: Numbers, window: Numbers) -> tuple[Numbers, Numbers]:
-        """How many panes of its window were emitted before each, and how many of these were not early."""
-        since, index, on_time = self._counted(places, window)
-        return index + since, on_time + since * _gathered(self._counts_on_time(), window)
+    # ------------------------------------------------------------ how many panes a window has emitted
 
-    def _counted(self, places: Numbers, window: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """How many panes were emitted before a row since its window started counting, and from which numbers on."""
-        begins = self._firsts[window]
-        index, on_time = (_gathered(self._base[name].to_numpy(), window) for name in ("index", "on_time_index"))
+    @cached_property
+    def _index(self) -> Numbers:
+        """How many panes of its window were emitted before each row."""
+        return self._counted("index", np.ones(len(self._base), np.bool_))
+
+    @cached_property
+    def _on_time_index(self) -> Numbers:
+        """How many of these were not early."""
+        return self._counted("on_time_index", self._counts_on_time())
+
+    def _counted(self, name: str, counts: Truths) -> Numbers:
+        """How many panes were emitted before each row, of the windows that count them."""
+        first = self._base[name].to_numpy()
         if self._operator.merges:  # a session that grows starts over
             grown = self._grows()
-            last = np.maximum.accumulate(np.where(grown, np.arange(len(grown)), -1))[places]
+            last = np.maximum.accumulate(np.where(grown, np.arange(len(grown)), -1))
+            begins = self._each(self._firsts)
             is_new = last >= begins
-            begins = np.where(is_new, last, begins)
-            index, on_time = np.where(is_new, 0, index), np.where(is_new, 0, on_time)
-        if self._sends.all():
-            return places - begins, index, on_time
-        before: Numbers = np.cumsum(self._sends) - self._sends
-        return before[places] - before[begins], index, on_time
+            since = self._before - self._before[np.where(is_new, last, begins)]
+            found: Numbers = np.where(is_new, 0, self._each(first)) + since * self._each(counts)
+            return found
+        counted: Numbers = self._each(first - np.where(counts, self._before[self._firsts], 0))
+        return np.add(counted, self._before, out=counted, where=bool(counts.all()) or self._each(counts))
+
+    @cached_property
+    def _before(self) -> Numbers:
+        """How many panes rows before each have emitted."""
+        return np.arange(len(self._sends)) if self._sends.all() else np.cumsum(self._sends) - self._sends
 
     def _counts_on_time(self) -> Truths:
         """Whether the panes of a window are not early."""
@@ -305,16 +375,14 @@ class Drained:
         """The windows after their rows."""
         operator, done, base = self._operator, self._fired, self._base
         start, end = self._place()
-        since, index, on_time = self._counted(self._lasts, np.arange(len(base)))
         sends_last = self._sends[self._lasts]
-        since = since + sends_last
         has_sent = done.panes > 0
         state = base.drop(*operator.trigger.schema(), AT_END).with_columns(
             *done.trigger.get_columns(),
             start.alias("start"),
             end.alias("end"),
-            pl.Series("index", index + since),
-            pl.Series("on_time_index", on_time + np.where(self._counts_on_time(), since, 0)),
+            pl.Series("index", self._index[self._lasts] + sends_last),
+            pl.Series("on_time_index", self._on_time_index[self._lasts] + (sends_last & self._counts_on_time())),
             pl.Series("closed", done.closed),
             pl.Series("waiting", np.where(has_sent, done.waiting, base["waiting"].to_numpy() + done.waiting)),
             pl.Series("__sends_last", sends_last),
@@ -322,9 +390,8 @@ class Drained:
             *self._kept_lists(),
         )
         sends = pl.col("__sends_last")
-        if "in_time_min" in self._running.columns:
-            times = ("in_time_min", "in_time_max")
-            state = state.with_columns(pl.when(~sends).then(pl.col(name)).alias(name) for name in times)
+        if IN_TIME[0] in self._running.columns:
+            state = state.with_columns(pl.when(~sends).then(pl.col(name)).alias(name) for name in IN_TIME)
         if operator.node.mode is Mode.RETRACTING and has_sent.any():
             state = self._with_sent(state)
         return operator.fitted(operator.emptied(state, sends) if self._discards else state)
@@ -369,9 +436,16 @@ class Drained:
         return state.with_columns(both[places].alias("sent"))
 
 
-def _gathered(values: Any, places: Numbers) -> Any:
-    """Values at positions; a single value if all are the same."""
-    return values[0] if len(values) and (values == values[0]).all() else values[places]
+def _replaced(values: pl.Series, places: Numbers, others: pl.Series) -> pl.Series:
+    """Values with others at some positions."""
+    if values.dtype == others.dtype == pl.Int64 and not values.null_count() and not others.null_count():
+        numbers = values.to_numpy(writable=True)
+        numbers[places] = others.to_numpy()
+        return pl.Series(values.name, numbers)
+    chosen = np.arange(len(values))
+    chosen[places] = len(values) + np.arange(len(places))
+    both = pl.concat([values.to_frame(), others.to_frame()], how="vertical_relaxed")
+    return both.to_series()[chosen]
 
 
 def _lists(values: pl.Series, sizes: Numbers) -> pl.Series:

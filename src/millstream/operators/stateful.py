@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -124,6 +124,7 @@ class WindowedStep:
         self.keys = self.operator.keys
         self._types: Any = dict(elementwise.types_of(node.schema))
         self.partials = Partials(self.operator) if Partials.possible(self.operator) else None
+        self._nothing_sent: dict[str, pl.DataFrame] = {}
 
     def tables(self) -> Frames:
         return {"windows": self.operator.no_windows(), "counters": self.operator.no_counters()}
@@ -177,7 +178,16 @@ class WindowedStep:
             if PARTIALS in inputs and self.partials is not None:
                 inputs = {**inputs, PARTIALS: self.partials.timed(inputs[PARTIALS], clock.now)}
         changes, sent = self.operator.step(held, inputs, clock)
-        return changes, {SENT: self._panes(sent["panes"]), LATE: self._late_rows(sent["late"]), LOST: sent["lost"]}
+        panes, late = self._made(SENT, self._panes, sent["panes"]), self._made(LATE, self._late_rows, sent["late"])
+        return changes, {SENT: panes, LATE: late, LOST: sent["lost"]}
+
+    def _made(self, name: str, make: Callable[[pl.DataFrame], pl.DataFrame], given: pl.DataFrame) -> pl.DataFrame:
+        """An output; an empty one is made once, because most small bundles have nothing to send."""
+        if len(given) or name not in self._nothing_sent:
+            made = make(given)
+            self._nothing_sent[name] = made.clear()
+            return made
+        return self._nothing_sent[name]
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
         event, due = self.operator.deadlines(clock)

@@ -50,6 +50,7 @@ class WindowedOperator:
         self.row_windows = RowWindows(node.window, self.keys, given)
         self.identity = [*self.keys, NUMBER] if self.by_rows else [*self.keys, "start", "end"]
         self.sent_type = pl.Struct({})
+        self._nothing_sent: pl.DataFrame | None = None
         self._learn_types()
 
     def _learn_types(self) -> None:
@@ -230,6 +231,8 @@ class WindowedOperator:
 
     def folded(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """Merges old and new state of each window; what is not a fold comes from the old window."""
+        if held.is_empty():
+            return self.added(news, clock)
         old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED)).select(news.columns)
         both = pl.concat([old, news], how="vertical_relaxed")
         merged = both.group_by(self.identity, maintain_order=True).agg(self._merged(both))
@@ -301,9 +304,14 @@ class WindowedOperator:
         state = state.with_columns(
             [pl.when("__ready").then(made).otherwise(pl.col(name)).alias(name) for name, made in fired.items()]
         )
-        panes = self.panes(state.filter("__sends"))
-        state = self._after(state, panes)
-        sent = self._with_retractions(panes)
+        sending = state.filter("__sends")
+        if len(sending) or self._nothing_sent is None:
+            panes = self.panes(sending)
+            state = self._after(state, panes)
+            sent = self._with_retractions(panes)
+            self._nothing_sent = sent.clear()
+        else:  # as for most small bundles; then no window changes either
+            sent = self._nothing_sent
         if self.node.until_expiry:
             expired = state.filter("__over").with_columns(__place=self._place())
             sent = pl.concat([sent, self._retractions(expired, sent, after=AFTER_PANE)], how="vertical_relaxed")
@@ -312,6 +320,16 @@ class WindowedOperator:
     def panes(self, state: pl.DataFrame) -> pl.DataFrame:
         """The panes that windows emit, one row each."""
         self._check_size(state)
+        state = state.with_columns(self.timing())
+        if self.listing and not state.is_empty():
+            state = state.with_columns(accumulators.from_elements(state, self.listing, self.arguments))
+        elif self.listing:
+            types = types_of(self.node.schema)
+            state = state.with_columns([pl.lit(None, types[made.name]).alias(made.name) for made in self.listing])
+        return self.described(state.with_columns(self.results()))
+
+    def timing(self) -> list[pl.Expr]:
+        """When a window emits: before, at or after its end; and the event time of its panes."""
         if self.by_rows:
             timing = pl.lit("unknown")
         else:
@@ -322,26 +340,32 @@ class WindowedOperator:
                 .then(pl.lit("late"))
                 .otherwise(pl.lit("early"))
             )
-        results = [accumulator.result().alias(accumulator.name) for accumulator in self.folding]
-        state = state.with_columns(__timing=timing, __place=self._place(), event_time=self._pane_time())
-        if self.listing and not state.is_empty():
-            state = state.with_columns(accumulators.from_elements(state, self.listing, self.arguments))
-        elif self.listing:
-            types = types_of(self.node.schema)
-            state = state.with_columns([pl.lit(None, types[made.name]).alias(made.name) for made in self.listing])
-        state = state.with_columns(results)
+        return [timing.alias("__timing"), self._pane_time().alias("event_time")]
+
+    def results(self) -> list[pl.Expr]:
+        """The results of aggregates that fold."""
+        return [accumulator.result().alias(accumulator.name) for accumulator in self.folding]
+
+    def described(self, state: pl.DataFrame) -> pl.DataFrame:
+        """Panes with all their columns, given their timing and results."""
+        is_early = pl.lit(False) if self.by_rows else ~(pl.col("__at_end") | pl.col("__comes"))
         return state.with_columns(
             pl.col("__timing").alias("pane.timing"),
             pl.col("index").alias("pane.index"),
-            pl.when(pl.col("__timing") != "early").then(pl.col("on_time_index")).alias("pane.on_time_index"),
+            pl.when(~is_early).then(pl.col("on_time_index")).alias("pane.on_time_index"),
             (pl.col("index") == 0).alias("pane.first"),
             (pl.col("__finished") | pl.col("__over")).alias("pane.last"),
             pl.lit(1, pl.Int32).alias("weight"),
+            __place=self._place(),
         )
 
     def _place(self) -> pl.Expr:
         """The order in which windows of a key emit their panes."""
         return pl.col(NUMBER) if self.by_rows else pl.col("start").fill_null(0)
+
+    def too_large(self, state: pl.DataFrame) -> bool:
+        """Whether the result of any row of state overflows its type."""
+        return any(accumulator.too_large(state) is not None for accumulator in self.folding)
 
     def _check_size(self, state: pl.DataFrame) -> None:
         for accumulator in self.folding:

@@ -203,7 +203,7 @@ class Tables:
             return table.empty_keys, np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
         asked = _fitting(asked, table.empty_keys)
         if len(asked) > MANY_ASKED:  # many rows have the same key
-            asked = asked.unique()
+            asked = asked.unique() if asked.width > 1 else asked.to_series().unique().to_frame()  # twice as fast
         hashes = key_hashes(asked, table.keys)
         order = np.argsort(hashes)  # searching in order is several times as fast
         return asked[order], hashes[order]

@@ -45,6 +45,7 @@ def test_a_broker_that_hangs_holds_a_job_up_and_nothing_else(killed: Killed, kaf
             os.killpg(kafka.pid(1), signal.SIGCONT)
 
     assert killed.run_and_kill() == -signal.SIGKILL
+    killed.feed(300)  # enough for late rows, however they are divided into batches
     hanging = threading.Thread(target=hang)
     hanging.start()
     killed.catch_up()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -114,6 +115,29 @@ def program(address: str, topic: str, records: int) -> tuple[float, float]:
         return sent, time.perf_counter() - begun
 
 
+def consumed_in_columns(address: str, topic: str, records: int) -> float:
+    """Seconds to read them as batches of columns."""
+    begun, count = time.perf_counter(), 0
+    with ms.connect(address) as log, log.consumer(topic) as consumer:
+        while count < records:
+            count += sum(map(len, consumer.poll_batches(timeout=5.0)))
+    return time.perf_counter() - begun
+
+
+def consumed_by_confluent(servers: str, topic: str, records: int) -> float:
+    """Seconds of the loop that users of confluent-kafka write, with the same fields of each record."""
+    begun, count = time.perf_counter(), 0
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "benchmark", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    while count < records:
+        for message in consumer.consume(10_000, 5.0):
+            if message.error() is None:
+                _ = message.key(), message.value(), message.offset(), message.timestamp(), message.headers()
+                count += 1
+    consumer.close()
+    return time.perf_counter() - begun
+
+
 # ---------------------------------------------------------------- the demo's flow
 
 
@@ -170,6 +194,14 @@ def main() -> None:
             for what, taken in zip(("produce", "consume"), zip(*seconds, strict=True), strict=True):
                 rate = note(f"{what}_{name}_per_s", records / statistics.median(taken), "records/s")
                 speeds.setdefault(what, []).append(rate)
+        in_columns, confluents = [], []
+        for number in range(rounds):  # in turns: the machine may be slower at times
+            confluents.append(consumed_by_confluent(cluster.bootstrap, f"program-{number}", records))
+            in_columns.append(consumed_in_columns(address, f"program-{number}", records))
+        own_s, confluent_s = statistics.median(in_columns), statistics.median(confluents)
+        note("consume_columns_kafka_per_s", records / own_s, "records/s")
+        note("consume_confluent_per_s", records / confluent_s, "records/s")
+        ratios["consume_vs_confluent"] = confluent_s / own_s
         for what, (embedded, kafka) in speeds.items():
             ratios[f"{what}_speed_embedded_vs_kafka"] = embedded / kafka
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from millstream.records import batch_to_rows, values_or_raw
+from millstream.records.values import column_to_values, values_or_raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,14 @@ class Batch:
         return frame
 
     def records(self) -> list[Record]:
-        headers = self.columns.column("headers").to_pylist()  # pairs, not a dict: a name may occur more than once
-        rows = batch_to_rows(self.columns.drop_columns(["headers"]), values_or_raw)
-        return [
-            Record(self.topic, self.partition, offset, row["timestamp"], row["key"], row["value"], tuple(pairs or ()))
-            for offset, row, pairs in zip(self.offsets.tolist(), rows, headers, strict=True)
-        ]
+        headers = self.columns.column("headers")
+        pairs: list[tuple[Any, ...]] = [()] * len(self)
+        if headers.null_count < len(self):  # pairs, not a dict: a name may occur more than once
+            pairs = [tuple(each or ()) for each in headers.to_pylist()]
+        parts = (self.columns.column(name) for name in ("timestamp", "key", "value"))
+        columns = [column_to_values(part, values_or_raw, values_or_raw) for part in parts]
+        topic, partition = self.topic, self.partition
+        return [Record(topic, partition, *row) for row in zip(self.offsets.tolist(), *columns, pairs, strict=True)]
 
     def split(self, count: int) -> tuple[Batch, Batch]:
         first = Batch(self.topic, self.partition, self.offsets[:count], self.columns.slice(0, count))

@@ -200,6 +200,51 @@ def test_pieces_outlive_their_messages(
     assert list(found) == []
 
 
+def test_an_exception_right_after_the_call_loses_no_message(
+    kafka: KafkaCluster, destroyed: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, consumer = filled(kafka, 10), by_columns(kafka)
+    library = librdkafka.library()
+    assert library is not None
+    real = library.consume_batch_queue
+
+    def interrupted(*arguments: Any) -> int:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library, "consume_batch_queue", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        taken_at_once(consumer, starts, 10)
+    consumer.close()
+    assert destroyed() == 10
+
+
+def test_partitions_are_added_and_removed(kafka: KafkaCluster, either_way: str) -> None:
+    first, second = filled(kafka, 10), filled(kafka, 10)
+    consumer = by_columns(kafka) if either_way == "columns" else by_objects(kafka)
+    consumer.add(first)
+    consumer.add(second)
+    assert consumer.assignment() == first.keys() | second.keys()
+    found: list[Received] = []
+    while sum(map(len, found)) < 20:
+        found += [each for each in consumer.receive(WAIT_S, 100) if isinstance(each, Received)]
+    assert {each.place for each in found} == first.keys() | second.keys()
+    consumer.remove(first)
+    assert consumer.assignment() == second.keys()
+    with pytest.raises(confluent_kafka.KafkaException):
+        consumer.add(second)
+    consumer.close()
+
+
+def test_parts_of_a_partition_are_joined(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(received, "PIECE_BYTES", 3)
+    starts, consumer = filled(kafka, 10), by_columns(kafka)
+    parts = [each for each in taken_at_once(consumer, starts, 10) if isinstance(each, Received)]
+    consumer.close()
+    assert len(parts) > 1
+    assert listed(Received.joined(parts)) == [row for part in parts for row in listed(part)]
+
+
 def test_a_forked_child_leaves_the_handle_alone(kafka: KafkaCluster) -> None:
     starts, consumer = filled(kafka, 10), by_columns(kafka)
     found = taken_at_once(consumer, starts, 10)

@@ -28,6 +28,7 @@ from waiting import until
 
 from .support import all_of, filled, new, numbers, polled
 
+pytestmark = pytest.mark.usefixtures("either_way")
 BROKERS = ("embedded", "kafka")
 
 

@@ -124,6 +124,12 @@ class Clients:
             made = column_consumer(settings, wanted)
             return ObjectConsumer(client_module().Consumer(settings), wanted) if made is None else made
 
+    def group_consumer(
+        self, wanted: Wanted, *, defaults: Mapping[str, Any] | None = None, **fixed: Any
+    ) -> ObjectConsumer:
+        """The same for members of a group: confluent-kafka calls them back in a rebalance."""
+        return ObjectConsumer(self.consumer(defaults=defaults, **fixed), wanted)
+
     def share_consumer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> ShareConsumer:
         with translated_errors(self.where):
             made: ShareConsumer = client_module().ShareConsumer(self.settings(defaults=defaults, **fixed))

@@ -10,10 +10,11 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from millstream import terminal
 from millstream.log.groups import TopicPartition
@@ -63,6 +64,7 @@ class ColumnConsumer:
         self._wanted = wanted
         self._process = os.getpid()
         self._handle = self._queue = 0
+        self._assigned: set[TopicPartition] = set()
         self._owned: Owned | None = None  # the last batch: librdkafka waits for its end when the handle is closed
         self._callbacks = self._made_callbacks(settings)  # must live as long as the handle
         self._handle = self._opened(settings)
@@ -114,6 +116,23 @@ class ColumnConsumer:
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions from these offsets, and drops what was received of others."""
+        self._with_list(starts, self._library.assign)
+        self._assigned = set(starts)
+
+    def assignment(self) -> set[TopicPartition]:
+        return set(self._assigned)
+
+    def add(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Reads these partitions, too."""
+        self._with_list(starts, self._library.incremental_assign)
+        self._assigned |= starts.keys()
+
+    def remove(self, places: Iterable[TopicPartition]) -> None:
+        gone = dict.fromkeys(places, 0)
+        self._with_list(gone, self._library.incremental_unassign)
+        self._assigned -= gone.keys()
+
+    def _with_list(self, starts: Mapping[TopicPartition, int], act: Callable[[int, int], int | None]) -> None:
         library = self._library
         listed = library.topic_partition_list_new(len(starts))
         try:
@@ -121,21 +140,42 @@ class ColumnConsumer:
                 topic = place.topic.encode()
                 library.topic_partition_list_add(listed, topic, place.partition)
                 library.topic_partition_list_set_offset(listed, topic, place.partition, offset)
-            code = library.assign(self._handle, listed)
+            failure = act(self._handle, listed)
         finally:
             library.topic_partition_list_destroy(listed)
-        if code:
-            raise client_module().KafkaException(client_module().KafkaError(code))
+        if failure and act is library.assign:
+            raise client_module().KafkaException(client_module().KafkaError(failure))
+        if failure:
+            code, text = library.error_code(failure), library.error_string(failure).decode(errors="replace")
+            library.error_destroy(failure)
+            raise client_module().KafkaException(client_module().KafkaError(code, text))
 
     # ------------------------------------------------------------ records
 
     def take(self, count: int, seconds: float) -> Iterator[Received | Event]:
         """Up to so many records and events, in order; waits until there are as many, or the time is over."""
+        messages = self._room(count)
+        self._library.consume_batch_queue(self._queue, int(seconds * 1000), messages.ctypes.data, count)
+        return self._columns()
+
+    def receive(self, seconds: float, more: int) -> Iterator[Received | Event]:
+        """Waits for the first record or event; then also takes as many more as are there."""
+        messages = self._room(1 + more)
+        consume, address = self._library.consume_batch_queue, messages.ctypes.data
+        if consume(self._queue, int(seconds * 1000), address, 1) > 0 and more:
+            consume(self._queue, 0, address + messages.itemsize, more)
+        return self._columns()
+
+    def _room(self, count: int) -> npt.NDArray[np.uint64]:
+        """For the addresses of messages; those of the last call are destroyed."""
+        if self._owned is not None:
+            self._owned.destroy()
         messages = np.zeros(count, np.uint64)
-        found = self._library.consume_batch_queue(self._queue, int(seconds * 1000), messages.ctypes.data, count)
-        if found <= 0:
-            return iter(())
-        self._owned = Owned(self._library, messages[:found])
+        self._owned = Owned(self._library, messages)
+        return messages
+
+    def _columns(self) -> Iterator[Received | Event]:
+        assert self._owned is not None
         return columns_received(self._library, self._owned, self._wanted)
 
     # ------------------------------------------------------------ closing
@@ -167,16 +207,34 @@ class ObjectConsumer:
     """The same on confluent-kafka's consumer."""
 
     def __init__(self, client: Any, wanted: Wanted) -> None:
-        self._client = client
+        self.client = client
         self._wanted = wanted
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
-        kind = client_module().TopicPartition
-        self._client.assign([kind(place.topic, place.partition, offset) for place, offset in starts.items()])
+        self.client.assign(_listed(starts))
+
+    def assignment(self) -> set[TopicPartition]:
+        return {TopicPartition(held.topic, held.partition) for held in self.client.assignment()}
+
+    def add(self, starts: Mapping[TopicPartition, int]) -> None:
+        self.client.incremental_assign(_listed(starts))
+
+    def remove(self, places: Iterable[TopicPartition]) -> None:
+        self.client.incremental_unassign(_listed(dict.fromkeys(places, 0)))
 
     def take(self, count: int, seconds: float) -> Iterator[Received | Event]:
-        messages: Sequence[Any] = self._client.consume(count, seconds)
-        return objects_received(messages, self._wanted) if messages else iter(())
+        messages: Sequence[Any] = self.client.consume(count, seconds)
+        return objects_received(messages, self._wanted)
+
+    def receive(self, seconds: float, more: int) -> Iterator[Received | Event]:
+        first = self.client.poll(seconds)
+        messages = [] if first is None else [first, *(self.client.consume(more, 0) if more else ())]
+        return objects_received(messages, self._wanted)
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
+
+
+def _listed(starts: Mapping[TopicPartition, int]) -> list[Any]:
+    kind = client_module().TopicPartition
+    return [kind(place.topic, place.partition, offset) for place, offset in sorted(starts.items())]

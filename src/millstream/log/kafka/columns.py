@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -39,26 +41,41 @@ MESSAGE_BYTES = ctypes.sizeof(CMessage)
 
 
 class Owned:
-    """Messages of librdkafka, by their addresses; `destroy` is safe at any time and however often."""
+    """Messages of librdkafka, by their addresses in an array that was zeros before librdkafka filled it.
+
+    It exists before the messages do, so that an exception from a signal handler loses none. How many are destroyed is
+    the position of an iterator that only C code moves: no handler can run between a message's end and its count.
+    """
 
     def __init__(self, library: Library, messages: Words) -> None:
         self._library = library
+        self._messages = messages
         self._process = os.getpid()
-        self._first = 0
-        self.addresses = messages.tolist()
-        self.fields = messages
+        self._left: Iterator[int] | None = None
+        self._count = 0
+
+    @property
+    def addresses(self) -> list[int]:
+        found: list[int] = self._messages[self._messages != 0].tolist()
+        return found
+
+    def _rest(self) -> Iterator[int]:
+        if self._left is None:
+            addresses = self.addresses
+            self._count, self._left = len(addresses), iter(addresses)
+        return self._left
 
     @property
     def is_gone(self) -> bool:
-        return self._first >= len(self.addresses)
+        return not length_hint(self._rest())
 
     def destroy(self, until: int | None = None) -> None:
-        """All of them, or those before a position; in a forked child none, they are its parent's."""
-        first, self._first = self._first, len(self.addresses) if until is None else max(self._first, until)
+        """All of them, or those before a position, however often; in a forked child none, they are its parent's."""
         if self._process == os.getpid():
-            destroy = self._library.message_destroy
-            for message in self.addresses[first : self._first]:
-                destroy(message)
+            rest = self._rest()
+            destroyed = self._count - length_hint(rest)
+            some = rest if until is None else islice(rest, max(0, until - destroyed))
+            deque(map(self._library.message_destroy, some), maxlen=0)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -67,13 +84,16 @@ class Owned:
 
 def columns_received(library: Library, owned: Owned, wanted: Wanted) -> Iterator[Received | Event]:
     """Destroys the messages as it goes; ends if they were destroyed meanwhile, because the consumer was closed."""
-    fields = _Fields(owned.fields)
+    if owned.is_gone:
+        return
+    addresses = owned.addresses
+    fields = _Fields(np.array(addresses, np.uint64))
     for begin, end in fields.runs():
         if owned.is_gone:
             return
         place = fields.place(library, begin)
         if error := int(fields.errors[begin]):
-            event = Event(place, int(fields.offsets[begin]), _kafka_error(library, error, owned.addresses[begin]))
+            event = Event(place, int(fields.offsets[begin]), _kafka_error(library, error, addresses[begin]))
             owned.destroy(end)
             yield event
             continue
@@ -81,7 +101,7 @@ def columns_received(library: Library, owned: Owned, wanted: Wanted) -> Iterator
             if owned.is_gone:
                 return
             part = slice(begin + first, begin + last)
-            found = fields.received(library, place, part, owned.addresses[part], wanted)
+            found = fields.received(library, place, part, addresses[part], wanted)
             owned.destroy(part.stop)
             yield found
 
@@ -174,18 +194,16 @@ def _times(library: Library, messages: Sequence[int]) -> npt.NDArray[np.int64]:
 
 def _headers(library: Library, messages: Sequence[int]) -> tuple[list[Headers | None], list[int]]:
     """The headers of each message, and the positions of those with a name that cannot be decoded."""
-    found: list[Headers | None] = []
+    found: list[Headers | None] = [None] * len(messages)
     bad = []
     held = ctypes.c_void_p()
     get, to_held = library.message_headers, ctypes.byref(held)
-    for place, message in enumerate(messages):
-        if get(message, to_held):  # there are none
-            found.append(None)
-            continue
+    codes = [get(message, to_held) for message in messages]
+    for place in [place for place, is_without in enumerate(codes) if not is_without]:
+        get(messages[place], to_held)
         try:
-            found.append(_pairs(library, held))
+            found[place] = _pairs(library, held)
         except UnicodeDecodeError:
-            found.append(None)
             bad.append(place)
     return found, bad
 

@@ -1,11 +1,10 @@
-"""Turns messages of Kafka's client into the batches of columns that every consumer returns."""
+"""Turns what Kafka's client has received into the batches of columns that every consumer returns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +12,10 @@ import pyarrow as pa
 from millstream.errors import InvalidRecord
 from millstream.log.batches import Batch
 from millstream.log.groups import TopicPartition
-from millstream.log.kafka.messages import BAD_HEADER, Headers, headers_of, nearest_us, times_ms
-from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
+from millstream.log.kafka.messages import BAD_HEADER, Headers, nearest_us
+from millstream.log.kafka.received import Received
+from millstream.log.layout import HEADERS, TIMESTAMP, no_values, stored_schema
 from millstream.records import Codec, Schema, codec
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,50 +40,46 @@ def _json(ddl: str) -> Codec:
     return codec("json", ddl)
 
 
-def to_batch(
-    place: TopicPartition, schema: Schema | None, messages: Sequence[Message]
-) -> tuple[Batch | None, Unreadable | None]:
+def to_batch(received: Received, schema: Schema | None) -> tuple[Batch | None, Unreadable | None]:
     """The records up to the first that cannot be decoded, and that one."""
-    headers, bad = headers_of(messages)
-    if not bad:
-        return _to_batch(place, schema, messages, headers)
-    cut = bad[0]
-    batch, unreadable = _to_batch(place, schema, messages[:cut], headers) if cut else (None, None)
-    return batch, unreadable or Unreadable(int(messages[cut].offset() or 0), BAD_HEADER, "cannot be read")
+    if not received.bad_headers:
+        return _to_batch(received, schema)
+    cut = received.bad_headers[0]
+    batch, unreadable = _to_batch(received.part(0, cut), schema) if cut else (None, None)
+    return batch, unreadable or Unreadable(int(received.offsets[cut]), BAD_HEADER, "cannot be read")
 
 
-def _to_batch(
-    place: TopicPartition, schema: Schema | None, messages: Sequence[Message], headers: Sequence[Headers | None]
-) -> tuple[Batch | None, Unreadable | None]:
-    values = [message.value() for message in messages]
-    unreadable = None
-    if schema is None:
-        column = pa.array(values, pa.binary())
-    else:
-        there = [index for index, value in enumerate(values) if value is not None]
-        decoded = _json(schema.ddl).decode([values[index] for index in there])
+def _to_batch(received: Received, schema: Schema | None) -> tuple[Batch | None, Unreadable | None]:
+    values = received.values
+    if schema is not None:
+        decoded = _json(schema.ddl).decode(values)
         if decoded.failures:
             first = min(decoded.failures, key=lambda failure: failure.index)
-            cut = there[first.index]
-            unreadable = Unreadable(int(messages[cut].offset() or 0), first.reason)
-            batch, _ = _to_batch(place, schema, messages[:cut], headers) if cut else (None, None)
-            return batch, unreadable
+            batch, _ = _to_batch(received.part(0, first.index), schema) if first.index else (None, None)
+            return batch, Unreadable(int(received.offsets[first.index]), first.reason)
         struct = stored_schema(schema).field("value").type
-        rows = pa.StructArray.from_arrays(decoded.rows.columns, fields=list(struct))
-        source: list[int | None] = [None] * len(values)
-        for position, index in enumerate(there):
-            source[index] = position
-        column = rows if len(there) == len(values) else rows.take(pa.array(source, pa.int64()))
-    times = pa.array(nearest_us(times_ms(messages))).cast(TIMESTAMP)
+        values = pa.StructArray.from_arrays(decoded.rows.columns, fields=list(struct))
+        if len(decoded.tombstones):
+            sources = np.zeros(len(received), np.int64)
+            sources[decoded.indices] = np.arange(len(decoded.indices))
+            is_null = np.isin(np.arange(len(received)), decoded.tombstones)
+            values = values.take(pa.array(sources, mask=is_null))
+    assert received.times_ms is not None
+    assert received.headers is not None
     columns = [
-        pa.array([message.key() for message in messages], pa.binary()),
-        column,
-        times,
-        pa.array([_pairs(each) for each in headers[: len(messages)]], HEADERS),
+        received.keys,
+        values,
+        pa.array(nearest_us(received.times_ms)).cast(TIMESTAMP),
+        _header_column(received.headers),
     ]
-    found = np.array([message.offset() for message in messages], np.int64)
     records = pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
-    return Batch(place.topic, place.partition, found, records), unreadable
+    return Batch(received.place.topic, received.place.partition, received.offsets, records), None
+
+
+def _header_column(headers: Sequence[Headers | None]) -> pa.Array:
+    if not any(headers):
+        return no_values(HEADERS, len(headers))
+    return pa.array([_pairs(each) for each in headers], HEADERS)
 
 
 def _pairs(headers: Headers | None) -> list[tuple[str, bytes]] | None:

@@ -22,6 +22,7 @@ from millstream.log.groups import TopicPartition
 from millstream.log.kafka.decoding import to_batch
 from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.queues import ANSWER_SECONDS, group_of
+from millstream.log.kafka.received import record_received
 from millstream.log.ports import Claim, Delivery
 from millstream.log.producer import Producer
 from millstream.log.queues import Message, QueueSettings, closed_error, dead_letter, expired
@@ -159,8 +160,7 @@ class KafkaDeliveries:
                 continue
             until = begun + self._settings.timeout.total_seconds()
             held = _Held(message, int(message.delivery_count() or 1), until)
-            place = TopicPartition(self._topic, held.key[0])
-            batch, unreadable = to_batch(place, schema, [message])
+            batch, unreadable = to_batch(record_received(TopicPartition(self._topic, held.key[0]), message), schema)
             if batch is not None:
                 [held.record] = batch.records()
             elif unreadable is not None:

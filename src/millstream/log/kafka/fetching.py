@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, OffsetLost, UnknownTopic
@@ -20,14 +20,13 @@ from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, END, GLANCE_SECONDS, READER_DEFAULTS
 from millstream.log.kafka.decoding import to_batch
 from millstream.log.kafka.failures import translated, translated_errors
+from millstream.log.kafka.received import ALL, Event, Received
 from millstream.log.kafka.times import COUNTED_MAX, offsets_at, time_reached
-from millstream.log.kafka.topics import as_kafka, offsets
+from millstream.log.kafka.topics import offsets
 from millstream.log.offers import Offering
 from millstream.log.ports import Assignee, Bound
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
-
     from millstream.log.kafka.log import KafkaLog
 
 SESSION_SECONDS = 10.0
@@ -69,7 +68,9 @@ class KafkaFetching:
         self._placing: dict[TopicPartition, int] = {}  # target offsets of the client until it gets there
         self._polled_at = 0.0
         session = min(SESSION_SECONDS, settings.poll_seconds_max)
-        self.client = log.clients.consumer(
+        open_client = log.clients.record_consumer if self._group is None else log.clients.group_consumer
+        self.client = open_client(
+            ALL,
             defaults={**READER_DEFAULTS, "session.timeout.ms": int(session * 1000), "heartbeat.interval.ms": 2000},
             group_id=self._group or "millstream",
             enable_auto_commit=False,
@@ -115,7 +116,7 @@ class KafkaFetching:
 
     def reassigned(self) -> None:
         if gone := self._held_by_client() - self.readers.keys():
-            self.instruct(self.client.incremental_unassign, dict.fromkeys(gone, 0))
+            self._instruct(self.client.remove, dict.fromkeys(gone, 0))
 
     def start_over(self) -> None:
         """Reconciles the client's assignment with ours after an exception in between.
@@ -126,7 +127,7 @@ class KafkaFetching:
         held = self._held_by_client()
         self._assignee.forget(self.readers.keys() - held - self._placing.keys())
         if unknown := held - self.readers.keys():
-            self.instruct(self.client.incremental_unassign, dict.fromkeys(unknown, 0))
+            self._instruct(self.client.remove, dict.fromkeys(unknown, 0))
             self.unbegun |= unknown if self._group is not None else set()
         for place, reader in self.readers.items():
             reader.offset = self.offering.next[place]
@@ -141,18 +142,20 @@ class KafkaFetching:
         """Moves the client to these offsets and drops what it had fetched of the partitions."""
         self._placing |= starts
         if held := self._held_by_client() & starts.keys():
-            self.instruct(self.client.incremental_unassign, dict.fromkeys(held, 0))
-        self.instruct(self.client.incremental_assign, starts)
+            self._instruct(self.client.remove, dict.fromkeys(held, 0))
+        self._instruct(self.client.add, starts)
         for place in starts:
             self._placing.pop(place, None)
 
     def _held_by_client(self) -> set[TopicPartition]:
         with translated_errors(self.where):
-            return {TopicPartition(held.topic, held.partition) for held in self.client.assignment()}
+            return self.client.assignment()
 
-    def instruct(self, act: Callable[[list[Any]], None], starts: Mapping[TopicPartition, int]) -> None:
+    def _instruct(
+        self, act: Callable[[Mapping[TopicPartition, int]], None], starts: Mapping[TopicPartition, int]
+    ) -> None:
         with translated_errors(self.where):
-            act(list(as_kafka(starts)))
+            act(starts)
 
     # ------------------------------------------------------------ fetching
 
@@ -170,18 +173,16 @@ class KafkaFetching:
         self._raise_fault()
         self.offering.is_fetching = True
         with translated_errors(self.where):
-            first = self.client.poll(timeout)
-            messages = [] if first is None else [first, *(self.client.consume(more, 0) if more else ())]
-        records: dict[TopicPartition, list[Message]] = {}
-        failures = []
-        for message in messages:
-            error = message.error()
-            if error is None:
-                records.setdefault(_place(message), []).append(message)
+            received = self.client.receive(timeout, more)
+        records: dict[TopicPartition, list[Received]] = {}
+        events = []
+        for taken in received:
+            if isinstance(taken, Event):
+                events.append(taken)
             else:
-                failures.append((message, error))
-        troubles = [self._take(place, of_place) for place, of_place in records.items()]
-        troubles += [self._note_failure(message, error) for message, error in failures]
+                records.setdefault(taken.place, []).append(taken)
+        troubles = [self._take(Received.joined(parts)) for parts in records.values()]
+        troubles += [self._note_failure(event) for event in events]
         self.offering.is_fetching = False
         for trouble in troubles:
             if trouble is not None:
@@ -197,17 +198,18 @@ class KafkaFetching:
         """None for a paused partition: what the client had fetched beyond it is ignored."""
         return None if place in self._faults else self.readers.get(place)
 
-    def _take(self, place: TopicPartition, messages: list[Message]) -> MillstreamError | None:
+    def _take(self, received: Received) -> MillstreamError | None:
+        place = received.place
         reader = self._active_reader(place)
-        wanted = [message for message in messages if reader and (message.offset() or 0) >= reader.offset]
-        if reader is None or not wanted:
+        passed = len(received) if reader is None else int(received.offsets.searchsorted(reader.offset))
+        if reader is None or passed == len(received):
             return None
         try:
             schema = self._log.topic(place.topic).settings.schema
         except MillstreamError as error:
             self._place_client({place: reader.offset})  # they are fetched again
             return error
-        batch, unreadable = to_batch(place, schema, wanted)
+        batch, unreadable = to_batch(received.part(passed, len(received)) if passed else received, schema)
         if batch is not None:
             self.offering.waiting.append(batch)
             reader.offset = batch.next_offset
@@ -216,13 +218,13 @@ class KafkaFetching:
             self._faults[place] = unreadable.error(place)
         return None
 
-    def _note_failure(self, message: Message, error: KafkaError) -> MillstreamError | None:
+    def _note_failure(self, event: Event) -> MillstreamError | None:
         """Handles an error that the client reports between records."""
-        place = _place(message)
+        place, error = event.place, event.error
         reader = self._active_reader(place)
         if error.name() == END:
             if reader is not None:
-                reader.offset = max(reader.offset, message.offset() or 0)
+                reader.offset = max(reader.offset, event.offset)
         elif error.name() == "_AUTO_OFFSET_RESET":
             if reader is not None:
                 self._handle_missing_offset(place, reader)
@@ -299,8 +301,3 @@ class KafkaFetching:
 
     def close(self) -> None:
         self.client.close()
-
-
-def _place(message: Message) -> TopicPartition:
-    partition = message.partition()
-    return TopicPartition(message.topic() or "", -1 if partition is None else int(partition))

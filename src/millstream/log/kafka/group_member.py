@@ -12,6 +12,7 @@ from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import TopicPartition, revoked
 from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
+from millstream.log.kafka.column_client import ObjectConsumer
 from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.fetching import SLICE_SECONDS, KafkaFetching
 from millstream.log.kafka.groups import without_errors
@@ -40,7 +41,8 @@ class KafkaMember:
         self._group = group
         self._committed_only = settings.reads_committed
         self._fetching = fetching
-        self._client = fetching.client
+        assert isinstance(fetching.client, ObjectConsumer)
+        self._client: Consumer = fetching.client.client
         self._assignee = assignee
         self._has_joined = False
         self._is_leaving = False

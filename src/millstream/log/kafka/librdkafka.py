@@ -68,12 +68,17 @@ SHORT: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("rd_kafka_message_headers", c_int, (c_void_p, c_void_p)),
     ("rd_kafka_header_get_all", c_int, (c_void_p, c_size_t, c_void_p, c_void_p, c_void_p)),
     ("rd_kafka_fatal_error", c_int, (c_void_p, c_char_p, c_size_t)),
+    ("rd_kafka_error_code", c_int, (c_void_p,)),
+    ("rd_kafka_error_string", c_char_p, (c_void_p,)),
+    ("rd_kafka_error_destroy", None, (c_void_p,)),
     ("rd_kafka_version", c_int, ()),
 )
 # These wait, and release the lock.
 LONG: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("rd_kafka_new", c_void_p, (c_int, c_void_p, c_char_p, c_size_t)),
     ("rd_kafka_assign", c_int, (c_void_p, c_void_p)),
+    ("rd_kafka_incremental_assign", c_void_p, (c_void_p, c_void_p)),
+    ("rd_kafka_incremental_unassign", c_void_p, (c_void_p, c_void_p)),
     ("rd_kafka_consume_batch_queue", c_ssize_t, (c_void_p, c_int, c_void_p, c_size_t)),
     ("rd_kafka_consumer_close", c_int, (c_void_p,)),
     ("rd_kafka_destroy_flags", None, (c_void_p, c_int)),

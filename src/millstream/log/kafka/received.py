@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -62,6 +62,22 @@ class Received:
             [place - begin for place in self.bad_headers if begin <= place < end],
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Received]) -> Received:
+        """Consecutive parts of one partition, with everything wanted, as one."""
+        if len(parts) == 1:
+            return parts[0]
+        begins = np.cumsum([0, *map(len, parts)]).tolist()
+        return cls(
+            parts[0].place,
+            np.concatenate([part.offsets for part in parts]),
+            pa.concat_arrays([part.values for part in parts]),
+            pa.concat_arrays([part.keys for part in parts]),
+            np.concatenate([part.times_ms for part in parts if part.times_ms is not None]),
+            list(chain.from_iterable(part.headers or () for part in parts)),
+            [begin + place for begin, part in zip(begins, parts, strict=False) for place in part.bad_headers],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -84,6 +100,10 @@ def objects_received(messages: Sequence[Message], wanted: Wanted) -> Iterator[Re
             for first, last in pieces([len(message) for message in messages[begin:end]]):
                 yield _records(place[0], messages[begin + first : begin + last], wanted)
         begin = end
+
+
+def record_received(place: TopicPartition, message: Message) -> Received:
+    return _records(place, [message], ALL)
 
 
 def _run(message: Message) -> tuple[TopicPartition, bool]:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from millstream.errors import InvalidSetting
@@ -127,6 +127,14 @@ def hidden(settings: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
     """The settings, with secret values hidden."""
     return {
         name: Secret(value) if isinstance(value, str) and is_secret(name) else value for name, value in settings.items()
+    }
+
+
+def hidden_options(given: Mapping[str, str] | None, besides: Sequence[str] = ()) -> dict[str, str | Secret]:
+    """Options of a store or a catalog, with likely secrets hidden, and those named in `besides`."""
+    named = {str(name): str(value) for name, value in (given or {}).items()}
+    return {
+        name: Secret(value) if is_likely_secret(name) or name in besides else value for name, value in named.items()
     }
 
 

@@ -125,7 +125,7 @@ class Connector(Endpoint):
             f"a lookup table cannot be read from {self}",
             where=users_line(),
             next_step="use a list of dicts, a polars, pyarrow or pandas frame, or ms.files(…), ms.sqlite(…), "
-            "ms.postgres(…)",
+            "ms.postgres(…), ms.delta_table(…), ms.iceberg(…)",
         )
 
     def remembered(self, output: Write, log: Path | str) -> Remembered | None:

@@ -16,10 +16,18 @@ if TYPE_CHECKING:
     from millstream.connectors.files.endpoint import Files
 
 
+def source_of(endpoint: Files, schema: Schema, folder: Path, columns: Schema | None = None) -> FilesSource:
+    if endpoint.is_remote:
+        from millstream.connectors.files.remote_source import RemoteFilesSource
+
+        return RemoteFilesSource(endpoint, schema, folder=folder, columns=columns)
+    return FilesSource(endpoint, schema, folder=folder, columns=columns)
+
+
 def all_rows(endpoint: Files, schema: Schema) -> pa.Table:
     found = [schema.arrow.empty_table()]
     with tempfile.TemporaryDirectory(prefix="millstream-") as folder:
-        source = FilesSource(endpoint, schema, folder=Path(folder))
+        source = source_of(endpoint, schema, Path(folder))
         for task in source.slices(source.earliest(), source.latest(), 1):
             for part in task:
                 for slab in source.read(part):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -84,18 +85,24 @@ class Drafting(Preparer):
         except BaseException:
             for name, _, _ in parts:
                 with suppress(OSError):
-                    (self.folder / name).unlink(missing_ok=True)
+                    self._remove(name)
             raise
         return [(name, below) for name, below, _ in parts]
 
     def _write(self, name: str, rows: pa.Table) -> None:
         with (self.folder / name).open("wb") as file:
-            if self.format == "parquet":
-                pq.write_table(rows, file)
-            else:
-                file.write(json_lines(rows) if self.format == "json" else csv_file(rows))
+            self._encode(rows, file)
             file.flush()
             os.fsync(file.fileno())
+
+    def _remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def _encode(self, rows: pa.Table, file: BinaryIO) -> None:
+        if self.format == "parquet":
+            pq.write_table(rows, file)
+        else:
+            file.write(json_lines(rows) if self.format == "json" else csv_file(rows))
 
 
 def json_lines(rows: pa.Table) -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import ClassVar, Self
 
@@ -14,6 +14,7 @@ from millstream.connectors import arguments
 from millstream.connectors.claims import Claim, Keeper
 from millstream.connectors.connector import Connector, Reading, Writing
 from millstream.connectors.file_ledger import FileLedger
+from millstream.connectors.files.filesystem import RemoteFolder, check_address, local_path, scheme_of
 from millstream.connectors.sink import Sink
 from millstream.connectors.source import Source
 from millstream.errors import InvalidPlan
@@ -23,7 +24,7 @@ from millstream.plan.partition_folders import check_partitions, partition_names
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.records.sizes import size_bytes
-from millstream.secrets import shown_address
+from millstream.secrets import Secret, hidden_options, shown_address
 from millstream.user_lines import users_line, what_exists
 
 FORMATS = ("parquet", "json", "csv", "avro")
@@ -41,6 +42,7 @@ class Files(Connector):
     max_record_bytes: int = MAX_RECORD_BYTES
     max_expansion: int | None = MAX_EXPANSION
     """How many times its size a file may expand to; None: any number."""
+    options: Mapping[str, str | Secret] = field(default_factory=dict, repr=False, hash=False)
     can_read: ClassVar[bool] = True
     can_write: ClassVar[bool] = True
     refuses_rows: ClassVar[bool] = True
@@ -73,17 +75,29 @@ class Files(Connector):
             )
 
     def open_source(self, reading: Reading) -> Source:
-        from millstream.connectors.files.source import FilesSource
+        from millstream.connectors.files.all_rows import source_of
 
         make_folders(reading.folder)
-        return FilesSource(self, reading.schema, folder=reading.folder, columns=reading.columns)
+        return source_of(self, reading.schema, reading.folder, reading.columns)
+
+    @property
+    def is_remote(self) -> bool:
+        return scheme_of(self.path) is not None
 
     def open_sink(self, writing: Writing) -> Sink:
+        if self.is_remote:
+            from millstream.connectors.files.remote_sink import RemoteFilesSink
+
+            return RemoteFilesSink(self, writing)
         from millstream.connectors.files.sink import FilesSink
 
         return FilesSink(self, writing)
 
     def keeper(self, claim: Claim, ledger: FileLedger, broker: Broker) -> Keeper:
+        if self.is_remote:
+            from millstream.connectors.files.remote_claims import RemoteFilesKeeper
+
+            return RemoteFilesKeeper(RemoteFolder(self.path.rstrip("/"), self.options), claim, ledger)
         from millstream.connectors.file_claims import FilesKeeper
 
         return FilesKeeper(self.path, claim, ledger)
@@ -109,6 +123,7 @@ def files(
     partition_by: str | Sequence[str] | None = None,
     max_record: str | int = MAX_RECORD_BYTES,
     max_expansion: int = MAX_EXPANSION,
+    options: Mapping[str, str] | None = None,
 ) -> Files:
     """A folder of files, as a source or a sink.
 
@@ -118,6 +133,8 @@ def files(
     As a sink: parquet, json (lines) or csv, one file per batch, or several for a large one. With `partition_by`, the
     names of columns, there is a folder for each of their values, such as `dt=2024-03-01`; a source recognizes such
     folders by itself.
+    The path may be an address, such as s3://bucket/in. `options`, such as AWS_ENDPOINT_URL, are by default taken from
+    the environment; keys and passwords among them are never shown or stored.
     """
     if format not in FORMATS:
         raise arguments.refused(f"there is no file format {format!r}", what_exists(format, FORMATS, kind="formats"))
@@ -130,7 +147,9 @@ def files(
         )
     arguments.whole_number(max_expansion, "max_expansion", f"default: {MAX_EXPANSION}")
     folder, folders = arguments.path(path, "files('data/in')"), partition_names(partition_by)
-    return Files(folder, format, files_per_batch, folders, record_bytes, max_expansion)
+    check_address(folder)
+    hidden = hidden_options(options)
+    return Files(local_path(folder), format, files_per_batch, folders, record_bytes, max_expansion, hidden)
 
 
 def _last_part(path: str) -> str:

@@ -10,7 +10,7 @@ import glob
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ class FilesSource(Source):
         endpoint.check_read()
         self.endpoint = endpoint
         self.schema = columns if columns is not None and endpoint.format == "parquet" else schema
-        self._pattern = os.path.abspath(os.path.expanduser(endpoint.path))  # noqa: PTH100, PTH111 - it may be a glob
+        self._pattern = self._place()
         self._journal = Journal(folder / "files.journal", Entry)
 
     @property
@@ -74,6 +74,13 @@ class FilesSource(Source):
     def _discover(self) -> None:
         """Adds new files to the journal."""
         self._journal.refresh()
+        self._journal.append(sorted(self._new_files(), key=lambda entry: (entry.modified_ns, entry.path)))
+
+    def _place(self) -> str:
+        """The folder, file or pattern, without ambiguity."""
+        return os.path.abspath(os.path.expanduser(self.endpoint.path))  # noqa: PTH100, PTH111 - it may be a glob
+
+    def _new_files(self) -> list[Entry]:
         found = []
         with storage_errors(Path(self._pattern)):
             for path in self._listed():
@@ -81,7 +88,7 @@ class FilesSource(Source):
                     with suppress(FileNotFoundError):  # renamed or deleted in between
                         about = os.stat(path)  # noqa: PTH116 - a Path per file is slow in large folders
                         found.append(Entry(path, about.st_size, about.st_mtime_ns))
-        self._journal.append(sorted(found, key=lambda entry: (entry.modified_ns, entry.path)))
+        return found
 
     def _listed(self) -> Iterator[str]:
         if os.path.isdir(self._pattern):  # noqa: PTH112
@@ -90,7 +97,7 @@ class FilesSource(Source):
         if glob.has_magic(self._pattern):
             spelled_out = _spelled_out(self._pattern)
             for path in glob.iglob(self._pattern, recursive=True):  # noqa: PTH207
-                if os.path.isfile(path) and not _is_below_hidden(Path(path[spelled_out:])):  # noqa: PTH113
+                if os.path.isfile(path) and not is_below_hidden(Path(path[spelled_out:])):  # noqa: PTH113
                     yield path
             return
         if not os.path.isfile(self._pattern):  # noqa: PTH113
@@ -167,12 +174,11 @@ class FilesSource(Source):
         until = slice.end - (number << ROW_BITS)
         entry = self._journal.entry(number)
         self._check_unchanged(entry)
-        path = Path(entry.path)
         whole = until == 1 << ROW_BITS
         below = self._below(entry.path)
         folders = folder_values(below)
-        name = os.fsencode(below if folders else path.name).decode(errors="replace")
-        with storage_errors(path):
+        name = os.fsencode(below if folders else Path(entry.path).name).decode(errors="replace")
+        with self._opened(entry) as path, storage_errors(path):
             bounds = FileBounds(entry.size_bytes, self.endpoint.max_record_bytes, self.endpoint.max_expansion)
             for part in parts_of(
                 path, self.endpoint.format, self.schema, first, None if whole else until, bounds, folders
@@ -198,18 +204,30 @@ class FilesSource(Source):
         offsets = part.numbers + (number << ROW_BITS)
         return without_missing(PARTITION, origin, part.rows, offsets, self.schema.arrow, dead, part.numbers)
 
-    def _check_unchanged(self, entry: Entry) -> None:
+    @contextmanager
+    def _opened(self, entry: Entry) -> Iterator[Path]:
+        """The file on the local disk."""
+        yield Path(entry.path)
+
+    def _now(self, entry: Entry) -> Entry | None:
+        """The file as it is; None if it is gone."""
         try:
             about = os.stat(entry.path)  # noqa: PTH116
         except FileNotFoundError:
+            return None
+        return Entry(entry.path, about.st_size, about.st_mtime_ns)
+
+    def _check_unchanged(self, entry: Entry) -> None:
+        about = self._now(entry)
+        if about is None:
             raise InvalidInput(
                 "the file was deleted after the job found it and before it was read",
                 where=entry.path,
                 next_step="restore it; delete files only after the batch that reads them is complete",
-            ) from None
-        if (about.st_size, about.st_mtime_ns) != (entry.size_bytes, entry.modified_ns):
+            )
+        if about != entry:
             raise InvalidInput(
-                f"the file has changed since the job found it: {entry.size_bytes} bytes then, {about.st_size} now",
+                f"the file has changed since the job found it: {entry.size_bytes} bytes then, {about.size_bytes} now",
                 where=entry.path,
                 next_step="restore its content and modification time; write new files under a name starting with '.' "
                 "and rename them when they are complete",
@@ -224,19 +242,19 @@ def _in_folder(folder: str, above: frozenset[str] = frozenset()) -> Iterator[str
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_file():
-                if not _is_hidden(entry.name):
+                if not is_hidden(entry.name):
                     yield entry.path
             elif is_folder_name(entry.name) and (column := entry.name.partition("=")[0]) not in above:
                 with suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or not a folder
                     yield from _in_folder(entry.path, above | {column})
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     return name.startswith((".", "_")) or name.endswith(".tmp")
 
 
-def _is_below_hidden(path: Path) -> bool:
-    return _is_hidden(path.name) or any(_is_hidden(part) and not is_folder_name(part) for part in path.parent.parts)
+def is_below_hidden(path: Path) -> bool:
+    return is_hidden(path.name) or any(is_hidden(part) and not is_folder_name(part) for part in path.parent.parts)
 
 
 def _spelled_out(pattern: str) -> int:

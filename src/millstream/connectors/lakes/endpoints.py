@@ -25,7 +25,7 @@ from millstream.log import Broker
 from millstream.plan.partition_folders import check_partitions, partition_names
 from millstream.private_files import make_folders
 from millstream.records import Schema
-from millstream.secrets import Secret, is_likely_secret, shown_address
+from millstream.secrets import Secret, hidden_options, shown_address
 from millstream.user_lines import users_line
 
 
@@ -203,14 +203,6 @@ def iceberg(
     if "." not in name or not all(name.split(".")):
         raise arguments.refused(f"{name!r} is not the name of a table", "write 'namespace.table'")
     return Iceberg(name, made, columns, partition_names(partition_by), where, hidden_options(settings, ("uri",)))
-
-
-def hidden_options(given: Mapping[str, str] | None, besides: Sequence[str] = ()) -> dict[str, str | Secret]:
-    """The options, with likely secrets hidden."""
-    named = {str(name): str(value) for name, value in (given or {}).items()}
-    return {
-        name: Secret(value) if is_likely_secret(name) or name in besides else value for name, value in named.items()
-    }
 
 
 def _more(table: LakeTable) -> str:

@@ -66,18 +66,18 @@ def shop(store: EventStore) -> datetime:
     return next(event.at for event in store.read("bob") if event.type == "ItemPutBack")
 
 
-def sold(database: Path) -> ms.Flow:
+def sold(broker: str, database: Path) -> ms.Flow:
     """The first projection: how many of each item are in carts or sold."""
-    flow = ms.Flow("sold")
+    flow = ms.Flow("sold", log=broker)
     events = flow.read("carts", event_time="at").where("type in ('ItemAdded', 'ItemPutBack')")
     changes = events.select(item="get_json_object(data, '$.item')", n="if(type = 'ItemAdded', 1, -1)")
     changes.group_by("item").agg(n=ms.sum("n")).write(ms.sqlite(database, "sold"))
     return flow
 
 
-def regretted(database: Path) -> ms.Flow:
+def regretted(broker: str, database: Path) -> ms.Flow:
     """A projection that was added later: which items were put back. It is built from the first event on."""
-    flow = ms.Flow("regretted")
+    flow = ms.Flow("regretted", log=broker)
     events = flow.read("carts", event_time="at").where("type = 'ItemPutBack'")
     items = events.select(item="get_json_object(data, '$.item')")
     items.group_by("item").agg(n=ms.count()).write(ms.sqlite(database, "regretted"))
@@ -96,7 +96,7 @@ def main(broker: str) -> None:
     database = Path(broker, "projections.db")
     with ms.event_store(broker, "carts") as store:
         then = shop(store)
-        sold(database).run(until="caught up", broker=broker)
+        sold(broker, database).run(until="caught up")
         show("in carts or sold", database, "sold")
 
         cart = store.load(Cart, "bob")
@@ -104,7 +104,7 @@ def main(broker: str) -> None:
         print(f"when he had put the honey back: {', '.join(store.load(Cart, 'bob', at=then).items) or 'empty'}")
         print(f"after his first step: {', '.join(store.load(Cart, 'bob', version=1).items)}")
 
-        regretted(database).run(until="caught up", broker=broker)
+        regretted(broker, database).run(until="caught up")
         show("considered and put back", database, "regretted")
 
 

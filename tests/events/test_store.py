@@ -263,6 +263,8 @@ def test_bad_input_is_refused(tmp_path: Path, embedded_only: str) -> None:
 def test_another_topic_is_not_a_store(tmp_path: Path) -> None:
     with ms.connect(tmp_path / "log") as log:
         log.create_topic("plain")
+        with log.producer() as producer:
+            producer.send("plain", "a record")
         with pytest.raises(InvalidInput, match="not an event store"):
             ms.event_store(log, "plain")
         with ms.event_store(log, "carts") as store:

@@ -20,6 +20,7 @@ from millstream.events.layout import SCHEMA, Row, to_batch, to_rows
 from millstream.events.ports import Decide, Span, Stored
 from millstream.log.consumer import Consumer
 from millstream.log.groups import TopicPartition
+from millstream.log.kafka.clients import ANSWER_SECONDS
 from millstream.log.kafka.failures import client_module, translated
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import offsets
@@ -69,15 +70,20 @@ class KafkaEventLog:
         return offsets(self._log.clients, [place], "latest", committed=True)[place]
 
     def _read(self, consumer: Consumer, end: int) -> Iterator[Span]:
-        newest = -1
+        """All of it: what a slow broker has not sent yet must not be taken for the markers before the end."""
+        moved_at = time.monotonic()
         while (reached := consumer.position(self._topic, 0)) < end:
             for batch in consumer.poll_batches(READ_SECONDS, max_bytes=READ_BYTES):
-                newest = batch.next_offset
-                yield Span(batch.offsets.tolist(), to_rows(batch.columns.column("value")), newest)
-            if consumer.position(self._topic, 0) == reached:
-                break  # only markers of transactions are left before the end
-        if newest < end:
-            yield Span([], [], end)
+                yield Span(batch.offsets.tolist(), to_rows(batch.columns.column("value")), batch.next_offset)
+            if consumer.position(self._topic, 0) != reached:
+                moved_at = time.monotonic()
+            elif time.monotonic() - moved_at > ANSWER_SECONDS:
+                raise KafkaUnavailable(
+                    f"Kafka sent no events for {ANSWER_SECONDS:.0f} seconds",
+                    where=f"topic '{self._topic}', offset {reached} of {end}, {self._log.address}",
+                    next_step="check that its brokers are up and reachable",
+                )
+        yield Span([], [], end)
 
     def write(self, decide: Decide) -> Stored:
         for attempt in range(TAKE_OVERS_MAX):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 
 from millstream.errors import AlreadyExists, InvalidInput, UnknownTopic
@@ -15,6 +16,8 @@ from millstream.events.store import EventStore
 from millstream.events.upcasters import Upcaster, Upcasters
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.records import Schema
+
+CREATION_SECONDS = 10.0
 
 
 def event_store(
@@ -52,6 +55,10 @@ def _log_of(broker: Broker) -> Callable[[str], EventLog]:
     return lambda name: KafkaEventLog(broker, name)
 
 
+def _is_empty(broker: Broker, name: str) -> bool:
+    return all(partition.end_offset() == 0 for partition in broker.topic(name).partitions())
+
+
 def _prepare_topic(broker: Broker, name: str) -> None:
     try:
         settings = broker.topic(name).settings
@@ -60,6 +67,10 @@ def _prepare_topic(broker: Broker, name: str) -> None:
             settings = broker.create_topic(name, schema=SCHEMA).settings
         except AlreadyExists:
             settings = broker.topic(name).settings
+    patience = time.monotonic() + CREATION_SECONDS
+    while settings.schema is None and _is_empty(broker, name) and time.monotonic() < patience:
+        time.sleep(0.1)  # on Kafka another process may have created the topic, and be about to describe it
+        settings = broker.topic(name).settings
     if settings.schema != Schema.of(SCHEMA) or settings.partitions != 1:
         raise InvalidInput(
             f"topic '{name}' is not an event store",

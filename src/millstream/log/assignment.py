@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,10 +18,18 @@ from millstream.log.subscription import Subscription
 class Assignment:
     """Called by the broker's ports when partitions are assigned or revoked; see `Assignee`."""
 
-    def __init__(self, log: Consumable, names: Sequence[str], settings: ConsumerSettings, *, pinned: bool) -> None:
+    def __init__(
+        self,
+        log: Consumable,
+        names: Sequence[str],
+        settings: ConsumerSettings,
+        *,
+        pinned: bool,
+        pattern: re.Pattern[str] | None = None,
+    ) -> None:
         self._log = log
         self._settings = settings
-        self._subscription = Subscription(log, names, settings.group, pinned=pinned)
+        self._subscription = Subscription(log, names, settings.group, pinned=pinned, pattern=pattern)
         self.topics = self._subscription.topics
         self.fetching, self.agreeing = log.open_consumer(settings, self)
         self.committing = Committing(settings.delivery, settings.group, self.fetching, self.agreeing)
@@ -107,6 +116,8 @@ class Assignment:
 
     def _check_topics(self) -> None:
         """Raises if every topic was deleted, even if another of the same name has been created since."""
+        if self._subscription.pattern is not None:
+            return  # there may be new ones
         left = 0
         for topic, identity in self._identities.items():
             try:
@@ -116,8 +127,29 @@ class Assignment:
         if not left:
             raise UnknownTopic(f"topic {', '.join(self.topics)} was deleted", next_step="make a new consumer")
 
+    def drop_deleted(self) -> bool:
+        """Stops reading deleted topics, if the others continue without them: those of a pattern do."""
+        if self._subscription.pattern is None:
+            return False
+        for topic, identity in list(self._identities.items()):
+            current = self._identity(topic)
+            if current != identity:
+                self.forget([place for place in self.places if place.topic == topic])
+                self._subscription.search_again(topic)
+                self._identities[topic] = current or ""
+        self.must_assign = True
+        return True
+
+    def _identity(self, topic: str) -> str | None:
+        try:
+            return self._log.topic(topic).identity
+        except UnknownTopic:
+            return None
+
     def _all_partitions(self) -> Iterable[TopicPartition]:
         for topic in self.topics:
+            if self._subscription.pattern is not None and self._identity(topic) is None:
+                continue
             count = self._log.topic(topic).settings.partitions
             for number in range(count) if self._settings.partitions is None else self._settings.partitions:
                 if not 0 <= number < count:
@@ -172,6 +204,7 @@ class Assignment:
         if self.agreeing is not None and start_at == "latest":
             return self._begun.get(place, 0) or self.offset_of(place, "earliest")
         is_late = self.agreeing is None and bool(self._assigned_at)
+        is_late |= self._subscription.is_found_later(place.topic)
         return self.offset_of(place, "earliest" if is_late else start_at)
 
     def offset_of(self, place: TopicPartition, start: Start) -> int:

@@ -15,6 +15,7 @@ from millstream.errors import (
     InvalidInput,
     TransactionAborted,
     UnknownPartition,
+    UnknownTopic,
 )
 from millstream.log.assignment import Assignment
 from millstream.log.batches import Batch, Lost, Record
@@ -24,6 +25,7 @@ from millstream.log.offers import Offer, place_of
 from millstream.log.ports import Consumable
 from millstream.log.reader import READ_BYTES
 from millstream.log.start_positions import Start, check_exists, check_start
+from millstream.log.subscription import compiled
 
 ONE_BY_ONE = 500
 
@@ -34,8 +36,9 @@ class Consumer:
     def __init__(
         self,
         log: Consumable,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | None = None,
         *,
+        pattern: str | None = None,
         group: str | None = None,
         delivery: str = "at_least_once",
         start: Start = "earliest",
@@ -45,9 +48,9 @@ class Consumer:
         max_poll_interval: str | timedelta = "5 minutes",
         pinned: bool = False,
     ) -> None:
-        names = [topics] if isinstance(topics, str) else list(topics)
-        if not names:
-            raise InvalidInput("a consumer needs at least one topic")
+        names = [topics] if isinstance(topics, str) else list(topics or ())
+        if (not names) == (pattern is None):
+            raise InvalidInput("a consumer needs at least one topic, or a pattern of their names, not both")
         self._log = log
         self._settings = ConsumerSettings.of(
             group=group,
@@ -61,7 +64,7 @@ class Consumer:
         )
         self.must_rewind = False
         self._closed = False
-        self._assignment = Assignment(log, names, self._settings, pinned=pinned)
+        self._assignment = Assignment(log, names, self._settings, pinned=pinned, pattern=compiled(pattern))
         self._fetching = self._assignment.fetching
         self._offering = self._fetching.offering
         self._agreeing = self._assignment.agreeing
@@ -142,7 +145,12 @@ class Consumer:
                 self._check_open()
                 self._refresh()
                 now = time.monotonic()
-                self._fetching.fetch(max(0.0, begun + patience - now), max_bytes)
+                try:
+                    self._fetching.fetch(max(0.0, begun + patience - now), max_bytes)
+                except UnknownTopic:
+                    if not self._assignment.drop_deleted():
+                        raise
+                    continue
                 if self._offering.waiting or now < begun + timeout:
                     continue
                 if ends is None:

@@ -324,7 +324,7 @@ class EmbeddedLog(Switching):
     def open_producer(self, name: str | None, acks: Acks, sender: Sender) -> EmbeddedStorage:
         return EmbeddedStorage(self, name, acks, sender)
 
-    def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
+    def consumer(self, topics: str | Sequence[str] | None = None, **settings: Any) -> Consumer:
         self._check_open()
         if settings.get("group") is not None:
             checked_name(settings["group"], "group")

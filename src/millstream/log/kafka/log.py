@@ -238,7 +238,7 @@ class KafkaLog(Switching):
         checked = None if name is None else checked_name(name, "producer")
         return KafkaStorage(self.clients, checked, acks, sender)
 
-    def consumer(self, topics: str | Sequence[str], **settings: Any) -> Consumer:
+    def consumer(self, topics: str | Sequence[str] | None = None, **settings: Any) -> Consumer:
         self._check_open()
         if settings.get("group") is not None:
             checked_name(settings["group"], "group")

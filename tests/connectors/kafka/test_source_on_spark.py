@@ -114,12 +114,9 @@ def test_an_idle_partition_does_not_hold_windows_back(kafka: KafkaCluster, log: 
     """The window of partition 0 waits for partition 1, which never says anything, until that is idle."""
     topic = made(kafka.bootstrap, 2)
     flow, out = ms.Flow("idle"), ms.memory(uuid.uuid4().hex)
-    patient = ms.bounded("5 seconds", idle="40 seconds")  # longer than the first run takes on a busy machine
-    rows = flow.read(ms.kafka(kafka.bootstrap, topic=topic), SCHEMA, event_time="at", watermark=patient)
-    rows.key_by("user").window(ms.fixed("10 seconds")).agg(total=ms.sum("n")).write(out)
+    windows = scores(flow, kafka, topic).key_by("user").window(ms.fixed("10 seconds"))
+    windows.agg(total=ms.sum("n")).write(out)
     send(kafka.bootstrap, topic, [score("ann", 1, 0), score("ann", 2, 30)])
-    flow.run(broker=log.path, until=CAUGHT_UP)
-    assert out.rows() == []
     job = flow.start(broker=log.path)
 
     def came() -> bool:

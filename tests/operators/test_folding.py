@@ -127,6 +127,22 @@ def test_pre_aggregated_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     check()
 
 
+def test_several_parts_of_a_window_are_one_window_also_in_the_first_bundle() -> None:
+    stream = ms.Flow("folding").read("rows", SCHEMA, "at")
+    step = stateful(stream.key_by("k").window(ms.fixed("1 minute")).agg(n=ms.count()).node, whole_rows=False)
+    assert step is not None
+    partials = []
+    for second in (1, 2):
+        row = {"k": "a", "g": 0, "n": 1, "s": None, "x": None, "at": moment(second * SECOND)}
+        frame = frame_of([{**row, "__time": second * SECOND, "__weight": 1}], stream.node)
+        early, _ = step.folded(frame, 0, 0)
+        assert early is not None
+        partials.append(early)
+    state = LocalState(step, passes_on=False)
+    state.take({**step.nothing, PARTIALS: pl.concat(partials)}, Clock(0, 3600 * SECOND, 0, 0))
+    assert state.sent[SENT]["n"].to_list() == [2]
+
+
 def test_values_that_repeat_travel_once_and_others_as_rows() -> None:
     stream = ms.Flow("folding").read("rows", SCHEMA, "at")
     step = stateful(stream.group_by("k").agg(kinds=ms.distinct_count("n")).node)

@@ -230,9 +230,10 @@ class WindowedOperator:
         return columns + ([ARRIVED] if arrived else [])
 
     def folded(self, held: pl.DataFrame, news: pl.DataFrame, clock: Clock) -> pl.DataFrame:
-        """Merges old and new state of each window; what is not a fold comes from the old window."""
-        if held.is_empty():
-            return self.added(news, clock)
+        """Merges old and new state of each window; what is not a fold comes from the old window.
+
+        New state may have several parts of a window: a task sends one for each part of its rows.
+        """
         old = held.with_columns(pl.lit(0, pl.Int64).alias(ARRIVED)).select(news.columns)
         both = pl.concat([old, news], how="vertical_relaxed")
         merged = both.group_by(self.identity, maintain_order=True).agg(self._merged(both))

@@ -112,6 +112,7 @@ def test_settings_are_kafkas_under_other_names(log: Broker, kafka: KafkaCluster)
         "codec": "json",
         "retention": timedelta(days=7),
         "retention_bytes": 1 << 30,
+        "retention_archive": None,
         "segment_bytes": 4 << 20,
         "compaction": True,
         "tombstone_retention": timedelta(hours=1),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 
 import numpy as np
 import polars as pl
@@ -19,10 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 import millstream as ms
-from millstream.local import Flowing, Local
+from local_runs import timed_run
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.clock import Clock
-from millstream.plan.bundles import BEGINNING, END
 
 START = 1_700_000_000_000_000
 BUNDLE = 100_000
@@ -52,15 +49,7 @@ def run(bundles: list[pl.DataFrame], pattern: ms.Pattern, matches: str = "every"
     """The seconds of processor time it takes, and the matches it finds."""
     stream = ms.Flow("bench").read("events", "card long, amount double, at timestamp", "at", ms.ascending())
     made = stream.key_by("card").match(pattern, matches=matches)  # type: ignore[arg-type]
-    runner, watermark, sent = Local([made.node]), BEGINNING, 0
-    start = time.process_time()  # other work on the machine must not count
-    for bundle in bundles:
-        after = int(bundle[TIME].max())  # type: ignore[arg-type]
-        sent += len(runner.run({stream.node: Flowing(bundle, Clock(watermark, after, 0, 0))})[made.node].rows)
-        watermark = after
-    ended = Flowing(bundles[0].clear(), Clock(watermark, END, 0, 0))
-    sent += len(runner.run({stream.node: ended})[made.node].rows)
-    return time.process_time() - start, sent
+    return timed_run(stream, made, bundles, 0)
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -21,10 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import millstream as ms
-from millstream.local import Flowing, Local
+from local_runs import timed_run
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.clock import Clock
-from millstream.plan.bundles import BEGINNING, END
 
 START = 1_700_000_000_000_000
 DELAY = 10_000_000
@@ -60,15 +57,7 @@ def run(bundles: list[pl.DataFrame], order: Order) -> tuple[float, int]:
     job = ms.Flow("bench")
     stream = job.read("events", "key long, value long, at timestamp", "at", ms.bounded("10 seconds"))
     made = stream.key_by("key").process(watched, "key long, total long", on_timer=silent, order=order)
-    runner, watermark, sent = Local([made.node]), BEGINNING, 0
-    start = time.process_time()  # other work on the machine must not count
-    for bundle in bundles:
-        after = max(watermark, int(bundle[TIME].max()) - DELAY)  # type: ignore[arg-type]
-        sent += len(runner.run({stream.node: Flowing(bundle, Clock(watermark, after, 0, 0))})[made.node].rows)
-        watermark = after
-    ended = Flowing(bundles[0].clear(), Clock(watermark, END, 0, 0))
-    sent += len(runner.run({stream.node: ended})[made.node].rows)
-    return time.process_time() - start, sent
+    return timed_run(stream, made, bundles, DELAY)
 
 
 def main() -> None:

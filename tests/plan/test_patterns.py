@@ -9,20 +9,8 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidExpression, InvalidPattern, InvalidPlan
+from millstream.plan.patterns import terms
 from millstream.plan.patterns.rules import Rules
-from millstream.plan.patterns.terms import (
-    Alternatives,
-    Anchor,
-    AnyOrder,
-    Contiguity,
-    Edge,
-    Excluded,
-    Greed,
-    Link,
-    Repeat,
-    Sequence,
-    Variable,
-)
 from millstream.testing import Add, Watermark, play
 from times import t
 
@@ -86,25 +74,25 @@ def rules(term: Any, **conditions: str) -> Rules:
     return Rules(term, conditions)
 
 
-def sequence(*terms: Any) -> Sequence:
-    return Sequence(tuple(Link(Contiguity.NEXT, term) for term in terms))
+def sequence(*parts: Any) -> terms.Sequence:
+    return terms.Sequence(tuple(terms.Link(terms.Contiguity.NEXT, term) for term in parts))
 
 
-def greedy(name: str, low: int, high: int | None) -> Repeat:
-    return Repeat(Variable(name), low, high, Greed.GREEDY)
+def greedy(name: str, low: int, high: int | None) -> terms.Repeat:
+    return terms.Repeat(terms.Variable(name), low, high, terms.Greed.GREEDY)
 
 
 @pytest.mark.parametrize("on", ["reference", "local"])
 @pytest.mark.parametrize(
     ("made", "names", "found"),
     [
-        (sequence(greedy("a", 1, None), Variable("b")), "aab", ["a0 a1 b2"]),
-        (sequence(Repeat(Variable("a"), 1, None, Greed.RELUCTANT)), "aa", ["a0", "a1"]),
-        (Alternatives((Variable("b"), Variable("a"))), "ab", ["a0", "b1"]),
-        (AnyOrder((Variable("a"), Variable("b"))), "ba", ["b0 a1"]),
-        (sequence(Variable("a"), Excluded(greedy("x", 0, None)), Variable("b")), "acb", ["a0 b2"]),
-        (sequence(Anchor(Edge.START), Variable("a")), "aa", ["a0"]),
-        (sequence(Variable("a"), Anchor(Edge.END)), "aaba", ["a3"]),
+        (sequence(greedy("a", 1, None), terms.Variable("b")), "aab", ["a0 a1 b2"]),
+        (sequence(terms.Repeat(terms.Variable("a"), 1, None, terms.Greed.RELUCTANT)), "aa", ["a0", "a1"]),
+        (terms.Alternatives((terms.Variable("b"), terms.Variable("a"))), "ab", ["a0", "b1"]),
+        (terms.AnyOrder((terms.Variable("a"), terms.Variable("b"))), "ba", ["b0 a1"]),
+        (sequence(terms.Variable("a"), terms.Excluded(greedy("x", 0, None)), terms.Variable("b")), "acb", ["a0 b2"]),
+        (sequence(terms.Anchor(terms.Edge.START), terms.Variable("a")), "aa", ["a0"]),
+        (sequence(terms.Variable("a"), terms.Anchor(terms.Edge.END)), "aaba", ["a3"]),
     ],
 )
 def test_terms_of_sql(made: Any, names: str, found: list[str], on: str) -> None:

@@ -205,7 +205,7 @@ def hadoop(scheme: str, host: str | None, port: int | None, options: Mapping[str
         ) from error
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     return " ".join(shown_address(concealed(str(error))).split())
 
 
@@ -217,7 +217,7 @@ def library_errors(address: str) -> Iterator[None]:
     except MillstreamError:
         raise
     except (pa.ArrowException, ValueError, ImportError) as error:
-        raise InvalidInput(said(error), where=shown_address(address), next_step="check the address") from error
+        raise InvalidInput(error_text(error), where=shown_address(address), next_step="check the address") from error
 
 
 def _about(below: str, found: fs.FileInfo) -> About:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from millstream.connectors.file_ledger import Move, Moves
 from millstream.connectors.files import drafts_folder
 from millstream.connectors.files.drafts import Drafting
-from millstream.connectors.files.filesystem import FOR_GOOD, RemoteFolder, said
+from millstream.connectors.files.filesystem import FOR_GOOD, RemoteFolder, error_text
 from millstream.connectors.flat_rows import check_json
 from millstream.connectors.sink import DRIVER_SHARD, Prepared, TwoPhaseSink
 from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
@@ -133,7 +133,7 @@ def remote_errors(where: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         kind: type[MillstreamError] = SinkFailed if FOR_GOOD.search(str(error)) else SinkUnavailable
         raise kind(
-            f"files cannot be written: {said(error)}",
+            f"files cannot be written: {error_text(error)}",
             where=where,
             next_step="check the address, the endpoint and the credentials",
         ) from error

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from millstream.connectors.files.filesystem import FOR_GOOD, RemoteFolder, said
+from millstream.connectors.files.filesystem import FOR_GOOD, RemoteFolder, error_text
 from millstream.connectors.files.journal import Entry
 from millstream.connectors.files.source import PARTITION, ROW_BITS, FilesSource, is_below_hidden, is_hidden
 from millstream.connectors.source import Slice
@@ -80,7 +80,7 @@ class RemoteFilesSource(FilesSource):
         except (OSError, pa.ArrowException) as error:
             kind: type[MillstreamError] = InvalidInput if FOR_GOOD.search(str(error)) else SourceUnavailable
             raise kind(
-                f"files cannot be read: {said(error)}",
+                f"files cannot be read: {error_text(error)}",
                 where=where,
                 next_step="check the address, the endpoint and the credentials",
             ) from error

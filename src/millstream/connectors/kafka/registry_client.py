@@ -240,7 +240,7 @@ def _content(answer: Any) -> bytes:
 def _declined(refusal: urllib.error.HTTPError) -> Declined:
     """With the registry's own words, if it has any."""
     try:
-        said = json.loads(refusal.read(ERROR_BYTES_MAX))
-        return Declined(refusal.code, int(said["error_code"]), valid_text(str(said["message"])))
+        answer = json.loads(refusal.read(ERROR_BYTES_MAX))
+        return Declined(refusal.code, int(answer["error_code"]), valid_text(str(answer["message"])))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
         return Declined(refusal.code, refusal.code, "")

@@ -272,9 +272,9 @@ class DeltaStore(Store):
     def explained(self, error: BaseException) -> tuple[str, bool] | None:
         if not isinstance(error, self._library.exceptions.DeltaError | OSError | pa.ArrowException):
             return None
-        said = " ".join(COLORS.sub("", concealed(str(error))).split())
-        passing = isinstance(error, OSError) or PASSING.search(said) is not None
-        return shown_address(said), passing and FOR_GOOD.search(said) is None
+        message = " ".join(COLORS.sub("", concealed(str(error))).split())
+        passing = isinstance(error, OSError) or PASSING.search(message) is not None
+        return shown_address(message), passing and FOR_GOOD.search(message) is None
 
 
 def partition_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:

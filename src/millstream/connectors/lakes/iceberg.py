@@ -252,10 +252,10 @@ class IcebergStore(Store):
         ):
             return None
         self._catalog = None  # a broken connection is not used again
-        said = " ".join(shown_address(concealed(str(error))).split())
+        message = " ".join(shown_address(concealed(str(error))).split())
         away = (OSError, self._errors.ServiceUnavailableError, self._errors.ServerError)
-        passing = isinstance(error, away) or PASSING.search(said) is not None
-        return said or type(error).__name__, passing and FOR_GOOD.search(said) is None
+        passing = isinstance(error, away) or PASSING.search(message) is not None
+        return message or type(error).__name__, passing and FOR_GOOD.search(message) is None
 
 
 def numbered_columns(rows: pa.Table, wanted: pa.Schema, schema: Schema) -> pa.Table:

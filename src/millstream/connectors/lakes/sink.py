@@ -139,16 +139,16 @@ class LakeSink(TwoPhaseSink):
             found = self._store.explained(error)
             if found is None:
                 raise
-            said, passing = found
+            message, passing = found
             if passing:
                 raise SinkUnavailable(
-                    f"the table cannot be written: {said}",
+                    f"the table cannot be written: {message}",
                     where=self._where,
                     next_step="check that its storage is up, reachable from here and writable",
                 ) from error
             what = "the table is refused" if batch is None else f"batch {batch} is refused"
             raise SinkFailed(
-                f"{what}: {said}", where=self._where, next_step="check the address, the permissions and the table"
+                f"{what}: {message}", where=self._where, next_step="check the address, the permissions and the table"
             ) from error
 
 

@@ -170,10 +170,10 @@ class LakeSource(Source):
             found = self._feed.explained(error)
             if found is None:
                 raise
-            said, passing = found
+            message, passing = found
             kind: type[MillstreamError] = SourceUnavailable if passing else InvalidInput
             raise kind(
-                f"the table cannot be read: {said}",
+                f"the table cannot be read: {message}",
                 where=self._feed.where,
                 next_step="check the address, the permissions, and that its storage is up",
             ) from error

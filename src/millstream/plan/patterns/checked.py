@@ -1,4 +1,4 @@
-"""A pattern for rows of a schema: its automaton, its conditions as expressions, and what can be said against it."""
+"""A pattern for rows of a schema: its automaton, its conditions as expressions, and its mistakes."""
 
 from __future__ import annotations
 

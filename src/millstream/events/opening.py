@@ -55,10 +55,6 @@ def _log_of(broker: Broker) -> Callable[[str], EventLog]:
     return lambda name: KafkaEventLog(broker, name)
 
 
-def _is_empty(broker: Broker, name: str) -> bool:
-    return all(partition.end_offset() == 0 for partition in broker.topic(name).partitions())
-
-
 def _prepare_topic(broker: Broker, name: str) -> None:
     try:
         settings = broker.topic(name).settings
@@ -68,7 +64,7 @@ def _prepare_topic(broker: Broker, name: str) -> None:
         except AlreadyExists:
             settings = broker.topic(name).settings
     patience = time.monotonic() + CREATION_SECONDS
-    while settings.schema is None and _is_empty(broker, name) and time.monotonic() < patience:
+    while settings.schema is None and not isinstance(broker, EmbeddedLog) and time.monotonic() < patience:
         time.sleep(0.1)  # on Kafka another process may have created the topic, and be about to describe it
         settings = broker.topic(name).settings
     if settings.schema != Schema.of(SCHEMA) or settings.partitions != 1:

@@ -93,14 +93,16 @@ class LakeTable(DatabaseTable):
 @dataclass(frozen=True)
 class DeltaTable(LakeTable):
     options: Mapping[str, str | Secret] = field(repr=False, hash=False)
+    uri: str = field(init=False, repr=False, compare=False)
+    """The absolute address: tasks may run in another folder than the flow was built in."""
+
+    def __post_init__(self) -> None:
+        uri = self.table if "://" in self.table else str(Path(self.table).expanduser().absolute())
+        object.__setattr__(self, "uri", uri)
 
     @property
     def name(self) -> str:
         return f"delta {shown_address(self.table).rstrip('/').rpartition('/')[2]}"
-
-    @property
-    def uri(self) -> str:
-        return self.table if "://" in self.table else str(Path(self.table).expanduser().absolute())
 
     @property
     def target(self) -> Hashable:

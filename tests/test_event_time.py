@@ -39,7 +39,7 @@ def ns(steps: list[Any]) -> list[Any]:
     return [[each["ns"] for each in step["panes"]] for step in steps]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 @pytest.mark.parametrize("event_time", ["timestamp_millis(ts)", "to_timestamp(day || ' ' || hour)"])
 def test_the_event_time_of_a_source_may_be_an_expression(event_time: str) -> None:
     steps = [add((1, 1), (2, 12), (3, None)), Watermark(t(10)), add((4, 3)), Watermark(None)]

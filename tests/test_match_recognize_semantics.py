@@ -49,7 +49,7 @@ def letters(pattern: str, given: str, more: str = "", **options: Any) -> list[st
     return list(found.values())
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_price_that_falls_and_rises() -> None:
     text = """
         partition by id order by at

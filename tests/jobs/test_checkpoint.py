@@ -285,6 +285,7 @@ def test_notes_that_a_job_can_do_without_do_not_stop_it(place: Place) -> None:
 # ---------------------------------------------------------------- on Spark
 
 
+@pytest.mark.more
 def test_after_a_repair_every_output_is_right(place: Place) -> None:
     place.put(FIRST, ALL)
     flip(next(place.checkpoint.glob("state/0/0/*.zip")))

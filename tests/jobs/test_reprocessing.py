@@ -43,6 +43,7 @@ def all_cases(ending: str) -> ms.Flow:
     return flow
 
 
+@pytest.mark.more
 def test_a_batch_run_ends_with_the_rows_of_streaming(log: EmbeddedLog) -> None:
     """Streamed rows get one more that closes their windows; in a batch run they close by themselves."""
     put(log, "scores", ROWS)

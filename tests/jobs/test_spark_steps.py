@@ -29,6 +29,7 @@ def flow_of() -> ms.Flow:
     return flow
 
 
+@pytest.mark.more
 def test_batches_offsets_and_windows(log: EmbeddedLog) -> None:
     log.create_topic("pairs", schema=SCHEMA, partitions=2)
     put(log, "pairs", [("ann", 1, 0.0), ("ann", 2, 1.0)])

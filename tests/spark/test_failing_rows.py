@@ -48,6 +48,7 @@ def test_an_expression_that_fails_names_the_records_offset(spark: SparkSession, 
     assert ".dead of 'number'" in (failed.value.next_step or "")
 
 
+@pytest.mark.more
 def test_a_function_that_fails_makes_dead_letters_and_the_rest_passes(spark: SparkSession, log: EmbeddedLog) -> None:
     from pyspark.sql import functions as sf
 

@@ -270,6 +270,7 @@ def test_state_is_spread_over_many_keys(log: EmbeddedLog) -> None:
     assert {each["window"]["start"] for each in panes} == {START}
 
 
+@pytest.mark.more
 def test_a_function_with_state_and_timers(log: EmbeddedLog) -> None:
     """Over a restart: what was kept and the timers that wait are still there."""
     over = t(20)

@@ -60,6 +60,7 @@ def test_a_branch_without_spark_passes_beside_it_and_both_meet_again(spark: Spar
     ]  # fmt: skip
 
 
+@pytest.mark.more
 def test_behind_a_step_that_keeps_state_and_before_the_next(spark: SparkSession) -> None:
     def nested(rows: ms.Stream) -> ms.Stream:
         counted = rows.key_by("id").window(ms.fixed("1 minute")).agg(n=ms.count())
@@ -215,6 +216,7 @@ def test_a_function_of_the_user_that_raises_is_named_with_its_line(spark: SparkS
     assert failed.value.where == f"{__file__}:{line}"
 
 
+@pytest.mark.more
 def test_a_function_of_a_dataframe_keeps_time_and_order(spark: SparkSession) -> None:
     from pyspark.sql import functions as sf
 

@@ -45,6 +45,7 @@ def latest(log: EmbeddedLog, topic: str) -> dict[str, Any]:
     return {key: value for key, value in newest.items() if value is not None}
 
 
+@pytest.mark.more
 def test_copies_of_tables_follow_them_over_restarts(log: EmbeddedLog, tmp_path: Path) -> None:
     database = tmp_path / "copies.db"
 

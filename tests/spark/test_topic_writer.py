@@ -96,6 +96,7 @@ def test_a_stream_writes_each_batch_once_and_a_repeated_one_not_again(
     assert scores(broker, into) == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.more
 def test_updates_are_written_once_in_foreach_batch(source: SparkSession, log: EmbeddedLog, tmp_path: Path) -> None:
     log.create_topic("scores", schema=SCORES)
     with log.producer() as producer:

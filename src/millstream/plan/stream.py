@@ -83,7 +83,7 @@ class Stream(Viewed):
 
     def to_dataframe(self, **settings: Any) -> Any:
         """The stream as a streaming Spark DataFrame, to continue in PySpark; the query has its own checkpoint."""
-        return engine.call(self, "dataframe", settings)
+        return engine.call(self, "dataframe", self.flow._with_log(settings))
 
     # ------------------------------------------------------------ row by row
 

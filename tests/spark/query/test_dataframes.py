@@ -195,7 +195,8 @@ def test_a_stream_comes_out_as_a_dataframe(spark: SparkSession, log: EmbeddedLog
 def test_a_stream_without_state_comes_out_too(spark: SparkSession, log: EmbeddedLog, tmp_path: Path) -> None:
     log.create_topic("scores", schema=SCHEMA)
     put(log, "scores", ROWS)
-    frame = scores(ms.Flow("out")).where("n > 1").select("user", tens="n * 10").to_dataframe(broker=log.path)
+    flow = ms.Flow("out", log=log.path)  # also without broker=…
+    frame = scores(flow).where("n > 1").select("user", tens="n * 10").to_dataframe()
     assert frame.columns == ["user", "tens"]
     found = collected(spark, frame, "plain", tmp_path / "checkpoint")
     assert [(each.user, each.tens) for each in found] == [("bob", 20), ("ann", 40), ("bob", 80)]

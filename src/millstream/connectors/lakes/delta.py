@@ -153,7 +153,7 @@ class DeltaStore(Store):
         self.table.alter.add_columns(list(made.fields))
         self.refresh()
 
-    def check_writable(self, changes_rows: bool) -> None:
+    def reasons_against_writing(self, changes_rows: bool) -> list[str]:
         about, features = self.table.metadata().configuration, set(self.table.protocol().writer_features or ())
         reasons = [f"it uses the feature {name}" for name in sorted(features - WRITTEN_FEATURES)]
         reasons += [f"it has the constraint {name}" for name in about if name.startswith("delta.constraints.")]
@@ -164,12 +164,7 @@ class DeltaStore(Store):
         for field in self.table.schema().fields:
             if rules := sorted(name for name in field.metadata if name.startswith("delta.")):
                 reasons.append(f"column '{field.name}' has {', '.join(rules)}")
-        if reasons:
-            raise InvalidSchema(
-                f"Millstream cannot write to this table: {'; '.join(reasons)}",
-                where=self.where,
-                next_step="write to another table",
-            )
+        return reasons
 
     @property
     def properties(self) -> Mapping[str, str]:

@@ -126,7 +126,7 @@ class IcebergStore(Store):
             update.union_by_name(pa.schema(list(fields)))
         self.refresh()
 
-    def check_writable(self, changes_rows: bool) -> None:
+    def reasons_against_writing(self, changes_rows: bool) -> list[str]:
         reasons = [
             f"it is partitioned by {each.transform} of '{self.table.schema().find_column_name(each.source_id)}'"
             for each in self.table.spec().fields
@@ -134,12 +134,7 @@ class IcebergStore(Store):
         ]
         if (written := self.table.properties.get("write.format.default", "parquet")) != "parquet":
             reasons.append(f"its data files are in {written}")
-        if reasons:
-            raise InvalidSchema(
-                f"Millstream cannot write to this table: {'; '.join(reasons)}",
-                where=self.where,
-                next_step="write to another table",
-            )
+        return reasons
 
     @property
     def properties(self) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
 from millstream.connectors.claims import Claim, digest
+from millstream.errors import InvalidSchema
 from millstream.records import Schema
 
 OWNER = "millstream.output."
@@ -142,9 +143,17 @@ class Store(ABC):
     @abstractmethod
     def add_columns(self, fields: Sequence[pa.Field]) -> None: ...
 
-    @abstractmethod
     def check_writable(self, changes_rows: bool) -> None:
         """Raises InvalidSchema for a table with features that this module does not write."""
+        if reasons := self.reasons_against_writing(changes_rows):
+            raise InvalidSchema(
+                f"Millstream cannot write to this table: {'; '.join(reasons)}",
+                where=self.where,
+                next_step="write to another table",
+            )
+
+    @abstractmethod
+    def reasons_against_writing(self, changes_rows: bool) -> list[str]: ...
 
     @property
     @abstractmethod

@@ -22,11 +22,10 @@ from millstream.operators.patterns.python_conditions import LeftToDuckDB, python
 from millstream.operators.process import values_of
 from millstream.plan.patterns.automaton import IS_FIRST, Test
 from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.found import Path
 from millstream.plan.patterns.references import ALL, Condition, Reference
 from millstream.records import Schema, rows_to_batch
 
-Path = tuple[tuple[int, str, bool], ...]
-"""The rows of a match: places, variables, and whether they are excluded from the output."""
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.operators.patterns.columns import Columns, PathRows
-from millstream.operators.patterns.found import Complete, Found, Node, first_after, paths_to
+from millstream.operators.patterns.found import Found, Node, paths_to
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.found import Complete, first_after
 from millstream.plan.patterns.node import Skip, SkipTo
 
 Rest = tuple[tuple[int, bool], ...]

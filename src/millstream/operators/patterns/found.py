@@ -7,26 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.errors import InvalidInput
-from millstream.operators.patterns.columns import Path
-from millstream.plan.patterns.node import Skip, SkipTo
+from millstream.plan.patterns.found import Complete, Path
 
 PATHS_MAX = 100_000
 """How many matches may end with one row."""
 Node = tuple[int, str, bool, Any]
 """A row of partial matches: its place, its variable, whether it is excluded, and the nodes of the row before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """A match, or a partial match that timed out."""
-
-    path: Path
-    end: int
-    at_limit: bool = False
-
-    @property
-    def first(self) -> int:
-        return self.path[0][0]
 
 
 @dataclass(slots=True)
@@ -39,16 +25,6 @@ class Found:
     """When there is something to do without a row."""
     hold: int | None = None
     """The earliest event time that is still to be emitted."""
-
-
-def first_after(path: Path, skip: Skip) -> int:
-    """The first place at which another match may begin."""
-    if skip.to is SkipTo.PAST_LAST:
-        return path[-1][0] + 1
-    places = [place for place, variable, _ in path if variable in skip.variables]
-    if not places:  # also if the variable to skip to has no row in this match
-        return path[0][0] + 1
-    return places[0] if skip.to is SkipTo.FIRST_OF else places[-1]
 
 
 def paths_to(nodes: list[Node], step: str) -> list[Path]:

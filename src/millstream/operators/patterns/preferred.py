@@ -9,11 +9,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from millstream.operators.patterns.columns import Columns, Path, PathRows
-from millstream.operators.patterns.found import Complete, Found, first_after
+from millstream.operators.patterns.columns import Columns, PathRows
+from millstream.operators.patterns.found import Found
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.found import Complete, Path, first_after
 from millstream.plan.patterns.node import Skip, SkipTo
 
 Rest = tuple[tuple[int, bool], ...]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from millstream.operators.accumulators import ROW, TIME, WEIGHT
 from millstream.operators.elementwise import types_of
-from millstream.operators.patterns.found import Complete
+from millstream.plan.patterns.found import Complete
 from millstream.plan.patterns.node import IS_EXCLUDED, MATCH, MATCH_END, MATCH_START, PATH, VARIABLE, Match, Rows
 from millstream.plan.patterns.node import ROW as WHOLE_ROW
 from millstream.plan.windows import FIRST, LAST

@@ -11,11 +11,9 @@ from millstream.expressions.expression import Expression, evaluate
 from millstream.plan.bundles import Row
 from millstream.plan.patterns.automaton import IS_FIRST, Test
 from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.found import Path
 from millstream.plan.patterns.references import ALL, Condition, Reference
 from millstream.records import Schema, batch_to_rows, rows_to_batch
-
-Path = tuple[tuple[int, str, bool], ...]
-"""The rows of a partial match: their places, the variables they play, and whether they are excluded from the output."""
 
 
 @dataclass

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Kind
 from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.found import Complete, Path, first_after
 from millstream.plan.patterns.node import Skip, SkipTo
 from millstream.reference.event_order import time_of
-from millstream.reference.patterns.conditions import Conditions, Path
+from millstream.reference.patterns.conditions import Conditions
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,6 @@ class Partial:
 
     state: int
     path: Path
-
-    @property
-    def first(self) -> int:
-        return self.path[0][0]
-
-
-@dataclass(frozen=True)
-class Complete:
-    """A match, or a partial match that timed out."""
-
-    path: Path
-    end: int
-    """The time of its last row, or the limit that it waited for."""
-    at_limit: bool = False
-    """Whether it was complete, or over, because its time was over."""
 
     @property
     def first(self) -> int:
@@ -137,13 +123,3 @@ class EveryMatcher:
     def hold(self) -> int:
         """The earliest event time that is still to be emitted."""
         return min((match.end for match in self.waiting), default=END)
-
-
-def first_after(path: Path, skip: Skip) -> int:
-    """The first place at which another match may begin."""
-    if skip.to is SkipTo.PAST_LAST:
-        return path[-1][0] + 1
-    places = [place for place, variable, _ in path if variable in skip.variables]
-    if not places:  # also if the variable to skip to has no row in this match
-        return path[0][0] + 1
-    return places[0] if skip.to is SkipTo.FIRST_OF else places[-1]

@@ -11,10 +11,10 @@ from enum import Enum
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.patterns.automaton import Kind
 from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.found import Complete, Path, first_after
 from millstream.plan.patterns.node import Skip, SkipTo
 from millstream.reference.event_order import time_of
-from millstream.reference.patterns.conditions import Conditions, Path
-from millstream.reference.patterns.every import Complete, first_after
+from millstream.reference.patterns.conditions import Conditions
 
 
 class Result(Enum):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.plan.bundles import END, Bundle, Row, moment
+from millstream.plan.patterns.found import Complete
 from millstream.plan.patterns.node import (
     IS_EXCLUDED,
     MATCH,
@@ -21,7 +22,7 @@ from millstream.plan.patterns.node import (
 from millstream.reference.event_order import EventOrder, time_of
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.patterns.conditions import Conditions
-from millstream.reference.patterns.every import Complete, EveryMatcher
+from millstream.reference.patterns.every import EveryMatcher
 from millstream.reference.patterns.preferred import PreferredMatcher
 from millstream.reference.windows import sort_key
 

@@ -144,6 +144,22 @@ def test_an_early_match_is_retracted_by_a_row_between() -> None:
     assert out == [[], ["a1 b2"], ["-a1 b2"], ["a4 b5"], []]
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_what_timed_out_is_reported_once_its_first_row_is_decided(early: bool) -> None:
+    """Another way from the same first row is still open at the first watermark."""
+    pattern = ms.pattern("p").one_or_more().next("q", "name = 'a'").followed_by("r", "name = 'a'")
+
+    def build(rows: Any) -> Any:
+        limited = pattern.within("3 seconds", between="neighbours")
+        made = rows.key_by("key").match(limited, skip="none", matches="preferred", early=early, name="step")
+        return made.timed_out.select(p="cast(size(p) as int)", q="cast(size(q) as int)", at="match_end")
+
+    rows = [{"key": "k", "name": name, "n": 0, "at": t(at)} for name, at in (("a", 1), ("a", 1), ("b", 2), ("a", 5))]
+    out = play(build, [Add(rows), Watermark(t(5)), Watermark(None)], schema=SCHEMA, event_time="at")
+    assert [len(step) for step in out] == [0, 0, 8]
+    assert {"p": 1, "q": 1, "at": t(4)} in out[-1]
+
+
 def test_the_preferred_match() -> None:
     """A V: the longest fall, then the longest rise. It is final when a row does not continue it."""
     pattern = (

@@ -14,20 +14,23 @@ class EventOrder:
 
     def take(self, bundle: Bundle) -> list[Row]:
         """Adds the rows of a bundle; returns the late ones."""
-        behind = []
-        for row in bundle.rows:
-            if row.time is None or row.time < bundle.watermark_before:
-                behind.append(late(row, late_reason(row.time)))
-            else:
-                self.waiting.append(row)
-        self.waiting.sort(key=time_of)
-        return behind
+        self.waiting = sorted([*self.waiting, *in_time(bundle)], key=time_of)
+        return [late(row, late_reason(row.time)) for row in bundle.rows if _is_late(row, bundle)]
 
     def ready(self, watermark: int) -> list[Row]:
         """The rows that the watermark has reached; they no longer wait."""
         ready = [row for row in self.waiting if time_of(row) <= watermark]
         self.waiting = self.waiting[len(ready) :]
         return ready
+
+
+def in_time(bundle: Bundle) -> list[Row]:
+    """The rows of a bundle that are not late."""
+    return [row for row in bundle.rows if not _is_late(row, bundle)]
+
+
+def _is_late(row: Row, bundle: Bundle) -> bool:
+    return row.time is None or row.time < bundle.watermark_before
 
 
 def time_of(row: Row) -> int:

@@ -19,7 +19,7 @@ from millstream.plan.patterns.node import (
     Matches,
     Rows,
 )
-from millstream.reference.event_order import EventOrder, time_of
+from millstream.reference.event_order import EventOrder, in_time, time_of
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.patterns.conditions import Conditions
 from millstream.reference.patterns.every import EveryMatcher
@@ -43,15 +43,17 @@ class MatchOperator(StatefulOperator):
         self.timed_out: list[Row] = []
 
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
-        self.timed_out = []
         self.late = self.order.take(clock)
-        if self.node.early:
-            return self._run_early(clock)
+        sent = self._matched(clock)
+        return self._changed(clock) if self.node.early else sent
+
+    def _matched(self, clock: Bundle) -> list[Row]:
+        """What the rows that the watermark has reached decide: the matches, and the partial ones that are over."""
         for row in self.order.ready(clock.watermark):
-            self._matcher(self._key(row)).conditions.rows.append(row)
             matcher = self._matcher(self._key(row))
+            matcher.conditions.rows.append(row)
             matcher.take(len(matcher.conditions.rows) - 1)
-        sent = []
+        sent, self.timed_out = [], []
         for key in sorted(self.matchers, key=sort_key):
             matcher = self.matchers[key]
             matcher.advance(clock.watermark)
@@ -64,11 +66,10 @@ class MatchOperator(StatefulOperator):
             matcher.matches, matcher.timed_out = [], []
         return sent
 
-    def _run_early(self, clock: Bundle) -> list[Row]:
-        """All rows so far are matched from the beginning; what has changed is emitted."""
-        for row in self.order.waiting:
+    def _changed(self, clock: Bundle) -> list[Row]:
+        """For early matches, all rows so far are matched from the beginning; what has changed is emitted."""
+        for row in in_time(clock):
             self.all_rows.setdefault(self._key(row), []).append(row)
-        self.order.waiting = []
         gone: list[Row] = []
         come: list[Row] = []
         for key in sorted(self.all_rows, key=sort_key):
@@ -86,12 +87,11 @@ class MatchOperator(StatefulOperator):
             gone += [Row(row.values, row.time, -1) for rows in before if rows not in now for row in rows]
             come += [row for rows in now if rows not in before for row in rows]
             self.valid[key] = now
-            for over in matcher.timed_out:
-                if clock.watermark_before <= over.end < clock.watermark:
-                    self.timed_out.append(self._row(key, over, None, matcher.conditions))
         return gone + come
 
     def hold(self) -> int:
+        if self.node.early:  # what was emitted early may be retracted at any time
+            return END
         return min((matcher.hold() for matcher in self.matchers.values()), default=END)
 
     def _key(self, row: Row) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "serving": ["connectors"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark"],
+    "supervision": ["jobs", "serving"],
     "console": ["jobs", "log"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from millstream.plan.approximate import approx_count, approx_distinct, approx_quantiles, approx_set, approx_top
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.flow import Flow
+    from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
     from millstream.plan.process import Key
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     )
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
+    from millstream.supervision.client import supervisor
     from millstream.views import merged
 
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
@@ -103,6 +105,7 @@ _NAMES = {
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
+    "millstream.plan.parameters": "param",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
     "millstream.plan.retries": "retry",
@@ -114,6 +117,7 @@ _NAMES = {
     ),
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
+    "millstream.supervision.client": "supervisor",
     "millstream.views": "merged",
 }
 _RENAMED = {"delta": "delta_window", "foreach": "foreach_batch", "never": "at_expiry"}
@@ -194,6 +198,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "param",
     "pattern",
     "percentile",
     "postgres",
@@ -212,6 +217,7 @@ __all__ = [
     "stddev_pop",
     "stddev_samp",
     "sum",
+    "supervisor",
     "top",
     "topic",
     "topics",

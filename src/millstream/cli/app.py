@@ -6,7 +6,22 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import bench, consume, groups, init, jobs, pack, produce, queues, run, switch, table, tail, topics
+from millstream.cli import (
+    bench,
+    consume,
+    groups,
+    init,
+    jobs,
+    pack,
+    produce,
+    queues,
+    run,
+    switch,
+    table,
+    tail,
+    topics,
+    up,
+)
 from millstream.cli.failures import EXIT_CODES, Root
 from millstream.cli.session import AsJson, LogAddress, Session
 
@@ -55,5 +70,5 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, jobs, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
+for module in (init, run, up, jobs, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
     module.register(app)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.cli import supervised
 from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, subcommands
 from millstream.errors import DamagedState, NotFound
@@ -19,11 +20,22 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of its flo
 
 
 def register(app: typer.Typer) -> None:
-    subcommands(app, "jobs", "List jobs; repair, rebuild or forget one.", list_jobs, repair, rebuild, forget)
+    supervised_commands = (
+        supervised.submit,
+        supervised.show,
+        supervised.logs,
+        supervised.runs,
+        supervised.start,
+        supervised.stop,
+        supervised.restart,
+        supervised.delete,
+    )
+    help = "List jobs; submit one to the supervisor, and control it; repair, rebuild or forget one."
+    subcommands(app, "jobs", help, list_jobs, *supervised_commands, repair, rebuild, forget)
 
 
 def list_jobs(session: Session) -> None:
-    """List the jobs that have run on a log.
+    """List the jobs that have run on a log, and those of its supervisor.
 
     \b
     Example:
@@ -32,13 +44,19 @@ def list_jobs(session: Session) -> None:
     from millstream.jobs.job_progress import read_progress
 
     rows, document = [], []
+    submitted = {job["name"]: job for job in supervised.listed(session)}
     for folder in _folders(session):
         state, batches, steps = _state(folder)
+        job = submitted.pop(folder.name, None)
+        state = state if job is None or state == "damaged" else job["state"]
         live = read_progress(folder) if state == "running" else {}
         shown = [live.get(name) for name in ("lag", "rows_per_s", "watermark")]
         rows.append((folder.name, state, batches, *shown, ", ".join(steps) or None))
         now = {name: live.get(name) for name in ("rows", "lag", "rows_per_s", "watermark", "late", "dead", "waits_for")}
         document.append({"name": folder.name, "state": state, "batches": batches, "steps": steps, **now})
+    for name, job in submitted.items():  # those that have not run yet
+        rows.append((name, job["state"], 0, None, None, None, None))
+        document.append({"name": name, "state": job["state"], "batches": 0, "steps": []})
     columns = ["job", "state", "batches", "lag", "rows/s", "watermark", "keeps state"]
     show_table(session, columns, rows, document=document, empty=session.nothing("jobs"))
 

@@ -14,7 +14,9 @@ from millstream.cli.failures import INTERRUPTED
 from millstream.cli.output import show_done, show_text
 from millstream.cli.passwords import spark_settings
 from millstream.cli.session import Session, command
+from millstream.cli.supervised import Params, parameters
 from millstream.errors import InvalidInput, MillstreamError, NotFound
+from millstream.plan.parameters import set_parameters
 
 if TYPE_CHECKING:
     from millstream.plan.flow import Flow
@@ -30,6 +32,7 @@ def run(
     session: Session,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that builds a flow.")],
     flow: Annotated[str | None, typer.Option(help="Which flow, if the file has several.")] = None,
+    param: Params = None,
     master: Annotated[
         str | None, typer.Option(help="A Spark master; default: $MILLSTREAM_MASTER, else local[*].")
     ] = None,
@@ -97,7 +100,9 @@ def run(
       millstream run flow.py --until "caught up" --master "local[4]"
       millstream run flow.py --master spark://host:7077 --folder /shared/jobs/flow --conf spark.executor.memory=2g
     """
-    chosen, settings = _chosen(file, flow, session.address)
+    if param:
+        set_parameters(parameters(param))
+    chosen, settings = chosen_flow(file, flow, session.address)
     if explain:
         show_text(chosen.explain(physical=True))
         return
@@ -131,7 +136,7 @@ def run(
         raise typer.Exit(INTERRUPTED if job.interrupted else TERMINATED)
 
 
-def _chosen(file: Path, name: str | None, broker: str | None) -> tuple[Flow, dict[str, Any]]:
+def chosen_flow(file: Path, name: str | None, broker: str | None) -> tuple[Flow, dict[str, Any]]:
     """The flow of a file, and the settings that the file itself runs it with."""
     from millstream.plan.engine import collecting
     from millstream.plan.flow import Flow

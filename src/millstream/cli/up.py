@@ -1,0 +1,92 @@
+"""`millstream up`: runs the supervisor, which keeps submitted jobs running."""
+
+from __future__ import annotations
+
+import getpass
+import threading
+from typing import Annotated
+
+import typer
+
+from millstream.cli.failures import warn
+from millstream.cli.output import show_note
+from millstream.cli.session import Session, command
+from millstream.errors import InvalidInput
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "up")(up)
+
+
+def up(
+    session: Session,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A host name to accept (in the Host header) besides its address; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Run the supervisor of a log until Ctrl-C. Its jobs go on without it, and it finds them when it starts again.
+
+    Needs: pip install 'millstream[jobs]'
+
+    \b
+    Example:
+      millstream up
+      millstream jobs submit flow.py
+      millstream jobs list
+    """
+    try:
+        import cronsim as _cronsim  # noqa: F401
+        import psutil as _psutil  # noqa: F401
+        import starlette as _starlette  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput(
+            f"the supervisor needs the package {error.name}", next_step="pip install 'millstream[jobs]'"
+        ) from error
+    from millstream.log import chosen_address
+    from millstream.serving import http as tables_http
+    from millstream.serving.access import Access, ListenAddress
+    from millstream.supervision.home import Home
+    from millstream.supervision.http import app as supervisor_app
+    from millstream.supervision.status import Status
+    from millstream.supervision.supervisor import Supervisor
+
+    tables_http.check_installed()
+    log_address = _absolute(chosen_address(session.address))
+    if session.kafka() is None:
+        with session.log(create=True):  # the supervisor's folder is in that of the log
+            pass
+    home = Home.of(log_address)
+    listen_address = ListenAddress.of(host, port)
+    with home.held(), tables_http.listening(listen_address) as taken:
+        access = Access.at(listen_address, allowed_hosts=allowed_host or [], token=home.token())
+        supervisor = Supervisor(home.folder, log_address, home.jobs)
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{taken.getsockname()[1]}"
+        home.announce(url)
+        if not listen_address.is_local:
+            warn(
+                "this is plain HTTP: anyone on the network path can read the token; put a TLS proxy in front of it",
+                as_json=session.json,
+            )
+        show_note(f"the supervisor is at {url} until Ctrl-C; jobs go on without it. Its token: {home.folder / 'token'}")
+        looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
+        looking.start()
+        try:
+            application = supervisor_app(supervisor, Status(supervisor), access, getpass.getuser())
+            tables_http.server(application).run(sockets=[taken])
+        finally:
+            supervisor.close()
+            looking.join(10)
+
+
+def _absolute(address: str) -> str:
+    """Drivers run in other folders."""
+    from pathlib import Path
+
+    is_folder = "://" not in address or address.startswith("file://")
+    return str(Path(address.removeprefix("file://")).expanduser().absolute()) if is_folder else address

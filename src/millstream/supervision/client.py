@@ -1,0 +1,172 @@
+"""The jobs of a supervisor from Python: `ms.supervisor()`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound, SourceUnavailable
+from millstream.log import chosen_address
+from millstream.supervision.home import Home
+
+KINDS: dict[str, type[MillstreamError]] = {
+    each.__name__: each for each in (NotFound, AlreadyExists, JobRunning, InvalidInput)
+}
+REQUEST_S_MAX = 90.0
+FOLLOW_S = 0.5
+ENDS = ("stopped", "finished", "failed", "scheduled")
+
+
+class Jobs:
+    """The jobs of a supervisor. Each is a dictionary with the parts that `GET /v1/jobs/NAME` has."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url, self._token = urlsplit(url), token
+
+    def list(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("GET", "/v1/jobs")
+        return found
+
+    def show(self, name: str) -> dict[str, Any]:
+        """One job, with its newest runs and its processes."""
+        return self._job("GET", name)
+
+    def submit(
+        self,
+        file: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        flow: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        options: Sequence[str] = (),
+        schedule: str | None = None,
+        time_zone: str = "UTC",
+        restart: str = "on-failure",
+        restarts_max: int = 5,
+    ) -> dict[str, Any]:
+        """Submits the flow of a file. `options` are those of `millstream run`, such as ["--master", "local[2]"]."""
+        given = {
+            "file": str(Path(file).expanduser().absolute()),
+            "folder": str(Path.cwd()),
+            "flow": flow,
+            "params": {each: str(value) for each, value in (params or {}).items()},
+            "options": list(options),
+            "schedule": schedule,
+            "time_zone": time_zone,
+            "restart": restart,
+            "restarts_max": restarts_max,
+        }
+        made: dict[str, Any] = self._call("POST", "/v1/jobs", {**given, **({} if name is None else {"name": name})})
+        return made
+
+    def start(self, name: str) -> dict[str, Any]:
+        """Starts a job that has stopped, finished or failed; a scheduled one runs now."""
+        return self._job("POST", name, "start")
+
+    def stop(self, name: str) -> dict[str, Any]:
+        """Stops a job after its current batch."""
+        return self._job("POST", name, "stop")
+
+    def restart(self, name: str) -> dict[str, Any]:
+        return self._job("POST", name, "restart")
+
+    def delete(self, name: str) -> dict[str, Any]:
+        """Forgets a job that does not run. What it wrote stays, and so does its state."""
+        return self._job("DELETE", name)
+
+    def runs(self, name: str) -> Any:
+        """The runs of a job, the newest first."""
+        return self._call("GET", f"/v1/jobs/{quote(name, safe='')}/runs")
+
+    def audit(self) -> Any:
+        """Who did what, the newest first."""
+        return self._call("GET", "/v1/audit")
+
+    def logs(self, name: str, *, run: int | None = None, tail_bytes: int | None = None) -> Iterator[str]:
+        """The log of a run, by default the newest, in parts."""
+        offset = 0 if tail_bytes is None else -tail_bytes
+        while True:
+            part = self._log(name, run, offset)
+            run, offset = part["run"], part["next"]
+            if not part["text"]:
+                return
+            yield part["text"]
+
+    def follow(self, name: str, *, tail_bytes: int = 0) -> Iterator[str]:
+        """The log as it is written, over all runs, until the job ends."""
+        run, offset = None, -tail_bytes if tail_bytes else 0
+        while True:
+            state = self.show(name)
+            part = self._log(name, run, offset)
+            run, offset = part["run"], part["next"]
+            if part["text"]:
+                yield part["text"]
+            elif state["runs"] > part["run"]:
+                run, offset = part["run"] + 1, 0
+            elif state["state"] in ENDS:
+                return
+            else:
+                time.sleep(FOLLOW_S)
+
+    def wait(self, name: str, *states: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Waits until a job is in one of these states, such as "running"."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = self.show(name)
+            if found["state"] in states:
+                return found
+            if time.monotonic() > deadline:
+                raise MillstreamError(
+                    f"the job '{name}' is {found['state']} after {timeout_s:g} seconds, not {' or '.join(states)}",
+                    next_step=f"millstream jobs logs {name} says what it does",
+                )
+            time.sleep(0.1)
+
+    def _log(self, name: str, run: int | None, offset: int) -> dict[str, Any]:
+        asked = {"offset": offset} | ({} if run is None else {"run": run})
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/logs?{urlencode(asked)}")
+        return found
+
+    def _job(self, method: str, name: str, action: str | None = None) -> dict[str, Any]:
+        path = f"/v1/jobs/{quote(name, safe='')}" + ("" if action is None else f"/{action}")
+        found: dict[str, Any] = self._call(method, path)
+        return found
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
+        connection = kind(self._url.hostname or "", self._url.port, timeout=REQUEST_S_MAX)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            document = json.loads(answer.read())
+        except (OSError, HTTPException, ValueError) as error:
+            raise SourceUnavailable(
+                f"the supervisor does not answer: {error}",
+                where=self._url.geturl(),
+                next_step="start it again: millstream up; jobs that run go on without it",
+            ) from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            failure = document.get("error", {}) if isinstance(document, dict) else {}
+            made = KINDS.get(failure.get("kind", ""), MillstreamError)
+            what = failure.get("what", f"the supervisor answered {answer.status}")
+            raise made(what, where=failure.get("where"), next_step=failure.get("next"))
+        return document
+
+
+def supervisor(log: str | os.PathLike[str] | None = None, *, url: str | None = None, token: str | None = None) -> Jobs:
+    """The jobs of the supervisor of a log (`millstream up`), or of one at another address, with its token."""
+    if url is not None:
+        if token is None:
+            raise InvalidInput("a supervisor at another address needs its token", next_step="pass token=…")
+        return Jobs(url, token)
+    known, secret = Home.of(chosen_address(log)).known()
+    return Jobs(known, token or secret)

@@ -1,0 +1,149 @@
+"""The supervisor's HTTP interface, version 1: what the command line, Python and the console speak.
+
+Every route needs the token. Answers are JSON; an error has the same parts as everywhere: what, where and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound
+from millstream.serving.access import Access, Denied
+from millstream.supervision.status import Status
+from millstream.supervision.supervisor import Supervisor, described
+
+if TYPE_CHECKING:
+    from millstream.serving.http import Application
+
+VERSION = "v1"
+BODY_BYTES_MAX = 1 << 20
+LOG_BYTES_MAX = 1 << 20
+STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, InvalidInput: 400}
+DESCRIPTION = {
+    "GET /v1/jobs": "all jobs",
+    "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, restarts_max",
+    "GET /v1/jobs/NAME": "one job: its progress, its runs and its processes",
+    "DELETE /v1/jobs/NAME": "forgets a job that does not run",
+    "POST /v1/jobs/NAME/start": "starts it again; a scheduled job runs now",
+    "POST /v1/jobs/NAME/stop": "stops it after its current batch",
+    "POST /v1/jobs/NAME/restart": "stops it and starts it again",
+    "GET /v1/jobs/NAME/runs": "its runs, the newest first",
+    "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
+    "GET /v1/audit": "who did what, the newest first",
+}
+Handler = Callable[[Request, dict[str, Any]], Any]
+
+
+def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Application:
+    """The ASGI application. `user` is the owner of the token."""
+
+    def jobs(request: Request, body: dict[str, Any]) -> Any:
+        if request.method == "POST":
+            return described(supervisor.submit(body, user))
+        return status.listed()
+
+    def job(request: Request, body: dict[str, Any]) -> Any:
+        name = request.path_params["name"]
+        if request.method == "DELETE":
+            supervisor.delete(name, user)
+            return {"deleted": name}
+        return status.shown(name)
+
+    def act(request: Request, body: dict[str, Any]) -> Any:
+        acts = {"start": supervisor.start, "stop": supervisor.stop, "restart": supervisor.restart}
+        action = request.path_params["action"]
+        if action not in acts:
+            raise NotFound(f"a job cannot {action[:50]!r}", next_step=f"one of {', '.join(acts)}")
+        return described(acts[action](request.path_params["name"], user))
+
+    def runs(request: Request, body: dict[str, Any]) -> Any:
+        return [asdict(run) for run in supervisor.runs(request.path_params["name"])]
+
+    def logs(request: Request, body: dict[str, Any]) -> Any:
+        run, offset, limit = (_number(request, name) for name in ("run", "offset", "limit"))
+        at_most = min(max(limit or LOG_BYTES_MAX, 1), LOG_BYTES_MAX)
+        text, after, number = supervisor.read_log(request.path_params["name"], run, offset or 0, at_most)
+        return {"run": number, "text": text.decode(errors="replace"), "next": after}
+
+    def audit(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.store.audit()
+
+    def root(request: Request, body: dict[str, Any]) -> Any:
+        return DESCRIPTION
+
+    routes = [
+        Route("/", _endpoint(root, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs", _endpoint(jobs, access), methods=["GET", "POST"]),
+        Route(f"/{VERSION}/jobs/{{name}}", _endpoint(job, access), methods=["GET", "DELETE"]),
+        Route(f"/{VERSION}/jobs/{{name}}/runs", _endpoint(runs, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
+        Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
+    ]
+    made = Starlette(routes=routes)
+    for code in (404, 405):
+        made.add_exception_handler(code, _endpoint(_unknown, access))
+    return made
+
+
+def _unknown(request: Request, body: dict[str, Any]) -> Any:
+    raise NotFound("there is no such route", next_step="GET / lists them")
+
+
+def _endpoint(handler: Handler, access: Access) -> Callable[..., Awaitable[JSONResponse]]:
+    async def answer(request: Request, _: object = None) -> JSONResponse:
+        try:
+            access.check(request.scope["headers"])
+        except Denied as denied:
+            return _failure(denied.status, "Denied", denied.what, None, denied.next_step)
+        try:
+            body = await _body(request)
+            return JSONResponse(await run_in_threadpool(handler, request, body), headers={"cache-control": "no-store"})
+        except MillstreamError as error:
+            status = next((status for kind, status in STATUS_OF.items() if isinstance(error, kind)), 500)
+            return _failure(status, type(error).__name__, error.what, error.where, error.next_step)
+
+    return answer
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    if request.method != "POST":
+        return {}
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > BODY_BYTES_MAX:
+            raise InvalidInput(f"the request is larger than {BODY_BYTES_MAX:,} bytes", next_step="send less")
+        parts.append(part)
+    content = b"".join(parts)
+    try:
+        found = json.loads(content) if content else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the request is not JSON: {error}", next_step="send a JSON object") from error
+    if not isinstance(found, dict):
+        raise InvalidInput("the request is not a JSON object", next_step='such as {"file": "/home/me/flow.py"}')
+    return found
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(f"{name}={text[:50]!r} is not a number", next_step="give a whole number") from None
+
+
+def _failure(status: int, kind: str, what: str, where: str | None, next_step: str | None) -> JSONResponse:
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    return JSONResponse({"error": {"kind": kind, "what": what, "where": where, "next": next_step}}, status, headers)

@@ -1,0 +1,126 @@
+"""The supervisor's HTTP interface, by its own client and by requests that are wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidInput, NotFound, SourceUnavailable
+from millstream.serving.access import Access, ListenAddress
+from millstream.serving.http import server
+from millstream.supervision.client import Jobs
+from millstream.supervision.http import app
+from millstream.supervision.specification import JobSpecification
+from millstream.supervision.status import Status
+from millstream.supervision.store import Observed
+from millstream.supervision.supervisor import Supervisor
+from waiting import until
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    made = Supervisor(tmp_path, str(tmp_path / "log"), tmp_path / "log" / "jobs")
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def port(supervisor: Supervisor) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
+        running = server(app(supervisor, Status(supervisor), access, "ann"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)
+        thread.start()
+        until(lambda: running.started, "the server has started")
+        yield at.getsockname()[1]
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def jobs(port: int) -> Jobs:
+    return ms.supervisor(url=f"http://127.0.0.1:{port}", token=TOKEN)
+
+
+def asked(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    connection = HTTPConnection("127.0.0.1", port)
+    sent = {"Authorization": f"Bearer {TOKEN}", **headers}
+    connection.request(method, path, body if body is None else str(body), sent)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_jobs_are_submitted_and_shown(jobs: Jobs, tmp_path: Path) -> None:
+    flow = tmp_path / "flow.py"
+    flow.write_text("import millstream as ms\nflow = ms.Flow('a')\nflow.read('in', schema='n int').write('out')\n")
+    made = jobs.submit(flow, schedule="0 3 * * *", params={"limit": 3})
+    assert (made["name"], made["state"], made["owner"]) == ("a", "scheduled", "ann")
+    assert [each["name"] for each in jobs.list()] == ["a"]
+    assert jobs.show("a")["params"] == {"limit": "3"}
+    assert jobs.stop("a")["state"] == "stopped"
+    assert jobs.runs("a") == []
+    assert list(jobs.logs("a")) == []
+    assert [each["action"] for each in jobs.audit()] == ["stop", "submit"]
+    assert jobs.delete("a") == {"deleted": "a"}
+    assert jobs.list() == []
+
+
+def test_errors_arrive_as_they_were_raised(jobs: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no job 'a'"):
+        jobs.show("a")
+    with pytest.raises(NotFound, match="there is no file") as raised:
+        jobs.submit(tmp_path / "flow.py")
+    assert raised.value.next_step == "name a Python file that builds a flow"
+    with pytest.raises(SourceUnavailable, match="does not answer"):
+        ms.supervisor(url="http://127.0.0.1:1", token=TOKEN).list()
+    with pytest.raises(InvalidInput, match="needs its token"):
+        ms.supervisor(url="http://127.0.0.1:1")
+    with pytest.raises(NotFound, match="no supervisor has run here"):
+        ms.supervisor(tmp_path / "other")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/jobs", "/v1/jobs/a", "/v1/jobs/a/logs", "/v1/audit", "/nowhere"])
+def test_every_route_needs_the_token(port: int, path: str) -> None:
+    for token in ("", "Bearer wrong", f"Basic {TOKEN}"):
+        status, document = asked(port, "GET", path, Authorization=token)
+        assert (status, document["error"]["what"]) == (401, "a valid token is required")
+    assert asked(port, "GET", path, Host="evil.example")[0] == 400
+    assert asked(port, "GET", path, Origin="http://evil.example")[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/jobs", "{", 400),
+        ("POST", "/v1/jobs", "[]", 400),
+        ("POST", "/v1/jobs", "[" * 100_000, 400),
+        ("POST", "/v1/jobs", '{"file": 3}', 400),
+        ("POST", "/v1/jobs", '{"name": "' + "x" * (1 << 20) + '"}', 400),
+        ("POST", "/v1/jobs/a/explode", None, 404),
+        ("GET", "/v1/jobs/..%2F..%2Fetc", None, 404),
+        ("GET", "/v1/jobs/a/logs?run=x", None, 400),
+        ("PUT", "/v1/jobs", None, 404),
+    ],
+)
+def test_requests_that_are_wrong(port: int, method: str, path: str, body: str | None, status: int) -> None:
+    found, document = asked(port, method, path, body)
+    assert found == status
+    assert document["error"]["what"]
+
+
+def test_a_thousand_jobs_are_listed(supervisor: Supervisor, jobs: Jobs) -> None:
+    with supervisor.store.transaction():
+        for number in range(1000):
+            job = JobSpecification(f"job-{number:04}", "/nowhere/flow.py", "a")
+            supervisor.store.add(job, "ann", Observed.SCHEDULED, None)
+    assert len(jobs.list()) == 1000

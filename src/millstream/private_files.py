@@ -18,6 +18,9 @@ FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 SHARED_FOLDER_MODE = 0o2770  # setgid: what is created inside belongs to the same group
 SHARED_FILE_MODE = 0o660
+SEEN_ONLY: int = getattr(os, "O_PATH", os.O_RDONLY)
+"""For a descriptor that only says what a file is: closing it does not release SQLite's locks (see
+`ensure_database_file`)."""
 
 
 class NotAPlainFile(OSError):
@@ -108,22 +111,22 @@ def grant_below(folder: Path, access: Access) -> None:
         _grant(fd, access, access.folder_mode)
         for name in names:
             try:
-                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+                file = os.open(name, SEEN_ONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
             except OSError:
                 continue
             try:
                 found = os.fstat(file)
                 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-                    _grant(file, access, access.file_mode)
+                    _grant(f"/proc/self/fd/{file}" if SEEN_ONLY else file, access, access.file_mode)
             finally:
                 os.close(file)
 
 
-def _grant(fd: int, access: Access, mode: int) -> None:
-    if os.fstat(fd).st_uid == os.geteuid():
+def _grant(file: int | str, access: Access, mode: int) -> None:
+    if os.stat(file).st_uid == os.geteuid():  # noqa: PTH116
         if access.group_id is not None:
-            os.fchown(fd, -1, access.group_id)
-        os.fchmod(fd, mode)
+            os.chown(file, -1, access.group_id)
+        os.chmod(file, mode)  # noqa: PTH101
 
 
 def open_private(path: str | os.PathLike[str], flags: int, access: Access = PRIVATE) -> int:
@@ -144,6 +147,34 @@ def open_private(path: str | os.PathLike[str], flags: int, access: Access = PRIV
         os.close(fd)
         raise
     return fd
+
+
+def ensure_database_file(path: str | os.PathLike[str], access: Access | None = None) -> None:
+    """Creates the file of an SQLite database with the access of its folder, or checks an existing one like
+    `open_private` does: SQLite would follow a link.
+
+    An existing one is not opened. Closing a descriptor of a file releases all POSIX locks that this process has on it,
+    also those of its SQLite connections: then another process removes the write-ahead log that they still write to.
+    """
+    access = Access.of(os.path.dirname(path) or ".") if access is None else access  # noqa: PTH120
+    try:
+        fd = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, access)
+    except FileExistsError:
+        refuse_link(path)
+        found = os.lstat(path)
+        if stat.S_IMODE(found.st_mode) != access.file_mode and found.st_uid == os.geteuid():
+            os.chmod(path, access.file_mode)  # noqa: PTH101
+    else:
+        os.close(fd)
+
+
+def refuse_link(path: str | os.PathLike[str]) -> None:
+    """Rejects what is not a regular file, without opening it."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAPlainFile(errno.EINVAL, "not a plain file", os.fspath(path))
 
 
 def open_alike(path: str | os.PathLike[str], flags: int) -> int:

@@ -193,3 +193,23 @@ def test_errors_name_the_place_and_the_next_step(tmp_path):
         EmbeddedLog(tmp_path)
     assert str(tmp_path) in str(refusal.value)
     assert refusal.value.next_step
+
+
+def test_a_log_opened_twice_keeps_its_offsets_when_another_process_closes_it(tmp_path):
+    """Closing a descriptor of a file releases SQLite's locks on it; then the other process would remove its log."""
+    look = "import sys, millstream as ms\nwith ms.connect(sys.argv[1]) as log: print(*log.groups())"
+
+    def groups_seen() -> str:
+        command = [sys.executable, "-c", look, str(tmp_path)]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    with EmbeddedLog(tmp_path) as log, EmbeddedLog(tmp_path):
+        log.create_topic("t", schema="n int")
+        assert groups_seen() == ""
+        for group in ("a", "b"):
+            with log.producer() as producer:
+                producer.send("t", {"n": 1})
+            with log.consumer("t", group=group) as consumer:
+                assert consumer.poll(timeout=5)
+                consumer.commit()
+        assert groups_seen() == "a b"

@@ -20,7 +20,7 @@ import orjson
 from millstream.errors import ClosedError, StorageError
 from millstream.events.layout import CLOSED, RETENTION, Row
 from millstream.log.disk import storage_errors
-from millstream.private_files import open_alike
+from millstream.private_files import ensure_database_file
 
 Item = TypeVar("Item", int, str)
 FORMAT = 1
@@ -94,7 +94,7 @@ class Index:
     def _connected(self) -> sqlite3.Connection:
         if self.path is not None:
             with storage_errors(self.path):
-                os.close(open_alike(self.path, os.O_RDWR | os.O_CREAT))  # SQLite would follow a link
+                ensure_database_file(self.path)
         db = sqlite3.connect(
             "" if self.path is None else self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )

@@ -15,7 +15,7 @@ import orjson
 
 from millstream.errors import InvalidInput, StorageError
 from millstream.log.disk import storage_errors
-from millstream.private_files import open_private
+from millstream.private_files import PRIVATE, ensure_database_file
 
 BUSY_SECONDS = 60.0
 NONCE_BYTES = 12
@@ -33,7 +33,7 @@ class Keys:
         self._path = Path(path)
         _cipher()
         with storage_errors(self._path):
-            os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))
+            ensure_database_file(self._path, PRIVATE)
         self._turn = threading.Lock()
         self._db = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         with self._translated():

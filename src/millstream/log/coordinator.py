@@ -29,7 +29,7 @@ from millstream.errors import (
 from millstream.log.disk import mounted_read_only, parsed, storage_errors
 from millstream.log.liveness import IDENTITY
 from millstream.log.topics import is_name
-from millstream.private_files import open_alike, open_private
+from millstream.private_files import ensure_database_file, refuse_link
 
 FORMAT = 1
 BUSY_SECONDS = 60.0
@@ -182,10 +182,10 @@ class Coordinator:
     def _refuse_links(self) -> None:
         """SQLite would follow links. It creates its other files with the permissions of the first one."""
         with storage_errors(self.path):
-            os.close(open_alike(self.path, os.O_RDWR | os.O_CREAT))
+            ensure_database_file(self.path)
             for ending in ("-wal", "-shm", "-journal"):
                 with suppress(FileNotFoundError):
-                    os.close(open_private(f"{self.path}{ending}", os.O_RDONLY))
+                    refuse_link(f"{self.path}{ending}")
 
     def _enable_write_ahead_log(self) -> None:
         """Two processes changing the journal mode of a new file would deadlock: SQLite fails one of them at once."""

@@ -11,16 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, NullType
+from pyspark.sql.types import DataType, NullType, VariantType
 
 from millstream.errors import InvalidExpression, InvalidSchema, MillstreamError
 from millstream.expressions.expression import ColumnText, Expression, InDriver
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
 from millstream.expressions.spark_types import instead_of
 from millstream.records import Schema
+from millstream.records.variants import VARIANT
 from millstream.spark.pyspark_logs import errors_not_logged
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import users_line, what_exists
@@ -67,6 +68,16 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
     )
 
 
+def name_of(column: Column, schema: Schema) -> str:
+    """The name of a column in a DataFrame that selects it."""
+    spark = running() or session_for_analysis()
+    with analysis_errors(spark, str(column), schema, users_line()):
+        names = empty_frame(spark, schema).select(column).columns
+    if len(names) != 1:
+        raise _invalid(f"'{column}' makes several columns", "write it as text: select('posexplode(xs) as (place, x)')")
+    return names[0]
+
+
 def empty_frame(spark: SparkSession, schema: Schema) -> DataFrame:
     return spark.createDataFrame([], str(schema))
 
@@ -85,8 +96,10 @@ def type_of(frame: DataFrame, shown: str) -> pa.DataType:
 
 def column_type(kind: DataType) -> pa.DataType:
     """A type of Spark as one of a stream's column; values may be null at any depth, as they are in a stream."""
+    if isinstance(kind, VariantType):
+        return VARIANT
     if "variant" in kind.simpleString():
-        raise InvalidSchema("a column cannot be a variant", next_step="convert it")
+        raise InvalidSchema("a column cannot contain variants", next_step="convert it")
     found = pa.schema([pa.field(RESULT, _nullable(to_arrow_type(kind, timezone="UTC")))])
     return Schema.from_arrow(found).field(RESULT).type
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import polars as pl
 import pytest
 
 import millstream as ms
@@ -88,6 +89,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     (lambda: stream().select("name.*"), "'name.*' are the fields of a struct, but 'name' is string", ""),
     (lambda: stream().select("nome as x"), "there is no column 'nome'", "did you mean 'name'?"),
     (lambda: stream().key_by("nome"), "there is no column 'nome'", "did you mean 'name'?"),
+    (lambda: stream().key_by("id").window("5 minutes"), "'5 minutes' is not a window", "window(ms.fixed('5 minutes'))"),
+    (lambda: stream().join(pl.DataFrame({"id": [1]}), on="id"), "join takes a stream or a table", "flow.table(frame)"),
     (lambda: stream()["name"], "a stream has no step 'name'", "where('name is not null')"),
     (lambda: stream().name, "a stream has no step 'name'", "where('name is not null')"),
     (lambda: stream().drop(), "drop needs at least one column", "name"),

@@ -114,6 +114,28 @@ def test_columns_and_functions_of_pyspark(spark: SparkSession) -> None:
     assert rows[0]["body"] == '{"USER": "ANN", "SCORE": 5}'
 
 
+def test_columns_are_selected_as_in_pyspark(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    stream: Any = ms.Flow("f").read("rows", SCHEMA)
+    named = stream.select(sf.col("id"), sf.upper("body").alias("loud"), sf.col("at").alias("time"), sf.lit(1))
+    assert named.schema.names == ("id", "loud", "time", "1")
+    assert stream.select(sf.col("*"), sf.explode("xs").alias("x")).schema.names == (*stream.schema.names, "x")
+    packed = stream.select(sf.struct("id", "at").alias("s"))
+    assert packed.select("s.*").schema.names == packed.select(sf.col("s.*")).schema.names == ("id", "at")
+    assert stream.group_by(sf.col("id"), sf.to_date("at").alias("day")).agg(n=ms.count()).key == ("id", "day")
+
+
+@pytest.mark.more
+def test_an_estimator_of_mllib_is_a_function_of_a_dataframe(spark: SparkSession) -> None:
+    from pyspark.ml.feature import Bucketizer
+
+    split = Bucketizer(splits=[0.0, 2.5, 10.0], inputCol="x", outputCol="bucket")
+    rows = [{"x": 1.0}, {"x": 3.0}]
+    (made,) = play(lambda stream: stream.spark(split.transform), [Add(rows)], schema="x double", on="spark")
+    assert [row["bucket"] for row in made] == [0.0, 1.0]
+
+
 @pytest.mark.more
 def test_a_function_of_pandas_series(spark: SparkSession) -> None:
     from pyspark.sql import functions as sf
@@ -211,6 +233,7 @@ def test_without_spark_it_is_refused_where_the_flow_is_played(spark: SparkSessio
         ("xxhash46(id)", "there is no function xxhash46", "did you mean 'xxhash64'?"),
         ("transform(xs, x -> rand())", "results must be repeatable", ""),
         ("bit_and(id)", "looks at more than one row", ".agg("),
+        ("window(at, '10 minutes')", "looks at more than one row", ".window(ms.fixed("),
         ("array(parse_json(body))", "array<variant>", "variant_get"),
         ("map(id, xs", "cannot be read as Spark SQL", ""),
     ],

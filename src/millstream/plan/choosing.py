@@ -38,7 +38,7 @@ def flat(columns: Iterable[Any]) -> list[Any]:
 
 def new_columns(schema: Schema, given: object) -> Made:
     """The columns that something other than the name of a column makes; none if it is not understood."""
-    if not isinstance(given, str) or given in schema.names:
+    if not isinstance(given, str) or given in schema.names or _is_every(given):
         return []
     if fields := _FIELDS.fullmatch(given):
         return _fields(schema, fields[1])

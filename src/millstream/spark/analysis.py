@@ -29,6 +29,8 @@ from millstream.user_lines import users_line, what_exists
 RESULT = "result"
 PYTHON = ("PythonUDF", "PythonUDAF", "PythonFuncExpression")
 FOR_MORE_ROWS = "use .agg(…) for aggregates; an expression here is evaluated for one row"
+FOR_WINDOWS = "use .key_by('user').window(ms.fixed('10 minutes')).agg(…); other windows: sliding, sessions"
+WINDOW_CALLS = ("window(", "session_window(")
 FOR_OTHER_DATA = "join the stream with flow.table(…)"
 
 
@@ -49,7 +51,8 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
     names = [str(node.nodeName()) for node in nodes_of(plan)]
     makes_rows = "Generate" in names
     if any(name not in ("Project", "Generate", "LogicalRDD", "LocalRelation") for name in names):
-        raise _invalid(f"'{shown}' looks at more than one row", FOR_MORE_ROWS)
+        hint = FOR_WINDOWS if shown.startswith(WINDOW_CALLS) else FOR_MORE_ROWS
+        raise _invalid(f"'{shown}' looks at more than one row", hint)
     if has_subquery(plan):
         raise _invalid(f"'{shown}' looks at other data, which may change", FOR_OTHER_DATA)
     if not all(node.deterministic() for node in nodes_of(plan)):

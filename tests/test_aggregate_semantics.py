@@ -144,6 +144,17 @@ def test_nan_is_larger_than_any_number() -> None:
     assert [math.isnan(row["high"]) for row in out[0]["each"]] == [False, True, True]
 
 
+@pytest.mark.on_spark("more")
+def test_an_aggregate_may_be_called_every() -> None:
+    rows = [{"k": "a", "n": 1}, {"k": "a", "n": 2}, {"k": "b", "n": 2}]
+
+    def build(stream: Any) -> Any:
+        return stream.group_by("k").agg(every=ms.bool_and("n > 1")).where("every")
+
+    (out,) = play(build, [Add(rows)], schema="k string, n int")
+    assert [(row["k"], row["every"]) for row in out] == [("b", True)]
+
+
 def test_sql_names_mean_the_same() -> None:
     assert ms.avg("n") == ms.mean("n")
     assert ms.std("n") == ms.stddev_samp("n") == ms.stddev("n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,17 +13,24 @@ from types import FrameType, TracebackType
 from millstream.errors import MillstreamError
 
 PACKAGE = str(Path(__file__).parent) + os.sep
+STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+INSTALLED = tuple(f"{STANDARD_LIBRARY}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
+"""Other packages, where the standard library has them in a folder of its own."""
 
 
 def users_line() -> str | None:
-    """File and line of the nearest caller outside Millstream."""
+    """File and line of the nearest caller outside Millstream and the standard library, such as `contextlib`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(PACKAGE):
+        if not name.startswith((PACKAGE, "<frozen ")) and not _is_standard(name):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def _is_standard(name: str) -> bool:
+    return name.startswith(STANDARD_LIBRARY) and not name.startswith(INSTALLED)
 
 
 class AtUsersLine:

@@ -6,7 +6,7 @@ import pytest
 
 import millstream as ms
 from millstream.connectors.opening import open_sink
-from millstream.errors import SinkFailed, SinkUnavailable
+from millstream.errors import InvalidInput, SinkFailed, SinkUnavailable
 from millstream.records import Schema
 
 from .support import SCORES, table, weights
@@ -55,6 +55,30 @@ def test_a_function_gets_rows_and_batch_once(tmp_path):
         sink.write(1, table(SCORES, []), None)
         sink.write(2, table(SCORES, [A]), weights(-1))
     assert calls == [(0, [A]), (2, [{**A, "weight": -1}])]
+
+
+@pytest.mark.parametrize(("kind", "library"), [("pandas", "pandas"), ("polars", "polars"), ("arrow", "pyarrow")])
+def test_a_function_gets_the_kind_of_frame_that_it_wants(tmp_path, kind, library):
+    calls = []
+    sink = opened(ms.foreach_batch(lambda rows, batch: calls.append(rows), batch=kind), tmp_path)
+    sink.write(0, table(SCORES, [A, C]), None)
+    assert type(calls[0]).__module__.split(".")[0] == library
+    assert list(calls[0]["score"].to_pylist() if kind == "arrow" else calls[0]["score"]) == [1, 3]
+
+
+def test_a_kind_of_frame_that_does_not_exist_is_refused():
+    with pytest.raises(InvalidInput, match="batch='panda' is unknown") as refused:
+        ms.foreach_batch(print, batch="panda")
+    assert "did you mean 'pandas'?" in refused.value.next_step
+
+
+@pytest.mark.more
+def test_a_function_of_pyspark_gets_a_dataframe(tmp_path, spark):
+    calls = []
+    place = ms.foreach_batch(lambda df, batch: calls.append(df.agg({"score": "sum"}).first()[0]), batch="spark")
+    sink = opened(place, tmp_path)
+    sink.write(0, table(SCORES, [A, C]), None)
+    assert calls == [4]
 
 
 def test_a_function_that_raises_is_named_with_its_batch_and_line(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,61 @@ def test_an_idle_partition_does_not_hold_back_time_that_is_set_after_parsing(log
     timed.window(ms.fixed("10 seconds")).agg(n=ms.sum("n")).write("sums")
     flow.run(broker=log.path, until=CAUGHT_UP)
     assert [each["n"] for each in read(log, "sums")] == [2]
+
+
+def put_texts(log: EmbeddedLog, partition: int, *seconds: int) -> None:
+    with log.producer(acks="all") as producer:
+        for second in seconds:
+            producer.send(
+                "texts", {"body": f'{{"ts": {second}, "items": [{{"n": 1}}, {{"n": 2}}]}}'}, partition=partition
+            )
+
+
+def items(**watermark: Any) -> ms.Flow:
+    """Sums of what `from_json` finds; the event time is set behind Spark's own engine."""
+    flow = ms.Flow("items")
+    texts = flow.read("texts", "body string").where("xxhash64(body) is not null")
+    parsed = texts.select(event="from_json(body, 'ts bigint, items array<struct<n: int>>')")
+    made = parsed.select(ts="event.ts", item="explode(event.items)")
+    timed = made.with_event_time("timestamp_seconds(ts)", ms.bounded("1 second", **watermark)).where("item.n > 1")
+    timed.window(ms.fixed("10 seconds")).agg(n=ms.sum("item.n")).write("sums")
+    return flow
+
+
+@pytest.mark.more
+def test_each_partition_has_its_own_watermark_behind_spark(log: EmbeddedLog) -> None:
+    """Windows close when all partitions have reached their end, in this run and in the next."""
+    log.create_topic("texts", partitions=2, schema="body string")
+    put_texts(log, 0, 0, 5, 60)
+    items().run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert read(log, "sums") == []  # partition 1 has no rows yet
+    put_texts(log, 1, 3, 12)
+    items().run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert [each["n"] for each in read(log, "sums")] == [6]
+    put_texts(log, 1, 31)
+    items().run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert [each["n"] for each in read(log, "sums")] == [6, 2]
+
+
+@pytest.mark.more
+def test_an_idle_partition_does_not_hold_back_time_that_is_set_behind_spark(log: EmbeddedLog) -> None:
+    log.create_topic("texts", partitions=2, schema="body string")
+    put_texts(log, 0, 0, 5, 60)
+    items(idle="1 minute").run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert [each["n"] for each in read(log, "sums")] == [4]
+
+
+@pytest.mark.more
+def test_rows_of_a_sink_that_may_refuse_them_have_their_place_behind_spark(log: EmbeddedLog, tmp_path: Path) -> None:
+    log.create_topic("pairs", schema=SCHEMA, partitions=2)
+    put(log, "pairs", [("ann", 1, 0.0)])
+    put(log, "pairs", [("bob", 5, 1.0), ("x" * 300, 4, 0.0)], partition=1)
+    flow = ms.Flow("refusing")
+    hashed = scores(flow, "pairs").where("xxhash64(user) is not null")
+    hashed.write(ms.files(tmp_path / "out", partition_by="user")).dead.write("refused")
+    flow.run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == 2
+    assert [(row["topic"], row["partition"], row["offset"]) for row in read(log, "refused")] == [("pairs", 1, 1)]
 
 
 def test_the_physical_plan_says_which_steps_and_why() -> None:

@@ -6,11 +6,13 @@ import copy
 import pickle
 from typing import Any
 
+import polars as pl
 import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan, UnknownStep
 from millstream.plan.hints import OF_STREAMS
+from millstream.testing import Add, play
 
 SCHEMA = "id int, name string, price double, at timestamp"
 
@@ -23,6 +25,42 @@ def test_select_every_column_and_more() -> None:
     assert stream().select("*", twice="id * 2").schema.names == ("id", "name", "price", "at", "twice")
     assert stream().select("*", ID="id * 2").schema.names == ("ID", "name", "price", "at")
     assert stream().select("at", "*").schema.names == ("at", "id", "name", "price")
+
+
+NESTED = "id int, data struct<user: string, place: struct<x: int, y: int>>, at timestamp"
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (["id", "data.*"], ["id", "user", "place"]),
+        (["data.place.*"], ["x", "y"]),
+        (["data.user", "id as number", "id * 2 AS `twice as much`"], ["user", "number", "twice as much"]),
+        ([["id", "at"]], ["id", "at"]),
+        (["*", "id + 1 as id", "data.user"], ["id", "data", "at", "user"]),
+        (["cast(id as string) as text", "explode(array(id)) as each"], ["text", "each"]),
+    ],
+)
+def test_select_takes_columns_as_pyspark_does(columns: list[Any], names: list[str]) -> None:
+    assert list(stream(schema=NESTED).select(*columns).schema.names) == names
+
+
+def test_selected_fields_have_their_values() -> None:
+    row = {"id": 1, "data": {"user": "ann", "place": {"x": 2, "y": 3}}, "at": None}
+    for on in ("reference", "local"):
+        (rows,) = play(
+            lambda rows: rows.select("data.*", "data.place.x", "id + 1 as next"), [Add([row])], schema=NESTED, on=on
+        )
+        assert rows == [{"user": "ann", "place": {"x": 2, "y": 3}, "x": 2, "next": 2}]
+
+
+def test_keys_may_be_made() -> None:
+    rows = stream(schema=NESTED)
+    grouped = rows.group_by("data.user", day="to_date(at)").agg(n=ms.count())
+    assert grouped.key == ("user", "day")
+    panes = rows.key_by(["id", "id % 2 as odd"]).window(ms.fixed("1 minute")).agg(n=ms.count())
+    assert panes.schema.names[:2] == ("id", "odd")
+    assert stream().distinct(["id", "name"]).schema.names == stream().schema.names
 
 
 def test_with_columns_adds_and_replaces() -> None:
@@ -48,6 +86,13 @@ def test_a_table_keeps_its_key_unless_a_step_removes_it() -> None:
 REFUSED: list[tuple[Any, str, str]] = [
     (lambda: stream().with_columns(), "with_columns needs at least one column", "with_columns(total="),
     (lambda: stream().with_columns(x="prise"), "prise", "price"),
+    (lambda: stream().select("name.*"), "'name.*' are the fields of a struct, but 'name' is string", ""),
+    (lambda: stream().select("nome as x"), "there is no column 'nome'", "did you mean 'name'?"),
+    (lambda: stream().key_by("nome"), "there is no column 'nome'", "did you mean 'name'?"),
+    (lambda: stream().key_by("id").window("5 minutes"), "'5 minutes' is not a window", "window(ms.fixed('5 minutes'))"),
+    (lambda: stream().join(pl.DataFrame({"id": [1]}), on="id"), "join takes a stream or a table", "flow.table(frame)"),
+    (lambda: stream()["name"], "a stream has no step 'name'", "where('name is not null')"),
+    (lambda: stream().name, "a stream has no step 'name'", "where('name is not null')"),
     (lambda: stream().drop(), "drop needs at least one column", "name"),
     (lambda: stream().drop("nome"), "there is no column 'nome'", "did you mean 'name'?"),
     (lambda: stream().drop("id", "name", "price", "at"), "every column", "at least one"),

@@ -67,6 +67,7 @@ def test_which_triggers_can_finish(trigger: triggers.Trigger, finishes: bool) ->
     [
         (lambda: ms.every("0 s"), "interval must be longer than 0", "each()"),
         (lambda: ms.after("-1 s"), "negative", ""),
+        (lambda: ms.every("score > 0"), "the interval 'score > 0' cannot be read", "bool_and(…)"),
         (lambda: ms.every(5), "the interval must be text or a timedelta, not int", "90 seconds"),
         (lambda: ms.after_count(0), "a count must be a positive integer, not 0", "after_count(100)"),
         (lambda: ms.after_count(True), "a count must be a positive integer", ""),

@@ -46,6 +46,8 @@ def test_an_expression_that_fails_names_the_records_offset(spark: SparkSession, 
     assert __file__ in where
     assert "org.apache" not in str(failed.value)
     assert ".dead of 'number'" in (failed.value.next_step or "")
+    spark.udf.register("thrice", lambda x: x * 3, "int")  # the session of the query is not the active one
+    assert ms.Flow("after").read("raw", SCHEMA).select(n="thrice(id)").schema.names == ("n",)
 
 
 @pytest.mark.more

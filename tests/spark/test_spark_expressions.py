@@ -114,6 +114,28 @@ def test_columns_and_functions_of_pyspark(spark: SparkSession) -> None:
     assert rows[0]["body"] == '{"USER": "ANN", "SCORE": 5}'
 
 
+def test_columns_are_selected_as_in_pyspark(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    stream: Any = ms.Flow("f").read("rows", SCHEMA)
+    named = stream.select(sf.col("id"), sf.upper("body").alias("loud"), sf.col("at").alias("time"), sf.lit(1))
+    assert named.schema.names == ("id", "loud", "time", "1")
+    assert stream.select(sf.col("*"), sf.explode("xs").alias("x")).schema.names == (*stream.schema.names, "x")
+    packed = stream.select(sf.struct("id", "at").alias("s"))
+    assert packed.select("s.*").schema.names == packed.select(sf.col("s.*")).schema.names == ("id", "at")
+    assert stream.group_by(sf.col("id"), sf.to_date("at").alias("day")).agg(n=ms.count()).key == ("id", "day")
+
+
+@pytest.mark.more
+def test_an_estimator_of_mllib_is_a_function_of_a_dataframe(spark: SparkSession) -> None:
+    from pyspark.ml.feature import Bucketizer
+
+    split = Bucketizer(splits=[0.0, 2.5, 10.0], inputCol="x", outputCol="bucket")
+    rows = [{"x": 1.0}, {"x": 3.0}]
+    (made,) = play(lambda stream: stream.spark(split.transform), [Add(rows)], schema="x double", on="spark")
+    assert [row["bucket"] for row in made] == [0.0, 1.0]
+
+
 @pytest.mark.more
 def test_a_function_of_pandas_series(spark: SparkSession) -> None:
     from pyspark.sql import functions as sf
@@ -146,10 +168,43 @@ def test_an_order_and_a_deletion_that_only_spark_evaluates(spark: SparkSession) 
     assert out["late"] == []
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("kind", ["text", "column"])
+def test_an_event_time_that_only_spark_evaluates(spark: SparkSession, kind: str) -> None:
+    from pyspark.sql import functions as sf
+
+    column = sf.timestamp_seconds(sf.col("id") * 86_400)
+    given = column if kind == "column" else "timestamp_seconds(id * 86400 + xxhash64(id) % 1)"
+
+    def flow(stream: ms.Stream) -> dict[str, ms.Stream]:
+        timed = stream.select("id").with_event_time(given, ms.bounded("1 day"))  # type: ignore[arg-type]
+        panes = timed.where("id <> 2").window(ms.fixed("1 day")).agg(ids=ms.collect("id"))
+        return {"panes": panes, "late": panes.late}
+
+    steps = [Add([{"id": 1}, {"id": 4}]), Add([{"id": 2}, {"id": 1}, {"id": 9}])]
+    first, second = play(flow, steps, schema="id int", on="spark")
+    assert [row["ids"] for row in first["panes"]] == [[1]]
+    assert [row["ids"] for row in second["panes"]] == [[4]]
+    assert [row["id"] for row in second["late"]] == [1]
+
+
+@pytest.mark.more
+def test_a_time_behind_spark_that_is_too_far_ahead_does_not_count(spark: SparkSession) -> None:
+    def flow(stream: ms.Stream) -> dict[str, ms.Stream]:
+        hashed = stream.where("xxhash64(id) is not null")
+        timed = hashed.with_event_time("timestamp_seconds(id)", ms.bounded("0 seconds", ahead_at_most="1 hour"))
+        panes = timed.window(ms.fixed("10 seconds")).agg(ids=ms.collect("id"))
+        return {"panes": panes, "late": panes.late}
+
+    steps = [Add([{"id": 1}, {"id": 9_999}, {"id": None}]), Add([{"id": 12}])]
+    first, second = play(flow, steps, schema="id int", on="spark")
+    assert {(row["id"], row["reason"]) for row in first["late"]} == {(9_999, "ahead"), (None, "no event time")}
+    assert [row["ids"] for row in second["panes"]] == [[1]]
+
+
 @pytest.mark.parametrize(
     ("made", "column"),
     [
-        ("parse_json(body) as v", "'v' of the result is variant"),
         ("array(parse_json(body)) as vs", "'vs' of the result is array<variant>"),
         ("make_ym_interval(id) as y", "'y' of the result is interval year to month"),
     ],
@@ -178,7 +233,8 @@ def test_without_spark_it_is_refused_where_the_flow_is_played(spark: SparkSessio
         ("xxhash46(id)", "there is no function xxhash46", "did you mean 'xxhash64'?"),
         ("transform(xs, x -> rand())", "results must be repeatable", ""),
         ("bit_and(id)", "looks at more than one row", ".agg("),
-        ("parse_json(body)", "variant", "variant_get"),
+        ("window(at, '10 minutes')", "looks at more than one row", ".window(ms.fixed("),
+        ("array(parse_json(body))", "array<variant>", "variant_get"),
         ("map(id, xs", "cannot be read as Spark SQL", ""),
     ],
 )

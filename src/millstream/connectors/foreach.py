@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import pyarrow as pa
 
@@ -15,11 +15,18 @@ from millstream.connectors.refusals import Refuse, stop
 from millstream.connectors.sink import Sink
 from millstream.connectors.weights import with_weights
 from millstream.errors import MillstreamError, SinkFailed
+from millstream.plan import engine
+from millstream.plan.batches import as_frame
+from millstream.user_lines import what_exists
+
+Kind = Literal["arrow", "pandas", "polars", "spark"]
+KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True)
 class ForeachBatch(Connector):
-    function: Callable[[pa.Table, int], Any]
+    function: Callable[[Any, int], Any]
+    batch: str = "arrow"
     can_write: ClassVar[bool] = True
 
     @property
@@ -33,14 +40,20 @@ class ForeachBatch(Connector):
         return f"foreach_batch({getattr(self.function, '__name__', type(self.function).__name__)})"
 
 
-def foreach_batch(function: Callable[[pa.Table, int], Any]) -> ForeachBatch:
-    """A sink that calls `function(rows, batch)` with the Arrow table and the number of every batch that has rows."""
+def foreach_batch(function: Callable[[Any, int], Any], *, batch: Kind = "arrow") -> ForeachBatch:
+    """A sink that calls `function(rows, batch)` with the rows and the number of every batch that has rows.
+
+    The rows are an Arrow table, or what `batch` says: "pandas", "polars", or "spark" for a DataFrame of Spark, as in
+    PySpark's `foreachBatch`.
+    """
     if not callable(function):
         raise arguments.refused(
             f"foreach_batch takes a function, not {function!r}",
             "for example foreach_batch(lambda rows, batch: print(rows))",
         )
-    return ForeachBatch(function)
+    if batch not in KINDS:
+        raise arguments.refused(f"batch={batch!r} is unknown", what_exists(batch, KINDS, kind="kinds"))
+    return ForeachBatch(function, batch)
 
 
 class ForeachBatchSink(Sink):
@@ -54,7 +67,7 @@ class ForeachBatchSink(Sink):
             return
         if rows.num_rows:
             try:
-                self._endpoint.function(with_weights(rows, weights), batch)
+                self._endpoint.function(self._given(with_weights(rows, weights)), batch)
             except MillstreamError:  # the function may raise SinkUnavailable to ask for a retry
                 raise
             except Exception as error:
@@ -64,6 +77,10 @@ class ForeachBatchSink(Sink):
                     next_step="fix the function; the batch is replayed. Raise SinkUnavailable to retry it later",
                 ) from error
         self._ledger.record(batch)
+
+    def _given(self, rows: pa.Table) -> Any:
+        kind = self._endpoint.batch
+        return engine.dataframe_of(rows) if kind == "spark" else as_frame(rows, kind)
 
 
 def _line_of(error: Exception) -> str:

@@ -45,6 +45,7 @@ from millstream.expressions.lowered import NULL_KEY, Mistake, Refusal, Unsure, t
 from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
+from millstream.records.variants import VARIANT
 from millstream.user_lines import users_line
 
 if TYPE_CHECKING:  # both are slow to import, and a worker may need neither
@@ -292,7 +293,7 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
     """DuckDB decides: evaluating a row of nulls shows whether a pattern or constant is invalid."""
     import duckdb
 
-    nulls = pa.table({field.name: pa.nulls(1, field.type) for field in schema.arrow})
+    nulls = pa.table({field.name: pa.nulls(1, field.type) for field in schema.arrow if field.type != VARIANT})
     try:
         _computed({"result": lowered}, nulls)
     except duckdb.Error as error:

@@ -40,6 +40,7 @@ from millstream.expressions.spark_functions import GENERATORS, SPARK_FUNCTIONS
 from millstream.expressions.spark_types import INSTANT, INTERVAL, arithmetic_type, duckdb_name, family, quoted
 from millstream.expressions.text_functions import regexp_like
 from millstream.records import Schema
+from millstream.records.variants import VARIANT
 from millstream.user_lines import what_exists
 
 INTERVAL_UNITS = ("year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond")
@@ -122,7 +123,10 @@ class _Lowering:
                 raise _refused_by_name(root.lower(), f"{root} is not supported", "provide it as a column of the rows")
             raise Mistake(f"there is no column '{root}'", what_exists(root, self.schema.names))
         self.used.add(known)
-        return _fields(Lowered(quoted(known), self.schema.field(known).type), fields)
+        kind = self.schema.field(known).type
+        if kind == VARIANT:
+            raise Refusal(f"the column '{known}' is a variant", "run the flow on Spark")
+        return _fields(Lowered(quoted(known), kind), fields)
 
     def visit_Identifier(self, node: exp.Identifier) -> Lowered:  # noqa: N802
         return self.variables[node.name.lower()]  # the parser only leaves parameters of functions without a column

@@ -38,6 +38,7 @@ from millstream.spark.query.failing_rows import FailingRows
 from millstream.spark.query.job_feed import REACHED, STOP
 from millstream.spark.query.packing import DRIVER, TOPIC, as_written, from_bytes
 from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.spark.query.spark_steps import TASK_BITS
 from millstream.spark.query.task_messages import (
     DiscardReport,
     PreparedReport,
@@ -150,7 +151,7 @@ class Outputs:
         frame = from_bytes(blob)
         if OFFSET not in frame.columns or TOPIC in frame.columns:
             return frame
-        source = self._physical_plan.fed_sources[task >> 16].source
+        source = self._physical_plan.fed_sources[task % (1 << TASK_BITS) >> 16].source
         return frame.with_columns(pl.lit(str(source)).alias(TOPIC))
 
     def _write(

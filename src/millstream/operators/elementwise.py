@@ -66,10 +66,12 @@ def project(frame: pl.DataFrame, node: nodes.Project) -> pl.DataFrame:
     there = [(name, made) for name, made in node.columns if made.column is None or made.column in frame.columns]
     made = computed(frame, node.inputs[0].schema, there)
     types = pl.Schema({name: kind for name, kind in types_of(node.schema).items() if name in made.columns})
+    hidden = frame.select(hidden_of(frame)).get_columns()
     for name in (name for name, each in there if each.makes_rows):
-        whole = made.with_columns(frame.select(hidden_of(frame)))
+        whole = made.with_columns(hidden)
         return whole.filter(pl.col(name).list.len() > 0).explode(name).cast(types)
-    return made.cast(types).with_columns(frame.select(hidden_of(frame)))
+    # Not added to the others: if no later step uses any of them there are none, and a frame of none has no rows.
+    return pl.DataFrame([*made.cast(types).get_columns(), *hidden])
 
 
 def with_event_time(frame: pl.DataFrame, node: nodes.WithEventTime) -> pl.DataFrame:

@@ -79,6 +79,19 @@ class SourceWatermark:
         self._partitions = {name: _Partition(watermark, active_at) for name, watermark, active_at in partitions}
 
 
+def advanced(before: tuple[int | None, bool], node: Timed | None, rows: pl.DataFrame | None) -> tuple[int | None, bool]:
+    """The watermark of a partition, and whether it had rows, after more of them.
+
+    `rows` are None where they have not reached the node that gives them their event time.
+    """
+    if rows is None:
+        return before
+    watermark, is_active = before
+    implied = None if node is None else implied_watermark(node, rows)
+    known = [each for each in (watermark, implied) if each is not None]
+    return max(known, default=None), is_active or len(rows) > 0
+
+
 def implied_watermark(node: Timed, rows: pl.DataFrame) -> int | None:
     """The watermark that new rows of a partition imply."""
     strategy, schema = node.watermark, node.schema

@@ -11,10 +11,15 @@ from millstream.plan.nodes import MapRows
 
 
 def batch_given(table: pa.Table, node: MapRows) -> Any:
-    """Rows as the function of a step takes them. Whole numbers with nulls stay whole numbers in pandas."""
-    if node.batch_type == "arrow":
+    """Rows as the function of a step takes them."""
+    return as_frame(table, node.batch_type)
+
+
+def as_frame(table: pa.Table, kind: str) -> Any:
+    """Rows as "arrow", "pandas" or "polars". Whole numbers with nulls stay whole numbers in pandas."""
+    if kind == "arrow":
         return table
-    return table.to_pandas(integer_object_nulls=True) if node.batch_type == "pandas" else pl.from_arrow(table)
+    return table.to_pandas(integer_object_nulls=True) if kind == "pandas" else pl.from_arrow(table)
 
 
 def batch_returned(result: Any, node: MapRows) -> pa.Table:

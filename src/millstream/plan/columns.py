@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from millstream.plan.stream import Stream
 
 Made = list[tuple[str, Expression]]
-EVERY_COLUMN = "*"
 HASHES = 1 << 128
 """How many values md5 has."""
 
@@ -28,22 +27,6 @@ HASHES = 1 << 128
 def kept(schema: Schema, column: str) -> Expression:
     """A column as it is."""
     return Expression(f"`{column}`", quoted(column), schema.field(column).type, frozenset({column}))
-
-
-def selected(schema: Schema, columns: Sequence[str], made: Mapping[str, str]) -> Made:
-    """The columns of `select`: "*" means all of them, of which new ones replace those of their names."""
-    new = [(name, expression(text, schema)) for name, text in made.items()]
-    if not any(map(_is_every, columns)):
-        return [(column_of(schema, column), kept(schema, column)) for column in columns] + new
-    named: dict[str, tuple[str, Expression]] = {}
-    for column in columns:
-        for each in schema.names if _is_every(column) else (column_of(schema, column),):
-            named.setdefault(each.lower(), (each, kept(schema, each)))
-    return list((named | {name.lower(): (name, value) for name, value in new}).values())
-
-
-def _is_every(column: object) -> bool:
-    return isinstance(column, str) and column == EVERY_COLUMN  # other objects may compare as they like
 
 
 def replaced(schema: Schema, made: Mapping[str, str], verb: str) -> Made:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+import pyarrow as pa
+
+from millstream.expressions.expression import ANALYZER
 from millstream.plan.endpoints import Endpoint
 from millstream.records import Schema
 
@@ -35,6 +38,16 @@ def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
     """The columns that a function of a Spark DataFrame makes of a stream's."""
     found: Schema = import_module(FRAME_FUNCTIONS).result_schema(function, schema)
     return found
+
+
+def name_of(column: Any, schema: Schema) -> str:
+    """The name that Spark gives to a Column of PySpark."""
+    return str(import_module(ANALYZER).name_of(column, schema))
+
+
+def dataframe_of(rows: pa.Table) -> Any:
+    """Rows as a Spark DataFrame, in the driver of a running job."""
+    return import_module(FRAME_FUNCTIONS).dataframe_of(rows)
 
 
 def own_schema(source: Endpoint, broker: str | None) -> Schema:

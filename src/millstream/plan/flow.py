@@ -26,7 +26,7 @@ from millstream.plan.endpoints import Endpoint
 from millstream.plan.explain import Format, explained
 from millstream.plan.html import drawing, note, page, schema_table
 from millstream.plan.naming import default_name, plain
-from millstream.plan.needs_spark import computed_before
+from millstream.plan.needs_spark import check_variants, computed_before
 from millstream.plan.nodes import (
     Node,
     Project,
@@ -113,11 +113,10 @@ class Flow:
         check_loop([source], [write.sink for write in self.outputs])
         step = self.step(name, f"read {source.name}")
         self._sources.append(source)
-        column = None if is_computed else event_time
+        column = None if moment is None else moment.column
         read = Read(step, columns, (), users_line(), source, column, strategy if column else None, changes, on_lost)
         node: Node = self._row_of(read) if changes else read
         if is_computed:
-            assert event_time is not None
             node = with_event_time(Stream(self, node), event_time, watermark, None)
             self._behind[node] = read
         return Stream(self, node)
@@ -142,6 +141,7 @@ class Flow:
     def named(self, node: AnyNode, kind: str, given: str | None) -> AnyNode:
         """The node under the user's name, or under a default derived from its definition and inputs."""
         node = computed_before(node, lambda before: self.named(before, f"{kind} arguments", None))
+        check_variants(node)
         return replace(node, name=self.step(given, default_name(node, kind)))
 
     def step(self, given: str | None, default: str) -> str:

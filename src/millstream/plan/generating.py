@@ -9,7 +9,8 @@ from millstream.expressions.expression import expression
 from millstream.expressions.generators import STRUCT, Call, call_of, generated
 from millstream.expressions.lowered import Mistake
 from millstream.plan.checks import refusal
-from millstream.plan.columns import EVERY_COLUMN, kept
+from millstream.plan.choosing import EVERY_COLUMN
+from millstream.plan.columns import kept
 
 if TYPE_CHECKING:
     from millstream.plan.stream import Stream

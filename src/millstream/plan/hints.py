@@ -26,7 +26,7 @@ OF_STREAMS: Mapping[str, str] = {
     "withColumns": "use with_columns(total='price * quantity')",
     "withColumnRenamed": "use rename(old='new')",
     "withColumnsRenamed": "use rename({'old': 'new'})",
-    "selectExpr": "use select('user', total='price * quantity')",
+    "selectExpr": "use select('user', 'price * quantity as total')",
     **dict.fromkeys(
         ("orderBy", "sort", "order_by"),
         "a stream has no end, so it cannot be sorted: use top(10, by='score desc') for the first rows in an order",
@@ -38,7 +38,7 @@ OF_STREAMS: Mapping[str, str] = {
     **dict.fromkeys(("unionByName", "unionAll"), "use union(other), or union(other, missing=True)"),
     "withWatermark": "set it where rows are read: flow.read(…, event_time='at', watermark=ms.bounded('10 seconds'))",
     **dict.fromkeys(("writeStream", "writeTo"), "use write('topic'), or write(ms.files(…)), and then flow.run()"),
-    "foreachBatch": "use write(ms.foreach_batch(function))",
+    "foreachBatch": "use write(ms.foreach_batch(function, batch='spark'))",
     **dict.fromkeys(("show", "display"), "use preview(rows=20), or write(ms.console()) and then flow.run()"),
     "printSchema": "use print(stream.schema)",
     "columns": "use schema.names",
@@ -51,6 +51,17 @@ OF_STREAMS: Mapping[str, str] = {
     "toDF": "use rename(old='new'), or to_dataframe() for a Spark DataFrame",
     "agg": GROUPED,
     "count": GROUPED,
+    "explode": "use select('id', item='explode(items)')",
+    **dict.fromkeys(("transform", "pipe"), "call the function with the stream: function(stream)"),
+    "na": "use with_column('score', 'coalesce(score, 0)'), or where('score is not null')",
+    "alias": "leave it out: in a join, columns of the same name on the other side get a suffix, join(…, suffix='_b')",
+    **dict.fromkeys(
+        ("cache", "persist", "unpersist", "repartition", "coalesce", "checkpoint", "hint"),
+        "leave it out: a source is read once however many steps use it, and rows are distributed by key",
+    ),
+    "isStreaming": "leave it out: a stream always is",
+    "dtypes": "use schema",
+    "toPandas": "use preview(rows=1000), which returns a frame of polars: preview().to_pandas()",
     "collect": "use preview(rows=1000); or play it in a test: millstream.testing.play; or write it to ms.memory(…)",
 }
 OF_KEYED: Mapping[str, str] = {
@@ -72,5 +83,9 @@ class Hinted:
         raise UnknownStep(
             f"{self._noun} has no step '{name}'",
             where=users_line(),
-            next_step=self._hints.get(name) or what_exists(name, known, kind="steps"),
+            next_step=self._hints.get(name) or self._column_hint(name) or what_exists(name, known, kind="steps"),
         )
+
+    def _column_hint(self, name: str) -> str | None:
+        """What to do instead, if the name is that of a column."""
+        return None

@@ -184,7 +184,9 @@ def _rows_of(given: Given) -> Given:
 def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) -> _Shape:
     if not isinstance(other, Stream | Side):
         shown = type(other).__name__ if isinstance(other, Keyed | Windowed) else repr(other)
-        raise refusal(f"join takes a stream or a table, not {shown}", "a.join(b, on='user', …)")
+        is_frame = type(other).__name__ == "DataFrame"
+        static = "make a lookup table of it: stream.join(flow.table(frame), on='user')"
+        raise refusal(f"join takes a stream or a table, not {shown}", static if is_frame else "a.join(b, on='user', …)")
     if other.flow is not stream.flow:
         raise refusal(
             f"join needs both inputs in one flow, but these are of '{stream.flow.name}' and '{other.flow.name}'",

@@ -68,7 +68,8 @@ class Keyed(Hinted):
     ) -> Windowed:
         """Divides event time into windows. `timestamp` is a pane's event time: end_of_window, earliest or latest."""
         if not isinstance(window, Window):
-            raise refusal(f"{window!r} is not a window", WINDOWS)
+            size = f"window(ms.fixed('{window}')); " if isinstance(window, str) else ""
+            raise refusal(f"{window!r} is not a window", f"{size}{WINDOWS}")
         check_stream(self.stream, "a window", "group_by(…).agg(…) aggregates it as it is")
         choices = [choice.value for choice in PaneTime]
         if timestamp not in choices:

@@ -8,13 +8,14 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from millstream.errors import InvalidExpression, NeedsSpark
+from millstream.errors import InvalidExpression, InvalidPlan, NeedsSpark
 from millstream.expressions.expression import Expression, InDriver
-from millstream.expressions.spark_types import quoted
+from millstream.expressions.spark_types import instead_of, quoted
 from millstream.plan.columns import kept
-from millstream.plan.nodes import Node, Project, Where, WindowedAggregate
+from millstream.plan.nodes import Node, Project, Where, WindowedAggregate, WithEventTime
 from millstream.plan.table_nodes import Grouped, Latest, Top
 from millstream.records import Schema
+from millstream.records.variants import variant_columns
 from millstream.user_lines import users_line
 
 AnyNode = TypeVar("AnyNode", bound=Node)
@@ -42,6 +43,8 @@ def expressions_of(node: Node) -> list[Expression]:
         return [made for _, made in node.columns]
     if isinstance(node, WindowedAggregate | Grouped):
         return [made for _, made in node.arguments]
+    if isinstance(node, WithEventTime):
+        return [node.time]
     if isinstance(node, Latest):
         return [] if node.deleted is None else [node.deleted]
     return [order.by for order in node.order] if isinstance(node, Top) else []
@@ -51,7 +54,10 @@ def reasons(node: Node) -> list[str]:
     """Why only Spark can run a step; nothing if it also runs without."""
     if isinstance(node, SparkFunction):
         return [f"{node.called} is a function of a DataFrame"]
-    return list(dict.fromkeys(f"{made.reason}, in '{made}'" for made in expressions_of(node) if made.needs_spark))
+    made = [f"{made.reason}, in '{made}'" for made in expressions_of(node) if made.needs_spark]
+    variants = [name for given in node.inputs for name in variant_columns(given.schema.arrow)]
+    made += [f"the column '{name}' is a variant" for name in variants]
+    return list(dict.fromkeys(made))
 
 
 def needs_spark(node: Node) -> bool:
@@ -73,11 +79,13 @@ def computed_before(node: AnyNode, named: Callable[[Project], Project]) -> AnyNo
     """A step that evaluates what it needs itself: what needs Spark, or the clock, becomes a column before it."""
     apart = [made for made in expressions_of(node) if made.needs_spark or made.uses_clock]
     _check_rows(node)
-    if isinstance(node, Where | Project) or not apart:
+    is_aggregate = isinstance(node, WindowedAggregate | Grouped)
+    variants = variant_columns(node.inputs[0].schema.arrow) if is_aggregate else []
+    if isinstance(node, Where | Project | WithEventTime) or not (apart or variants):
         return node
     assert isinstance(node, WindowedAggregate | Grouped)  # other steps have made columns of them
     given = node.inputs[0]
-    columns = [(name, kept(given.schema, name)) for name in given.schema.names]
+    columns = [(name, kept(given.schema, name)) for name in given.schema.names if name not in variants]
     arguments = []
     for number, (name, made) in enumerate(node.arguments):
         if made in apart:
@@ -88,6 +96,19 @@ def computed_before(node: AnyNode, named: Callable[[Project], Project]) -> AnyNo
     schema = Schema.from_arrow(pa.schema([(name, made.type) for name, made in columns]))
     before = named(Project("", schema, (given,), node.user_line, tuple(columns)))
     return replace(node, inputs=(before,), arguments=tuple(arguments))
+
+
+def check_variants(node: Node) -> None:
+    """Refuses a step that would take variants out of Spark's own engine, where they are."""
+    if isinstance(node, Where | Project | SparkFunction):
+        return
+    for given in node.inputs:
+        for column in variant_columns(given.schema.arrow):
+            raise InvalidPlan(
+                f"the column '{column}' is a variant, which only where, select and other expressions can use",
+                where=users_line(),
+                next_step=f"drop('{column}') first; before that, {instead_of('variant', column)}",
+            )
 
 
 def _check_rows(node: Node) -> None:

@@ -24,11 +24,12 @@ from millstream.plan.checks import (
     schema_of,
     sink_of,
 )
-from millstream.plan.columns import kept, renamed, replaced, sampled, selected, without
+from millstream.plan.choosing import flat, selected, with_keys
+from millstream.plan.columns import kept, renamed, replaced, sampled, without
 from millstream.plan.driver_only import check_models
 from millstream.plan.explain import Format, explained
 from millstream.plan.late import late_columns
-from millstream.plan.needs_spark import SparkFunction
+from millstream.plan.needs_spark import SparkFunction, check_variants
 from millstream.plan.nodes import (
     Dead,
     Late,
@@ -95,17 +96,18 @@ class Stream(Viewed):
         checked = expression(condition, self.schema, boolean=True)
         return self._next(self.flow.named(Where("", self.schema, (self.node,), users_line(), checked), kind, name))
 
-    def select(self, *columns: str, name: str | None = None, **made: str) -> Stream:
+    def select(self, *columns: str | Sequence[str], name: str | None = None, **made: str) -> Stream:
         """Keeps the named columns, "*" for all of them, and adds new ones given as name='expression'.
 
-        A function that makes rows and several columns names them itself: "posexplode(xs) as (place, x)".
+        Also as in PySpark: "data.*" for the fields of a struct, "data.user", "price * 2 as double", a Column. A
+        function that makes rows and several columns names them itself: "posexplode(xs) as (place, x)".
         """
         if not columns and not made:
             raise refusal("select needs at least one column", f"columns that exist: {', '.join(self.schema.names)}")
         from millstream.plan.generating import with_generated
 
-        stream, columns, made = with_generated(self, columns, made)
-        return stream._project(selected(stream.schema, columns, made), name, "select")
+        stream, chosen, made = with_generated(self, flat(columns), made)
+        return stream._project(selected(stream.schema, chosen, made), name, "select")
 
     def with_column(self, column: str, made: str, *, name: str | None = None) -> Stream:
         """Adds a column, or replaces the one of that name."""
@@ -118,9 +120,9 @@ class Stream(Viewed):
         """
         return self._project(replaced(self.schema, {**(columns or {}), **made}, "with_columns"), name, "with_columns")
 
-    def drop(self, *columns: str, name: str | None = None) -> Stream:
+    def drop(self, *columns: str | Sequence[str], name: str | None = None) -> Stream:
         """Removes columns."""
-        return self._project(without(self.schema, columns), name, "drop")
+        return self._project(without(self.schema, flat(columns)), name, "drop")
 
     def rename(self, columns: Mapping[str, str] | None = None, *, name: str | None = None, **renames: str) -> Stream:
         """Renames columns, given as old='new' or as a dict; the others stay as they are."""
@@ -290,17 +292,21 @@ class Stream(Viewed):
 
     # ------------------------------------------------------------ grouping
 
-    def key_by(self, *columns: str) -> Keyed:
-        """Rows with the same values in these columns belong together; without columns, all rows do."""
-        check_keys(self.schema, columns, "key_by")
-        for column in columns:
+    def key_by(self, *columns: str | Sequence[str], **made: str) -> Keyed:
+        """Rows with the same values in these columns belong together; without columns, all rows do.
+
+        A key may be made: key_by("user", day="to_date(at)").
+        """
+        stream, keys = with_keys(self, columns, made, "key_by")
+        check_keys(stream.schema, keys, "key_by")
+        for column in keys:
             if column.lower() in RESERVED:
                 raise refusal(
                     f"a key cannot be named '{column}': panes have a column of that name", "rename it with select(…)"
                 )
         from millstream.plan.keyed import Keyed
 
-        return Keyed(self, columns)
+        return Keyed(stream, keys)
 
     def match_recognize(self, text: str, *, name: str | None = None) -> Recognized:
         """Finds sequences of rows with SQL's MATCH_RECOGNIZE: the clauses between its parentheses, as text.
@@ -337,13 +343,18 @@ class Stream(Viewed):
 
         return to_table(self, key, deleted, name)
 
-    def group_by(self, *columns: str) -> Grouping:
-        """Groups rows without windows, by some columns or all together; `.agg(…)` of it is a table."""
+    def group_by(self, *columns: str | Sequence[str], **made: str) -> Grouping:
+        """Groups rows without windows, by some columns or all together; `.agg(…)` of it is a table.
+
+        A column may be made: group_by("user", day="to_date(at)").
+        """
         from millstream.plan.tables import Grouping
 
-        return Grouping(self, columns)
+        return Grouping(*with_keys(self, columns, made, "group_by"))
 
-    def distinct(self, *columns: str, within: str | timedelta | None = None, name: str | None = None) -> Stream:
+    def distinct(
+        self, *columns: str | Sequence[str], within: str | timedelta | None = None, name: str | None = None
+    ) -> Stream:
         """Removes duplicates: keeps the first row for each combination of these columns, or of all columns.
 
         Of a table, it keeps one row as long as there is any. With `within`, rows of a stream whose event times are that
@@ -351,7 +362,7 @@ class Stream(Viewed):
         """
         from millstream.plan.tables import distinct
 
-        return distinct(self, columns, within, name)
+        return distinct(self, flat(columns), within, name)
 
     def take(self, count: int, *, per: str | Sequence[str] = (), name: str | None = None) -> Stream:
         """The first rows of the stream, or the first of each key."""
@@ -474,6 +485,7 @@ class Stream(Viewed):
         step = self.flow.step(name, f"write {sink.name}")
         line, traced = users_line(), sink.refuses_rows
         made = Write(step, self.schema, (self.node,), line, sink, net, keys, traced, partitions, retry)
+        check_variants(made)
         self.flow.outputs.append(made)
         return Written(self, made)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from millstream.expressions.expression import Expression, lowered_expression
+from millstream.expressions.expression import Expression, as_text, expression, lowered_expression
 from millstream.expressions.lowered import type_name
 from millstream.plan.checks import column_of, refusal
-from millstream.plan.needs_spark import needs_spark, reasons
 from millstream.plan.nodes import INSTANT, Node, Read, WithEventTime
 from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Bounded, Punctuated, Watermark
@@ -38,11 +37,12 @@ def _sources(node: Node) -> list[Read]:
     return [given for given in in_order([node]) if isinstance(given, Read)]
 
 
-def event_time_of(text: str, schema: Schema) -> Expression:
+def event_time_of(given: Any, schema: Schema) -> Expression:
     """An event time as a column or an expression."""
+    text = as_text(given)
     if isinstance(text, str) and text.isidentifier():
         column_of(schema, text)
-    made = lowered_expression(f"`{text}`" if text in schema.names else text, schema)
+    made = expression(f"`{text}`" if isinstance(text, str) and text in schema.names else text, schema)
     if made.type != INSTANT:
         moments = [field.name for field in schema.arrow if field.type == INSTANT]
         raise refusal(
@@ -73,8 +73,9 @@ def checked_watermark(watermark: object, schema: Schema) -> Watermark:
     return watermark
 
 
-def with_event_time(stream: Stream, text: str, watermark: Watermark | None, name: str | None) -> WithEventTime:
+def with_event_time(stream: Stream, given: Any, watermark: Watermark | None, name: str | None) -> WithEventTime:
     """The step that sets the event time of a stream's rows."""
+    text = as_text(given)
     made = event_time_of(text, stream.schema)
     strategy = checked_watermark(watermark, stream.schema)
     _check_place(stream.node, stream.flow.timed_sources)
@@ -92,13 +93,6 @@ def _check_place(node: Node, timed: dict[Read, WithEventTime]) -> None:
         raise refusal(
             f"with_event_time comes before steps that keep state, but '{state.name}' does",
             "set it before that step; process(…, event_time='…') sets the event time of its results",
-        )
-    if in_spark := next((given for given in before if needs_spark(given)), None):
-        raise refusal(
-            f"the watermark is read where the source is, but '{in_spark.name}' before it runs in Spark's own engine: "
-            f"{reasons(in_spark)[0]}",
-            "use what runs without Spark up to here, such as parse(…), a map(…) or read(…, event_time='…'); or write "
-            "the rows to a topic, and read that with event_time='…' in a second flow",
         )
     for given in before:
         if isinstance(given, Read) and given.event_time is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, TypeVar
 
-from millstream.errors import InvalidTrigger
+from millstream.errors import InvalidDuration, InvalidTrigger
 from millstream.records import duration, format_duration
 from millstream.user_lines import AtUsersLine, users_line
 
@@ -225,8 +225,15 @@ def after(delay: str | timedelta) -> After:
 
 
 def every(interval: str | timedelta) -> Every:
-    """Fires at multiples of the interval since 1970, if there are new rows."""
-    return Every(_positive(interval, "interval"))
+    """Fires at multiples of the interval since 1970, if there are new rows.
+
+    The aggregate of that name in SQL is `all`, also called `bool_and`.
+    """
+    try:
+        return Every(_positive(interval, "interval"))
+    except InvalidDuration as error:
+        next_step = f"{error.next_step}; the aggregate every(…) of SQL is all(…) or bool_and(…)"
+        raise InvalidDuration(error.what, where=error.where, next_step=next_step) from None
 
 
 def after_count(count: int) -> AfterCount:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from millstream.plan import engine
 from millstream.plan.explain import explained
@@ -40,6 +40,15 @@ class Viewed(Hinted):
         """
         made: pl.DataFrame = engine.call(self, "preview", {"rows": rows, "seconds": seconds, "broker": broker})
         return made
+
+    def _column_hint(self, name: str) -> str | None:
+        node: Node | None = self.__dict__.get("node")  # missing while it is copied
+        if node is None or name not in node.schema.names:
+            return None
+        return f"a column is used by its name in an expression: where('{name} is not null')"
+
+    def __getitem__(self, name: object) -> NoReturn:
+        self._unknown(str(name))
 
     def _repr_html_(self) -> str:
         """In a notebook: the plan up to here, the columns, and the rows of the last preview."""

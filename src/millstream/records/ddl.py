@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from millstream.errors import InvalidSchema
+from millstream.records.variants import VARIANT
 
 SIMPLE_TYPES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -48,6 +49,7 @@ _PREFERRED = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "doubl
               "timestamp", "timestamp_ntz")  # fmt: skip
 _NAME_OF: dict[pa.DataType, str] = {SIMPLE_TYPES[name]: name for name in _PREFERRED}
 _NAME_OF[pa.duration("us")] = "interval day to second"
+_NAME_OF[VARIANT] = "variant"  # only written: no source has such a column
 
 _TOKEN = re.compile(
     r"""\s*(?:

@@ -11,16 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, NullType
+from pyspark.sql.types import DataType, NullType, VariantType
 
 from millstream.errors import InvalidExpression, InvalidSchema, MillstreamError
 from millstream.expressions.expression import ColumnText, Expression, InDriver
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
 from millstream.expressions.spark_types import instead_of
 from millstream.records import Schema
+from millstream.records.variants import VARIANT
 from millstream.spark.pyspark_logs import errors_not_logged
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import users_line, what_exists
@@ -28,6 +29,8 @@ from millstream.user_lines import users_line, what_exists
 RESULT = "result"
 PYTHON = ("PythonUDF", "PythonUDAF", "PythonFuncExpression")
 FOR_MORE_ROWS = "use .agg(…) for aggregates; an expression here is evaluated for one row"
+FOR_WINDOWS = "use .key_by('user').window(ms.fixed('10 minutes')).agg(…); other windows: sliding, sessions"
+WINDOW_CALLS = ("window(", "session_window(")
 FOR_OTHER_DATA = "join the stream with flow.table(…)"
 
 
@@ -48,7 +51,8 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
     names = [str(node.nodeName()) for node in nodes_of(plan)]
     makes_rows = "Generate" in names
     if any(name not in ("Project", "Generate", "LogicalRDD", "LocalRelation") for name in names):
-        raise _invalid(f"'{shown}' looks at more than one row", FOR_MORE_ROWS)
+        hint = FOR_WINDOWS if shown.startswith(WINDOW_CALLS) else FOR_MORE_ROWS
+        raise _invalid(f"'{shown}' looks at more than one row", hint)
     if has_subquery(plan):
         raise _invalid(f"'{shown}' looks at other data, which may change", FOR_OTHER_DATA)
     if not all(node.deterministic() for node in nodes_of(plan)):
@@ -65,6 +69,16 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
         calls_python=any(kind in _kinds(plan) for kind in PYTHON),
         makes_rows=makes_rows,
     )
+
+
+def name_of(column: Column, schema: Schema) -> str:
+    """The name of a column in a DataFrame that selects it."""
+    spark = running() or session_for_analysis()
+    with analysis_errors(spark, str(column), schema, users_line()):
+        names = empty_frame(spark, schema).select(column).columns
+    if len(names) != 1:
+        raise _invalid(f"'{column}' makes several columns", "write it as text: select('posexplode(xs) as (place, x)')")
+    return names[0]
 
 
 def empty_frame(spark: SparkSession, schema: Schema) -> DataFrame:
@@ -85,8 +99,10 @@ def type_of(frame: DataFrame, shown: str) -> pa.DataType:
 
 def column_type(kind: DataType) -> pa.DataType:
     """A type of Spark as one of a stream's column; values may be null at any depth, as they are in a stream."""
+    if isinstance(kind, VariantType):
+        return VARIANT
     if "variant" in kind.simpleString():
-        raise InvalidSchema("a column cannot be a variant", next_step="convert it")
+        raise InvalidSchema("a column cannot contain variants", next_step="convert it")
     found = pa.schema([pa.field(RESULT, _nullable(to_arrow_type(kind, timezone="UTC")))])
     return Schema.from_arrow(found).field(RESULT).type
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from millstream.errors import InvalidPlan, MillstreamError
@@ -64,6 +64,23 @@ def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
             ) from None
     with AtUsersLine():
         return Schema.from_arrow(pa.schema(columns))
+
+
+def dataframe_of(rows: pa.Table, spark: SparkSession | None = None) -> DataFrame:
+    """Rows as a DataFrame of a session, by default the running one.
+
+    PySpark makes that session the active one, in Python for all threads. A query has a session of its own, which does
+    not know functions that the user registers later: so what was active is restored.
+    """
+    found = spark or running() or session_for_analysis()
+    sessions: Any = SparkSession._get_j_spark_session_class(found._jvm)
+    before, active = SparkSession._activeSession, sessions.getActiveSession()
+    try:
+        return found.createDataFrame(rows)
+    finally:
+        SparkSession._activeSession = before
+        if active.isDefined():
+            sessions.setActiveSession(active.get())
 
 
 def guarded(condition: Column, number: str) -> Column:

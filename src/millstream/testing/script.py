@@ -19,6 +19,7 @@ from millstream.operators.elementwise import frame_of
 from millstream.operators.source_watermarks import SourceWatermark
 from millstream.plan.flow import Flow
 from millstream.plan.keyed import Keyed, Windowed
+from millstream.plan.needs_spark import needs_spark
 from millstream.plan.nodes import Node, Read, WithEventTime
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
@@ -63,7 +64,7 @@ def play(
     observed = list(script.observed.values())
     path = None if draw is None or isinstance(draw, bool) else checked_path(draw)
     recording = Recording.of(script.flow, observed) if draw else None
-    played = [(bundles, script.partitions) for bundles in script.bundles(steps)]
+    played = [(bundles, script.partitions) for bundles in script.bundles(steps, run)]
     bundles = [given for given, _ in played]
     results = Played(script.results(sent) for sent in run(observed, bundles))
     if recording:  # all engines emit the same, so the figure uses the one that is always available
@@ -83,10 +84,10 @@ def _weighted_inputs(steps: object) -> set[str | None]:
     return {step.to for step in inner if isinstance(step, Add) and step.weights is not None}
 
 
-Steps = Sequence[dict[Node, Bundle]]
+Engine = Callable[[list[Node], Sequence[dict[Node, Bundle]]], Iterable[Mapping[Node, Bundle]]]
 
 
-def _engine(on: str) -> Callable[[list[Node], Steps], Iterable[Mapping[Node, Bundle]]]:
+def _engine(on: str) -> Engine:
     """Runs a plan, given the nodes to observe and the output of the sources in each step."""
     if on == "reference":
         return lambda observed, steps: map(Reference(observed).step, steps)
@@ -174,7 +175,7 @@ class Script:
 
     # ------------------------------------------------------------ playing
 
-    def bundles(self, steps: Sequence[Step]) -> Iterator[dict[Node, Bundle]]:
+    def bundles(self, steps: Sequence[Step], run: Engine) -> Iterator[dict[Node, Bundle]]:
         """The output of every input in each step."""
         names = dict.fromkeys(step.name for step in steps if isinstance(step, Partition)) or {WHOLE: None}
         self.partitions = dict.fromkeys(names, BEGINNING)
@@ -190,7 +191,7 @@ class Script:
                 name = self._input_of(inner)
                 rows = {name: self._rows(inner, number)}
                 if name in sources:
-                    sources[name].observe(touched[0], self._timed_rows(timed[name], name, rows[name]), self.clock)
+                    sources[name].observe(touched[0], self._timed_rows(timed[name], name, rows[name], run), self.clock)
             elif isinstance(inner, Watermark):
                 to = END if inner.to is None else micros(inner.to)
                 self.partitions = self.partitions | {name: max(self.partitions[name], to) for name in touched}
@@ -218,7 +219,7 @@ class Script:
             if (node.follows_rows if isinstance(node, WithEventTime) else self.follows_rows)
         }
 
-    def _timed_rows(self, timed: Timed, name: str, rows: list[Row]) -> pl.DataFrame:
+    def _timed_rows(self, timed: Timed, name: str, rows: list[Row], run: Engine) -> pl.DataFrame:
         """New rows of an input as its watermark sees them."""
         if isinstance(timed, Read):
             return frame_of(_with_times(rows), timed)
@@ -226,7 +227,8 @@ class Script:
             node: Bundle([], BEGINNING, BEGINNING, 0, self.clock) for node in self.reads.values()
         }
         given[self.reads[name]] = Bundle(rows, BEGINNING, BEGINNING, 0, self.clock)
-        made = Reference([timed]).step(given)
+        in_spark = any(map(needs_spark, in_order([timed])))
+        (made,) = run([timed], [given]) if in_spark else [Reference([timed]).step(given)]
         return frame_of(_with_times(made[timed].rows), timed)
 
     def _rows(self, step: Add, number: int) -> list[Row]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.plan.checks import check_stream, refusal, without_event_time
+from millstream.plan.choosing import flat
 from millstream.plan.patterns.checked import search
 from millstream.plan.patterns.measures import measured
 from millstream.plan.patterns.node import (
@@ -41,7 +43,7 @@ class Found(Stream):
 
     node: Match
 
-    def select(self, *columns: str, name: str | None = None, **made: str) -> Stream:
+    def select(self, *columns: str | Sequence[str], name: str | None = None, **made: str) -> Stream:
         """Measures of each match: a column, "order.id" (of the last row of `order`), or name='sum(order.amount)'.
 
         `first(a.x)`, `last(a.x, 1)`, `sum`, `avg`, `min`, `max` and `count` are over the rows of a variable; `match`,
@@ -49,7 +51,7 @@ class Found(Stream):
         """
         if self.node.rows is not Rows.ONE:
             return super().select(*columns, name=name, **made)
-        return self._project(measured(self.node, columns, made), name, "select")
+        return self._project(measured(self.node, flat(columns), made), name, "select")
 
     @property
     def timed_out(self) -> Stream:

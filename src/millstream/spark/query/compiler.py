@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.errors import InvalidPlan
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.source_watermarks import implied_watermark
+from millstream.operators.source_watermarks import advanced
 from millstream.operators.stateful import SENT
 from millstream.plan.bundles import AHEAD
 from millstream.plan.needs_spark import SparkFunction, expressions_of, reasons
@@ -37,7 +37,7 @@ from millstream.spark.query.packing import DRIVER, REPORT, Packed, to_batch
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.processor import StageProcessor
 from millstream.spark.query.spark_parts import SparkPart
-from millstream.spark.query.spark_steps import spark_type, with_part
+from millstream.spark.query.spark_steps import ONLY_PARTITION, spark_type, with_part
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.query.task_messages import SourceControl, SourceReport
 from millstream.spark.query_failures import marked
@@ -223,7 +223,7 @@ class Pack:
         task = ((self.number + 1) << 24) + (context.partitionId() if context else 0)
         packer = plan.packer(source, task=task, entry=entry)
         timed, before = plan.physical_plan.timing.get(source), in_order([entry])
-        watermark: int | None = None
+        marked_by: tuple[int | None, bool] = None, False
         count = 0
         for batch in batches:
             rows = pl.from_arrow(batch)
@@ -231,9 +231,9 @@ class Pack:
             count += len(rows)
             now = int(rows[NOW][0]) if len(rows) else 0  # the same for all rows of a batch, also if it is repeated
             made = packer.add({SENT: rows.filter(KEEP).drop(KEEP, NOW)}, now)
-            # Spark has dropped nothing yet: rows that a later condition excludes still advance the watermark.
-            implied = None if timed is None else implied_watermark(timed, rows if timed in before else made[timed])
-            watermark = implied if watermark is None else max(watermark, watermark if implied is None else implied)
-        yield from packer.pack(SourceControl(source.name, 0, {"": (watermark, count > 0)}))
+            if timed is not None:
+                # Spark has dropped nothing yet: rows that a later condition excludes still advance the watermark.
+                marked_by = advanced(marked_by, timed, rows if timed in before else made.get(timed))
+        yield from packer.pack(SourceControl(source.name, 0, {ONLY_PARTITION: (marked_by[0], count > 0)}))
         report = SourceReport(source.name, count)
         yield plan.labels[0], DRIVER, REPORT, task, task_messages.to_bytes(report)

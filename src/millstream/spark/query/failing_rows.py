@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import polars as pl
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from millstream.errors import MillstreamError, RecordFailed
@@ -30,7 +31,9 @@ from millstream.plan.bad_rows import position_of
 from millstream.plan.bundles import dead_letter_values
 from millstream.plan.nodes import Node
 from millstream.records import batch_to_rows
+from millstream.records.variants import VARIANT
 from millstream.spark.expression_failures import of_expression
+from millstream.spark.frame_functions import dataframe_of
 from millstream.spark.pyspark_logs import errors_not_logged
 from millstream.spark.query.data_source import BETWEEN, FEED, FORMAT, PACKED, Feed, as_option
 from millstream.spark.query.known_failures import CAME_FROM, PART, PLACE, PROPERTY, STEP, KnownFailures, place_of
@@ -178,6 +181,11 @@ def _pieces_of(packed: DataFrame, part: SparkPart) -> list[Piece]:
     return found
 
 
+def _shown(column: Column, field: pa.Field) -> Column:
+    """A column of a dead letter; a variant as JSON."""
+    return sf.to_json(column).alias(field.name) if field.type == VARIANT else column
+
+
 def _reason(step: Node, found: MillstreamError | None, error: Exception) -> str:
     if found is None:
         return reason_of(str(error)) or type(error).__name__
@@ -210,8 +218,7 @@ class _Tried:
     def _frame(self, places: Sequence[int], depth: int) -> DataFrame:
         now = self._pieces[0].origin.now  # the same for all rows of a batch
         table = typed_rows(self._rows[list(places)], self._part, 0, now)
-        frame = self._spark.createDataFrame(table)
-        return evaluated(frame, self._part, self._part.steps[:depth])
+        return evaluated(dataframe_of(table, self._spark), self._part, self._part.steps[:depth])
 
     def error(self, places: Sequence[int], depth: int) -> Exception | None:
         try:
@@ -240,8 +247,9 @@ class _Tried:
     def given(self, place: int, depth: int) -> dict[str, Any]:
         """The row as the last of some steps gets it; as the part gets it, if the steps before make several of it."""
         if depth > 1:
-            names = self._part.steps[depth - 2].schema.names
-            made = self._frame([place], depth - 1).select(*(sf.col(f"`{name}`") for name in names)).toArrow()
+            before = self._part.steps[depth - 2].schema
+            columns = [_shown(sf.col(f"`{field.name}`"), field) for field in before.arrow]
+            made = self._frame([place], depth - 1).select(*columns).toArrow()
             if len(made) == 1:
                 return batch_to_rows(made.combine_chunks().to_batches()[0])[0]
         (row,) = batch_to_rows(table_of(self._whole(place), self._part.given.schema).to_batches()[0])

@@ -28,7 +28,7 @@ from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.operators.lateness import with_ahead_marked
-from millstream.operators.source_watermarks import implied_watermark
+from millstream.operators.source_watermarks import advanced
 from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Read
@@ -279,12 +279,9 @@ class JobFeed:
                 made = packer.add(
                     {SENT: rows, DEAD: dead_frame(slab)}, task.now, SourcePartition(str(node.source), each.partition)
                 )
-                timed = plan.physical_plan.timing.get(node)
-                timed_rows = rows if timed is None else made[timed]
-                watermark = None if timed is None else implied_watermark(timed, timed_rows)
-                before, is_active = partitions[each.partition]
-                newest = before if watermark is None else watermark if before is None else max(watermark, before)
-                partitions[each.partition] = (newest, is_active or len(timed_rows) > 0)
+                timed = plan.physical_plan.timing.get(node)  # rows that get their time behind Spark count there
+                timed_rows = rows if timed is None else made.get(timed)
+                partitions[each.partition] = advanced(partitions[each.partition], timed, timed_rows)
         done = tuple(name for name in task.silent.get(number, []) if name in task.done.get(node.name, []))
         yield from packer.pack(SourceControl(node.name, task.now, partitions, done, END if task.ended else None))
         report = SourceReport(

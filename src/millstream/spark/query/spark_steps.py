@@ -26,25 +26,31 @@ from millstream.expressions.clock import NOW
 from millstream.expressions.expression import Expression
 from millstream.expressions.spark_types import INSTANT
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.elementwise import OFFSET
+from millstream.operators.elementwise import OFFSET, within_range
+from millstream.operators.lateness import with_ahead_marked
+from millstream.operators.source_watermarks import advanced
 from millstream.operators.stateful import DEAD, SENT
 from millstream.operators.window_assignment import instant
 from millstream.plan.needs_spark import SparkFunction, expressions_of
-from millstream.plan.nodes import Node, Project, Where
+from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime
+from millstream.plan.spark_frames import SparkFrame
 from millstream.private_files import private_folder
 from millstream.records import Schema
 from millstream.spark.frame_functions import applied, guarded
+from millstream.spark.query import task_messages
 from millstream.spark.query.data_source import PACKED
 from millstream.spark.query.known_failures import KnownFailures, place_of
-from millstream.spark.query.packing import ARROW, Packer, split_origin, to_batch
+from millstream.spark.query.packing import ARROW, DRIVER, REPORT, Packer, split_origin, to_batch
 from millstream.spark.query.physical_plan import SourcePartition
 from millstream.spark.query.spark_parts import SparkPart
 from millstream.spark.query.state_runner import Shipment
-from millstream.spark.query.task_messages import RowsOrigin, origin_from_bytes
+from millstream.spark.query.task_messages import RowsOrigin, SourceControl, SourceReport, origin_from_bytes
 from millstream.spark.query_failures import marked
 
 FOLDER = "@spark"
 """Beside the folders of steps with state, none of which can have this name."""
+ONLY_PARTITION = ""
+"""A DataFrame counts as one partition."""
 CAME = "__came"
 """The number of a row's origin, among those of its task."""
 HIDDEN = pa.schema([(TIME, pa.int64()), (WEIGHT, pa.int32()), (OFFSET, pa.int64()), (CAME, pa.int32())])
@@ -105,7 +111,16 @@ def _function(frame: DataFrame, step: SparkFunction, hidden: Sequence[str]) -> D
     return applied(step.function.value, frame, hidden, CAME)
 
 
-_VISITS: Mapping[type[Node], Any] = {Where: _where, Project: _project, SparkFunction: _function}
+def _event_time(frame: DataFrame, step: WithEventTime, hidden: Sequence[str]) -> DataFrame:
+    return frame.withColumn(TIME, sf.unix_micros(as_column(step.time).cast("timestamp")))
+
+
+_VISITS: Mapping[type[Node], Any] = {
+    Where: _where,
+    Project: _project,
+    SparkFunction: _function,
+    WithEventTime: _event_time,
+}
 
 
 def as_column(made: Expression) -> Column:
@@ -231,6 +246,39 @@ class Unpack(_OfPart):
         return rows.with_row_index(ROW).filter(~pl.col(ROW).cast(pl.Int64).is_in(failing)).drop(ROW)
 
 
+class SourceMarks:
+    """The watermarks of a source's partitions, from rows that get their event time in or behind a part."""
+
+    def __init__(self, packer: Packer) -> None:
+        origin = packer.origin
+        self._source = origin.name
+        self._timed = packer.physical_plan.timing.get(origin) if isinstance(origin, Read) else None
+        self._is_frame = isinstance(origin, Read) and isinstance(origin.source, SparkFrame)
+        self._partitions: dict[str, tuple[int | None, bool]] = {}
+        self._now = 0
+
+    def observe(self, origin: RowsOrigin, made: Mapping[Node, pl.DataFrame]) -> None:
+        if self._timed is None or self._timed not in made:
+            return
+        if origin.source is None and not self._is_frame:  # a test: its script sets the watermark
+            return
+        self._now = 0 if self._is_frame else origin.now  # a DataFrame does not carry our clock
+        partition = ONLY_PARTITION if self._is_frame else str(origin.partition)
+        before = self._partitions.get(partition, (None, False))
+        self._partitions[partition] = advanced(before, self._timed, made[self._timed])
+
+    def control(self) -> SourceControl | None:
+        return SourceControl(self._source, self._now, self._partitions) if self._partitions else None
+
+    def report(self) -> SourceReport | None:
+        """For the driver: the rows were counted where they were read."""
+        if not self._partitions:
+            return None
+        return SourceReport(
+            self._source, 0, partitions={name: watermark for name, (watermark, _) in self._partitions.items()}
+        )
+
+
 class Pack(_OfPart):
     """Packs what Spark has made, after the element-wise steps that follow, and lets the waiting rows pass."""
 
@@ -245,20 +293,33 @@ class Pack(_OfPart):
     def _packed(self, batches: Iterator[pa.RecordBatch], passage: Passage) -> Iterator[pa.RecordBatch]:
         packers: dict[int, Packer] = {}
         origins: dict[int, RowsOrigin] = {}
+        marks: dict[int, SourceMarks] = {}
         for came, rows in self._by_origin(batches):
             if came not in origins:
                 origins[came] = passage.origin(came)
             origin = origins[came]
             partition = None if origin.source is None else SourcePartition(origin.source, str(origin.partition))
-            self._packer_of(packers, origin).add({SENT: rows}, origin.now, partition)
+            packer = self._packer_of(packers, origin)
+            made = packer.add({SENT: self._timed(rows, origin)}, origin.now, partition)
+            marks.setdefault(packer.task, SourceMarks(packer)).observe(origin, made)
         named = {step.name: step for step in self.part.steps}
         for origin in passage.origins():  # all of them are known now
             for step, letters in self.known_failures.dead_letters(self.number, origin):
                 self._packer_of(packers, origin).add({DEAD: letters}, origin.now, entry=named[step])
         yield from passage.waiting()
         for packer in packers.values():
-            for packed in packer.pack(None):
+            found = marks.get(packer.task)
+            for packed in packer.pack(found.control() if found else None):
                 yield to_batch([packed])
+            if found and (report := found.report()) is not None:
+                yield to_batch([(packer.own_label, DRIVER, REPORT, packer.task, task_messages.to_bytes(report))])
+
+    def _timed(self, rows: pl.DataFrame, origin: RowsOrigin) -> pl.DataFrame:
+        """Rows whose event time Spark has computed, as those of any other step that sets it."""
+        last = self.part.last
+        if not isinstance(last, WithEventTime):
+            return rows
+        return with_ahead_marked(rows.with_columns(within_range(rows[TIME])), last, origin.now)
 
     def _by_origin(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pl.DataFrame]]:
         """Rows that come from one place, in order, many at a time."""

@@ -1,9 +1,11 @@
 """Kafka beside the embedded log, and our Kafka source beside Spark's own connector, on one broker on this machine.
 
 The source: the same topic of JSON records read by both into the same columns, through one Spark session, to Spark's
-noop sink; and a windowed sum over it, ours against Spark's. The logs: one Python program, which sends records and reads
-them back, run on either. The demo's flow: from topics to a topic on either, end to end. The broker shares the two cores
-with its readers.
+noop sink; and a windowed sum over it, ours against Spark's. Both are also run on a topic of a few records: what that
+takes is the start. The logs: one Python program, which sends records and reads them back, run on either. Consumers:
+JSON records as dicts, by `poll` and by the loop that users of confluent-kafka write, with the same settings for
+fetching. The demo's flow: from topics to a topic on either, end to end. The broker shares the two cores with its
+readers; a figure in CPU seconds is that of the client's process alone.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -34,31 +38,70 @@ from kafka_cluster import KafkaCluster
 from kafka_jars import CONNECTOR, assemble
 
 SCHEMA = "user string, score int, at timestamp"
+AS_WRITTEN = "user string, score int, at string"
 PARTITIONS = 4
 ROUNDS = 3
+FEW = 1000
+SENT_ROWS = 50_000
+FETCHING = {"fetch.wait.max.ms": 100, "fetch.queue.backoff.ms": 20}
+"""Without them, confluent-kafka's consumer waits a second whenever its queue was full."""
 
 
-def fill(log: Any, topic: str, rows: int) -> None:
-    """Records in JSON, 10,000 users, a thousand a second of event time."""
+def fill(log: Any, topic: str, rows: int, schema: str | None = None) -> float:
+    """Records in JSON, 10,000 users, a thousand a second of event time; returns the seconds that sending took."""
     random = np.random.default_rng(11)
     users, scores = random.integers(0, 10_000, rows), random.integers(0, 100, rows)
-    log.create_topic(topic, partitions=PARTITIONS)
+    log.create_topic(topic, partitions=PARTITIONS, schema=schema)
+    taken = 0.0
     with log.producer() as producer:
-        for place, (user, score) in enumerate(zip(users.tolist(), scores.tolist(), strict=True)):
-            at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(1_700_000_000 + place // 1000))
-            value = f'{{"user":"u{user}","score":{score},"at":"{at}.{place % 1000:03}Z"}}'
-            producer.send(topic, value.encode(), key=b"u%d" % user)
-        producer.flush()
+        for begin in range(0, rows, SENT_ROWS):
+            part = pl.DataFrame({"user": users[begin : begin + SENT_ROWS], "score": scores[begin : begin + SENT_ROWS]})
+            ms_of_event = 1_700_000_000_000 + begin + pl.int_range(pl.len())
+            part = part.select(
+                pl.format("u{}", "user").alias("user"),
+                pl.col("score").cast(pl.Int32),
+                ms_of_event.cast(pl.Datetime("ms")).dt.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").alias("at"),
+            )
+            if schema is None:
+                text = '{"user":"' + pl.col("user") + '","score":' + pl.col("score").cast(pl.String)
+                value = text + ',"at":"' + pl.col("at") + '"}'
+                part = part.select(pl.col("user").alias("key"), value.alias("value"))
+            begun = time.perf_counter()
+            producer.send_batch(topic, part, key="user" if schema else None)
+            producer.flush()
+            taken += time.perf_counter() - begun
+    return taken
 
 
 # ---------------------------------------------------------------- the source
 
 
-def seconds_of(frame: DataFrame, scratch: Path, mode: str = "append") -> float:
-    begun = time.perf_counter()
-    writer = frame.writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
+def finish(frame: DataFrame, scratch: Path) -> None:
+    writer = frame.writeStream.format("noop").trigger(availableNow=True)
     writer.option("checkpointLocation", str(scratch / f"checkpoint-{time.time_ns()}")).start().awaitTermination()
-    return time.perf_counter() - begun
+
+
+def seconds_taken(run: Callable[[], object], broker: int) -> tuple[float, float]:
+    """Seconds, and CPU seconds of this process and all it has started, without the broker."""
+    begun, cpu_s = time.perf_counter(), cpu_seconds(broker)
+    run()
+    return time.perf_counter() - begun, cpu_seconds(broker) - cpu_s
+
+
+def cpu_seconds(without: int) -> float:
+    """Of this process and its descendants, as Linux counts them."""
+    parents, spent = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+        spent[int(path.parent.name)] = sum(map(int, fields[11:15]))  # its own, and that of children that have ended
+    own = {os.getpid()}
+    while added := {each for each, parent in parents.items() if parent in own and each not in own | {without}}:
+        own |= added
+    return sum(spent[each] for each in own) / os.sysconf("SC_CLK_TCK")
 
 
 def own_source(spark: SparkSession, address: str, topic: str) -> DataFrame:
@@ -77,16 +120,14 @@ def sparks_windows(frame: DataFrame) -> DataFrame:
     return late.groupBy(sf.window("at", "1 minute"), "user").agg(sf.sum("score"), sf.count("*"))
 
 
-def own_windows(address: str, topic: str, scratch: Path) -> float:
+def own_windows(address: str, topic: str, scratch: Path) -> None:
     flow = ms.Flow("windows")
     rows = flow.read(topic, SCHEMA, "at", ms.bounded("10 seconds"))
     totals = rows.key_by("user").window(ms.fixed("1 minute")).agg(total=ms.sum("score"), n=ms.count())
     totals.write(ms.foreach_batch(nothing))
-    begun = time.perf_counter()
     flow.run(
         broker=address, folder=scratch / f"job-{time.time_ns()}", until="caught up", progress="none", batch_rows=None
     )
-    return time.perf_counter() - begun
 
 
 def nothing(rows: Any, batch: int) -> None:
@@ -115,27 +156,65 @@ def program(address: str, topic: str, records: int) -> tuple[float, float]:
         return sent, time.perf_counter() - begun
 
 
-def consumed_in_columns(address: str, topic: str, records: int) -> float:
-    """Seconds to read them as batches of columns."""
-    begun, count = time.perf_counter(), 0
+class Reading:
+    """Seconds until the first records came, seconds and CPU seconds for the others, and how many these were."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self.start_s = 0.0
+        self._first = 0
+
+    def note(self, count: int) -> None:
+        """`count` records have come so far."""
+        if not self._first and count:
+            self._first, self.start_s = count, time.perf_counter() - self._begun
+            self._cpu_s = time.process_time()
+
+    def end(self, count: int) -> Reading:
+        self.seconds = time.perf_counter() - self._begun - self.start_s
+        self.cpu_us = 1e6 * (time.process_time() - self._cpu_s) / (count - self._first)
+        self.per_s = (count - self._first) / self.seconds
+        return self
+
+
+def consumed(address: str, topic: str, records: int, group: str | None = None) -> Reading:
+    """Records with dicts, one by one."""
+    reading, count = Reading(), 0
+    with ms.connect(address) as log, log.consumer(topic, group=group) as consumer:
+        while count < records:
+            for record in consumer.poll(timeout=5.0, max_records=10_000):
+                _ = record.key, record.value, record.offset, record.timestamp, record.headers
+                count += 1
+            reading.note(count)
+        return reading.end(count)
+
+
+def consumed_in_columns(address: str, topic: str, records: int) -> Reading:
+    """The same as batches of columns."""
+    reading, count = Reading(), 0
     with ms.connect(address) as log, log.consumer(topic) as consumer:
         while count < records:
             count += sum(map(len, consumer.poll_batches(timeout=5.0)))
-    return time.perf_counter() - begun
+            reading.note(count)
+        return reading.end(count)
 
 
-def consumed_by_confluent(servers: str, topic: str, records: int) -> float:
-    """Seconds of the loop that users of confluent-kafka write, with the same fields of each record."""
-    begun, count = time.perf_counter(), 0
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "benchmark", "enable.auto.commit": False})
+def consumed_by_confluent(servers: str, topic: str, records: int) -> Reading:
+    """The loop that users of confluent-kafka write, with the same fields of each record, and its value as a dict."""
+    reading, count = Reading(), 0
+    settings = {"bootstrap.servers": servers, "group.id": "benchmark", "enable.auto.commit": False, **FETCHING}
+    consumer = Consumer(settings)
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     while count < records:
-        for message in consumer.consume(10_000, 5.0):
+        for message in consumer.consume(10_000, 5.0 if not count else 0.1):
             if message.error() is None:
-                _ = message.key(), message.value(), message.offset(), message.timestamp(), message.headers()
+                value = json.loads(message.value() or b"null")
+                _ = message.key(), value, message.offset(), message.timestamp(), message.headers()
                 count += 1
+        reading.note(count)
+    reading.end(count)
     consumer.close()
-    return time.perf_counter() - begun
+    return reading
 
 
 # ---------------------------------------------------------------- the demo's flow
@@ -165,15 +244,11 @@ def end_to_end(address: str, scratch: Path) -> float:
 # ---------------------------------------------------------------- all of it
 
 
-def best_of(measure: Callable[[], float], rounds: int) -> float:
-    return statistics.median(measure() for _ in range(rounds))
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="fewer records, within a minute")
     quick = options.parse_args().quick
-    rows, records, rounds = (100_000, 50_000, 1) if quick else (1_000_000, 500_000, ROUNDS)
+    rows, records, rounds = (100_000, 50_000, 1) if quick else (2_000_000, 500_000, ROUNDS)
     scratch = Path(tempfile.mkdtemp(prefix="millstream-kafka-"))
     figures: dict[str, float] = {}
     ratios: dict[str, float] = {}
@@ -194,34 +269,63 @@ def main() -> None:
             for what, taken in zip(("produce", "consume"), zip(*seconds, strict=True), strict=True):
                 rate = note(f"{what}_{name}_per_s", records / statistics.median(taken), "records/s")
                 speeds.setdefault(what, []).append(rate)
-        in_columns, confluents = [], []
+        with ms.connect(address) as log:
+            note("send_batch_kafka_per_s", rows / fill(log, "decoded", rows, AS_WRITTEN), "rows/s")
+        read: dict[str, list[Reading]] = {}
         for number in range(rounds):  # in turns: the machine may be slower at times
-            confluents.append(consumed_by_confluent(cluster.bootstrap, f"program-{number}", records))
-            in_columns.append(consumed_in_columns(address, f"program-{number}", records))
-        own_s, confluent_s = statistics.median(in_columns), statistics.median(confluents)
-        note("consume_columns_kafka_per_s", records / own_s, "records/s")
-        note("consume_confluent_per_s", records / confluent_s, "records/s")
-        ratios["consume_vs_confluent"] = confluent_s / own_s
+            for name, reading in (
+                ("confluent", consumed_by_confluent(cluster.bootstrap, "decoded", rows)),
+                ("dicts", consumed(address, "decoded", rows)),
+                ("dicts_in_group", consumed(address, "decoded", rows, group=f"benchmark-{number}")),
+                ("columns", consumed_in_columns(address, "decoded", rows)),
+            ):
+                read.setdefault(name, []).append(reading)
+        for name, readings in read.items():
+            note(f"consume_{name}_start_s", statistics.median(each.start_s for each in readings), "s")
+            note(f"consume_{name}_cpu_us", statistics.median(each.cpu_us for each in readings), "µs/record")
+            speed = note(f"consume_{name}_per_s", statistics.median(each.per_s for each in readings), "records/s")
+            if name != "confluent":
+                ratio = f"consume_{name}_vs_confluent".replace("_dicts", "")
+                ratios[ratio] = speed / figures["consume_confluent_per_s"]
+                ratios[f"{ratio}_cpu"] = figures["consume_confluent_cpu_us"] / figures[f"consume_{name}_cpu_us"]
         for what, (embedded, kafka) in speeds.items():
             ratios[f"{what}_speed_embedded_vs_kafka"] = embedded / kafka
 
         os.environ["MILLSTREAM_BROKER"] = address
         with ms.connect(address) as log:
             fill(log, "events", rows)
+            fill(log, "few", FEW)
         spark = session(settings={"spark.jars": jars, "spark.driver.memory": "4g"})
         register(spark, broker=address)
-        own, sparks = own_source(spark, address, "events"), sparks_source(spark, cluster.bootstrap, "events")
-        for frame in (own, sparks):
-            seconds_of(frame, scratch)  # what starts once is started
-        own_s = note("source_ours_s", best_of(lambda: seconds_of(own, scratch), rounds), "s")
-        sparks_s = note("source_spark_s", best_of(lambda: seconds_of(sparks, scratch), rounds), "s")
-        note("source_ours_per_s", rows / own_s, "rows/s")
-        note("source_spark_per_s", rows / sparks_s, "rows/s")
-        ratios["source_speed_vs_spark"] = sparks_s / own_s
-        own_s = note("windows_ours_s", best_of(lambda: own_windows(address, "events", scratch), rounds), "s")
-        windows = sparks_windows(sparks)
-        sparks_s = note("windows_spark_s", best_of(lambda: seconds_of(windows, scratch), rounds), "s")
-        ratios["windows_speed_vs_spark"] = sparks_s / own_s
+
+        def compare(what: str, ours: Callable[[str], object], sparks: Callable[[str], object]) -> None:
+            """Each reads a topic, in turns; the start is what a topic of a few records takes."""
+            measured: dict[str, list[tuple[float, float]]] = {}
+            for turn in range(rounds + 1):
+                for name, run in (("ours", ours), ("spark", sparks)):
+                    for topic in ("few", "events"):
+                        taken = seconds_taken(partial(run, topic), cluster.pid(1))
+                        if turn:  # what starts once is started
+                            measured.setdefault(f"{name}{'_start' if topic == 'few' else ''}", []).append(taken)
+            for name, found in measured.items():
+                note(f"{what}_{name}_s", statistics.median(seconds for seconds, _ in found), "s")
+                note(f"{what}_{name}_cpu_s", statistics.median(cpu_s for _, cpu_s in found), "CPU s")
+            for name in ("ours", "spark"):
+                note(f"{what}_{name}_per_s", rows / figures[f"{what}_{name}_s"], "rows/s")
+            for ratio, unit in (("", "s"), ("_cpu", "cpu_s")):
+                own, sparks_own = figures[f"{what}_ours_{unit}"], figures[f"{what}_spark_{unit}"]
+                ratios[f"{what}_speed_vs_spark{ratio}"] = sparks_own / own
+
+        compare(
+            "source",
+            lambda topic: finish(own_source(spark, address, topic), scratch),
+            lambda topic: finish(sparks_source(spark, cluster.bootstrap, topic), scratch),
+        )
+        compare(
+            "windows",
+            lambda topic: own_windows(address, topic, scratch),
+            lambda topic: finish(sparks_windows(sparks_source(spark, cluster.bootstrap, topic)), scratch),
+        )
 
         for broker in (folder, address):
             with ms.connect(broker) as log:

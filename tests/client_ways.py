@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.log.kafka import column_client
+from millstream.log.kafka import handle
 
 
 @pytest.fixture(params=["columns", pytest.param("objects", marks=pytest.mark.more)])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "objects":
-        monkeypatch.setattr(column_client, "library", lambda: None)
+        monkeypatch.setattr(handle, "library", lambda: None)
     return str(request.param)

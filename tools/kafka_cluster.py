@@ -83,7 +83,7 @@ class KafkaCluster:
 
     @property
     def secure_bootstrap(self) -> str:
-        """The same for SASL_SSL (mechanism PLAIN); `certificate` is the one to trust."""
+        """The same for SASL_SSL (mechanisms PLAIN and SCRAM); `certificate` is the one to trust."""
         return ",".join(f"{HOST}:{node.secure_port}" for node in self._nodes.values())
 
     @property

@@ -24,6 +24,7 @@ STORE_PASSWORD = "millstream"  # of a key that is generated for every folder and
 KEYTOOL_S_MAX = 120
 LOOK_S = 0.05
 KEYS, CERTIFICATE = "keys.p12", "certificate.pem"
+SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 @dataclass
@@ -159,10 +160,15 @@ def _secured(users: Mapping[str, str], keys: Path) -> dict[str, object]:
         if not text or not text.isprintable() or not text.isascii() or set(text) & set('"\\;'):
             raise KafkaFailed("a user's name or password is empty, or has other signs than ASCII's, or one of \" \\ ;")
     known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    security = "org.apache.kafka.common.security"
+    scram = {  # for users that are made with Kafka's own admin client
+        f"listener.name.sasl_ssl.{mechanism.lower()}.sasl.jaas.config": f"{security}.scram.ScramLoginModule required;"
+        for mechanism in SCRAM
+    }
     return {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{module} required {known};",
+        "sasl.enabled.mechanisms": ",".join(("PLAIN", *SCRAM)),
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{security}.plain.PlainLoginModule required {known};",
+        **scram,
         "ssl.keystore.type": "PKCS12",
         "ssl.keystore.location": keys,
         "ssl.keystore.password": STORE_PASSWORD,

@@ -133,7 +133,7 @@ class KafkaEventLog:
     def _produce(self, writer: Transactions, row: Row, value: bytes, on_delivery: Any) -> None:
         while True:
             try:
-                return writer.client.produce(
+                writer.client.produce(
                     self._topic,
                     value,
                     row.stream.encode(),
@@ -141,6 +141,7 @@ class KafkaEventLog:
                     on_delivery=on_delivery,
                     timestamp=max(1, row.at_us // 1000),
                 )
+                return
             except BufferError:
                 writer.client.poll(0.05)
             except client_module().KafkaException as error:

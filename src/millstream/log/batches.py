@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import repeat
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -14,8 +16,7 @@ import pyarrow as pa
 from millstream.records.values import column_to_values, values_or_raw
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):  # its constructor is C code: polls make many of them
     topic: str
     partition: int
     offset: int
@@ -61,8 +62,8 @@ class Batch:
             pairs = [tuple(each or ()) for each in headers.to_pylist()]
         parts = (self.columns.column(name) for name in ("timestamp", "key", "value"))
         columns = [column_to_values(part, values_or_raw, values_or_raw) for part in parts]
-        topic, partition = self.topic, self.partition
-        return [Record(topic, partition, *row) for row in zip(self.offsets.tolist(), *columns, pairs, strict=True)]
+        rows = (self.offsets.tolist(), *columns, pairs)
+        return list(map(Record, repeat(self.topic), repeat(self.partition), *rows))
 
     def split(self, count: int) -> tuple[Batch, Batch]:
         first = Batch(self.topic, self.partition, self.offsets[:count], self.columns.slice(0, count))

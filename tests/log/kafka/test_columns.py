@@ -22,7 +22,7 @@ from connectors.kafka.support import Transactions, cut_before, made, send
 from kafka_cluster import KafkaCluster
 from millstream.connectors.kafka.reader import FETCHING
 from millstream.log.groups import TopicPartition
-from millstream.log.kafka import column_client, columns, librdkafka, received
+from millstream.log.kafka import columns, handle, librdkafka, received
 from millstream.log.kafka.column_client import ColumnConsumer, ObjectConsumer, column_consumer
 from millstream.log.kafka.received import ALL, Event, Received, Wanted
 
@@ -308,7 +308,7 @@ def test_what_only_confluent_understands_is_left_to_it(monkeypatch: pytest.Monke
         {"plugin.library.paths": "x"},
     ):
         assert column_consumer({**plain, **more}, ALL) is None
-    monkeypatch.setattr(column_client, "library", lambda: None)
+    monkeypatch.setattr(handle, "library", lambda: None)
     assert column_consumer(plain, ALL) is None
 
 

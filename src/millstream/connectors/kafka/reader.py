@@ -26,7 +26,7 @@ FETCHING = {
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 25,  # a range that ends in a gap ends when the broker has no more records
     "fetch.queue.backoff.ms": 2,  # default: 1000, which stalls a reader with a full queue
-    "queued.min.messages": 20_000,
+    "queued.min.messages": 200_000,  # records arrive while a slab is decoded; the memory is limited in bytes
     "queued.max.messages.kbytes": 16_384,
     "max.partition.fetch.bytes": 2 << 20,
     "max.poll.interval.ms": 86_400_000,  # a reader may be idle between batches

@@ -16,7 +16,9 @@ from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.column_client import ColumnConsumer, ObjectConsumer, column_consumer
+from millstream.log.kafka.column_producer import ColumnProducer, column_producer
 from millstream.log.kafka.failures import client_module, translated, translated_errors
+from millstream.log.kafka.group_client import GroupConsumer
 from millstream.log.kafka.received import Wanted
 from millstream.secrets import concealed
 
@@ -69,7 +71,12 @@ PRODUCER_DEFAULTS = {
     "message.max.bytes": RECORD_BYTES_MAX,
     "topic.metadata.refresh.interval.ms": 10_000,
 }
-READER_DEFAULTS = {"fetch.wait.max.ms": 100, "queued.min.messages": 20_000, "queued.max.messages.kbytes": 32_768}
+READER_DEFAULTS = {
+    "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 20,  # default: 1000, which stalls a reader that empties its queue faster
+    "queued.min.messages": 100_000,
+    "queued.max.messages.kbytes": 32_768,
+}
 Answer = TypeVar("Answer")
 
 
@@ -126,9 +133,21 @@ class Clients:
 
     def group_consumer(
         self, wanted: Wanted, *, defaults: Mapping[str, Any] | None = None, **fixed: Any
-    ) -> ObjectConsumer:
-        """The same for members of a group: confluent-kafka calls them back in a rebalance."""
-        return ObjectConsumer(self.consumer(defaults=defaults, **fixed), wanted)
+    ) -> GroupConsumer | ObjectConsumer:
+        """The same for a member of a group."""
+        records = self.record_consumer(wanted, defaults=defaults, **fixed)
+        if isinstance(records, ObjectConsumer):
+            return records
+        return GroupConsumer(self.consumer(defaults=defaults, **fixed), records)
+
+    def record_producer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> ColumnProducer | Producer:
+        """A producer of columns, where that is possible."""
+        settings = self.settings(defaults=defaults, **fixed)
+        with translated_errors(self.where):
+            made = column_producer(settings)
+            if made is not None:
+                return made
+        return self.producer(defaults=defaults, **fixed)
 
     def share_consumer(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> ShareConsumer:
         with translated_errors(self.where):

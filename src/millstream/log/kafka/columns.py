@@ -111,19 +111,25 @@ def _kafka_error(library: Library, code: int, message: int) -> Any:
     return client_module().KafkaError(code, text.decode(errors="replace") if text else None)
 
 
+def words_of(messages: Words, *words: int) -> list[Words]:
+    """These words of each message."""
+    first, last = int(messages.min()), int(messages.max())
+    memory = np.frombuffer(pa.foreign_buffer(first, last - first + MESSAGE_BYTES), np.uint64)
+    at = ((messages - np.uint64(first)) >> np.uint64(3)).astype(np.int64)
+    return [memory[at + word] for word in words]
+
+
 class _Fields:
     """The fields of the messages as columns, all copied at once: later, some messages may have been destroyed."""
 
     def __init__(self, messages: Words) -> None:
-        first, last = int(messages.min()), int(messages.max())
-        memory = np.frombuffer(pa.foreign_buffer(first, last - first + MESSAGE_BYTES), np.uint64)
-        at = ((messages - np.uint64(first)) >> np.uint64(3)).astype(np.int64)
-        self.errors = memory[at + ERR].astype(np.uint32).view(np.int32)
-        self.topics = memory[at + TOPIC]
-        self.partitions = memory[at + PARTITION].astype(np.uint32).view(np.int32)
-        self.offsets = memory[at + OFFSET].view(np.int64)
-        self.payloads, self.lengths = memory[at + PAYLOAD], memory[at + LENGTH]
-        self.keys, self.key_lengths = memory[at + KEY], memory[at + KEY_LENGTH]
+        errors, self.topics, partitions, offsets = words_of(messages, ERR, TOPIC, PARTITION, OFFSET)
+        self.errors = errors.astype(np.uint32).view(np.int32)
+        self.partitions = partitions.astype(np.uint32).view(np.int32)
+        self.offsets = offsets.view(np.int64)
+        self.payloads, lengths = words_of(messages, PAYLOAD, LENGTH)
+        self.lengths = lengths.view(np.int64)
+        self.keys, self.key_lengths = words_of(messages, KEY, KEY_LENGTH)
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Bounds of consecutive records of one partition; an event is alone."""
@@ -151,7 +157,7 @@ class _Fields:
         )
 
 
-def copied(addresses: Words, lengths: Words) -> pa.Array:
+def copied(addresses: Words, lengths: Words | npt.NDArray[np.int64]) -> pa.Array:
     """The bytes at these addresses; null at address 0.
 
     Arrow copies them in one call: all memory from the first to the last is one column of alternating values and gaps,

@@ -1,7 +1,7 @@
 """Reads a consumer's partitions through Kafka's client.
 
-The client is also the member of the group. It reports assigned and revoked partitions only while it is polled, and it
-is polled only after the records returned before count as done.
+The client is also the member of the group, if there is one. It reports assigned and revoked partitions only while it
+is polled, and it is polled only after the records returned before count as done.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from millstream.log.buffer import microseconds
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, END, GLANCE_SECONDS, READER_DEFAULTS
+from millstream.log.kafka.column_client import ColumnConsumer, ObjectConsumer
 from millstream.log.kafka.decoding import to_batch
 from millstream.log.kafka.failures import translated, translated_errors
+from millstream.log.kafka.group_client import GroupConsumer
 from millstream.log.kafka.received import ALL, Event, Received
 from millstream.log.kafka.times import COUNTED_MAX, offsets_at, time_reached
 from millstream.log.kafka.topics import offsets
@@ -69,7 +71,7 @@ class KafkaFetching:
         self._polled_at = 0.0
         session = min(SESSION_SECONDS, settings.poll_seconds_max)
         open_client = log.clients.record_consumer if self._group is None else log.clients.group_consumer
-        self.client = open_client(
+        self.client: ColumnConsumer | GroupConsumer | ObjectConsumer = open_client(
             ALL,
             defaults={**READER_DEFAULTS, "session.timeout.ms": int(session * 1000), "heartbeat.interval.ms": 2000},
             group_id=self._group or "millstream",
@@ -141,9 +143,7 @@ class KafkaFetching:
     def _place_client(self, starts: Mapping[TopicPartition, int]) -> None:
         """Moves the client to these offsets and drops what it had fetched of the partitions."""
         self._placing |= starts
-        if held := self._held_by_client() & starts.keys():
-            self._instruct(self.client.remove, dict.fromkeys(held, 0))
-        self._instruct(self.client.add, starts)
+        self._instruct(self.client.place, starts)
         for place in starts:
             self._placing.pop(place, None)
 

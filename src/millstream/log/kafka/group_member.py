@@ -1,4 +1,4 @@
-"""A consumer's membership in a Kafka group. The client that fetches is the member."""
+"""A consumer's membership in a Kafka group. The member is confluent-kafka's consumer, which its client contains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import TopicPartition, revoked
 from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
-from millstream.log.kafka.column_client import ObjectConsumer
+from millstream.log.kafka.column_client import ColumnConsumer
 from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.fetching import SLICE_SECONDS, KafkaFetching
 from millstream.log.kafka.groups import without_errors
@@ -41,7 +41,8 @@ class KafkaMember:
         self._group = group
         self._committed_only = settings.reads_committed
         self._fetching = fetching
-        assert isinstance(fetching.client, ObjectConsumer)
+        assert not isinstance(fetching.client, ColumnConsumer)
+        self._reader = fetching.client
         self._client: Consumer = fetching.client.client
         self._assignee = assignee
         self._has_joined = False
@@ -119,13 +120,13 @@ class KafkaMember:
             self._assignee.forget(_places(begun))
         else:
             self._assignee.release(_places(begun))
-        client.incremental_unassign(begun)
+        self._reader.remove(_places(begun))
 
     def _on_lost(self, client: Consumer, partitions: list[ClientPartition]) -> None:
         """This member was silent for too long: its partitions can no longer be committed."""
         begun = self._only_begun(partitions)
         self._assignee.forget(_places(begun))
-        client.incremental_unassign(begun)
+        self._reader.remove(_places(begun))
 
     def _only_begun(self, partitions: list[ClientPartition]) -> list[ClientPartition]:
         """Partitions that were not started were never assigned to the client."""

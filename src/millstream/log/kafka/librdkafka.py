@@ -9,16 +9,18 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from millstream.log.groups import TopicPartition
 from millstream.log.kafka.failures import client_module
 
-CONSUMER = 1
+PRODUCER, CONSUMER = 0, 1
 NO_CONSUMER_CLOSE = 0x8
-FATAL, NOT_THERE = -150, -156  # RD_KAFKA_RESP_ERR__FATAL, __NOENT
 ERROR_BYTES = 512
 
 ErrorCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
@@ -41,8 +43,35 @@ class CMessage(ctypes.Structure):
     )
 
 
-ERR, TOPIC, PARTITION, PAYLOAD, LENGTH, KEY, KEY_LENGTH, OFFSET = (
-    getattr(CMessage, name).offset // 8 for name, _ in CMessage._fields_[:-1]
+class CPlace(ctypes.Structure):
+    """`rd_kafka_topic_partition_t`."""
+
+    _fields_ = (
+        ("topic", c_char_p),
+        ("partition", c_int32),
+        ("offset", c_int64),
+        ("metadata", c_void_p),
+        ("metadata_length", c_size_t),
+        ("opaque", c_void_p),
+        ("err", c_int),
+        ("private", c_void_p),
+    )
+
+
+class CPlaces(ctypes.Structure):
+    """`rd_kafka_topic_partition_list_t`."""
+
+    _fields_ = (("count", c_int), ("room", c_int), ("places", ctypes.POINTER(CPlace)))
+
+
+def places_listed(found: c_void_p) -> set[TopicPartition]:
+    """The partitions of a list that librdkafka has made."""
+    there = ctypes.cast(found, ctypes.POINTER(CPlaces)).contents
+    return {TopicPartition(each.topic.decode(), each.partition) for each in there.places[: there.count]}
+
+
+ERR, TOPIC, PARTITION, PAYLOAD, LENGTH, KEY, KEY_LENGTH, OFFSET, PRIVATE = (
+    getattr(CMessage, name).offset // 8 for name, _ in CMessage._fields_
 )
 """The words of a message."""
 
@@ -70,18 +99,47 @@ SHORT: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("rd_kafka_fatal_error", c_int, (c_void_p, c_char_p, c_size_t)),
     ("rd_kafka_error_code", c_int, (c_void_p,)),
     ("rd_kafka_error_string", c_char_p, (c_void_p,)),
+    ("rd_kafka_error_is_fatal", c_int, (c_void_p,)),
+    ("rd_kafka_error_is_retriable", c_int, (c_void_p,)),
+    ("rd_kafka_error_txn_requires_abort", c_int, (c_void_p,)),
     ("rd_kafka_error_destroy", None, (c_void_p,)),
+    ("rd_kafka_conf_set_events", None, (c_void_p, c_int)),
+    ("rd_kafka_queue_get_main", c_void_p, (c_void_p,)),
+    ("rd_kafka_topic_new", c_void_p, (c_void_p, c_char_p, c_void_p)),
+    ("rd_kafka_topic_destroy", None, (c_void_p,)),
+    ("rd_kafka_produceva", c_void_p, (c_void_p, c_void_p, c_size_t)),
+    ("rd_kafka_last_error", c_int, ()),
+    ("rd_kafka_purge", c_int, (c_void_p, c_int)),
+    ("rd_kafka_headers_new", c_void_p, (c_size_t,)),
+    ("rd_kafka_headers_destroy", None, (c_void_p,)),
+    ("rd_kafka_header_add", c_int, (c_void_p, c_char_p, c_ssize_t, c_char_p, c_ssize_t)),
+    ("rd_kafka_event_type", c_int, (c_void_p,)),
+    ("rd_kafka_event_destroy", None, (c_void_p,)),
+    ("rd_kafka_event_message_count", c_size_t, (c_void_p,)),
+    ("rd_kafka_event_message_array", c_size_t, (c_void_p, c_void_p, c_size_t)),
+    ("rd_kafka_event_error", c_int, (c_void_p,)),
+    ("rd_kafka_event_error_string", c_char_p, (c_void_p,)),
+    ("rd_kafka_event_log", c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    ("rd_kafka_consumer_group_metadata_read", c_void_p, (c_void_p, c_char_p, c_size_t)),
+    ("rd_kafka_consumer_group_metadata_destroy", None, (c_void_p,)),
     ("rd_kafka_version", c_int, ()),
 )
 # These wait, and release the lock.
 LONG: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("rd_kafka_new", c_void_p, (c_int, c_void_p, c_char_p, c_size_t)),
     ("rd_kafka_assign", c_int, (c_void_p, c_void_p)),
+    ("rd_kafka_assignment", c_int, (c_void_p, c_void_p)),
     ("rd_kafka_incremental_assign", c_void_p, (c_void_p, c_void_p)),
     ("rd_kafka_incremental_unassign", c_void_p, (c_void_p, c_void_p)),
     ("rd_kafka_consume_batch_queue", c_ssize_t, (c_void_p, c_int, c_void_p, c_size_t)),
     ("rd_kafka_consumer_close", c_int, (c_void_p,)),
     ("rd_kafka_destroy_flags", None, (c_void_p, c_int)),
+    ("rd_kafka_queue_poll", c_void_p, (c_void_p, c_int)),
+    ("rd_kafka_init_transactions", c_void_p, (c_void_p, c_int)),
+    ("rd_kafka_begin_transaction", c_void_p, (c_void_p,)),
+    ("rd_kafka_commit_transaction", c_void_p, (c_void_p, c_int)),
+    ("rd_kafka_abort_transaction", c_void_p, (c_void_p, c_int)),
+    ("rd_kafka_send_offsets_to_transaction", c_void_p, (c_void_p, c_void_p, c_void_p, c_int)),
 )
 
 
@@ -97,6 +155,20 @@ class Library:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
+
+
+@contextmanager
+def offset_list(library: Library, starts: Mapping[TopicPartition, int]) -> Iterator[int]:
+    """Partitions and offsets as librdkafka takes them."""
+    listed: int = library.topic_partition_list_new(len(starts))
+    try:
+        for place, offset in starts.items():
+            topic = place.topic.encode()
+            library.topic_partition_list_add(listed, topic, place.partition)
+            library.topic_partition_list_set_offset(listed, topic, place.partition, offset)
+        yield listed
+    finally:
+        library.topic_partition_list_destroy(listed)
 
 
 @lru_cache(maxsize=1)

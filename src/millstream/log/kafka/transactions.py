@@ -22,12 +22,12 @@ logger = terminal.logger(__name__)
 class Transactions:
     """A transactional id: a newer producer of the same name fences this one, and aborts what it left open."""
 
-    def __init__(self, name: str, clients: Clients) -> None:
+    def __init__(self, name: str, clients: Clients, open_client: Callable[..., Any] | None = None) -> None:
         self.name = name
         self._clients = clients
         self._fenced = False
         self._unanswered: str | None = None  # a call without an answer yet; the client accepts no other until then
-        self.client = clients.producer(
+        self.client: Any = (open_client or clients.producer)(
             defaults={**PRODUCER_DEFAULTS, "transaction.timeout.ms": 60_000},
             transactional_id=name,
             acks="all",

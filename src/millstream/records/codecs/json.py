@@ -45,7 +45,7 @@ from millstream.records.ranges import (
 )
 from millstream.records.schema import Schema
 from millstream.records.texts import SPECIAL_FLOATS, read_decimal, text_leaf, to_texts
-from millstream.records.values import column_to_values
+from millstream.records.values import column_to_values, rows_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NUMBERS = (int, float, Decimal)
@@ -61,9 +61,8 @@ class JsonCodec(Codec):
             _refuse_nested_keys(column.type, column.name)
 
     def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
-        names = self.schema.names
         columns = [column_to_values(column, _json_values, to_texts) for column in rows.columns]
-        return [orjson.dumps(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+        return list(map(orjson.dumps, rows_of(tuple(self.schema.names), columns)))
 
     def _rules(self) -> Rules:
         return _JsonRules()

@@ -1,11 +1,15 @@
-"""Folders where fsync costs nothing, and sources that are closed after the test."""
+"""Folders where fsync costs nothing, servers, sources that are closed after the test, and both parsers of JSON."""
 
 import pytest
 
 from folders import in_memory
+from hdfs_server import HdfsServer
 from millstream.connectors.opening import open_source
 from millstream.records import Schema
+from records.both_parsers import both_parsers
 from s3_server import S3Server
+
+__all__ = ["both_parsers"]
 
 
 @pytest.fixture
@@ -18,6 +22,13 @@ def tmp_path():
 def s3():
     """A server that speaks S3, with a bucket `tests`."""
     with S3Server("tests") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hdfs():
+    """A NameNode and a DataNode."""
+    with HdfsServer() as server:
         yield server
 
 

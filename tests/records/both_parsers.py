@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from millstream.records.bounds import RECORD_BYTES_MAX
 from millstream.records.codecs import Codec, Decoded, JsonCodec
 from millstream.records.codecs import json as json_codec
 
 from .arbitrary import seen
+
+
+@pytest.fixture(autouse=True)
+def both_parsers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a conftest.py: whatever its tests decode in this process is decoded twice."""
+    monkeypatch.setattr(JsonCodec, "decode", decoded_twice)
+    yield
+    json_codec._typed.cache_clear()  # it has learned the fields of strange values
 
 
 class UntypedJson(JsonCodec):

@@ -47,6 +47,14 @@ class Slab:
     offsets: npt.NDArray[np.int64]
     dead: pa.Table | None = None  # of DEAD_LETTER_SCHEMA: records that could not be decoded
 
+    def after(self, offset: int, dead: int) -> Slab:
+        """Without the rows up to an offset, and without that many dead letters, whose offsets may be line numbers."""
+        if dead == 0 and (not len(self.offsets) or self.offsets[0] > offset):
+            return self
+        first = int(np.searchsorted(self.offsets, offset, side="right"))
+        rest = None if self.dead is None else self.dead.slice(dead)
+        return Slab(self.partition, self.rows.slice(first), self.offsets[first:], rest)
+
 
 class Source(ABC):
     """Partitions of numbered rows. A source has to define `latest` and `read`; the rest has defaults."""

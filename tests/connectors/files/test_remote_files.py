@@ -1,8 +1,12 @@
-"""Files at an address: S3 by a real server, and what is refused before anything is read."""
+"""Files at an address: S3 and HDFS by real servers, and what is refused before anything is read."""
 
 import gzip
 import json
 import pickle
+import random
+import threading
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
 import pyarrow.fs as fs
@@ -25,11 +29,12 @@ A, B, C = ({"team": "a", "score": 1}, {"team": "b", "score": 2}, {"team": "c", "
 AWAY = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
 
 
-@pytest.fixture
-def folder(s3, request):
-    """A folder of its own in the bucket."""
+@pytest.fixture(params=["s3", "hdfs"])
+def folder(request):
+    """A folder of its own in the bucket, or in HDFS."""
+    server = request.getfixturevalue(request.param)
     name = "".join(sign if sign.isalnum() else "-" for sign in request.node.name)
-    return RemoteFolder(f"s3://tests/{name}", s3.settings)
+    return RemoteFolder(f"s3://tests/{name}" if request.param == "s3" else f"{server.address}/{name}", server.settings)
 
 
 def place(folder, below="", format="json", **more):
@@ -150,11 +155,110 @@ def test_a_folder_is_claimed_and_emptied(folder, tmp_path):
         assert keeper.look().claim is None
 
 
+# ---------------------------------------------------------------- HDFS over HTTP
+
+
+@pytest.fixture
+def in_hdfs(hdfs):
+    return RemoteFolder(f"{hdfs.url.replace('http', 'webhdfs')}/{uuid.uuid4().hex}", {})
+
+
+@pytest.mark.more
+def test_names_and_contents_of_any_kind(in_hdfs, tmp_path):
+    content = random.Random(1).randbytes(3 << 20)
+    for name in ("plain", "with space", "a+b&c=d", "50%", "ä/ö/ü", "#?"):
+        in_hdfs.write(name, content)
+        assert in_hdfs.read(name) == content
+        in_hdfs.copy_to(name, tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == content
+    in_hdfs.write("plain", b"")  # replaces it
+    assert in_hdfs.read("plain") == b""
+    in_hdfs.move("50%", "plain")
+    assert in_hdfs.read("plain") == content
+    assert in_hdfs.read("50%") is None
+    in_hdfs.delete("a+b&c=d")
+    assert sorted(about.path for about in in_hdfs.listed()) == ["#?", "plain", "with space", "ä/ö/ü"]
+    assert {about.size_bytes for about in in_hdfs.listed()} == {len(content)}
+
+
+@pytest.mark.more
+def test_a_user_without_permission_is_refused(hdfs, in_hdfs, tmp_path, open_):
+    in_hdfs.write("1.json", lines(A))
+    in_hdfs.files.handler._answer("PUT", in_hdfs.root, "SETPERMISSION", permission="700")
+    forbidden = ms.files(in_hdfs.address, "json", options={"HADOOP_USER_NAME": "mallory"})
+    with pytest.raises(SinkFailed, match=r"AccessControlException.*mallory"):
+        opened(forbidden, tmp_path).write(0, table(SCORES, [A]), None)
+    with pytest.raises(InvalidInput, match=r"AccessControlException.*mallory"):
+        open_(forbidden, SCORES).latest()
+
+
+@pytest.mark.more
+def test_a_name_node_in_safe_mode_is_waited_for(hdfs, tmp_path):
+    """As after its start: it answers, and takes nothing."""
+    sink = opened(ms.files(f"{hdfs.address}/safe", "json", options=hdfs.settings), tmp_path)
+    hdfs.set_safe_mode(True)
+    try:
+        with pytest.raises(SinkUnavailable, match="SafeModeException"):
+            sink.write(0, table(SCORES, [A]), None)
+    finally:
+        hdfs.set_safe_mode(False)
+    sink.write(0, table(SCORES, [A]), None)
+    assert visible(RemoteFolder(f"{hdfs.address}/safe", hdfs.settings))[1] == [A]
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Answers as a NameNode, but a file ends early, or the answer is not of HDFS at all."""
+
+    def do_GET(self):
+        if "GETFILESTATUS" in self.path:
+            content = json.dumps({"FileStatus": {"type": "FILE", "length": 100, "modificationTime": 0}}).encode()
+        else:
+            content = b"<html>" if "LISTSTATUS" in self.path else b"x" * 50
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def impostor():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Impostor) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"webhdfs://127.0.0.1:{server.server_port}/x"
+        server.shutdown()
+
+
+def test_a_connection_that_breaks_is_not_the_end_of_a_file(impostor, tmp_path):
+    folder = RemoteFolder(impostor)
+    with pytest.raises(OSError, match="50 bytes before the end"):
+        folder.copy_to("a", tmp_path / "copy")
+    with pytest.raises(OSError, match="50 bytes before the end"):
+        folder.read("a")
+
+
+def test_another_server_is_not_taken_for_hdfs(impostor):
+    folder = RemoteFolder(impostor)
+    with pytest.raises(OSError, match="does not answer as HDFS does"):
+        list(folder.files.get_file_info(fs.FileSelector("/x")))
+    with pytest.raises(OSError, match="501"):
+        folder.delete("a")
+
+
+@pytest.mark.parametrize("url", ["namenode:9870", "ftp://namenode", "http://ann:secret@namenode"])
+def test_an_address_that_is_not_of_http(url):
+    with pytest.raises(InvalidInput, match="WEBHDFS_URL") as raised:
+        RemoteFolder("hdfs://namenode/x", {"WEBHDFS_URL": url}).check()
+    assert "secret" not in str(raised.value)
+
+
 # ---------------------------------------------------------------- without a server
 
 
-def test_a_store_that_is_away(tmp_path, open_):
-    away = ms.files("s3://tests/in", "json", options=AWAY)
+@pytest.mark.parametrize(("address", "options"), [("s3://tests/in", AWAY), ("webhdfs://127.0.0.1:1/in", {})])
+def test_a_store_that_is_away(tmp_path, open_, address, options):
+    away = ms.files(address, "json", options=options)
     with pytest.raises(SourceUnavailable, match="cannot be read"):
         open_(away, SCORES).latest()
     with pytest.raises(SinkUnavailable, match="cannot be written"):

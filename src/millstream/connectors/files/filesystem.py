@@ -2,6 +2,7 @@
 
 A path without a scheme, or with file://, is on the local disk and does not come here. In an object store a file appears
 as a whole when it is complete, and there are no renames: a file is moved by copying it there and deleting the original.
+HDFS renames files, and shows them while they are written.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.fs as fs
 
+from millstream.connectors.files.webhdfs import URL as WEBHDFS_URL
+from millstream.connectors.files.webhdfs import USER as HADOOP_USER
+from millstream.connectors.files.webhdfs import WebHdfs
 from millstream.errors import InvalidInput, MillstreamError, NotFound
 from millstream.secrets import Secret, concealed, revealed, shown_address
 from millstream.user_lines import users_line
 
-SCHEMES = ("s3", "s3a", "hdfs", "viewfs", "gs", "gcs", "abfs", "abfss")
+WEB_SCHEMES = {"webhdfs": "http", "swebhdfs": "https"}
+HADOOP_SCHEMES = ("hdfs", "viewfs", *WEB_SCHEMES)
+SCHEMES = ("s3", "s3a", *HADOOP_SCHEMES, "gs", "gcs", "abfs", "abfss")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 SECOND_NS = 1_000_000_000
 CONNECT_SECONDS, REQUEST_SECONDS = 5.0, 30.0
@@ -145,7 +151,7 @@ class RemoteFolder:
 
     def _make_folder(self, below: str) -> None:
         """Object stores have no folders: Arrow would write an empty object for each."""
-        if scheme_of(self.address) in ("hdfs", "viewfs"):
+        if scheme_of(self.address) in HADOOP_SCHEMES:
             self.files.create_dir(str(PurePosixPath(self.path(below)).parent), recursive=True)
 
     def delete(self, below: str) -> None:
@@ -154,7 +160,7 @@ class RemoteFolder:
 
     def check(self) -> None:
         """Raises NotFound for a bucket that does not exist, and the error of a store that refuses or is away."""
-        bucket = self.root.partition("/")[0] if scheme_of(self.address) not in ("hdfs", "viewfs") else "/"
+        bucket = self.root.partition("/")[0] if scheme_of(self.address) not in HADOOP_SCHEMES else "/"
         if self.files.get_file_info(bucket).type == fs.FileType.NotFound:
             raise NotFound(
                 f"there is no bucket '{bucket}'", where=shown_address(self.address), next_step="create it first"
@@ -167,7 +173,10 @@ def opened(address: str, options: Mapping[str, str]) -> tuple[fs.FileSystem, str
     path = unquote(parts.path)
     if parts.scheme in ("s3", "s3a"):
         return s3(options), f"{parts.netloc}{path}".rstrip("/")
-    if parts.scheme in ("hdfs", "viewfs"):
+    if parts.scheme in HADOOP_SCHEMES:
+        web = web_address(parts.scheme, parts.netloc.rpartition("@")[2], options)
+        if web is not None:
+            return WebHdfs.of(web, parts.username, options), path.rstrip("/")
         return hadoop(parts.scheme, parts.hostname, parts.port, options), path.rstrip("/")
     with library_errors(address):
         made, root = fs.FileSystem.from_uri(address)
@@ -190,18 +199,26 @@ def s3(options: Mapping[str, str]) -> fs.FileSystem:
     )
 
 
+def web_address(scheme: str, host: str, options: Mapping[str, str]) -> str | None:
+    """Where HDFS is reached over HTTP; None if it is not."""
+    if scheme in WEB_SCHEMES:
+        return f"{WEB_SCHEMES[scheme]}://{host}"
+    return options.get(WEBHDFS_URL) or os.environ.get(WEBHDFS_URL)
+
+
 def hadoop(scheme: str, host: str | None, port: int | None, options: Mapping[str, str]) -> fs.FileSystem:
     where = f"{scheme}://{host or ''}"
     try:
-        return fs.HadoopFileSystem(where if host else "default", port or 0, user=options.get("HADOOP_USER_NAME"))
+        return fs.HadoopFileSystem(where if host else "default", port or 0, user=options.get(HADOOP_USER))
     except OSError as error:
         if "libhdfs" not in str(error) and "libjvm" not in str(error):
             raise
         raise InvalidInput(
             f"HDFS needs Hadoop's native library, which is not on this machine: {str(error).splitlines()[0]}",
             where=where,
-            next_step="install Hadoop, and set HADOOP_HOME, JAVA_HOME and CLASSPATH=$(hadoop classpath --glob); "
-            "ARROW_LIBHDFS_DIR is the folder of libhdfs.so",
+            next_step=f"use HTTP: options={{'{WEBHDFS_URL}': 'http://namenode:9870'}}; or install Hadoop, and set "
+            "HADOOP_HOME, JAVA_HOME, CLASSPATH=$(hadoop classpath --glob), and ARROW_LIBHDFS_DIR to the folder of "
+            "libhdfs.so",
         ) from error
 
 

@@ -4,8 +4,8 @@
     record which draft becomes which file
     move them; record that the batch is written
 
-A move is a copy and a deletion. If the process is killed in between, the file is copied again, with the same content:
-readers see whole files only, each at one name.
+In an object store a move is a copy and a deletion. If the process is killed in between, the file is copied again, with
+the same content: readers see whole files only, each at one name.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class JobFeed:
         count = dead = 0
         for each in task.slices.get(number, []):
             partitions.setdefault(each.partition, (None, False))
-            for slab in self.source(node).read(each):
+            for slab in self._slabs(node, each):
                 rows = framed(slab, node, plan.physical_plan.reading[node].names)
                 rows = with_ahead_marked(rows, node, task.now)  # the clock of the batch, the same if it is repeated
                 count, dead = count + len(rows), dead + (0 if slab.dead is None else len(slab.dead))
@@ -294,6 +294,28 @@ class JobFeed:
             (*task.notes, *self.source(node).take_losses()),
         )
         yield plan.labels[0], DRIVER, REPORT, task.number, task_messages.to_bytes(report)
+
+    def _slabs(self, node: Read, slice: Slice) -> Iterator[Slab]:
+        """The rows of a slice. While the source is unavailable the task waits, then continues after the last row."""
+        reached, dead = slice.start - 1, 0
+        asked_at = time.monotonic()
+        while True:
+            seen = 0
+            try:
+                for slab in self.source(node).read(slice):
+                    count = 0 if slab.dead is None else slab.dead.num_rows
+                    rest = slab.after(reached, min(count, max(0, dead - seen)))
+                    seen += count
+                    dead = max(dead, seen)
+                    reached = max(reached, int(slab.offsets[-1])) if len(slab.offsets) else reached
+                    yield rest
+                    asked_at = time.monotonic()
+                return
+            except SourceUnavailable as error:  # a source may have waited for long itself
+                if time.monotonic() - asked_at > UNAVAILABLE_S_MAX or (Path(self.folder) / STOP).exists():
+                    raise
+                logger.warning("waiting for a source: %s", error.what)
+                time.sleep(RETRY_S)
 
 
 def framed(slab: Slab, node: Read, names: Sequence[str]) -> pl.DataFrame:

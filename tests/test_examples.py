@@ -253,6 +253,31 @@ def test_a_card_whose_use_changes_raises_an_alarm(run: Run) -> None:
 
 
 @pytest.mark.more
+def test_orders_follow_rules_that_are_changed_while_the_job_runs(run: Run) -> None:
+    _, printed = run("trading")
+    assert cells(printed) == [
+        ("12:03", "ACME", "buy a dip", "1", "47.00"),
+        ("12:03", "BOLT", "sell a peak", "1", "33.00"),
+        ("12:06", "ACME", "sell a peak", "1", "50.00"),
+        ("12:06", "BOLT", "buy a dip", "1", "30.00"),
+        ("12:13", "ACME", "buy a dip", "2", "49.00"),
+        ("12:13", "BOLT", "buy a dip", "2", "29.00"),
+        ("12:14", "ACME", "sell a peak", "2", "50.00"),
+        ("12:17", "ACME", "sell a peak", "2", "53.00"),
+        ("12:17", "BOLT", "buy a dip", "2", "27.00"),
+        ("12:03", "ACME", "bought", "10", "47.00"),
+        ("12:06", "ACME", "sold", "10", "50.00"),
+        ("12:06", "BOLT", "bought", "10", "30.00"),
+        ("12:13", "ACME", "bought", "10", "49.00"),
+        ("12:13", "BOLT", "bought", "10", "29.00"),
+        ("12:14", "ACME", "sold", "10", "50.00"),
+        ("12:17", "BOLT", "bought", "10", "27.00"),
+    ]
+    assert "line 1, column" in printed
+    assert "prize" in printed
+
+
+@pytest.mark.more
 @pytest.mark.own_processes
 def test_an_example_runs_by_its_command() -> None:
     done = subprocess.run(

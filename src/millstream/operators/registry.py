@@ -11,6 +11,7 @@ from millstream.operators.interval_join import IntervalJoinStep
 from millstream.operators.latest import LatestStep
 from millstream.operators.lookup_join import LookupJoinStep
 from millstream.operators.ordered_process import process_step
+from millstream.operators.patterns.rules_step import RulesStep
 from millstream.operators.patterns.step import MatchStep
 from millstream.operators.stateful import Stateful
 from millstream.operators.table_join import TableJoinStep
@@ -19,11 +20,12 @@ from millstream.operators.top import TopStep
 from millstream.operators.window_join import WindowJoinStep
 from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node
-from millstream.plan.patterns.node import Match
+from millstream.plan.patterns.node import Match, MatchRules
 
 STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
     nodes.Process: process_step,
     Match: MatchStep,
+    MatchRules: RulesStep,
     table_nodes.Grouped: GroupedStep,
     table_nodes.Distinct: DistinctStep,
     table_nodes.Latest: LatestStep,

@@ -43,7 +43,7 @@ class Stateful(Protocol):
 
     own_keys: Mapping[str, list[str]]
     """Tables of state whose rows are found by their own columns. Rows that were looked up stay, unless another row of
-    the same key replaces them.
+    the same key replaces them; a table whose own columns are none is replaced as a whole.
     """
 
     nothing: Frames

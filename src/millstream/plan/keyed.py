@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import pyarrow as pa
 
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from millstream.plan.joining import Joined, On
     from millstream.plan.patterns.matching import Found
     from millstream.plan.patterns.pattern import Pattern
+    from millstream.plan.patterns.rule_matching import RuleMatches
     from millstream.plan.table_nodes import How
+    from millstream.plan.tables import Table
 
 WINDOWS = "windows: fixed, sliding, sessions, calendar, rows, delta_window, closed_by, everything"
 
@@ -113,16 +115,33 @@ class Keyed(Hinted):
         node = Process("", columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time, chosen)
         return Stream(stream.flow, stream.flow.named(node, "process", name))
 
+    @overload
     def match(
         self,
         pattern: Pattern,
+        *,
+        skip: str = ...,
+        matches: Literal["every", "preferred"] = ...,
+        rows: Literal["one", "all"] = ...,
+        early: bool = ...,
+        name: str | None = ...,
+    ) -> Found: ...
+
+    @overload
+    def match(self, *, rules: Table, history: str | timedelta | None = ..., name: str | None = ...) -> RuleMatches: ...
+
+    def match(
+        self,
+        pattern: Pattern | None = None,
         *,
         skip: str = "past last",
         matches: Literal["every", "preferred"] = "every",
         rows: Literal["one", "all"] = "one",
         early: bool = False,
+        rules: Table | None = None,
+        history: str | timedelta | None = None,
         name: str | None = None,
-    ) -> Found:
+    ) -> Found | RuleMatches:
         """Finds the sequences of rows of each key, in order of event time, that a pattern describes.
 
         `skip` is where the search goes on after a match: "past last" row, "to next" row, "to first NAME", "to last
@@ -130,9 +149,25 @@ class Keyed(Hinted):
         SQL. With `rows="one"` a match is one row, with a list of rows for each variable: `.select(…)` computes
         measures of them. With `rows="all"` it is all its rows, each with its `variable`. Rows wait for the watermark;
         with `early`, they do not, and a match that a later row undoes is retracted.
+
+        With `rules`, a table with the columns `id`, `version`, `filter` and `pattern`, the patterns are rows that may
+        change while the job runs, as the text of MATCH_RECOGNIZE. Rows are held for `history`, so that a rule that is
+        added or changed sees them. A rule that is wrong goes to `.dead`.
         """
+        if rules is not None:
+            from millstream.plan.patterns.rule_matching import match_rules
+
+            chosen = {"skip": skip != "past last", "matches": matches != "every", "rows": rows != "one", "early": early}
+            given = ["pattern"] * (pattern is not None) + [option for option, is_set in chosen.items() if is_set]
+            return match_rules(self, rules, history, given, name)
         from millstream.plan.patterns.matching import match
 
+        if history is not None:
+            raise refusal("history is for rules that change", "remove history=, or pass rules=")
+        if pattern is None:
+            raise refusal(
+                "match needs a pattern, or a table of rules", "match(ms.pattern('a', …)), or match(rules=table)"
+            )
         return match(self, pattern, skip, matches, rows, early, name)
 
     def agg(self, *_: object, **__: object) -> NoReturn:

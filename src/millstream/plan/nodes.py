@@ -63,6 +63,8 @@ class Node:
     user_line: str | None = field(repr=False)
     """Where the user wrote the step: file and line."""
     keeps_state: ClassVar[bool] = False
+    broadcast_input: ClassVar[int | None] = None
+    """The number of the input whose rows are for every key, if there is one."""
 
     @property
     def label(self) -> str:

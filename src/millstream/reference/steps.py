@@ -18,10 +18,11 @@ from millstream.plan.bundles import AHEAD, Bundle, Row, micros, moment, table_of
 from millstream.plan.nodes import Node
 from millstream.plan.outside_calls import answers
 from millstream.plan.parsing import decoded
-from millstream.plan.patterns.node import Match
+from millstream.plan.patterns.node import Match, MatchRules
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
 from millstream.reference.operator import Operator, dead_letter, timed_at
+from millstream.reference.patterns.rules import RulesOperator
 from millstream.reference.patterns.step import MatchOperator
 from millstream.reference.process import OrderedProcessOperator, ProcessOperator
 from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
@@ -208,6 +209,7 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.WindowedAggregate: AggregateOperator,
     nodes.Process: ProcessStep,
     Match: MatchOperator,
+    MatchRules: RulesOperator,
     table_nodes.AllRows: Operator,
     table_nodes.Grouped: GroupedOperator,
     table_nodes.AsOf: AsOfOperator,

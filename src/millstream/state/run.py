@@ -69,6 +69,9 @@ class Rows:
     def live(self, places: Places) -> Places:
         return places if self.dead is None else places[~self.dead[places]]
 
+    def live_content(self) -> pl.DataFrame:
+        return self.content if self.dead is None else self.content.filter(pl.Series(~self.dead))
+
     def live_count(self) -> int:
         return len(self) - (0 if self.dead is None else int(self.dead.sum()))
 

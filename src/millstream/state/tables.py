@@ -42,6 +42,8 @@ MANY_ASKED = 1000
 LIKE = 1.5
 """Runs up to this many times as large as a new one are merged with it."""
 PLACE = "__state.place"
+EVERY_KEY = "__state.every_key"
+"""A requested frame with a column of this name requests all keys that have rows, besides its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,10 @@ class Tables:
         keep: Callable[[Run, pl.DataFrame], Entry] = in_memory,
         like: float = LIKE,
     ) -> None:
-        """`own_keys` are those of tables whose rows are found by other columns, and stay unless they are replaced."""
+        """`own_keys` are those of tables whose rows are found by other columns, and stay unless they are replaced.
+
+        A table whose own keys are no columns has one key, and is replaced as a whole.
+        """
         self.empty = {name: frame.clear() for name, frame in empty.items()}
         self._keys = keys
         self._own_keys = own_keys
@@ -144,7 +149,7 @@ class Tables:
 
     def no_tables(self) -> dict[str, Table]:
         return {
-            name: Table(empty, self._own_keys.get(name, self._keys), name in self._own_keys)
+            name: Table(empty, self._own_keys.get(name, self._keys), bool(self._own_keys.get(name)))
             for name, empty in self.empty.items()
         }
 
@@ -201,7 +206,10 @@ class Tables:
             return table.empty_keys, NO_HASHES
         if not table.keys:
             return table.empty_keys, np.zeros(1 if len(asked) or not asked.width else 0, np.uint64)
+        every = EVERY_KEY in asked.columns
         asked = _fitting(asked, table.empty_keys)
+        if every:
+            asked = pl.concat([asked, *(run.rows.live_content()[table.keys] for run in table.runs())])
         if len(asked) > MANY_ASKED:  # many rows have the same key
             asked = asked.unique() if asked.width > 1 else asked.to_series().unique().to_frame()  # twice as fast
         hashes = key_hashes(asked, table.keys)

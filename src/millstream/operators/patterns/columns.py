@@ -6,7 +6,7 @@ values that it takes from rows are columns too, so that on the way only these ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.expressions.expression import evaluate
+from millstream.expressions.expression import Expression, evaluate
 from millstream.operators.accumulators import ROW, WEIGHT
 from millstream.operators.elementwise import computed
 from millstream.operators.patterns.python_conditions import LeftToDuckDB, python_condition
@@ -27,6 +27,7 @@ from millstream.plan.patterns.references import ALL, Condition, Reference
 from millstream.records import Schema, rows_to_batch
 
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 @dataclass(slots=True)
@@ -38,16 +39,111 @@ class PathRows:
     """By number of a condition; only values that are the same whatever row is looked at."""
 
 
-class Columns:
-    """The rows of a step, sorted by key and time, with their conditions."""
+class RowColumns:
+    """The rows of a step, sorted by key and time, and what conditions take from them.
 
-    def __init__(self, search: Search, schema: Schema, rows: pl.DataFrame, keys: Places, is_first: pl.Series) -> None:
-        self.search, self.schema = search, schema
+    It serves any number of patterns: what several of them ask for is computed once.
+    """
+
+    def __init__(self, schema: Schema, rows: pl.DataFrame, keys: Places) -> None:
+        self.schema = schema
         self._keys = keys
         self._frame = rows[ROW].struct.unnest().with_columns(pl.lit(1, pl.Int32).alias(WEIGHT))
+        self._held: dict[Any, Flags] = {}
         self._arguments: dict[Reference, list[Any]] = {}
         self._values: dict[str, list[Any]] = {}
-        types = {field.name: field.type for field in schema.arrow}
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def prepare(self, conditions: Iterable[Condition]) -> None:
+        """Computes the conditions that look only at a row, all at once."""
+        self.compute(made for each in conditions if (made := _of_row(each)) is not None)
+
+    def satisfying(self, condition: Expression) -> Flags:
+        """Which rows satisfy a condition that looks only at a row."""
+        self.compute([condition])
+        return self._held.get(condition.spark, np.zeros(0, np.bool_))
+
+    def compute(self, conditions: Iterable[Expression]) -> None:
+        asked = {made.spark: made for made in conditions}
+        missing = [(text, made) for text, made in asked.items() if text not in self._held]
+        if missing and len(self):
+            names = [(f"holds{number}", made) for number, (_, made) in enumerate(missing)]
+            found = computed(self._frame, self.schema, names)
+            for (text, _), (name, _) in zip(missing, names, strict=True):
+                self._held[text] = _flags(found[name])
+
+    def held(self, condition: Condition) -> Flags | None:
+        """Which rows satisfy a condition, or may satisfy it if it depends on the path; None: any row may."""
+        of_row = _of_row(condition)
+        if of_row is None and condition.depends_on_path:
+            return None
+        name = (condition.expression.spark, condition.references) if of_row is None else of_row.spark
+        if name not in self._held:
+            if not len(self):
+                return np.zeros(0, np.bool_)
+            if of_row is None:
+                self._held[name] = _flags(self._after_others(condition))
+            else:
+                self.prepare([condition])
+        return self._held[name]
+
+    def _after_others(self, condition: Condition) -> pl.Series:
+        """A condition over rows and the rows before them."""
+        frame, fields = self._frame, list(self.schema.arrow)
+        for reference in condition.references:
+            frame = frame.with_columns(self._before(reference).alias(reference.column))
+            fields.append(pa.field(reference.column, reference.type))
+        schema = Schema.from_arrow(pa.schema(fields))
+        return computed(frame, schema, [("holds", condition.expression)])["holds"]
+
+    def _before(self, reference: Reference) -> pl.Series:
+        assert reference.argument is not None
+        values = computed(self._frame, self.schema, [("value", reference.argument)])["value"].shift(reference.offset)
+        same = np.zeros(len(self._keys), np.bool_)
+        if reference.offset < len(same):
+            same[reference.offset :] = self._keys[reference.offset :] == self._keys[: len(same) - reference.offset]
+        return pl.select(pl.when(pl.Series(same)).then(values)).to_series()
+
+    def argument(self, reference: Reference) -> list[Any]:
+        """The values that a reference takes from rows; for the rows before, already at the row that asks."""
+        if reference not in self._arguments:
+            if reference.argument is None:
+                self._arguments[reference] = [None] * len(self._frame)
+            else:
+                series = (
+                    self._before(reference)
+                    if reference.variable is None
+                    else computed(self._frame, self.schema, [("value", reference.argument)])["value"]
+                )
+                self._arguments[reference] = values_of(series, reference.argument.type)
+        return self._arguments[reference]
+
+    def column(self, name: str) -> list[Any]:
+        if name not in self._values:
+            self._values[name] = values_of(self._frame[name], self.schema.field(name).type)
+        return self._values[name]
+
+
+def _of_row(condition: Condition) -> Expression | None:
+    """What a condition asks of the row alone, if that is all that is known before a match."""
+    if condition.depends_on_path:
+        return condition.of_row
+    return None if condition.references else condition.expression
+
+
+def _flags(holds: pl.Series) -> Flags:
+    found: Flags = holds.fill_null(False).to_numpy()
+    return found
+
+
+class Columns:
+    """The rows of a step with the conditions of one pattern."""
+
+    def __init__(self, search: Search, rows: RowColumns) -> None:
+        self.search, self.rows = search, rows
+        types = {field.name: field.type for field in rows.schema.arrow}
         self._python = {
             number: python_condition(
                 condition.expression, types | {each.column: each.type for each in condition.references}
@@ -65,41 +161,21 @@ class Columns:
             for number, condition in enumerate(search.conditions)
         }
         self.first_bit = 1 << len(search.conditions)
-        self.masks = self._masks(is_first)
+        self.masks: list[int] = []
+        """By row, the bits of the conditions that it satisfies."""
         self.on_path = frozenset(self._python)
         """The numbers of the conditions that depend on the rows of a partial match."""
 
-    def _masks(self, is_first: pl.Series) -> Places:
-        masks = np.where(is_first.to_numpy(), self.first_bit, 0).astype(np.int64)
-        if not len(self._frame):
-            return masks
+    def bits(self, places: Places | slice, is_first: Flags | None = None) -> Places:
+        """The masks of some rows."""
+        count = len(range(len(self.rows))[places]) if isinstance(places, slice) else len(places)
+        masks = np.zeros(count, np.int64)
+        if is_first is not None:
+            masks |= np.where(is_first, self.first_bit, 0)
         for number, condition in enumerate(self.search.conditions):
-            if condition.depends_on_path:
-                if condition.of_row is None:
-                    masks |= 1 << number
-                    continue
-                held = computed(self._frame, self.schema, [("holds", condition.of_row)])["holds"]
-            else:
-                held = self._held(condition)
-            masks |= np.where(held.fill_null(False).to_numpy(), 1 << number, 0)
+            held = self.rows.held(condition)
+            masks |= 1 << number if held is None else np.where(held[places], 1 << number, 0)
         return masks
-
-    def _held(self, condition: Condition) -> pl.Series:
-        """A condition over rows and the rows before them."""
-        frame, fields = self._frame, list(self.schema.arrow)
-        for reference in condition.references:
-            frame = frame.with_columns(self._before(reference).alias(reference.column))
-            fields.append(pa.field(reference.column, reference.type))
-        schema = Schema.from_arrow(pa.schema(fields))
-        return computed(frame, schema, [("holds", condition.expression)])["holds"]
-
-    def _before(self, reference: Reference) -> pl.Series:
-        assert reference.argument is not None
-        values = computed(self._frame, self.schema, [("value", reference.argument)])["value"].shift(reference.offset)
-        same = np.zeros(len(self._keys), np.bool_)
-        if reference.offset < len(same):
-            same[reference.offset :] = self._keys[reference.offset :] == self._keys[: len(same) - reference.offset]
-        return pl.select(pl.when(pl.Series(same)).then(values)).to_series()
 
     # ------------------------------------------------------------ tests
 
@@ -119,7 +195,7 @@ class Columns:
     def holds_on_path(self, rest: Sequence[tuple[int, bool]], place: int, rows: PathRows) -> bool:
         """The part of a test that depends on the rows of a partial match."""
         for number, holds in rest:
-            may_hold = bool(int(self.masks[place]) >> number & 1)
+            may_hold = bool(self.masks[place] >> number & 1)
             if (may_hold and self._holds(number, place, rows)) is not holds:
                 return False
         return True
@@ -136,7 +212,7 @@ class Columns:
         if function is not None:
             for name in function.columns:
                 if name not in given:
-                    given[name] = self._column(name)[place]
+                    given[name] = self.rows.column(name)[place]
             with suppress(LeftToDuckDB):
                 return function.holds(given)
         return self._asked(condition, place, given)
@@ -148,8 +224,9 @@ class Columns:
         return condition.counts_row and own
 
     def _asked(self, condition: Condition, place: int, given: dict[str, Any]) -> bool:
-        fields = [self.schema.field(name) for name in self.schema.names if name in condition.expression.columns]
-        values = {field.name: self._column(field.name)[place] for field in fields}
+        schema = self.rows.schema
+        fields = [schema.field(name) for name in schema.names if name in condition.expression.columns]
+        values = {field.name: self.rows.column(field.name)[place] for field in fields}
         fields += [pa.field(each.column, each.type) for each in condition.references]
         batch, failures = rows_to_batch([{**values, **given}], Schema.from_arrow(pa.schema(fields)))
         assert not failures, failures
@@ -157,7 +234,7 @@ class Columns:
         return found.column("holds")[0].as_py() is True
 
     def _value(self, condition: Condition, reference: Reference, place: int, path: Path) -> Any:
-        values = self._argument(reference)
+        values = self.rows.argument(reference)
         if reference.variable is None:
             return values[place]
         members = self.search.rules.members(reference.variable)
@@ -166,22 +243,3 @@ class Columns:
         if self._sees_row(condition, reference):
             found.append(values[place])
         return reference.of(found)
-
-    def _argument(self, reference: Reference) -> list[Any]:
-        """The values that a reference takes from rows; for the rows before, already at the row that asks."""
-        if reference not in self._arguments:
-            if reference.argument is None:
-                self._arguments[reference] = [None] * len(self._frame)
-            else:
-                series = (
-                    self._before(reference)
-                    if reference.variable is None
-                    else computed(self._frame, self.schema, [("value", reference.argument)])["value"]
-                )
-                self._arguments[reference] = values_of(series, reference.argument.type)
-        return self._arguments[reference]
-
-    def _column(self, name: str) -> list[Any]:
-        if name not in self._values:
-            self._values[name] = values_of(self._frame[name], self.schema.field(name).type)
-        return self._values[name]

@@ -57,7 +57,7 @@ class Moves:
 class EveryMatcher:
     def __init__(self, search: Search, skip: Skip, columns: Columns, times: list[int], step: str) -> None:
         self.search, self.skip, self.columns, self.step_name = search, skip, columns, step
-        self.times, self.masks = times, columns.masks.tolist()
+        self.times, self.masks = times, columns.masks
         self.states = search.automaton.states
         self._can_go_on = [any(arc.kind is not Kind.END for arc in state.arcs) for state in self.states]
         self._moves: dict[tuple[int, int], Moves] = {}

@@ -31,7 +31,7 @@ class Result(Enum):
 class PreferredMatcher:
     def __init__(self, search: Search, skip: Skip, columns: Columns, times: list[int], step: str) -> None:
         self.search, self.skip, self.columns = search, skip, columns
-        self.times, self.masks = times, columns.masks.tolist()
+        self.times, self.masks = times, columns.masks
         self.states = search.automaton.states
         self._remembers = not search.depends_on_path and search.between is None
         self._remembers_always = self._remembers and search.within is None

@@ -55,8 +55,8 @@ class Results:
         ends = pl.Series(TIME, [each.match.end for each in found], pl.Int64)
         return [
             pl.Series(MATCH, [each.number for each in found], pl.Int64),
-            _instants(starts).alias(MATCH_START),
-            _instants(ends).alias(MATCH_END),
+            instants(starts).alias(MATCH_START),
+            instants(ends).alias(MATCH_END),
             ends,
         ]
 
@@ -90,19 +90,19 @@ class Results:
                 self._rows(rows, [place for place, *_ in steps]).to_struct(WHOLE_ROW),
             ]
         )
-        return _listed(PATH, [len(each.match.path) for each in found], flat.to_struct(PATH))
+        return listed(PATH, [len(each.match.path) for each in found], flat.to_struct(PATH))
 
     def _of_variable(self, name: str, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.Series:
         places = [[place for place, variable, _ in each.match.path if variable == name] for each in found]
         flat = self._rows(rows, [place for each in places for place in each]).to_struct(ROW)
-        return _listed(name, [len(each) for each in places], flat)
+        return listed(name, [len(each) for each in places], flat)
 
     def _rows(self, rows: pl.DataFrame, places: list[int]) -> pl.DataFrame:
         whole = rows[ROW].gather(places) if places else rows[ROW].clear()
         return whole.struct.unnest().select(list(self._given)).cast(self._given)
 
 
-def _listed(name: str, lengths: list[int], flat: pl.Series) -> pl.Series:
+def listed(name: str, lengths: list[int], flat: pl.Series) -> pl.Series:
     """Consecutive values as lists of these lengths."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     series = pl.from_arrow(pa.ListArray.from_arrays(pa.array(offsets), flat.to_arrow()))
@@ -110,5 +110,5 @@ def _listed(name: str, lengths: list[int], flat: pl.Series) -> pl.Series:
     return series.alias(name)
 
 
-def _instants(times: pl.Series) -> pl.Series:
+def instants(times: pl.Series) -> pl.Series:
     return times.clip(FIRST, LAST).cast(pl.Datetime("us")).dt.replace_time_zone("UTC")

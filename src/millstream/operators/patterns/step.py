@@ -18,7 +18,7 @@ from millstream.operators.accumulators import ORDER, ROW, TIME
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.event_order import late_rows
 from millstream.operators.keyed_rows import NUMBER, numbered
-from millstream.operators.patterns.columns import Columns, Places
+from millstream.operators.patterns.columns import Columns, Flags, Places, RowColumns
 from millstream.operators.patterns.every import EveryMatcher
 from millstream.operators.patterns.found import Found
 from millstream.operators.patterns.preferred import PreferredMatcher
@@ -30,7 +30,6 @@ from millstream.plan.patterns.automaton import IS_FIRST
 from millstream.plan.patterns.node import Match, Matches, timed_out_schema
 from millstream.state.tables import Marks
 
-Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 ROWS = "rows"
 DONE, BEGINS, FIRST_ROW, DUE, HOLD, COUNT = "done", "begins", "first", "due", "hold", "count"
 """Whether a row was searched, whether a match may begin with it, whether it is the first of its key; when its key is to
@@ -122,7 +121,9 @@ class MatchStep(PlainStep):
         rows = self._with_first(rows, numbers, starts, counts)
         searched = (rows[TIME] <= until).to_numpy()
         done = rows[DONE].to_numpy()
-        columns = Columns(self.node.search, self.node.inputs[0].schema, rows, numbers, rows[FIRST_ROW])
+        columns = Columns(self.node.search, RowColumns(self.node.inputs[0].schema, rows, numbers))
+        masks = columns.bits(slice(None), rows[FIRST_ROW].to_numpy())
+        columns.masks = masks.tolist()
         bounds = [*starts.tolist(), len(rows)]
         made = Searched(rows, bounds, numbers[starts].tolist(), {})
         if not len(rows):
@@ -130,7 +131,7 @@ class MatchStep(PlainStep):
         matcher = self._matcher(
             self.node.search, self.node.skip, columns, rows[TIME].to_list(), f"step '{self.node.name}'"
         )
-        may_begin = np.where(done, rows[BEGINS].to_numpy(), searched & self._beginning(columns, matcher))
+        may_begin = np.where(done, rows[BEGINS].to_numpy(), searched & self._beginning(masks, matcher))
         candidates = np.flatnonzero(may_begin)
         first = candidates[np.searchsorted(candidates, starts)[np.searchsorted(candidates, starts) < len(candidates)]]
         ends = np.add.reduceat(searched, starts) + starts
@@ -144,10 +145,10 @@ class MatchStep(PlainStep):
             )
         return made
 
-    def _beginning(self, columns: Columns, matcher: Any) -> Flags:
+    def _beginning(self, masks: Places, matcher: Any) -> Flags:
         """Which rows may be the first of a match, by their conditions."""
-        masks, places = np.unique(columns.masks, return_inverse=True)
-        can = [matcher.can_begin(mask) for mask in masks.tolist()]
+        distinct, places = np.unique(masks, return_inverse=True)
+        can = [matcher.can_begin(mask) for mask in distinct.tolist()]
         found: Flags = np.array(can, np.bool_)[places]
         return found
 

@@ -65,8 +65,8 @@ class Search:
         return min(limits, default=None)
 
 
-def search(rules: Rules, schema: Schema, *, every: bool) -> Search:
-    """Checks a pattern against the rows it is for."""
+def search(rules: Rules, schema: Schema, *, every: bool, reading: type[Reader] = Reader) -> Search:
+    """Checks a pattern against the rows it is for. `reading` is how its conditions are read."""
     _check_shape(rules, every=every)
     try:
         automaton = compiled(rules.term, dict(rules.conditions))
@@ -80,7 +80,7 @@ def search(rules: Rules, schema: Schema, *, every: bool) -> Search:
         own = asked.name
         is_until = own is None or asked.text != rules.conditions.get(own)
         before = set(rules.variables) if own is None else known.get(own, set())
-        reader = Reader(
+        reader = reading(
             schema,
             [*names, *absent],
             known=[*before, *(name for name, parts in rules.subsets.items() if before & set(parts))],

@@ -49,6 +49,7 @@ CLAUSES = (
 QUANTIFIERS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 AFTER_MEASURES = (("AS",), ("ONE", "ROW"), ("ALL", "ROWS"), ("AFTER", "MATCH"), ("PATTERN", "("))
 BEHIND_PATTERN = ("WITHIN", "SUBSET", "DEFINE")
+PATTERN = "()"
 PERMUTED_MAX = 8
 REPEATED_MAX = 10_000
 
@@ -80,6 +81,8 @@ class Statement:
     """Whether partial matches whose time was over are wanted as well."""
     places: dict[str, str] = field(default_factory=dict, compare=False)
     """Where each measure stands in the text."""
+    defined: dict[str, str] = field(default_factory=dict, compare=False)
+    """Where the condition of each variable stands in the text, and under PATTERN the pattern."""
 
 
 def parsed(text: str) -> Statement:
@@ -97,6 +100,7 @@ class _Parser:
             if found.lastgroup != "space"
         ]
         self.at = 0
+        self.defined: dict[str, str] = {}
 
     # ------------------------------------------------------------ tokens
 
@@ -166,7 +170,8 @@ class _Parser:
         skip = self._checked_skip(skip, term, subsets)
         lines = dict.fromkeys(conditions, self.line)
         rules = Rules(term, conditions, within, None, subsets, lines)
-        return Statement(rules, partition, order, measures, all_rows, skip[0], timeouts, places)
+        defined = {PATTERN: self.place(begins), **self.defined}
+        return Statement(rules, partition, order, measures, all_rows, skip[0], timeouts, places, defined)
 
     def _partition(self) -> tuple[str, ...]:
         if not self.took("PARTITION"):
@@ -320,6 +325,7 @@ class _Parser:
             if name in conditions:
                 self.fail(f"'{name}' is defined twice", "join the conditions with AND", start)
             self.take("AS", example=example)
+            self.defined[name] = self.place(self.token.start)
             conditions[name] = self._condition(name, example)
             if not self.took(","):
                 break

@@ -76,16 +76,7 @@ def match(
     if not isinstance(rules, Rules):
         raise refused(f"match takes a pattern, not {pattern!r}", "match(ms.pattern('a', …).followed_by('b', …))")
     check_stream(stream, "match", "aggregate or join it as it is")
-    if stream.node.is_changing:
-        raise refusal(
-            f"match needs rows that are never retracted, but those of '{stream.node.name}' may be",
-            "use .discarding() or .accumulating() in the aggregation before",
-        )
-    source = without_event_time(stream.node)
-    if source is not None:
-        raise refusal(
-            f"match needs event time, but the rows of '{source.name}' have none", "set it with read(…, event_time='…')"
-        )
+    check_rows(stream)
     which = _choice(Matches, "matches", matches)
     shape = _choice(Rows, "rows", rows)
     if not isinstance(early, bool):
@@ -112,6 +103,20 @@ def match(
             columns = all_rows_schema(stream.schema) if shape is Rows.ALL else list_schema(stream.schema, keyed.keys)
     node = Match("", columns, (stream.node,), users_line(), keyed.keys, made, strategy, which, shape, early)
     return Found(stream.flow, stream.flow.named(node, "match", name))
+
+
+def check_rows(stream: Stream) -> None:
+    """Refuses rows that may be retracted, and rows without event time."""
+    if stream.node.is_changing:
+        raise refusal(
+            f"match needs rows that are never retracted, but those of '{stream.node.name}' may be",
+            "use .discarding() or .accumulating() in the aggregation before",
+        )
+    source = without_event_time(stream.node)
+    if source is not None:
+        raise refusal(
+            f"match needs event time, but the rows of '{source.name}' have none", "set it with read(…, event_time='…')"
+        )
 
 
 def _choice(kind: type[Choice], what: str, given: object) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import ClassVar
 
@@ -10,10 +11,11 @@ import pyarrow as pa
 
 from millstream.plan.nodes import INSTANT, StreamNode
 from millstream.plan.patterns.checked import Search
-from millstream.records import Schema
+from millstream.records import Schema, format_duration
 
 MATCH, VARIABLE, MATCH_START, MATCH_END = "match", "variable", "match_start", "match_end"
 PATH, ROW, IS_EXCLUDED = "path", "row", "is_excluded"
+RULE, RULE_VERSION, MATCHED_ROWS = "rule", "version", "rows"
 
 
 class Matches(Enum):
@@ -79,6 +81,30 @@ class Match(StreamNode):
 
 
 @dataclass(frozen=True, eq=False)
+class MatchRules(StreamNode):
+    """Finds the matches of rules, which come from its second input and may change, among the rows of each key."""
+
+    keys: tuple[str, ...]
+    history: timedelta
+    """How long rows are held for rules that are yet to come."""
+    event_time: str | None
+    timed_rules: bool
+    """Whether changes of rules have an event time."""
+    keeps_state: ClassVar[bool] = True
+    broadcast_input: ClassVar[int | None] = 1
+
+    @property
+    def awaited_inputs(self) -> int:
+        return 2 if self.timed_rules else 1
+
+    @property
+    def label(self) -> str:
+        keys = f" per {', '.join(self.keys)}" if self.keys else ""
+        history = f", history {format_duration(self.history)}" if self.history else ""
+        return f"match rules{keys}{history}"
+
+
+@dataclass(frozen=True, eq=False)
 class TimedOut(StreamNode):
     """The partial matches of its input whose time is over."""
 
@@ -112,6 +138,14 @@ def all_rows_schema(schema: Schema) -> Schema:
         pa.field(MATCH_END, INSTANT),
     ]
     return Schema.from_arrow(pa.schema([*schema.arrow, *added]))
+
+
+def rule_match_schema(schema: Schema, keys: tuple[str, ...], rule: pa.DataType, version: pa.DataType) -> Schema:
+    """One row per match of a rule, with the rows of the match in order."""
+    row = pa.struct([(VARIABLE, pa.string()), *schema.arrow])
+    once = one_row_schema(schema, keys, []).arrow
+    named = [pa.field(RULE, rule), pa.field(RULE_VERSION, version)]
+    return Schema.from_arrow(pa.schema([*named, *once, pa.field(MATCHED_ROWS, pa.list_(row))]))
 
 
 def timed_out_schema(node: Match) -> Schema:

@@ -67,7 +67,7 @@ def recognize(stream: Stream, text: str, name: str | None) -> Recognized:
 
 
 def _check_order(stream: Stream, asked: Statement) -> None:
-    time = _event_time(stream.node)
+    time = event_time_column(stream.node)
     if not asked.order_by or time is None:
         return
     first, *more = asked.order_by
@@ -83,7 +83,7 @@ def _check_order(stream: Stream, asked: Statement) -> None:
         )
 
 
-def _event_time(node: Node) -> str | None:
+def event_time_column(node: Node) -> str | None:
     """The column of event time, if it is one."""
     while not isinstance(node, Read | WithEventTime):
         if len(node.inputs) != 1:

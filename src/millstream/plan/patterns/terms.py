@@ -182,3 +182,15 @@ def can_be_empty(term: Term) -> bool:
     if isinstance(term, Alternatives):
         return any(can_be_empty(part) for part in term.parts)
     return all(can_be_empty(part) for part in term.parts_inside())
+
+
+def needed_variables(term: Term) -> frozenset[str]:
+    """The variables without a row of which a term cannot match."""
+    if isinstance(term, Variable):
+        return frozenset({term.name})
+    if isinstance(term, Repeat) and term.low == 0:
+        return frozenset()
+    parts = [needed_variables(part) for part in term.parts_inside()]
+    if isinstance(term, Alternatives):
+        return frozenset.intersection(*parts)
+    return frozenset().union(*parts)

@@ -210,6 +210,10 @@ class Packer:
         if number in self.local_steps:
             yield self.own_label, number, kind, self.task, rows
             return
+        if kind in SIDES and SIDES.index(kind) == self.physical_plan.chain[number].broadcast_input:
+            for blob in map(to_bytes, _slices(rows)):
+                yield from ((label, number, kind, self.task, blob) for label in self.labels)
+            return
         for group, blob in self._split(rows, self.steps[number].keys):
             yield self.labels[group], number, kind, self.task, blob
 

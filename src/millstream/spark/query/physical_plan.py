@@ -338,7 +338,9 @@ def _output_keys(step: Node) -> tuple[str, ...]:
 
 
 def _input_keys(step: Node, side: int) -> tuple[str, ...]:
-    """The columns of an input that form a step's key."""
+    """The columns of an input that form a step's key; none if its rows are for every key."""
+    if side == step.broadcast_input:
+        return ()
     if isinstance(step, table_nodes.Join):
         return tuple(pair[side] for pair in step.on)
     keys: tuple[str, ...] = getattr(step, "keys", ())

@@ -1,0 +1,130 @@
+"""Rules that change: the operator finds what the reference finds, and cuts into bundles make no difference."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream.testing import Add, Watermark, play
+from properties import examples
+from times import t
+
+pytestmark = pytest.mark.timeout(900)
+SCHEMAS = {
+    "events": "key string, name string, n int, at timestamp",
+    "rules": "id string, version int, filter string, pattern string, since timestamp",
+}
+TIMES = {"events": "at", "rules": "since"}
+PATTERNS = ("A B", "A B+", "A+ B?", "A+? C", "A X*? B", "(A | B) C*", "A{2}", "PERMUTE(A, B)", "A [^B]", "A {- C* -} B")
+conditions = st.sampled_from(
+    ["name = 'a'", "name = 'b'", "name in ('a', 'c')", "n > 1", "n > prev(n)", "n >= prev(n, 2)", "prev(n) is null"]
+)
+of_path = st.sampled_from(["n > first(A.n)", "sum(A.n) < 4", "n >= A.n and name = 'a'"])
+filters = st.sampled_from([None, None, "n > 0", "name <> 'd'", "key = 'x'"])
+skips = st.sampled_from(["past last row", "to next row", "to last A", "to first A"])
+
+
+@st.composite
+def texts(draw: Any) -> str:
+    pattern = draw(st.sampled_from(PATTERNS))
+    names = [name for name in "ABC" if name in pattern.replace("PERMUTE", "")]
+    defined = [f"{name} as {draw(conditions if name == 'A' else st.one_of(conditions, of_path))}" for name in names]
+    if pattern.startswith(("(", "PERMUTE")):  # a condition must not look ahead
+        defined = [f"{name} as {draw(conditions)}" for name in names]
+    within = draw(st.integers(1, 6))
+    skip = draw(skips)
+    return f"after match skip {skip} pattern ({pattern}) within {within} seconds define {', '.join(defined)}"
+
+
+@st.composite
+def changes(draw: Any, *, later: bool) -> list[dict[str, Any]]:
+    """Rows of the table of rules; later ones take effect while rows come."""
+    made = []
+    for number in range(draw(st.integers(1, 4))):
+        is_gone = later and number > 0 and draw(st.integers(0, 3)) == 0
+        row = {"id": draw(st.sampled_from("rst")), "since": t(draw(st.integers(0, 14)) if later else 0)}
+        empty = {"version": None, "filter": None, "pattern": None}
+        full = {"version": number, "filter": draw(filters), "pattern": draw(texts())}
+        made.append({**row, **(empty if is_gone else full)})
+    return made
+
+
+@st.composite
+def rows(draw: Any) -> list[dict[str, Any]]:
+    made, at = [], 0
+    for _ in range(draw(st.integers(1, 12))):
+        at += draw(st.integers(0, 3))
+        key, name, n = draw(st.tuples(st.sampled_from("xy"), st.sampled_from("aabbcd"), st.integers(0, 3)))
+        made.append({"key": key, "name": name, "n": n, "at": t(at)})
+    return made
+
+
+def cut(made: list[dict[str, Any]], cuts: list[int]) -> list[Any]:
+    """Bundles of rows, each with the watermark of its last row behind it or not."""
+    places = sorted({0, len(made), *(each % (len(made) + 1) for each in cuts)})
+    steps: list[Any] = []
+    for number, (start, stop) in enumerate(pairwise(places)):
+        steps.append(Add(made[start:stop], to="events"))
+        if number % 2 or number == len(places) - 2:
+            steps.append(Watermark(made[stop - 1]["at"]))
+    return [*steps, Watermark(None)]
+
+
+def played(steps: list[Any], on: str, history: str | None) -> Any:
+    def build(events: Any, rules: Any) -> Any:
+        made = events.key_by("key").match(rules=rules.to_table(key="id"), history=history)
+        counts = made.key_by("key").window(ms.fixed("5 seconds")).agg(n=ms.count())
+        return {"sent": made, "counts": counts, "late": counts.late}
+
+    return play(build, steps, schema=SCHEMAS, event_time=TIMES, on=on)
+
+
+def sent(out: Any) -> list[str]:
+    assert not [row for step in out for row in step["late"]]  # no match is late for the next step
+    return sorted(repr(row) for step in out for row in step["sent"])
+
+
+histories = st.sampled_from([None, "2 seconds", "20 seconds"])
+cutting = st.lists(st.integers(0, 20), max_size=5)
+
+
+def check(rules: list[dict[str, Any]], made: list[dict[str, Any]], cuts: list[int], history: str | None) -> None:
+    known = [Add(rules, to="rules")]
+    steps = [*known, *cut(made, cuts)]
+    expected = played(steps, "reference", history)
+    assert played(steps, "local", history) == expected
+    whole = played([*known, Add(made, to="events"), Watermark(None)], "local", history)
+    assert sent(whole) == sent(expected)
+
+
+@given(changes(later=False), rows(), cutting, histories)
+@examples(60)
+def test_cuts_make_no_difference_while_rules_stay(
+    rules: list[dict[str, Any]], made: list[dict[str, Any]], cuts: list[int], history: str | None
+) -> None:
+    check(rules, made, cuts, history)
+
+
+@pytest.mark.more
+@given(changes(later=True), rows(), cutting, histories)
+@examples(100)
+def test_cuts_make_no_difference_when_rules_change_in_event_time(
+    rules: list[dict[str, Any]], made: list[dict[str, Any]], cuts: list[int], history: str | None
+) -> None:
+    check(rules, made, cuts, history)
+
+
+@pytest.mark.more
+@given(changes(later=True), rows(), cutting, histories, st.integers(0, 5))
+@examples(80)
+def test_changes_that_come_late_are_treated_alike(
+    rules: list[dict[str, Any]], made: list[dict[str, Any]], cuts: list[int], history: str | None, place: int
+) -> None:
+    steps = cut(made, cuts)
+    steps.insert(min(place, len(steps) - 1), Add(rules, to="rules"))
+    assert played(steps, "local", history) == played(steps, "reference", history)

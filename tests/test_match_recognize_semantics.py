@@ -198,7 +198,12 @@ def test_measures_of_expressions() -> None:
     [
         ("order by price pattern (A) define A as price > 1", "which is 'at'"),
         ("partition by id order by at, price pattern (A) define A as price > 1", "order of the log"),
-        ("measures prev(price) as p pattern (A) define A as price > 1", "line 1, column 10 of MATCH_RECOGNIZE: PREV"),
+        (
+            "measures prev(first(price) + last(price)) as p pattern (A) define A as price > 1",
+            "line 1, column 10 of MATCH_RECOGNIZE: PREV looks from one row",
+        ),
+        ("measures next(price, n) as p pattern (A) define A as price > 1", "the offset of next is a whole number"),
+        ("measures next(A.price + B.price) as p pattern (A B) define A as price > 1", "takes the rows of one variable"),
         ("measures Q.price as p pattern (A) define A as price > 1", "there is no variable 'Q'"),
         ("measures classifier(A) as p pattern (A) define A as price > 1", "CLASSIFIER takes no argument"),
         ("partition by nowhere pattern (A) define A as price > 1", "nowhere"),
@@ -206,12 +211,73 @@ def test_measures_of_expressions() -> None:
         ("partition by id pattern (A B) define A as B.price > 1", "looks ahead"),
         ("partition by id pattern (A) define A as next(price) > 1", "looks ahead"),
         ("pattern (A) define A as price > 1", "no columns"),
+        ("partition by id pattern (A B) define A as Q.price > 1", "there is no variable 'Q'"),
+        ("partition by id pattern (A ^ B) define A as price > 1", "can never match: it has a row before ^"),
+        ("partition by id pattern ((A $ | B) C+) define A as price > 1", "can never match: it has a row after $"),
+        ("partition by id pattern ((^ A){2}) define A as price > 1", "can never match: it has a row before ^"),
+        ("partition by id pattern (()) define A as price > 1", "there is no variable 'A'"),
+        ("partition by id pattern (A) define A as false", "no row can be 'A'"),
     ],
 )
 def test_mistakes(text: str, message: str) -> None:
     with pytest.raises(InvalidPlan) as caught:
         run(text, rows([1]))
     assert message in str(caught.value)
+    assert __file__ in str(caught.value.where)
+
+
+VALLEY = "pattern (start down+ up) define down as price < prev(price), up as price > prev(price)"
+
+
+@pytest.mark.parametrize("cut", [None, 1, 3, 4, 5])
+def test_rows_before_and_after_in_measures(cut: int | None) -> None:
+    """The match is 9 7 4 6: 5 comes before it and 8 after it, and there is no second row after it."""
+    text = f"""measures prev(start.price) as before, prev(price) as last_but_one, prev(first(down.price)) as top,
+               prev(last(down.price, 1), 2) as two_before, next(down.price) as up, next(price) as after,
+               next(up.price, 2) as none, prev(start.price * 2 + 1) as computed, prev(price, 0) as itself,
+               count(*) as n, classifier() as ends_with {VALLEY}"""
+    expected = {"before": 5, "last_but_one": 4, "top": 9, "two_before": 5, "up": 6, "after": 8, "none": None}
+    more = {"computed": 11, "itself": 6, "n": 4, "ends_with": "up"}
+    assert run(text, rows([5, 9, 7, 4, 6, 8]), cut=cut) == [expected | more]
+
+
+@pytest.mark.parametrize("cut", [None, 2, 4])
+def test_rows_before_and_after_each_row_of_a_match(cut: int | None) -> None:
+    text = f"""partition by id measures prev(price) as before, next(price) as after, final next(down.price) as up
+               all rows per match {VALLEY}"""
+    mixed = sorted([*rows([1, 2], key="b"), *rows([9, 7, 4, 6])], key=lambda row: row["at"])
+    found = run(text, mixed, cut=cut)
+    assert [(row["price"], row["before"], row["after"], row["up"]) for row in found] == [
+        (9, None, 7, 6),
+        (7, 9, 4, 6),
+        (4, 7, 6, 6),
+        (6, 4, None, 6),
+    ]
+
+
+@pytest.mark.on_spark("more")
+def test_a_match_waits_for_the_rows_after_it() -> None:
+    """Nor do results of later steps come late: the watermark that the step passes on waits as well."""
+    text = "partition by id measures A.price as a, next(A.price, 2) as later pattern (A) define A as kind = 'a'"
+
+    def build(stream: Any) -> Any:
+        found = stream.match_recognize(text)
+        counts = found.key_by("id").window(ms.fixed("1 second")).agg(n=ms.count())
+        return {"found": found, "late": counts.late}
+
+    steps: list[Any] = [step for row in rows("axxa") for step in (Add([row]), Watermark(row["at"]))]
+    out = play(build, [*steps, Watermark(None)], schema=SCHEMA, event_time="at")
+    found = [[(row["a"], row["later"]) for row in step["found"]] for step in out]
+    assert found == [[], [], [], [], [], [(0, 2)], [], [], [(3, None)]]
+    assert not any(step["late"] for step in out)
+
+
+def test_a_partial_match_that_timed_out_sees_the_rows_before_it() -> None:
+    text = """measures prev(first(A.price)) as before, next(A.price) as after, match_number() as n
+              pattern (A B) within 2 seconds define A as price = 1, B as price = 2 show timeout matches"""
+    given = rows([7, 1])
+    later = [{**row, "at": t(10 + second)} for second, row in enumerate(rows([2, 0]))]
+    assert run(text, [*given, *later]) == [{"before": 7, "after": None, "n": None}]
 
 
 def test_late_rows() -> None:

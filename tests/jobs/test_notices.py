@@ -52,6 +52,13 @@ def test_dropped_rows_are_reported_once_with_what_to_do(said: pytest.LogCaptureF
     assert ".late.write" in message
 
 
+def test_notes_of_a_step_are_reported_once(said: pytest.LogCaptureFixture) -> None:
+    found = notices(Steady())
+    for _ in range(2):
+        found.observe([StepReport("agg", BEGINNING, 0, 0, 0, ("a row is missing",))], {})
+    assert said.messages == ["totals: a row is missing"]
+
+
 def test_late_rows_that_are_used_give_no_notice(said: pytest.LogCaptureFixture) -> None:
     notices(Steady(), takes_late=True).observe([StepReport("agg", BEGINNING, 0, 3, 0)], {})
     assert said.messages == []

@@ -53,6 +53,26 @@ def test_more_combinations_than_can_be_emitted_are_an_error() -> None:
         )
 
 
+@pytest.mark.parametrize("matches", ["preferred", "every"])
+def test_a_missing_row_to_skip_to_is_noted(matches: Any) -> None:
+    """Goal: the search goes on at the next row, and the owner of the job learns why."""
+    stream = ms.Flow("test").read("rows", SCHEMA, event_time="at")
+    pattern = ms.pattern("a", "name = 'a'").next("b", "name = 'b'").optional()
+    made = stream.key_by("key").match(pattern, skip="to last b", matches=matches, name="pairs")
+    notes = []
+    for names in ("ab", "ac"):
+        local = Local([made.node])
+        came = [Row(row, micros(row["at"])) for row in rows(names)]
+        local.step({stream.node: Bundle(came, BEGINNING, END, 0, 0)})
+        notes.append(local._states[made.node].sent["notes"]["note"].to_list())
+    if matches == "every":  # there, 'a' alone is a match as well
+        assert len(notes[0]) == 1
+    else:
+        assert notes[0] == []
+    (note,) = notes[1]
+    assert "'pairs' have no row of 'b' to skip to" in note
+
+
 def held(pattern: ms.Pattern, *steps: tuple[list[dict[str, Any]], Any], **options: Any) -> list[int]:
     """How many rows of state there are after each step, given rows and a watermark."""
     stream = ms.Flow("test").read("rows", SCHEMA, event_time="at")

@@ -23,6 +23,13 @@ def match(pattern: Any, **options: Any) -> Any:
     return stream.key_by("key").match(pattern, **options)
 
 
+def combined(pattern: Any, **options: Any) -> Any:
+    """A flow with an output, checked as when it is run."""
+    found = match(pattern, **options)
+    found.write("found")
+    return found.flow.check()
+
+
 @pytest.mark.parametrize(
     ("build", "says"),
     [
@@ -33,6 +40,11 @@ def match(pattern: Any, **options: Any) -> Any:
         (lambda: match(A.not_followed_by("x").next("b", "n > x.n")), "which must not occur"),
         (lambda: match(A.one_or_more().until("n > b.n").next("b")), "until looks ahead: 'b' comes later"),
         (lambda: match(A.not_followed_by("b")), "no limit of time"),
+        (lambda: match(ms.alternatives(A.not_followed_by("b"), ms.pattern("c"))), "no limit of time"),
+        (lambda: match(A.not_followed_by("b").followed_by("c").optional()), "may end with the absence of 'b'"),
+        (lambda: match(A).select(n="prev(a.n)"), "is for conditions"),
+        (lambda: combined(A.one_or_more().combinations().followed_by("b")), "without a limit of time"),
+        (lambda: combined(ms.pattern(A.next("b")).times_or_more(2).combinations()), "without a limit of time"),
         (lambda: match(ms.pattern("a", "false")), "no row can be 'a'"),
         (lambda: match(A.one_or_more().reluctant()), "for the preferred match"),
         (lambda: match(A, skip="past the last"), "is unknown"),
@@ -68,6 +80,19 @@ def test_rows_need_event_time() -> None:
     stream = ms.Flow("test").read("rows", SCHEMA)
     with pytest.raises(InvalidPlan, match="match needs event time"):
         stream.key_by("key").match(A)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options"),
+    [
+        (A.one_or_more().combinations().within("1 minute"), {}),
+        (A.one_or_more().combinations().within("1 minute", between="neighbours"), {}),
+        (A.one_or_more().combinations(), {"matches": "preferred"}),
+        (A.times(2, 4).combinations(), {}),
+    ],
+)
+def test_combinations_with_a_limit_can_run(pattern: ms.Pattern, options: dict[str, Any]) -> None:
+    assert combined(pattern, **options)
 
 
 def rules(term: Any, **conditions: str) -> Rules:

@@ -36,11 +36,12 @@ class Notices:
         """Evaluates the reports of a batch, and the watermark of each step after it."""
         has_rows = False
         for report in reports:
+            if isinstance(report, StepReport | SourceReport):
+                for note in report.notes:
+                    self._warn(note, about=note)
             if isinstance(report, StepReport) and report.late and report.step in self._drops_late:
                 self._warn_of_late(report.step)
             elif isinstance(report, SourceReport):
-                for note in report.notes:
-                    self._warn(note, about=note)
                 has_rows = has_rows or report.rows > 0
                 self._observe_partitions(report)
         self._watch(min(watermarks.values(), default=END), has_rows)

@@ -30,6 +30,9 @@ SENT, LATE, DEAD, LOST, TIMED_OUT = "sent", "late", "dead", "lost", "timed_out"
 """The outputs of a stateful step: its stream and its side outputs, each a frame with a time and a weight; and a count.
 """
 
+NOTES, NOTE = "notes", "note"
+"""A further output, of notices for the owner of a job, and its only column."""
+
 INPUTS = ("rows", "others")
 """The names of its first and second input."""
 PARTIALS = "partials"

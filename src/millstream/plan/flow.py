@@ -38,6 +38,7 @@ from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings, 
 from millstream.plan.stream import Stream
 from millstream.plan.timing import checked_watermark, event_time_of, with_event_time
 from millstream.plan.viewed import previewed_rows
+from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Watermark
 from millstream.plan.written_stream import check_behind_sinks
 from millstream.records import Schema, SchemaLike
@@ -169,6 +170,8 @@ class Flow:
         if not self.outputs:
             raise refusal(f"the flow '{self.name}' has no output", "end a stream with .write('topic')")
         check_behind_sinks(self.outputs)
+        for node in in_order(self.outputs):
+            node.check_in_job()
         return tuple(self.outputs)
 
     def explain(self, format: Format = "text", *, physical: bool = False) -> str:

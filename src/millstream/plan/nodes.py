@@ -86,6 +86,9 @@ class Node:
         """Whether its rows are changes of a table: a retraction has a later time than the row it retracts."""
         return self._follows_a_table
 
+    def check_in_job(self) -> None:
+        """Raises an error if the step is possible in a test, but not in a job, whose rows never end."""
+
     # A plan may have many paths between two steps: properties derived from the inputs are cached.
 
     @cached_property

@@ -82,7 +82,9 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
 
 
 def _collected(batch: DataFrame) -> list[Any]:
-    return batch.where("step >= 0").sort("task").collect()
+    """The rows for the outputs, in the order of their tasks. To sort and filter them in Spark would take it longer than
+    to run a small batch: another plan, and another shuffle."""
+    return sorted((row for row in batch.collect() if row.step >= 0), key=lambda row: row.task)
 
 
 def _await(query: StreamingQuery, shipment: Shipment) -> None:

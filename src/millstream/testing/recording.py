@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from millstream.errors import InvalidInput
 from millstream.plan.flow import Flow
 from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Node, WindowedAggregate
-from millstream.plan.walking import derived
 from millstream.reference import Bundle, Row
-from millstream.user_lines import users_line
 
 
 @dataclass(frozen=True)
@@ -33,19 +30,6 @@ class Recording:
         self.moments: list[Moment] = []
         self._late = Panes(flow, aggregate).late.node
 
-    @classmethod
-    def of(cls, flow: Flow, observed: Iterable[Node]) -> Recording:
-        """Records the last windowed aggregation before the first observed stream that has one."""
-        for node in observed:
-            found = _nearest(node)
-            if found is not None:
-                return cls(flow, found)
-        raise InvalidInput(
-            "there is nothing to draw: no stream that build returned has windows",
-            where=users_line(),
-            next_step="a figure shows panes: use .window(…).agg(…)",
-        )
-
     @property
     def nodes(self) -> tuple[Node, ...]:
         return (self.aggregate.inputs[0], self.aggregate, self._late)
@@ -55,10 +39,3 @@ class Recording:
         panes, lost = sent[self.aggregate].rows, sent[self._late].rows
         before, after = given.watermark_before, given.watermark
         self.moments.append(Moment(given.clock, before, after, partitions, given.rows, panes, lost))
-
-
-def _nearest(node: Node) -> WindowedAggregate | None:
-    def nearest(node: Node, before: list[WindowedAggregate | None]) -> WindowedAggregate | None:
-        return node if isinstance(node, WindowedAggregate) else next((found for found in before if found), None)
-
-    return derived(node, nearest)

@@ -29,9 +29,8 @@ from millstream.plan.watermarks import Watermark as Strategy
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
 from millstream.reference.operator import timed_at
-from millstream.testing.figure import drawn
+from millstream.testing.drawing import figure_of, recording_of
 from millstream.testing.played import Played, checked_path
-from millstream.testing.recording import Recording
 from millstream.testing.steps import Add, Clock, Partition, Step, Watermark
 from millstream.user_lines import users_line
 
@@ -54,23 +53,23 @@ def play(
     `build` takes the test stream and returns the stream to observe, its `.late`, or a dict of streams; then each result
     is a dict of lists. With several inputs `schema` and `event_time` are dicts by input name, `build` takes the inputs
     by name, and `Add(rows, to=name)` feeds one. `on` is "local", "reference" or "spark". `draw` names an .svg file for
-    a figure of event time against processing time; with `draw=True` a notebook shows it, and `save("name.svg")` of the
-    result writes it. With a `watermark` such as `ms.bounded("10 seconds")` the rows and the clock also move the
-    watermark, as in a running job.
+    a figure of event time against processing time, or of the matches of a pattern; with `draw=True` a notebook shows
+    it, and `save("name.svg")` of the result writes it. With a `watermark` such as `ms.bounded("10 seconds")` the rows
+    and the clock also move the watermark, as in a running job.
     """
     run = _engine(on)
     script = Script(build, schema, event_time, watermark, weighted=_weighted_inputs(steps))
     script.check(steps)
     observed = list(script.observed.values())
     path = None if draw is None or isinstance(draw, bool) else checked_path(draw)
-    recording = Recording.of(script.flow, observed) if draw else None
+    recording = recording_of(script.flow, observed) if draw else None
     played = [(bundles, script.partitions) for bundles in script.bundles(steps, run)]
     bundles = [given for given, _ in played]
     results = Played(script.results(sent) for sent in run(observed, bundles))
     if recording:  # all engines emit the same, so the figure uses the one that is always available
         for sent, (_, partitions) in zip(_engine("local")(list(recording.nodes), bundles), played, strict=True):
             recording.note(sent, partitions)
-        results.figure = drawn(recording)
+        results.figure = figure_of(recording)
         if path is None:
             results.display()
         else:

@@ -14,7 +14,7 @@ from millstream.operators.patterns.found import Found, Node, paths_to
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.checked import Search
-from millstream.plan.patterns.found import Complete, first_after
+from millstream.plan.patterns.found import Complete, first_after, lacks_target
 from millstream.plan.patterns.node import Skip, SkipTo
 
 Rest = tuple[tuple[int, bool], ...]
@@ -213,6 +213,7 @@ class EveryMatcher:
             if alive is not None and alive < match.first:
                 return
             self.found.matches.append(match)
+            self.found.without_target += lacks_target(match.path, self.skip)
             first = first_after(match.path, self.skip)
             self.waiting = [each for each in self.waiting[1:] if each.first >= first]
             self.partials = [each for each in self.partials if each.first >= first]

@@ -25,6 +25,8 @@ class Found:
     """When there is something to do without a row."""
     hold: int | None = None
     """The earliest event time that is still to be emitted."""
+    without_target: int = 0
+    """How many matches have no row of the variable to skip to."""
 
 
 def paths_to(nodes: list[Node], step: str) -> list[Path]:

@@ -6,6 +6,7 @@ linear in the number of rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -14,7 +15,7 @@ from millstream.operators.patterns.found import Found
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.checked import Search
-from millstream.plan.patterns.found import Complete, Path, first_after
+from millstream.plan.patterns.found import Complete, Path, first_after, lacks_target
 from millstream.plan.patterns.node import Skip, SkipTo
 
 Rest = tuple[tuple[int, bool], ...]
@@ -23,34 +24,46 @@ Chain = tuple[tuple[int, str, bool], Any] | None
 COMPLETE = -1
 
 
+Fit = tuple[Arc, Rest]
+"""An arc that a row can use, and what depends on the rows of the partial match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """What rows with certain bits can do in a state."""
+
+    arcs: tuple[Fit, ...]
+    step: tuple[int, str, bool] | None
+    """If all they can do is to be taken: the next state, the variable, and whether they are excluded."""
+
+
 class Result(Enum):
     FAILED = "failed"
     UNDECIDED = "undecided"
 
 
 class PreferredMatcher:
-    def __init__(self, search: Search, skip: Skip, columns: Columns, times: list[int], step: str) -> None:
-        self.search, self.skip, self.columns = search, skip, columns
+    def __init__(self, search: Search, skip: Skip, columns: Columns, times: list[int], after: int) -> None:
+        """`after` is the number of rows that must follow a match before it is emitted."""
+        self.search, self.skip, self.columns, self.after = search, skip, columns, after
         self.times, self.masks = times, columns.masks
         self.states = search.automaton.states
         self._remembers = not search.depends_on_path and search.between is None
         self._remembers_always = self._remembers and search.within is None
-        self._arcs: dict[tuple[int, int], tuple[tuple[Arc, Rest], ...]] = {}
+        self._fits: list[dict[int, Fits]] = [{} for _ in self.states]
 
     def run(self, start: int, done: int, stop: int, may_begin: list[bool], before: int, watermark: int) -> Found:
         """Searches the rows from the first that may begin a match; all before were decided in earlier steps."""
         found = Found()
-        first = next((place for place in range(start, done) if may_begin[place]), done)
+        first = start
         self._stop, self._watermark = stop, watermark
-        self._failed: set[tuple[int, int]] = set()
-        while first < stop:
-            if not self.can_begin(self.masks[first]):
-                first += 1
-                continue
-            self._seen: set[tuple[int, int]] = set()
+        self._failed: set[int] = set()
+        """Rows and states from which there is no match, as numbers."""
+        while (first := _next_true(may_begin, first, stop)) < stop:
+            self._seen: set[int] = set()
             self._over: list[Complete] = []
             result = self._from(first)
-            if result is Result.UNDECIDED:
+            if result is Result.UNDECIDED or (isinstance(result, Complete) and self._awaits_rows(result)):
                 found.firsts = set(range(first, stop))
                 found.hold = self.times[first]
                 found.due = self._due(first)
@@ -58,6 +71,7 @@ class PreferredMatcher:
             found.timed_out += self._over
             if isinstance(result, Complete):
                 found.matches.append(result)
+                found.without_target += lacks_target(result.path, self.skip)
                 skips = self.skip.to is not SkipTo.NONE
                 first = max(first_after(result.path, self.skip), first + 1) if skips else first + 1
             else:
@@ -65,6 +79,9 @@ class PreferredMatcher:
                     self._failed |= self._seen
                 first += 1
         return found
+
+    def _awaits_rows(self, match: Complete) -> bool:
+        return self._watermark < END and match.path[-1][0] + self.after >= self._stop
 
     def _due(self, first: int) -> int:
         """When the search is to be tried again without a new row."""
@@ -77,33 +94,45 @@ class PreferredMatcher:
 
     def can_begin(self, mask: int) -> bool:
         """Whether a row with these bits may be the first of a match."""
-        return any(arc.kind is Kind.TAKE for arc, _ in self._arcs_of(0, mask))
+        return any(arc.kind is Kind.TAKE for arc, _ in self._fitting(0, mask).arcs)
 
     def _from(self, first: int) -> Complete | Result:
+        """The preferred match that begins with a row. Ways that are tried later wait on a stack."""
+        times, masks, stop, watermark = self.times, self.masks, self._stop, self._watermark
+        remembers, seen, failed, states = self._remembers, self._seen, self._failed, len(self.states)
+        limit_of_first = END if self.search.within is None else times[first] + self.search.within
         stack: list[tuple[int, int, Chain]] = [(0, first, None)]
-        remembers, seen, failed = self._remembers, self._seen, self._failed
         while stack:
             state, place, chain = stack.pop()
-            if state == COMPLETE:
-                assert chain is not None
-                return Complete(_path(chain), self.times[chain[0][0]])
-            if remembers:
-                if (state, place) in seen or (state, place) in failed:
-                    continue
-                seen.add((state, place))
-            limit = self._limit(first, chain)
-            has_row = place < self._stop
-            is_over = limit < (self.times[place] if has_row else self._watermark)
-            if is_over or not has_row:
-                result = self._without_row(state, chain, limit, is_over=is_over)
-                if result is not Result.FAILED:
-                    return result
-                continue
-            self._push(stack, state, place, chain)
+            while True:  # one way, as far as it goes
+                if state == COMPLETE:
+                    assert chain is not None
+                    return Complete(_path(chain), times[chain[0][0]])
+                if remembers:
+                    here = place * states + state
+                    if here in seen or here in failed:
+                        break
+                    seen.add(here)
+                limit = limit_of_first if chain is not None else END
+                if chain is not None and self.search.between is not None:
+                    limit = min(limit, times[chain[0][0]] + self.search.between)
+                is_over = limit < (times[place] if place < stop else watermark)
+                if is_over or place >= stop:
+                    result = self._without_row(state, chain, limit, is_over=is_over)
+                    if result is not Result.FAILED:
+                        return result
+                    break
+                fits = self._fits[state].get(masks[place])
+                if fits is None:
+                    fits = self._fitting(state, masks[place])
+                if fits.step is None:
+                    self._push(stack, fits.arcs, place, chain)
+                    break
+                state, variable, is_excluded = fits.step
+                chain, place = ((place, variable, is_excluded), chain), place + 1
         return Result.FAILED
 
-    def _push(self, stack: list[tuple[int, int, Chain]], state: int, place: int, chain: Chain) -> None:
-        arcs = self._arcs_of(state, self.masks[place])
+    def _push(self, stack: list[tuple[int, int, Chain]], arcs: tuple[Fit, ...], place: int, chain: Chain) -> None:
         path: PathRows | None = None
         chosen: list[tuple[int, int, Chain]] = []
         for arc, rest in arcs:
@@ -139,24 +168,28 @@ class PreferredMatcher:
     def _complete(self, chain: Chain) -> Complete | Result:
         return Result.FAILED if chain is None else Complete(_path(chain), self.times[chain[0][0]])
 
-    def _limit(self, first: int, chain: Chain) -> int:
-        if chain is None or not self.search.rules.has_limit:
-            return END
-        limit = self.search.deadline(self.times[first], self.times[chain[0][0]])
-        return END if limit is None else limit
-
-    def _arcs_of(self, state: int, mask: int) -> tuple[tuple[Arc, Rest], ...]:
-        """The arcs that rows with certain bits can use; those that stop come first."""
-        found = self._arcs.get((state, mask))
+    def _fitting(self, state: int, mask: int) -> Fits:
+        """What rows with certain bits can do in a state; arcs that stop come first."""
+        found = self._fits[state].get(mask)
         if found is None:
             fits = []
             for arc in self.states[state].arcs:
                 looked, wanted, rest = self.columns.compiled(arc.test)
                 if mask & looked == wanted:
                     fits.append((arc, rest))
-            found = tuple(sorted(fits, key=lambda fit: fit[0].kind is not Kind.STOP))
-            self._arcs[state, mask] = found
+            arcs = tuple(sorted(fits, key=lambda fit: fit[0].kind is not Kind.STOP))
+            is_plain = len(arcs) == 1 and arcs[0][0].kind is Kind.TAKE and not arcs[0][1]
+            step = (arcs[0][0].target, arcs[0][0].variable, arcs[0][0].is_excluded) if is_plain else None
+            found = self._fits[state][mask] = Fits(arcs, step)
         return found
+
+
+def _next_true(flags: list[bool], start: int, stop: int) -> int:
+    """The first place from `start` on whose flag is set; `stop` if there is none."""
+    try:
+        return flags.index(True, start, stop)
+    except ValueError:
+        return stop
 
 
 def _path(chain: Chain) -> Path:

@@ -12,8 +12,22 @@ import pyarrow as pa
 
 from millstream.operators.accumulators import ROW, TIME, WEIGHT
 from millstream.operators.elementwise import types_of
+from millstream.operators.keyed_rows import NUMBER
+from millstream.operators.process import values_of
 from millstream.plan.patterns.found import Complete
-from millstream.plan.patterns.node import IS_EXCLUDED, MATCH, MATCH_END, MATCH_START, PATH, VARIABLE, Match, Rows
+from millstream.plan.patterns.measured import Measured
+from millstream.plan.patterns.node import (
+    CLASSIFIER,
+    IS_EXCLUDED,
+    MATCH,
+    MATCH_END,
+    MATCH_START,
+    PATH,
+    VARIABLE,
+    Match,
+    Rows,
+    last_variable,
+)
 from millstream.plan.patterns.node import ROW as WHOLE_ROW
 from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
@@ -39,8 +53,8 @@ class Results:
         self._timed_out: Any = types_of(timed_out)
 
     def sent(self, found: Sequence[Numbered], rows: pl.DataFrame, weight: int = 1) -> pl.DataFrame:
-        made = self._all(found, rows) if self.node.rows is Rows.ALL else self._one(found, rows)
-        return self._shaped(made, self._sent, weight)
+        kinds = {Rows.ALL: self._all, Rows.MEASURES: self._measured}
+        return self._shaped(kinds.get(self.node.rows, self._one)(found, rows), self._sent, weight)
 
     def timed_out(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.DataFrame:
         return self._shaped(self._one(found, rows), self._timed_out, 1)
@@ -76,13 +90,48 @@ class Results:
         keys = [whole[name] for name in self.node.keys]
         return pl.DataFrame([*keys, *self._times(found, rows), *self._lists(found, rows)])
 
+    def _measured(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.DataFrame:
+        """One row per match with its measures. Values of single rows are taken from their columns, all at once."""
+        paths = [self._with_neighbours(each, rows) for each in found]
+        variables = [[variable for _, variable, _ in path] for path in paths]
+        whole = rows[ROW].struct
+        firsts = [each.match.first for each in found]
+        columns = [_gathered(whole.field(name), firsts).alias(name) for name in self.node.keys]
+        columns += self._times(found, rows)
+        columns.append(pl.Series(CLASSIFIER, [last_variable(names) for names in variables], pl.String))
+        for each in self.node.measures:
+            name = each.reference.column
+            if each.is_of_one_row:
+                assert each.field is not None
+                chosen = [each.place(names, len(names)) for names in variables]
+                places = [None if at is None else path[at][0] for path, at in zip(paths, chosen, strict=True)]
+                columns.append(_gathered(whole.field(each.field), places).alias(name))
+            else:
+                columns.append(self._aggregated(each, paths, rows).alias(name))
+        return pl.DataFrame(columns)
+
+    def _aggregated(
+        self, measured: Measured, paths: Sequence[Sequence[tuple[int, str | None, bool]]], rows: pl.DataFrame
+    ) -> pl.Series:
+        places = [[place for place, variable, _ in path if measured.counts(variable)] for path in paths]
+        if measured.field is None:
+            return pl.Series([measured.reference.of(each) for each in places], dtype=pl.Int64)
+        kind = self.node.inputs[0].schema.field(measured.field).type
+        flat = _gathered(rows[ROW].struct.field(measured.field), [place for each in places for place in each])
+        values, end, made = values_of(flat, kind), 0, []
+        for each in places:
+            made.append(measured.reference.of(values[end : end + len(each)]))
+            end += len(each)
+        return pl.Series(made, dtype=self._sent[measured.reference.column], strict=False)
+
     def _lists(self, found: Sequence[Numbered], rows: pl.DataFrame) -> list[pl.Series]:
-        if self.node.rows is Rows.LIST:
+        if self.node.rows in (Rows.LIST, Rows.MEASURES):
             return [self._path(found, rows)]
         return [self._of_variable(name, found, rows) for name in self.node.search.variables]
 
     def _path(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.Series:
-        steps = [step for each in found for step in each.match.path]
+        paths = [self._with_neighbours(each, rows) for each in found]
+        steps = [step for path in paths for step in path]
         flat = pl.DataFrame(
             [
                 pl.Series(VARIABLE, [variable for _, variable, _ in steps], pl.String),
@@ -90,7 +139,23 @@ class Results:
                 self._rows(rows, [place for place, *_ in steps]).to_struct(WHOLE_ROW),
             ]
         )
-        return listed(PATH, [len(each.match.path) for each in found], flat.to_struct(PATH))
+        return listed(PATH, [len(path) for path in paths], flat.to_struct(PATH))
+
+    def _with_neighbours(self, found: Numbered, rows: pl.DataFrame) -> Sequence[tuple[int, str | None, bool]]:
+        """The rows of a match, and those around it that its measures may look at: they play no variable."""
+        path, node = found.match.path, self.node
+        if not node.before and not node.after:
+            return path
+        keys = rows[NUMBER]
+        first, last = path[0][0], path[-1][0]
+        before = range(max(first - node.before, 0), first)
+        after = range(last + 1, min(last + 1 + node.after, len(rows))) if found.number is not None else ()
+        own = keys[first]
+        return [
+            *((place, None, True) for place in before if keys[place] == own),
+            *path,
+            *((place, None, True) for place in after if keys[place] == own),
+        ]
 
     def _of_variable(self, name: str, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.Series:
         places = [[place for place, variable, _ in each.match.path if variable == name] for each in found]
@@ -108,6 +173,10 @@ def listed(name: str, lengths: list[int], flat: pl.Series) -> pl.Series:
     series = pl.from_arrow(pa.ListArray.from_arrays(pa.array(offsets), flat.to_arrow()))
     assert isinstance(series, pl.Series)
     return series.alias(name)
+
+
+def _gathered(values: pl.Series, places: Sequence[int | None]) -> pl.Series:
+    return values.gather(pl.Series(places, dtype=pl.UInt32)) if places else values.clear()
 
 
 def instants(times: pl.Series) -> pl.Series:

@@ -323,9 +323,7 @@ class _OneRule:
             start, stop, offset = int(firsts[number]), int(stops[number]), int(offsets[number])
             view.masks[start:stop] = masks[offset : offset + stop - start].tolist()
             if matcher is None:
-                matcher = PreferredMatcher(
-                    self.rule.search, self.rule.skip, self.columns, view.times_listed, self.search.step
-                )
+                matcher = PreferredMatcher(self.rule.search, self.rule.skip, self.columns, view.times_listed, after=0)
             self._find_in_key(matcher, int(keys[number]), start, stop)
 
     def _find_in_key(self, matcher: PreferredMatcher, key: int, start: int, stop: int) -> None:

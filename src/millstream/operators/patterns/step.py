@@ -24,7 +24,7 @@ from millstream.operators.patterns.found import Found
 from millstream.operators.patterns.preferred import PreferredMatcher
 from millstream.operators.patterns.results import Numbered, Results
 from millstream.operators.process import ALL_ROWS
-from millstream.operators.stateful import INPUTS, LATE, SENT, TIMED_OUT, PlainStep
+from millstream.operators.stateful import INPUTS, LATE, NOTE, NOTES, SENT, TIMED_OUT, PlainStep
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import IS_FIRST
 from millstream.plan.patterns.node import Match, Matches, timed_out_schema
@@ -58,7 +58,12 @@ class MatchStep(PlainStep):
         self.results = Results(node, timed_out_schema(node))
         tests = (arc.test for state in node.search.automaton.states for arc in state.arcs)
         self.is_anchored = any(number == IS_FIRST for test in tests for number, _ in test)
-        self._matcher: Any = EveryMatcher if node.matches is Matches.EVERY else PreferredMatcher
+
+    def _matcher(self, columns: Columns, times: list[int]) -> EveryMatcher | PreferredMatcher:
+        node = self.node
+        if node.matches is Matches.EVERY:
+            return EveryMatcher(node.search, node.skip, columns, times, f"step '{node.name}'")
+        return PreferredMatcher(node.search, node.skip, columns, times, node.after)
 
     def tables(self) -> Frames:
         return {ROWS: _noted(self.nothing[INPUTS[0]])}
@@ -100,7 +105,8 @@ class MatchStep(PlainStep):
         state = [self._records(records, searched, counts), self._kept(searched, clock)]
         waiting = pl.when(pl.col(DONE)).then(DUE).otherwise(TIME).alias(DUE)
         changes = pl.concat([*state, asleep.with_columns(waiting)]).drop(NUMBER)
-        return {ROWS: changes}, {SENT: sent, LATE: late_rows(late), TIMED_OUT: over}
+        notes = pl.DataFrame({NOTE: self._notes(searched)}, schema={NOTE: pl.String})
+        return {ROWS: changes}, {SENT: sent, LATE: late_rows(late), TIMED_OUT: over, NOTES: notes}
 
     def _active(self, rows: pl.DataFrame, new: pl.DataFrame, clock: Clock) -> Flags:
         """By number of a key, whether it has something to do."""
@@ -128,9 +134,7 @@ class MatchStep(PlainStep):
         made = Searched(rows, bounds, numbers[starts].tolist(), {})
         if not len(rows):
             return made
-        matcher = self._matcher(
-            self.node.search, self.node.skip, columns, rows[TIME].to_list(), f"step '{self.node.name}'"
-        )
+        matcher = self._matcher(columns, rows[TIME].to_list())
         may_begin = np.where(done, rows[BEGINS].to_numpy(), searched & self._beginning(masks, matcher))
         candidates = np.flatnonzero(may_begin)
         first = candidates[np.searchsorted(candidates, starts)[np.searchsorted(candidates, starts) < len(candidates)]]
@@ -145,7 +149,7 @@ class MatchStep(PlainStep):
             )
         return made
 
-    def _beginning(self, masks: Places, matcher: Any) -> Flags:
+    def _beginning(self, masks: Places, matcher: EveryMatcher | PreferredMatcher) -> Flags:
         """Which rows may be the first of a match, by their conditions."""
         distinct, places = np.unique(masks, return_inverse=True)
         can = [matcher.can_begin(mask) for mask in distinct.tolist()]
@@ -213,6 +217,16 @@ class MatchStep(PlainStep):
         path = tuple((orders[place], variable) for place, variable, _ in found.match.path)
         return number, found.number, found.match.end, path
 
+    def _notes(self, searched: Searched) -> list[str]:
+        """What the owner of the job should know. An error would come back with every restart."""
+        if not any(found.without_target for found in searched.found.values()):
+            return []
+        names = " or ".join(f"'{name}'" for name in self.node.skip.variables)
+        return [
+            f"matches of the step '{self.node.name}' have no row of {names} to skip to, so the search goes on after "
+            "their first row. Skip to a variable that every match has, or use skip='to next'"
+        ]
+
     # ------------------------------------------------------------ state
 
     def _records(self, records: pl.DataFrame, searched: Searched, counts: dict[int, int]) -> pl.DataFrame:
@@ -249,7 +263,7 @@ class MatchStep(PlainStep):
         begins = np.zeros(len(rows), np.bool_)
         due = np.where(done, END + 1, rows[TIME].to_numpy())
         hold = np.full(len(rows), END + 1, np.int64)
-        lookback = self.node.search.lookback
+        lookback = self.node.lookback
         if clock.watermark < END:
             for at, found in searched.found.items():
                 end = int(np.count_nonzero(done[searched.starts[at] : searched.starts[at + 1]])) + searched.starts[at]

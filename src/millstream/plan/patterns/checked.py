@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,8 +13,10 @@ from millstream.plan.patterns.rules import Rules
 from millstream.plan.patterns.terms import (
     Absence,
     Alternatives,
+    Anchor,
     AnyOrder,
     Contiguity,
+    Edge,
     Greed,
     Repeat,
     Sequence,
@@ -50,19 +53,21 @@ class Search:
         """How many rows before a row its conditions may look at."""
         return max((condition.lookback for condition in self.conditions), default=0)
 
-    @property
+    @cached_property
     def within(self) -> int | None:
         return None if self.rules.within is None else microseconds(self.rules.within)
 
-    @property
+    @cached_property
     def between(self) -> int | None:
         limit = self.rules.between_neighbours
         return None if limit is None else microseconds(limit)
 
     def deadline(self, first: int, last: int) -> int | None:
         """The last moment at which a partial match can take a row, given the times of its first and last row."""
-        limits = [start + limit for start, limit in ((first, self.within), (last, self.between)) if limit is not None]
-        return min(limits, default=None)
+        within, between = self.within, self.between  # asked for every row of every partial match
+        if between is None:
+            return None if within is None else first + within
+        return last + between if within is None else min(first + within, last + between)
 
 
 def search(rules: Rules, schema: Schema, *, every: bool, reading: type[Reader] = Reader) -> Search:
@@ -95,13 +100,13 @@ def search(rules: Rules, schema: Schema, *, every: bool, reading: type[Reader] =
 def _check_shape(rules: Rules, *, every: bool) -> None:
     if not rules.variables:
         raise refused("the pattern matches no row, at most the empty match", "add one that can occur")
-    last = _last_part(rules.term)
-    if isinstance(last, Absence) and last.contiguity is Contiguity.FOLLOWED_BY and not rules.has_limit:
-        raise refused(
-            f"the pattern ends with the absence of '{last.name}', but has no limit of time",
-            "say how long to wait for it: within('30 minutes')",
-            rules.lines.get(last.name),
-        )
+    for last in _last_parts(rules.term):
+        if isinstance(last, Absence) and last.contiguity is Contiguity.FOLLOWED_BY and not rules.has_limit:
+            raise refused(
+                f"the pattern may end with the absence of '{last.name}', but has no limit of time",
+                "say how long to wait for it: within('30 minutes')",
+                rules.lines.get(last.name),
+            )
     first = _first_part(rules.term)
     if isinstance(first, Absence):
         raise refused(
@@ -109,6 +114,7 @@ def _check_shape(rules: Rules, *, every: bool) -> None:
             "begin with a row that occurs: pattern('start', …).not_followed_by(…)",
             rules.lines.get(first.name),
         )
+    _check_anchors(rules.term, has_before=False, has_after=False)
     for each in all_terms(rules.term):
         if not isinstance(each, Repeat):
             continue
@@ -123,16 +129,38 @@ def _check_shape(rules: Rules, *, every: bool) -> None:
             raise refused(f"no row can be '{name}': its condition is false", "remove the stage", rules.lines.get(name))
 
 
-def _last_part(term: Term) -> Term:
-    while isinstance(term, Sequence) and term.links:
-        term = term.links[-1].term
-    return term
-
-
 def _first_part(term: Term) -> Term:
     while isinstance(term, Sequence) and term.links:
         term = term.links[0].term
     return term
+
+
+def _last_parts(term: Term) -> Iterator[Term]:
+    """The parts that a match may end with."""
+    if not term.parts_inside():
+        yield term
+        return
+    for part in reversed(term.parts_inside()):
+        yield from _last_parts(part)
+        if isinstance(term, Sequence) and (isinstance(part, Absence) or not can_be_empty(part)):
+            return
+
+
+def _check_anchors(term: Term, *, has_before: bool, has_after: bool) -> None:
+    """Refuses ^ behind a row and $ before one: no match could have both."""
+    if isinstance(term, Anchor) and (has_before if term.edge is Edge.START else has_after):
+        where = "before ^, the first row of a key" if term.edge is Edge.START else "after $, the last row of a key"
+        raise refused(f"the pattern can never match: it has a row {where}", f"remove {term.edge.value}")
+    repeats = isinstance(term, Repeat) and term.low > 1 and not can_be_empty(term.part)
+    parts = term.parts_inside()
+    in_order = isinstance(term, Sequence)
+    for at, part in enumerate(parts):
+        before, after = (parts[:at], parts[at + 1 :]) if in_order else ((), ())
+        _check_anchors(
+            part,
+            has_before=has_before or repeats or not all(map(can_be_empty, before)),
+            has_after=has_after or repeats or not all(map(can_be_empty, after)),
+        )
 
 
 def _visible(term: Term) -> dict[str, set[str]]:

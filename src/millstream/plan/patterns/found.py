@@ -25,6 +25,11 @@ class Complete:
         return self.path[0][0]
 
 
+def lacks_target(path: Path, skip: Skip) -> bool:
+    """Whether the variable to skip to has no row in a match."""
+    return bool(skip.variables) and not any(variable in skip.variables for _, variable, _ in path)
+
+
 def first_after(path: Path, skip: Skip) -> int:
     """The first place at which another match may begin."""
     if skip.to is SkipTo.PAST_LAST:

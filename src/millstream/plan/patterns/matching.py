@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.choosing import flat
 from millstream.plan.patterns.checked import search
+from millstream.plan.patterns.measured import Measured
 from millstream.plan.patterns.measures import measured
 from millstream.plan.patterns.node import (
     MATCH,
@@ -23,6 +24,7 @@ from millstream.plan.patterns.node import (
     TimedOut,
     all_rows_schema,
     list_schema,
+    measures_schema,
     one_row_schema,
     timed_out_schema,
 )
@@ -69,8 +71,10 @@ def match(
     rows: str,
     early: bool,
     name: str | None,
+    around: tuple[int, int] = (0, 0),
+    measures: Sequence[Measured] = (),
 ) -> Found:
-    """Checks the arguments of `match` and builds its step."""
+    """Checks the arguments of `match` and builds its step. A list of rows also has those `around` a match."""
     stream = keyed.stream
     rules = pattern.rules if isinstance(pattern, Pattern) else pattern
     if not isinstance(rules, Rules):
@@ -97,11 +101,26 @@ def match(
                 "give the variable another name" if shape is Rows.ONE else f"rename it: rename({column}='…')",
             )
     with AtUsersLine():
-        if shape is Rows.ONE:
-            columns = one_row_schema(stream.schema, keyed.keys, made.variables)
-        else:
-            columns = all_rows_schema(stream.schema) if shape is Rows.ALL else list_schema(stream.schema, keyed.keys)
-    node = Match("", columns, (stream.node,), users_line(), keyed.keys, made, strategy, which, shape, early)
+        columns = {
+            Rows.ONE: lambda: one_row_schema(stream.schema, keyed.keys, made.variables),
+            Rows.ALL: lambda: all_rows_schema(stream.schema),
+            Rows.LIST: lambda: list_schema(stream.schema, keyed.keys),
+            Rows.MEASURES: lambda: measures_schema(stream.schema, keyed.keys, measures),
+        }[shape]()
+    node = Match(
+        "",
+        columns,
+        (stream.node,),
+        users_line(),
+        keyed.keys,
+        made,
+        strategy,
+        which,
+        shape,
+        early,
+        *around,
+        tuple(measures),
+    )
     return Found(stream.flow, stream.flow.named(node, "match", name))
 
 

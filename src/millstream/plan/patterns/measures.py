@@ -52,9 +52,12 @@ def measure(node: Match, text: str) -> Expression:
 class _Measures(Reader):
     """References in a measure, marked so that they can be replaced by what they mean over lists."""
 
+    def _neighbour(self, name: str, variable: str | None, argument: str, offset: int) -> str:
+        raise self.refused(
+            f"{name}(…) is for conditions and for match_recognize", "use first(…) or last(…) of a variable"
+        )
+
     def _refer(self, kind: str, variable: str | None, argument: str | None, offset: int) -> str:
-        if variable is None:
-            raise self.refused(f"{kind}(…) is for conditions", "use first(…) or last(…) of a variable")
         return super()._refer(kind, variable, argument, offset) + "§"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -9,13 +10,18 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from millstream.errors import InvalidPattern
 from millstream.plan.nodes import INSTANT, StreamNode
 from millstream.plan.patterns.checked import Search
+from millstream.plan.patterns.measured import Measured
+from millstream.plan.patterns.terms import Contiguity, Repeat, all_terms
 from millstream.records import Schema, format_duration
 
 MATCH, VARIABLE, MATCH_START, MATCH_END = "match", "variable", "match_start", "match_end"
 PATH, ROW, IS_EXCLUDED = "path", "row", "is_excluded"
 RULE, RULE_VERSION, MATCHED_ROWS = "rule", "version", "rows"
+CLASSIFIER = "__classifier"
+"""The variable of the last row."""
 
 
 class Matches(Enum):
@@ -26,11 +32,13 @@ class Matches(Enum):
 
 
 class Rows(Enum):
-    """What becomes of a match: one row with a list for each variable, each of its rows, or one row with one list."""
+    """What becomes of a match: one row with a list for each variable, each of its rows, one row with one list, or one
+    row with measures of it."""
 
     ONE = "one"
     ALL = "all"
     LIST = "list"
+    MEASURES = "measures"
 
 
 class SkipTo(Enum):
@@ -67,11 +75,35 @@ class Match(StreamNode):
     matches: Matches
     rows: Rows
     early: bool
+    before: int = 0
+    """With rows as a list: how many rows before a match are in the list as well."""
+    after: int = 0
+    """The same for rows after it: a match waits for them."""
+    measures: tuple[Measured, ...] = ()
     keeps_state: ClassVar[bool] = True
 
     @property
     def is_changing(self) -> bool:
         return self.early
+
+    @property
+    def lookback(self) -> int:
+        """How many rows before a match are needed: by its conditions, or in its result."""
+        return max(self.search.lookback, self.before)
+
+    def check_in_job(self) -> None:
+        rules = self.search.rules
+        if self.matches is not Matches.EVERY or rules.has_limit:
+            return
+        for term in all_terms(rules.term):
+            if isinstance(term, Repeat) and term.high is None and term.inner is Contiguity.FOLLOWED_BY_ANY:
+                raise InvalidPattern(
+                    f"the pattern asks for all combinations of {term} without a limit of time: each further row would "
+                    "double the number of matches",
+                    where=self.user_line,
+                    next_step="limit the time with within(…), or use matches='preferred', times(low, high) or "
+                    "consecutive()",
+                )
 
     @property
     def label(self) -> str:
@@ -129,6 +161,19 @@ def list_schema(schema: Schema, keys: tuple[str, ...]) -> Schema:
     return Schema.from_arrow(pa.schema([*once, pa.field(PATH, pa.list_(step))]))
 
 
+def measures_schema(schema: Schema, keys: tuple[str, ...], measures: Sequence[Measured]) -> Schema:
+    """One row per match: its key, its number, the variable of its last row, and its measures."""
+    fields = [schema.field(key) for key in keys]
+    fields += [pa.field(MATCH, pa.int64()), pa.field(CLASSIFIER, pa.string())]
+    fields += [pa.field(each.reference.column, each.reference.type) for each in measures]
+    return Schema.from_arrow(pa.schema(fields))
+
+
+def last_variable(variables: Sequence[str | None]) -> str | None:
+    """The variable of the last row of a match, given those of its rows; the rows around it have none."""
+    return next((name for name in reversed(variables) if name is not None), None)
+
+
 def all_rows_schema(schema: Schema) -> Schema:
     """All rows of a match, each with the number of the match and the variable it plays."""
     added = [
@@ -153,7 +198,7 @@ def timed_out_schema(node: Match) -> Schema:
     given = node.inputs[0].schema
     whole = (
         list_schema(given, node.keys)
-        if node.rows is Rows.LIST
+        if node.rows in (Rows.LIST, Rows.MEASURES)
         else one_row_schema(given, node.keys, node.search.variables)
     )
     return Schema.from_arrow(pa.schema([field for field in whole.arrow if field.name != MATCH]))

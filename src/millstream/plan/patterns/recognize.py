@@ -7,11 +7,10 @@ expressions over these values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import pyarrow as pa
 
 from millstream.errors import InvalidPattern
 from millstream.expressions.expression import expression
@@ -20,13 +19,24 @@ from millstream.plan.columns import kept
 from millstream.plan.nodes import Node, Read, WithEventTime
 from millstream.plan.patterns.language import Statement, parsed
 from millstream.plan.patterns.matching import Found, match
-from millstream.plan.patterns.node import IS_EXCLUDED, MATCH, PATH, ROW, VARIABLE
-from millstream.plan.patterns.references import ALL, Reader, Reference
+from millstream.plan.patterns.measured import Measured
+from millstream.plan.patterns.node import (
+    CLASSIFIER,
+    IS_EXCLUDED,
+    MATCH,
+    PATH,
+    ROW,
+    VARIABLE,
+    last_variable,
+    measures_schema,
+)
+from millstream.plan.patterns.references import ALL, Reader
 from millstream.plan.stream import Stream
 from millstream.records import Schema
 from millstream.user_lines import users_line
 
-CLASSIFIER, OF_ROW = "__classifier", "__of_row_"
+NAVIGATION = re.compile(r"(first|last)\s*\((.*?)(?:,\s*(\d+)\s*)?\)", re.IGNORECASE | re.DOTALL)
+OF_ROW = "__of_row_"
 
 
 class Recognized(Stream):
@@ -57,9 +67,14 @@ def recognize(stream: Stream, text: str, name: str | None) -> Recognized:
         raise refusal("the result would have no columns", "add MEASURES …, or ALL ROWS PER MATCH")
     measures = Measures(stream.schema, asked)
     given = stream.with_columns({**measures.arguments}) if measures.arguments else stream
-    found = match(given.key_by(*asked.partition_by), asked.rules, asked.skip, "preferred", "list", False, name)
+    around = (measures.before, measures.after)
+    keyed = given.key_by(*asked.partition_by)
+    # One row per match comes from the search itself, which need not make the rows of the match first.
+    at_once = not asked.all_rows and not asked.timeouts
+    shape, values = ("measures", measures.unfold.measured) if at_once else ("list", ())
+    found = match(keyed, asked.rules, asked.skip, "preferred", shape, False, name, around, values)
     matches: Stream = found.union(found.timed_out, missing=True) if asked.timeouts else found
-    unfolded = matches.flat_map(measures.unfold, measures.schema)
+    unfolded = matches if at_once else matches.flat_map(measures.unfold, measures.schema)
     columns = list(stream.schema.names) if asked.all_rows else list(asked.partition_by)
     made = [(column, kept(unfolded.schema, column)) for column in columns]
     made += [(column, expression(replaced, unfolded.schema)) for column, replaced in measures.texts]
@@ -94,22 +109,6 @@ def event_time_column(node: Node) -> str | None:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A value that a measure refers to: over the rows of some variables."""
-
-    reference: Reference
-    members: frozenset[str] | None
-    """None: all rows of the match."""
-    field: str | None
-    """The column of a row that it takes; None to count rows."""
-    is_final: bool
-
-    def of(self, path: Sequence[dict[str, Any]]) -> Any:
-        rows = [step[ROW] for step in path if self.members is None or step[VARIABLE] in self.members]
-        return self.reference.of([None if self.field is None else row[self.field] for row in rows])
-
-
-@dataclass(frozen=True)
 class Unfold:
     """The function from a match to its rows: one, or all that are not excluded."""
 
@@ -120,17 +119,19 @@ class Unfold:
 
     def __call__(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         path = row[PATH]
-        final = {each.reference.column: each.of(path) for each in self.measured if each.is_final or not self.all_rows}
+        variables, rows, end = [step[VARIABLE] for step in path], [step[ROW] for step in path], len(path)
+        whole = [each for each in self.measured if each.is_final or not self.all_rows]
+        final = {each.reference.column: each.value(variables, rows, end) for each in whole}
         if not self.all_rows:
             keys = {name: row[name] for name in self.keys}
-            yield {**keys, MATCH: row[MATCH], CLASSIFIER: path[-1][VARIABLE] if path else None, **final}
+            yield {**keys, MATCH: row[MATCH], CLASSIFIER: last_variable(variables), **final}
             return
         running = [each for each in self.measured if not each.is_final]
         for at, step in enumerate(path):
             if step[IS_EXCLUDED]:
                 continue
             own = {name: step[ROW][name] for name in self.columns}
-            values = {each.reference.column: each.of(path[: at + 1]) for each in running}
+            values = {each.reference.column: each.value(variables, rows, at + 1) for each in running}
             yield {**own, MATCH: row[MATCH], CLASSIFIER: step[VARIABLE], **final, **values}
 
 
@@ -148,16 +149,16 @@ class Measures:
             reader = _MeasureReader(schema, names, line=users_line(), place=place)
             reader.first = len(measured)
             self.texts.append((name, reader.replaced(text)))
-            for reference, is_final in zip(reader.references, reader.are_final, strict=True):
+            for reference, is_final, shift in zip(reader.references, reader.are_final, reader.shifts, strict=True):
                 field = None if reference.argument is None else self._field(reference.argument.spark, schema)
                 members = None if reference.variable == ALL else asked.rules.members(reference.variable or "")
-                measured.append(Measured(reference, None if members is None else frozenset(members), field, is_final))
+                chosen = None if members is None else frozenset(members)
+                measured.append(Measured(reference, chosen, field, is_final, shift))
+        self.before = max([0, *(-each.shift for each in measured)])
+        self.after = max([0, *(each.shift for each in measured)])
         columns = tuple(schema.names) if asked.all_rows else asked.partition_by
         self.unfold = Unfold(asked.partition_by, columns, tuple(measured), asked.all_rows)
-        fields = [schema.field(column) for column in columns]
-        fields += [pa.field(MATCH, pa.int64()), pa.field(CLASSIFIER, pa.string())]
-        fields += [pa.field(each.reference.column, each.reference.type) for each in measured]
-        self.schema = Schema.from_arrow(pa.schema(fields))
+        self.schema = measures_schema(schema, columns, measured)
 
     def _field(self, argument: str, schema: Schema) -> str:
         """The column that holds an argument."""
@@ -180,6 +181,7 @@ class _MeasureReader(Reader):
         super().__init__(schema, variables, line=line)
         self.place = place
         self.are_final: list[bool] = []
+        self.shifts: list[int] = []
         self._final = False
 
     def _at(self, text: str, tokens: Sequence[Any], place: int) -> tuple[int, str] | None:
@@ -205,13 +207,19 @@ class _MeasureReader(Reader):
             return place + 1, self._refer("last", ALL, text[tokens[place].start : tokens[place].end + 1], 0)
         return found
 
+    def _neighbour(self, name: str, variable: str | None, argument: str, offset: int) -> str:
+        """PREV and NEXT: some rows before or after a row of the match, the last one or FIRST(…) or LAST(…) of it."""
+        inside = NAVIGATION.fullmatch(argument)
+        kind, column, skipped = ("last", argument, 0) if inside is None else _navigation(inside)
+        if not _is_nested(column):
+            raise self.refused(f"{name.upper()} looks from one row", f"{name.upper()}(LAST(a.x), 1)")
+        made = self._refer(kind, variable or ALL, column, skipped)
+        self.shifts[-1] = -offset if name == "prev" else offset
+        return made
+
     def _refer(self, kind: str, variable: str | None, argument: str | None, offset: int) -> str:
-        if variable is None:
-            raise self.refused(
-                f"{kind.upper()} is for conditions: a measure knows the rows of the match",
-                "use FIRST(…) or LAST(…, 1)",
-            )
         super()._refer(kind, variable, argument, offset)
+        self.shifts.append(0)
         numbered = replace(self.references[-1], column=f"__measure_{self.first + len(self.references) - 1}")
         self.references[-1] = numbered
         self.are_final.append(self._final)
@@ -219,3 +227,18 @@ class _MeasureReader(Reader):
 
     def refused(self, what: str, next_step: str) -> InvalidPattern:
         return super().refused(f"{self.place}: {what}", next_step)
+
+
+def _navigation(found: re.Match[str]) -> tuple[str, str, int]:
+    """The kind, the column and the offset of FIRST(…) or LAST(…)."""
+    return found[1].lower(), found[2], int(found[3] or 0)
+
+
+def _is_nested(text: str) -> bool:
+    """Whether no parenthesis is closed before it is opened: first(x) + last(y) is not FIRST of something."""
+    depth = 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            return False
+    return True

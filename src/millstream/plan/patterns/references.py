@@ -190,11 +190,6 @@ class Reader:
             if not number.isdigit():
                 raise self.refused(f"the offset of {name} is a whole number, not '{number}'", f"write {name}(…, 1)")
             offset = int(number)
-        if name == "next" and offset:
-            raise self.refused(
-                "next(…) looks ahead: the row after is not known when a condition is evaluated",
-                "put the condition on the next stage, and compare with prev(…)",
-            )
         variables, argument, last = set(), "", None
         for at in inside:
             token = tokens[at]
@@ -220,10 +215,19 @@ class Reader:
                 f"write {name}(…) once for each",
             )
         if name in NEIGHBOURS:
-            if variables:
-                raise self.refused(f"{name}(…) looks at the rows before this one", f"write {name}(column)")
-            return end + 1, self._refer(name, None, argument, offset)
+            return end + 1, self._neighbour(name, next(iter(variables), None), argument, offset)
         return end + 1, self._refer(name, next(iter(variables), ALL), argument, offset)
+
+    def _neighbour(self, name: str, variable: str | None, argument: str, offset: int) -> str:
+        """What replaces prev(…) or next(…)."""
+        if name == "next" and offset:
+            raise self.refused(
+                "next(…) looks ahead: the row after is not known when a condition is evaluated",
+                "put the condition on the next stage, and compare with prev(…)",
+            )
+        if variable is not None:
+            raise self.refused(f"{name}(…) looks at the rows before this one", f"write {name}(column)")
+        return self._refer(name, None, argument, offset)
 
     def _variable(self, name: str, *, quiet: bool = False) -> str | None:
         """The variable of a qualified name; None if it is a column with fields."""

@@ -25,8 +25,9 @@ class Result(Enum):
 class PreferredMatcher:
     """The search in the rows of one key."""
 
-    def __init__(self, search: Search, skip: Skip, conditions: Conditions) -> None:
-        self.search, self.skip, self.conditions = search, skip, conditions
+    def __init__(self, search: Search, skip: Skip, conditions: Conditions, after: int) -> None:
+        """`after` is the number of rows that must follow a match before it is emitted."""
+        self.search, self.skip, self.conditions, self.after = search, skip, conditions, after
         self.first = 0
         """The row at which the next match may begin."""
         self.watermark = BEGINNING
@@ -44,7 +45,7 @@ class PreferredMatcher:
             self._failed: set[tuple[int, int]] = set()
             self._over: list[Complete] = []
             found = self._tried(0, self.first, ())
-            if found is Result.UNDECIDED:
+            if found is Result.UNDECIDED or (isinstance(found, Complete) and self._awaits_rows(found)):
                 self._held = time_of(self.conditions.rows[self.first])
                 break
             self.timed_out += self._over
@@ -54,6 +55,9 @@ class PreferredMatcher:
                 self.first = max(first_after(found.path, self.skip), self.first + 1) if skips else self.first + 1
             else:
                 self.first += 1
+
+    def _awaits_rows(self, match: Complete) -> bool:
+        return self.watermark < END and match.path[-1][0] + self.after >= len(self.conditions.rows)
 
     def finish(self) -> None:
         self.advance(END)

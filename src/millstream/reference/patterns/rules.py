@@ -88,7 +88,7 @@ class RulesOperator(StatefulOperator):
         search = self.searches.get((key, version.token))
         if search is None:
             conditions = Conditions(rule.search, self.given.schema)
-            search = Searching(PreferredMatcher(rule.search, rule.skip, conditions))
+            search = Searching(PreferredMatcher(rule.search, rule.skip, conditions, after=0))
             self.searches[key, version.token] = search
             conditions.rows = self._seen(key, version, rule, version.start - 1)
             search.matches(version.start - 1)

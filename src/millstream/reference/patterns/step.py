@@ -8,6 +8,7 @@ from typing import Any
 from millstream.plan.bundles import END, Bundle, Row, moment
 from millstream.plan.patterns.found import Complete
 from millstream.plan.patterns.node import (
+    CLASSIFIER,
     IS_EXCLUDED,
     MATCH,
     MATCH_END,
@@ -18,6 +19,7 @@ from millstream.plan.patterns.node import (
     Match,
     Matches,
     Rows,
+    last_variable,
 )
 from millstream.reference.event_order import EventOrder, in_time, time_of
 from millstream.reference.operator import StatefulOperator
@@ -104,8 +106,9 @@ class MatchOperator(StatefulOperator):
 
     def _new_matcher(self) -> MatcherOfKey:
         conditions = Conditions(self.node.search, self.node.inputs[0].schema)
-        kind = EveryMatcher if self.node.matches is Matches.EVERY else PreferredMatcher
-        return kind(self.node.search, self.node.skip, conditions)
+        if self.node.matches is Matches.EVERY:
+            return EveryMatcher(self.node.search, self.node.skip, conditions)
+        return PreferredMatcher(self.node.search, self.node.skip, conditions, self.node.after)
 
     # ------------------------------------------------------------ results
 
@@ -122,17 +125,37 @@ class MatchOperator(StatefulOperator):
     def _row(self, key: tuple[Any, ...], match: Complete, number: int | None, conditions: Conditions) -> Row:
         values = dict(zip(self.node.keys, key, strict=True))
         numbered = {} if number is None else {MATCH: number}
-        if self.node.rows is Rows.LIST:
+        if self.node.rows in (Rows.LIST, Rows.MEASURES):
             path = [
                 {VARIABLE: variable, IS_EXCLUDED: is_excluded, ROW: conditions.rows[place].values}
-                for place, variable, is_excluded in match.path
+                for place, variable, is_excluded in self._with_neighbours(match, number, len(conditions.rows))
             ]
+            if self.node.rows is Rows.MEASURES and number is not None:
+                return Row({**values, **numbered, **self._measures(path)}, match.end)
             return Row({**values, **numbered, **self._times(match, conditions), PATH: path}, match.end)
         lists = {
             name: [conditions.rows[place].values for place, variable, _ in match.path if variable == name]
             for name in self.node.search.variables
         }
         return Row({**values, **numbered, **self._times(match, conditions), **lists}, match.end)
+
+    def _measures(self, path: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        variables, rows = [step[VARIABLE] for step in path], [step[ROW] for step in path]
+        measured = {each.reference.column: each.value(variables, rows, len(path)) for each in self.node.measures}
+        return {CLASSIFIER: last_variable(variables), **measured}
+
+    def _with_neighbours(
+        self, match: Complete, number: int | None, count: int
+    ) -> Sequence[tuple[int, str | None, bool]]:
+        """The rows of a match, and those around it that its measures may look at: they play no variable."""
+        first, last = match.path[0][0], match.path[-1][0]
+        before = range(max(first - self.node.before, 0), first)
+        after = range(last + 1, min(last + 1 + self.node.after, count)) if number is not None else ()
+        return [
+            *((place, None, True) for place in before),
+            *match.path,
+            *((place, None, True) for place in after),
+        ]
 
     def _times(self, match: Complete, conditions: Conditions) -> dict[str, Any]:
         return {MATCH_START: moment(time_of(conditions.rows[match.first])), MATCH_END: moment(match.end)}

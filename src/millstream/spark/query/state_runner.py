@@ -25,7 +25,7 @@ from millstream.connectors.sink import Preparer
 from millstream.errors import DamagedState
 from millstream.operators.accumulators import ORDER
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, LATE, LOST, Stateful, stateful
+from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, Stateful, stateful
 from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.endpoints import Endpoint
@@ -247,16 +247,18 @@ class StepRunner:
         packer = self._plan.packer(self._node, task=FIRST_OF_STEPS + (self._number << 12) + group, own_label=label)
         given = self._inputs(received, head)
         late = 0
+        notes: tuple[str, ...] = ()
         if given or head.next_event <= clock.watermark or head.next_clock <= clock.now:
             sent = self._step_once(label, head, given, clock)
             late = (len(sent[LATE]) if LATE in sent else 0) + (sent[LOST]["rows"][0] if LOST in sent else 0)
+            notes = tuple(sent[NOTES][NOTE]) if NOTES in sent else ()
             packer.add(sent, clock.now)
         head.watermark, head.now, head.inputs = watermark, inputs.now, inputs.kept()
         head.passed_on = max(head.passed_on, min(clock.watermark, head.hold))
         self._head.update((head.to_bytes(),))
         idle = inputs.is_idle() and clock.watermark == watermark  # a step in processing time never is
         yield from packer.pack(StepControl(self._node.name, group, head.passed_on, idle, clock.now))
-        report = StepReport(self._node.name, watermark, head.rows, late, inputs.now)
+        report = StepReport(self._node.name, watermark, head.rows, late, inputs.now, notes)
         yield label, DRIVER, REPORT, group, task_messages.to_bytes(report)
 
     def _read_head(self, blob: bytes) -> Head:

@@ -86,6 +86,8 @@ class StepReport(Message, frozen=True):
     rows: int
     late: int
     now: int
+    notes: tuple[str, ...] = ()
+    """Notices for the user."""
 
 
 class DiscardReport(Message, frozen=True):

@@ -5,20 +5,12 @@ import pytest
 from folders import in_memory
 from millstream.connectors.opening import open_source
 from millstream.records import Schema
-from s3_server import S3Server
 
 
 @pytest.fixture
 def tmp_path():
     with in_memory() as folder:
         yield folder
-
-
-@pytest.fixture(scope="session")
-def s3():
-    """A server that speaks S3, with a bucket `tests`."""
-    with S3Server("tests") as server:
-        yield server
 
 
 @pytest.fixture

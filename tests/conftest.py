@@ -19,6 +19,7 @@ from kafka_cluster import KafkaCluster
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from postgres_server import Server
+from s3_server import S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +52,13 @@ def spark() -> Iterator[SparkSession]:
 
     yield session(name="tests")
     stop()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A server that speaks S3, with a bucket `tests`."""
+    with S3Server("tests") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -108,6 +108,39 @@ def test_a_row_older_than_what_the_watermark_has_passed_is_late() -> None:
     assert out == [[], [], ["+a3 expired", "+a5 no event time"], [], ["+a6 expired"]]
 
 
+@pytest.mark.on_spark
+def test_a_deletion_is_forgotten_when_the_watermark_is_far_enough_past_it() -> None:
+    def build(rows: Any) -> Any:
+        table = rows.to_table(key="key", forget_deleted_after="10 seconds")
+        return {"changes": table.changes(), "late": table.late}
+
+    steps = [
+        add(("a", 1, 2), ("a", None, 5), ("b", 2, 5), ("c", None, 5)),
+        Watermark(t(15)),
+        add(("a", 3, 4), ("b", 4, 4)),  # remembered: ten seconds are not over yet
+        add(("c", 5, 20), ("c", None, 30)),
+        Watermark(t(16)),
+        add(("a", 6, 4), ("b", 7, 4), ("c", 8, 6)),
+    ]
+    out = play(build, steps, schema=SCHEMA, event_time="at")
+    assert [sorted(said(row) for row in step["changes"]) for step in out] == [
+        ["+a1@2", "+b2@5", "-a1@5"],
+        [],
+        [],
+        ["+c5@20", "-c5@30"],
+        [],
+        ["+a6@4", "+c8@6", "-c8@20"],
+    ]
+    assert [sorted(said(row) for row in step["late"]) for step in out] == [
+        [],
+        [],
+        ["+a3 expired", "+b4 expired"],
+        [],
+        [],
+        ["+b7 expired"],
+    ]
+
+
 def test_a_deletion_without_event_time_deletes_the_newest_version() -> None:
     def build(rows: Any) -> Any:
         table = rows.to_table(key="key")

@@ -246,6 +246,10 @@ class EventIdReused(EventRefused):
     """An event has the id of a recorded event that differs from it: recorded events are never changed."""
 
 
+class StoreBusy(MillstreamError):
+    """Other processes keep appending to an event store on Kafka, which accepts one writer at a time."""
+
+
 class UnknownEvent(MillstreamError):
     """An aggregate has no handler for an event of its stream."""
 

@@ -104,6 +104,19 @@ def test_topics(ms: Run, scores: str, address: str) -> None:
     assert scores not in ms("topics", "list").out
 
 
+@pytest.mark.more
+def test_settings_by_kafkas_names(ms: Run, scores: str) -> None:
+    done = ms("topics", "alter", scores, "--set", "min.insync.replicas=1", "--set", "max.message.bytes=2000000")
+    assert done.code == 0
+    assert ms("topics", "describe", scores, "--json").json["settings"]["min_insync_replicas"] == 1
+    assert ms("topics", "alter", scores, "--set", "min.insync.replicas").code == 2
+    assert ms("topics", "alter", scores, "--set", "no.such=1").code == 2
+    assert ms("topics", "move", scores, "--to", "99").code == 4
+    assert ms("topics", "move", scores, "--to", "one").code == 2
+    here = ms("topics", "move", scores, "--to", "1", "--json")  # where it is: nothing to do, and no tool needed
+    assert here.json["replicas"] == {"0": [1], "1": [1]}
+
+
 def test_records(ms: Run, scores: str) -> None:
     assert sorted(ms("consume", scores).lines) == sorted((ANN, BOB, EVE))
     whole = [json.loads(line) for line in ms("consume", scores, "--json").lines]

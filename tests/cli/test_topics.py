@@ -135,3 +135,26 @@ def test_damage_is_reported_and_repaired(ms: Run, log: EmbeddedLog, folder: Path
     [partition] = repaired.json
     assert (partition["kept_records"], partition["lost"]) == (2, [{"from_offset": 0, "to_offset": 1}])
     assert len(ms("consume", "scores", "--on-lost", "earliest").lines) == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("create", "more", "--replication-factor", 3),
+        ("create", "more", "--min-insync-replicas", 2),
+        ("alter", "scores", "--set", "min.insync.replicas=2"),
+        ("move", "scores", "--to", "1,2"),
+    ],
+)
+def test_what_only_kafka_has_is_refused_with_the_reason(ms: Run, log: EmbeddedLog, command: tuple[object, ...]) -> None:
+    log.create_topic("scores")
+    done = ms("topics", *command)
+    assert done.code == 2
+    assert "one machine" in done.err
+    assert log.topics() == ["scores"]
+
+
+def test_a_log_in_memory_is_out_of_reach_of_a_command(ms: Run) -> None:
+    done = ms("topics", "list", "--log", "memory://")
+    assert done.code == 2
+    assert "belongs to one process" in done.err

@@ -7,7 +7,6 @@ from hdfs_server import HdfsServer
 from millstream.connectors.opening import open_source
 from millstream.records import Schema
 from records.both_parsers import both_parsers
-from s3_server import S3Server
 
 __all__ = ["both_parsers"]
 
@@ -16,13 +15,6 @@ __all__ = ["both_parsers"]
 def tmp_path():
     with in_memory() as folder:
         yield folder
-
-
-@pytest.fixture(scope="session")
-def s3():
-    """A server that speaks S3, with a bucket `tests`."""
-    with S3Server("tests") as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

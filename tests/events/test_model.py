@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import uuid
 
 import pytest
 from hypothesis import strategies as st
@@ -12,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import millstream as ms
 from folders import MEMORY
+from kafka_cluster import KafkaCluster
 from millstream.errors import EventIdReused, StreamClosed, WrongVersion
-from millstream.events import index
+from millstream.events import index, kafka_log
 from properties import examples
 
 streams = st.sampled_from(["a", "b", "c"])
@@ -21,20 +23,26 @@ handles = st.integers(0, 1)
 
 
 class Model(RuleBasedStateMachine):
+    name = "s"
+
     @initialize()
     def open(self) -> None:
-        self.folder = tempfile.mkdtemp(dir=MEMORY)
-        self.stores = [ms.event_store(self.folder, "s") for _ in range(2)]
+        self.address = self.new_address()
+        self.stores = [ms.event_store(self.address, self.name) for _ in range(2)]
         self.events: dict[str, list[ms.Event]] = {"a": [], "b": [], "c": []}
         self.order: list[str] = []
         self.closed: set[str] = set()
         self.numbers = itertools.count()
 
+    def new_address(self) -> str:
+        """Where there is no store of this name yet."""
+        return tempfile.mkdtemp(dir=MEMORY)
+
     def teardown(self) -> None:
-        if hasattr(self, "folder"):
-            for store in self.stores:
-                store.close()
-            shutil.rmtree(self.folder)
+        for store in getattr(self, "stores", ()):
+            store.close()
+        if hasattr(self, "address"):
+            shutil.rmtree(self.address, ignore_errors=True)
 
     def new(self, count: int) -> list[ms.Event]:
         return [ms.Event("E", {"n": number}, id=f"e{number}") for number in itertools.islice(self.numbers, count)]
@@ -97,7 +105,7 @@ class Model(RuleBasedStateMachine):
     @rule(handle=handles)
     def reopen(self, handle: int) -> None:
         self.stores[handle].close()
-        self.stores[handle] = ms.event_store(self.folder, "s")
+        self.stores[handle] = ms.event_store(self.address, self.name)
 
     @rule(handle=handles, stream=streams, first=st.integers(1, 6), last=st.integers(1, 6))
     def read(self, handle: int, stream: str, first: int, last: int) -> None:
@@ -118,3 +126,17 @@ def test_a_store_agrees_with_a_dictionary(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(index, "FLUSH_EVENTS", 7)
     monkeypatch.setattr(index, "CACHED_STREAMS_MAX", 2)
     run_state_machine_as_test(Model, settings=examples(60, stateful_step_count=30))
+
+
+@pytest.mark.more
+@pytest.mark.property
+def test_a_store_on_kafka_agrees_with_a_dictionary(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both handles are writers that take over from each other."""
+    monkeypatch.setattr(kafka_log, "TURN_SECONDS", 0.0)
+
+    class OnKafka(Model):
+        def new_address(self) -> str:
+            self.name = f"model-{uuid.uuid4().hex}"
+            return f"kafka://{kafka.bootstrap}"
+
+    run_state_machine_as_test(OnKafka, settings=examples(2, stateful_step_count=15))

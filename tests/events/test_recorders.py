@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import unittest
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from eventsourcing.application import Application
@@ -15,6 +15,7 @@ from eventsourcing.tests import persistence as cases
 
 import millstream as ms
 from folders import MEMORY
+from kafka_cluster import KafkaCluster
 from millstream.events.recorders import (
     MillstreamAggregateRecorder,
     MillstreamApplicationRecorder,
@@ -54,6 +55,41 @@ class TestTrackingRecorder(OnStore, cases.TrackingRecorderTestCase):
 class TestProcessRecorder(OnStore, cases.ProcessRecorderTestCase):
     def create_recorder(self) -> MillstreamProcessRecorder:
         return MillstreamProcessRecorder(self.store)
+
+
+class OnKafka(unittest.TestCase):
+    """The same there, except for the cases that expect ids of notifications without gaps."""
+
+    @pytest.fixture(autouse=True)
+    def _broker(self, kafka: KafkaCluster) -> None:
+        self.address = f"kafka://{kafka.bootstrap}"
+
+    def setUp(self) -> None:
+        self.store = ms.event_store(self.address, f"recorded-{uuid4().hex}")
+
+    def tearDown(self) -> None:
+        self.store.close()
+
+
+@pytest.mark.more
+class TestAggregateRecorderOnKafka(OnKafka, TestAggregateRecorder):
+    pass
+
+
+@pytest.mark.more
+class TestApplicationRecorderOnKafka(OnKafka, TestApplicationRecorder):
+    test_insert_select = None
+    test_insert_subscribe = None
+
+
+@pytest.mark.more
+class TestTrackingRecorderOnKafka(OnKafka, TestTrackingRecorder):
+    pass
+
+
+@pytest.mark.more
+class TestProcessRecorderOnKafka(OnKafka, TestProcessRecorder):
+    pass
 
 
 class Dog(Aggregate):

@@ -8,6 +8,8 @@ same with two failures in a row; and a process that dies at every step.
 
 import itertools
 import sqlite3
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +74,44 @@ def test_several_retries_never_duplicate(tmp_path, moment, name):
         if not failed:
             break
     assert number > 4
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_retry_after_compaction_stores_nothing_twice(tmp_path, monkeypatch, moment):
+    """Method: between a failed attempt and the retry, another process fills segments and compacts them."""
+
+    def meanwhile(_):
+        with other.producer() as producer:
+            for _ in range(20):
+                producer.send("t", b"x" * 500, key=b"filler")
+                producer.flush()
+            producer.send("t", b"newer", key=b"key")
+        other.clean("t")
+
+    monkeypatch.setattr("millstream.log.producer.time", SimpleNamespace(**{**vars(time), "sleep": meanwhile}))
+    for number in itertools.count(1):
+        folder, disk = tmp_path / str(number), FailingDisk(moment)
+        with EmbeddedLog(folder, disk=disk, upkeep=False) as log, EmbeddedLog(folder, upkeep=False) as other:
+            log.create_topic("t", compaction=True, segment_bytes=4096)
+            with log.producer(acks="all", linger="0 seconds") as producer:
+                producer.send("t", b"first", key=b"first").wait(30)
+                disk.fail(number)
+                place = producer.send("t", b"once", key=b"key").wait(30)
+                failed = disk.failed
+                disk.fail()
+            stored = _stored(other)
+            assert [offset for offset, value in stored if value == b"once"] == [place.offset], f"call {number}"
+            meanwhile(0)  # nothing keeps compaction away any more
+            assert [value for _, value in _stored(other)].count(b"x" * 500) < 20
+            assert [value for _, value in _stored(other) if value in (b"once", b"newer")][-1] == b"newer"
+        if not failed:
+            break
+    assert number > 2
+
+
+def _stored(log):
+    with log.consumer("t") as consumer:
+        return [(record.offset, record.value) for record in consumer.until_caught_up()]
 
 
 @pytest.mark.more

@@ -425,3 +425,12 @@ def test_records_older_than_the_retention_go(log, read):
         producer.send("t", b"new").wait()
         log.clean("t")
     assert read(log, "t") == [b"new"]
+
+
+@pytest.mark.parametrize("setting", ["replication_factor", "min_insync_replicas"])
+def test_the_embedded_log_stays_on_one_machine(log, setting):
+    with pytest.raises(InvalidSetting, match="one machine"):
+        log.create_topic("t", **{setting: 2})
+    log.create_topic("t")
+    with pytest.raises(InvalidSetting, match="one machine"):
+        log.change_topic("t", **{setting: 2})

@@ -51,6 +51,37 @@ def test_a_transaction_over_topics_and_partitions_is_seen_whole_or_not_at_all(lo
     assert read(other, "a", partitions=[0], isolation="read_uncommitted") == [b"1", b"2", b"3", b"outside"]
 
 
+def test_aborted_transactions_are_forgotten_with_their_segments(log, other, read):
+    """Also those of a reader with an older count, of the next process, and after a repair."""
+    log.create_topic("t", segment_bytes=4096, retention_bytes=4096)
+    sizes = []
+    with log.producer(name="p") as producer:
+        for number in range(60):
+            with producer.transaction():
+                producer.send("t", b"%d" % number + b"x" * 300)
+            with pytest.raises(ZeroDivisionError), producer.transaction():
+                producer.send("t", b"aborted" + b"x" * 300)
+                producer.flush()
+                raise ZeroDivisionError
+            if number % 10 == 9:
+                other.clean("t")
+                sizes.append((other.topic("t").partition(0).folder / "aborted").stat().st_size)
+                for handle in (log, other):
+                    assert not [value for value in read(handle, "t") if value.startswith(b"aborted")]
+    kept = read(other, "t")
+    assert max(sizes) < 40 * 24  # of 60
+    assert kept[-1].startswith(b"59")
+    with EmbeddedLog(log.path, upkeep=False) as next_process:
+        assert read(next_process, "t") == kept
+        next_process.repair_topic("t")
+        assert read(next_process, "t") == kept
+        with next_process.producer(name="q") as producer, pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send("t", b"aborted")
+            producer.flush()
+            raise ZeroDivisionError
+        assert read(next_process, "t") == kept
+
+
 class Foreign:
     """Progress on a broker of another kind."""
 

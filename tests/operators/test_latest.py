@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from hypothesis import given
@@ -52,6 +53,20 @@ def test_latest_is_the_newest_row_of_each_key_at_any_time(kind: str, script: lis
             qualify row_number() over (partition by step, moment, {keys} order by t desc, n desc) = 1
         ) where not ({deleted})"""
     assert {key: n for key, n in found.items() if n} == Counter(map(frozen, seen.query(sql)))
+
+
+FORGETFUL = {
+    span: Plan(
+        lambda s, span=span: s.to_table(key="k", deleted="v = 0", forget_deleted_after=timedelta(microseconds=span))
+    )
+    for span in (0, 2)
+}
+
+
+@CHECKED
+@given(st.sampled_from(sorted(FORGETFUL)), bundles)
+def test_deletions_are_forgotten_at_the_same_time_by_both_runners(span: int, script: list[Any]) -> None:
+    FORGETFUL[span].played(script)
 
 
 def values_of(build: Callable[[Any], Any], schema: str, source: Any = "rows", event_time: str | None = None) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from millstream.errors import NotFound
+from millstream.errors import InvalidInput, NotFound
 from millstream.terminal import is_harmless
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Session:
 
         # Once imported, polars makes blocked reads and locks continue after Ctrl-C; this undoes that.
         signal.siginterrupt(signal.SIGINT, True)
-        with connect(self.address if create else self.existing(), shared_group=shared_group) as log:
+        with connect(self._given() if create else self.existing(), shared_group=shared_group) as log:
             yield log
 
     def existing(self) -> str | None:
@@ -70,8 +70,16 @@ class Session:
 
     def _given(self) -> str:
         from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER
+        from millstream.log.memory import SCHEME as MEMORY_SCHEME
 
-        return self.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+        given = self.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+        if given.startswith(MEMORY_SCHEME):
+            raise InvalidInput(
+                "a log in memory belongs to one process: no command can reach it",
+                where=given,
+                next_step="use it in a Python program, or name a folder with --log",
+            )
+        return given
 
     def missing_folder(self) -> Path | None:
         address = self._given()

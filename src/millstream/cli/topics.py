@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.moving import move
+from millstream.cli.moving import move, on_kafka
 from millstream.cli.output import ask, count_text, show_details, show_done, show_table, size_text
 from millstream.cli.session import Session, SharedGroup, TopicName, Yes, complete_topics, subcommands
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError
@@ -31,7 +31,10 @@ SETTINGS: dict[str, Any] = {
         str | None, typer.Option(metavar="SIZE", help="How much to keep of each partition: 1GB.")
     ],
     "retention_archive": Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where to move old segments instead of deleting them.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Where to move old segments instead of deleting them: a folder, s3://BUCKET/…."
+        ),
     ],
     "segment_bytes": Annotated[
         str | None, typer.Option(metavar="SIZE", help="Size at which a new segment is started: 64MiB.")
@@ -41,6 +44,10 @@ SETTINGS: dict[str, Any] = {
     ],
     "tombstone_retention": Annotated[
         str | None, typer.Option(metavar="DURATION", help='How long to keep tombstones: "1 day".')
+    ],
+    "replication_factor": Annotated[int | None, typer.Option(help="On Kafka: on how many brokers each partition is.")],
+    "min_insync_replicas": Annotated[
+        int | None, typer.Option(help="On Kafka: how many of them must have a record before it is acknowledged.")
     ],
 }
 CAN_BE_NONE = ("schema", "codec", "retention", "retention_bytes", "retention_archive")
@@ -69,11 +76,12 @@ def register(app: typer.Typer) -> None:
     subcommands(
         app,
         "topics",
-        "List, create, describe, change, delete, clean, repair and move topics.",
+        "List, create, describe, change, alter, delete, clean, repair and move topics.",
         list_topics,
         create,
         describe,
         change,
+        alter,
         delete,
         clean,
         repair,
@@ -176,6 +184,31 @@ def change(
         raise InvalidInput("there is nothing to change", next_step="name a setting: millstream topics change --help")
     with session.log() as log:
         _show(session, log.change_topic(topic, **settings))
+
+
+def alter(
+    session: Session,
+    topic: TopicName,
+    assignments: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="A setting by Kafka's name; may be repeated.")
+    ],
+) -> None:
+    """Change settings of a topic on Kafka by Kafka's own names.
+
+    The embedded log has no such settings: it stays on one machine.
+
+    \b
+    Example:
+      millstream topics alter scores --set min.insync.replicas=2 --set compression.type=zstd
+    """
+    settings = {}
+    for assignment in assignments:
+        name, separator, value = assignment.partition("=")
+        if not separator or not name:
+            raise InvalidInput(f"'{assignment}' is not NAME=VALUE", next_step="for example --set min.insync.replicas=2")
+        settings[name] = value
+    with on_kafka(session, "these are settings of Kafka's brokers") as log:
+        _show(session, log.alter_topic(topic, settings))
 
 
 def delete(session: Session, topic: TopicName, yes: Yes = False) -> None:

@@ -27,9 +27,9 @@ class Contents:
                 where=f"stream '{stream}'",
                 next_step='append events: millstream.Event("ItemAdded", {"item": "tea"})',
             )
-        data = dict(event.data)
+        data = event.data if isinstance(event.data, dict) else dict(event.data)
         if event.personal:
-            data = self._sealed(event, data)
+            data = self._sealed(event, dict(data))
         return Row(
             stream,
             None,

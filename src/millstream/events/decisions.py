@@ -31,6 +31,8 @@ class Request:
 
     parts: Sequence[Part]
     rows: list[Row] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Of each part's stream after it, once the rows are stored."""
     outcome: list[Appended] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -53,7 +55,8 @@ class Decisions:
         self._known = self._index.prefetch({part.stream for request in requests for part in request.parts}, ids)
         accepted = []
         for request in requests:
-            request.rows, request.outcome, request.error = [], [], None  # decided again after a lost race on Kafka
+            # It is decided again after a lost race on Kafka.
+            request.rows, request.versions, request.outcome, request.error = [], [], [], None
             try:
                 self._decide(request)
             except MillstreamError as error:
@@ -64,11 +67,15 @@ class Decisions:
         return accepted
 
     def _decide(self, request: Request) -> None:
-        repeated = [row.id in self._known or row.id in self._new for part in request.parts for row in part.rows]
-        if repeated and all(repeated):
+        count = repeated = 0
+        for part in request.parts:
+            for row in part.rows:
+                count += 1
+                repeated += row.id in self._known or row.id in self._new
+        if repeated and repeated == count:
             request.outcome = [self._repeated(part) for part in request.parts]
             return
-        if any(repeated):
+        if repeated:
             raise EventIdReused(
                 "some of the events were recorded before, others were not",
                 where=f"stream '{request.parts[0].stream}'",
@@ -77,7 +84,7 @@ class Decisions:
         for part in request.parts:
             self._check(part)
         for part in request.parts:
-            request.outcome.append(self._recorded(part, request.rows))
+            request.versions.append(self._recorded(part, request.rows))
 
     def _check(self, part: Part) -> None:
         state = self._index.state(part.stream)
@@ -96,20 +103,22 @@ class Decisions:
                 current_version=current,
             )
 
-    def _recorded(self, part: Part, rows: list[Row]) -> Appended:
+    def _recorded(self, part: Part, rows: list[Row]) -> int:
+        """The version of the stream after the part, whose rows are added to `rows`."""
         version = self._versions.get(part.stream)
         if version is None:
             version = self._index.state(part.stream).version
         for row in part.rows:
             if not part.is_own:
                 version += 1
-            stored = row._replace(version=None if part.is_own else version, at_us=self._at_us)
+            number = None if part.is_own else version
+            stored = Row(row.stream, number, row.type, row.format, row.id, row.data, row.metadata, self._at_us)
             if stored.type == CLOSED:
                 self._closed.add(part.stream)
             self._new[row.id] = stored
             rows.append(stored)
         self._versions[part.stream] = version
-        return Appended(part.stream, version, -1)
+        return version
 
     def _repeated(self, part: Part) -> Appended:
         """The events are as they were recorded, in the same order: a retry. Otherwise somebody wants to change them."""
@@ -136,6 +145,8 @@ def _same_data(recorded: str, given: str) -> bool:
 
 def checked_parts(parts: Sequence[Part]) -> Sequence[Part]:
     """Refuses what cannot be decided whatever the store contains."""
+    if len(parts) == 1 and len(parts[0].rows) == 1:
+        return parts
     streams = [part.stream for part in parts]
     if len(set(streams)) != len(streams):
         raise EventRefused(

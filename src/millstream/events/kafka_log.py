@@ -1,7 +1,9 @@
 """An event store's topic on Kafka: the process that decides is its only writer, and Kafka fences all others.
 
-The writer is the newest producer with the store's transactional id. Whoever takes the role over waits for the last
-transaction of the one before, reads to the end, and decides on that; the one before cannot commit any more.
+The writer is the newest producer with the store's transactional id. A process takes the role over when it has something
+to append: it waits for the last transaction of the one before, reads to the end, and decides on that; the one before
+cannot commit any more. A process that has lost the role lets the new writer append before it takes it back, so that
+each takeover stores something however many processes compete.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from millstream.errors import KafkaUnavailable, MillstreamError, ProducerFenced, TransactionAborted
+from millstream.errors import KafkaUnavailable, MillstreamError, ProducerFenced, StoreBusy, TransactionAborted
 from millstream.events.layout import SCHEMA, Row, to_batch, to_rows
 from millstream.events.ports import Decide, Span, Stored
 from millstream.log.consumer import Consumer
@@ -31,8 +33,11 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka import Message as ClientMessage
 
-TAKE_OVERS_MAX = 100
-PAUSE_SECONDS_MAX = 0.2
+WAIT_SECONDS = 60.0  # for the role of the writer, while others hold it
+DEAD_SECONDS = 1.5  # a writer that has stored nothing for so long, or left a transaction open, is taken for dead
+TURN_SECONDS = 0.2  # for the new writer's next appends, before it is fenced; longer after each lost attempt
+TURN_SECONDS_MAX = 3.0
+LOOK_SECONDS = 0.02
 READ_SECONDS = 1.0
 READ_BYTES = 8 << 20
 CODEC_SCHEMA = Schema.of(SCHEMA)
@@ -48,6 +53,8 @@ class KafkaEventLog:
         self._topic = topic
         self._writer: Transactions | None = None
         self._reader: Consumer | None = None
+        self._others = 0  # how many events of other writers were read, and when the last of them was recorded
+        self._others_us = 0
 
     def spans(self, start: int) -> Iterator[Span]:
         end = self._end()
@@ -63,11 +70,15 @@ class KafkaEventLog:
             self._reader = self._log.consumer(self._topic, start=start)
         elif self._reader.position(self._topic, 0) != start:
             self._reader.seek(start)
-        yield from self._read(self._reader, end)
+        for span in self._read(self._reader, end):
+            if span.rows:
+                self._others += len(span.rows)
+                self._others_us = span.rows[-1].at_us
+            yield span
 
-    def _end(self) -> int:
+    def _end(self, *, committed: bool = True) -> int:
         place = TopicPartition(self._topic, 0)
-        return offsets(self._log.clients, [place], "latest", committed=True)[place]
+        return offsets(self._log.clients, [place], "latest", committed=committed)[place]
 
     def _read(self, consumer: Consumer, end: int) -> Iterator[Span]:
         """All of it: what a slow broker has not sent yet must not be taken for the markers before the end."""
@@ -86,22 +97,69 @@ class KafkaEventLog:
         yield Span([], [], end)
 
     def write(self, decide: Decide) -> Stored:
-        for attempt in range(TAKE_OVERS_MAX):
+        deadline = time.monotonic() + WAIT_SECONDS
+        turn, failed = TURN_SECONDS, False
+        while True:
+            others = self._others
             try:
-                if self._writer is None:
-                    self._writer = Transactions(f"millstream-events-{self._topic}", self._log.clients)
-                rows = [row for piece in decide() for row in piece]
+                if self._writer is None or not (rows := _rows(decide())):
+                    # Refused or recorded before, as it seems: whether it is depends on all that was acknowledged.
+                    if not self._is_quiet():
+                        self._step_down()
+                    elif not any(decide()):
+                        return Stored([], 0)  # without a takeover: the writer, perhaps another, can go on
+                    others = self._others
+                    self._writer = self._writer or self._taken_over()
+                    rows = _rows(decide())
                 return self._stored(self._writer, rows) if rows else Stored([], 0)
-            except (ProducerFenced, TransactionAborted, KafkaUnavailable) as error:
+            except (ProducerFenced, TransactionAborted) as error:
+                self._step_down()
+                if time.monotonic() > deadline:
+                    raise self._busy() from error
+                self._wait_for_turn(decide, others, turn)
+                turn = min(2 * turn, TURN_SECONDS_MAX)
+            except KafkaUnavailable:
                 # Also after a commit without an answer: the next writer waits for it, and the ids show its outcome.
                 self._step_down()
-                if attempt == TAKE_OVERS_MAX - 1 or (isinstance(error, KafkaUnavailable) and attempt):
+                if failed:
                     raise
-                time.sleep(random.uniform(0, PAUSE_SECONDS_MAX))
+                failed = True
             except BaseException:
                 self._step_down()
                 raise
-        raise AssertionError("the last attempt raises")
+
+    def _taken_over(self) -> Transactions:
+        return Transactions(f"millstream-events-{self._topic}", self._log.clients)
+
+    def _is_quiet(self) -> bool:
+        """Waits until no transaction is open: all that was acknowledged can be read, and no append is cut short."""
+        deadline = time.monotonic() + DEAD_SECONDS
+        while True:
+            end = self._end(committed=False)  # first: a commit that was answered before is at or below it
+            if self._end() >= end:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+
+    def _wait_for_turn(self, decide: Decide, others: int, turn: float) -> None:
+        """Until the new writer has stored something and had its turn; at random, so that not all come back at once."""
+        deadline = time.monotonic() + random.uniform(1, 1.5) * DEAD_SECONDS
+        while time.monotonic() < deadline:
+            decide()  # reads up
+            if self._others != others:
+                break
+            time.sleep(LOOK_SECONDS)
+        idle = time.time() - self._others_us / 1e6
+        time.sleep(max(0.0, random.uniform(turn / 2, turn) - max(0.0, idle)))
+
+    def _busy(self) -> StoreBusy:
+        return StoreBusy(
+            f"other processes kept appending to the event store for {WAIT_SECONDS:.0f} seconds",
+            where=f"topic '{self._topic}', {self._log.address}",
+            next_step="append the same events again, none is doubled; on Kafka let one process append to a store, or "
+            "give each process a store of its own",
+        )
 
     def _stored(self, writer: Transactions, rows: Sequence[Row]) -> Stored:
         batch = to_batch(rows)
@@ -119,15 +177,12 @@ class KafkaEventLog:
         for number, (row, value) in enumerate(zip(rows, values, strict=True)):
             self._produce(writer, row, value, lambda error, sent, number=number: answered(number, error, sent))
         try:
-            while -1 in positions and not failures:
-                writer.client.flush(0.1)
-        except client_module().KafkaException as error:
-            raise self._failure(error.args[0]) from error
-        if failures:
-            with suppress(MillstreamError):
-                writer.abort()
-            raise self._failure(failures[0])
-        writer.commit(lambda _: None)
+            # It also waits for the records, and notices at once that this writer was fenced.
+            writer.commit(lambda _: None)
+        except KafkaUnavailable as error:
+            if failures and not writer.is_unanswered:
+                raise self._failure(failures[0]) from error
+            raise
         return Stored(positions, positions[-1] + 2)  # after the marker of the transaction
 
     def _produce(self, writer: Transactions, row: Row, value: bytes, on_delivery: Any) -> None:
@@ -166,6 +221,10 @@ class KafkaEventLog:
         self._writer = None
         if self._reader is not None:
             self._reader.close()
+
+
+def _rows(pieces: Sequence[Sequence[Row]]) -> list[Row]:
+    return [row for piece in pieces for row in piece]
 
 
 def _values(batch: pa.RecordBatch) -> pa.RecordBatch:

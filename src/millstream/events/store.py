@@ -135,12 +135,11 @@ class EventStore:
                 return
             rows = [row for request in accepted for row in request.rows]
             self._index.apply(stored.positions, rows, stored.next_position)
-            positions = dict(zip((row.id for row in rows), stored.positions, strict=True))
+            end = 0
             for request in accepted:
-                request.outcome = [
-                    Appended(done.stream, done.version, positions[part.rows[-1].id])
-                    for done, part in zip(request.outcome, request.parts, strict=True)
-                ]
+                for part, version in zip(request.parts, request.versions, strict=True):
+                    end += len(part.rows)
+                    request.outcome.append(Appended(part.stream, version, stored.positions[end - 1]))
             self._index.tidy()
 
     def _catch_up(self) -> None:

@@ -11,6 +11,8 @@ from millstream.log.buffer import BatchReceipt, Receipt
 from millstream.log.consumer import Consumer
 from millstream.log.embedded import EmbeddedLog
 from millstream.log.groups import GroupInfo, TopicPartition
+from millstream.log.memory import SCHEME as MEMORY_SCHEME
+from millstream.log.memory import memory_folder
 from millstream.log.producer import Producer
 from millstream.log.queues import Message, Queue, QueueInfo
 from millstream.log.switches import Switch
@@ -45,10 +47,10 @@ __all__ = [
 
 
 def connect(address: str | os.PathLike[str] | None = None, *, shared_group: str | None = None) -> Broker:
-    """Opens a broker by its address: a folder, file://folder, or kafka://host:9092.
+    """Opens a broker by its address: a folder, file://folder, memory://, or kafka://host:9092.
 
     Default: MILLSTREAM_BROKER, else `.millstream` here. A log in a folder is private to this user unless it is shared
-    with an operating system group.
+    with an operating system group. One in memory ends with this process.
     """
     given = chosen_address(address)
     if given.startswith("kafka://"):
@@ -77,8 +79,12 @@ def open_embedded(address: str | os.PathLike[str] | None = None) -> EmbeddedLog:
 
 
 def chosen_address(address: str | os.PathLike[str] | None) -> str:
-    """The address of a broker: as given, else MILLSTREAM_BROKER, else the default folder."""
-    return os.fspath(address) if address is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+    """The address of a broker: as given, else MILLSTREAM_BROKER, else the default folder.
+
+    A log in memory has its folder as address, so that it can be given to other processes while this one lives.
+    """
+    given = os.fspath(address) if address is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+    return memory_folder(given) if given.startswith(MEMORY_SCHEME) else given
 
 
 def _folder(given: str) -> str:
@@ -87,6 +93,6 @@ def _folder(given: str) -> str:
         raise InvalidInput(
             f"there is no broker for '{scheme}://'",
             where=shown_address(given),
-            next_step="give a folder, or an address that begins with file:// or kafka://",
+            next_step="give a folder, or an address that begins with file://, memory:// or kafka://",
         )
     return rest if separator else given

@@ -91,6 +91,7 @@ class PartitionWork:
     rows: npt.NDArray[np.int64] | None  # rows of the chunk; None: all of them
     drafts: list[Draft]
     tried_since: int | None = None
+    uncertain: object = None  # keeps compaction away from frames that a failed attempt may have stored
     spans: list[tuple[int, int]] = field(default_factory=list)  # first offset and number of rows of each frame stored
 
 
@@ -313,6 +314,8 @@ class Buffer:
     def settle(self, chunk: Chunk) -> None:
         with self.lock:
             chunk.settled, chunk.length = True, len(chunk)
+            for work in chunk.work or ():
+                work.uncertain = None  # it is not retried any more
             chunk.rows, chunk.batch, chunk.placed, chunk.work = [], None, None, None
             if self._chunks and self._chunks[0] is chunk:
                 self._chunks.popleft()

@@ -16,9 +16,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.log.disk import storage_errors, sync_folder
+from millstream.log.disk import FileLock, storage_errors, sync_folder
 from millstream.log.frame import FRAME_BYTES_TARGET, NO_TIMESTAMP, SPARSE, TRANSACTIONAL, draft, parts
-from millstream.log.partition import Partition
+from millstream.log.partition import RETRIES_LOCK, Partition
 from millstream.log.retention import delete_replaced
 from millstream.log.segment import (
     OFFSET_COLUMN,
@@ -43,6 +43,12 @@ def compact(
     forced: bool = False,
 ) -> bool:
     """Compacts closed segments below all open transactions if enough is new, or if forced; whether it wrote any."""
+    with FileLock(partition.folder / RETRIES_LOCK).attempt() as free:
+        # Rewritten records have lost their producers' numbers, by which a retry recognizes what it has stored.
+        return free and _compact(partition, tombstones_before_us, dirty_share_min, forced)
+
+
+def _compact(partition: Partition, tombstones_before_us: int, dirty_share_min: float, forced: bool) -> bool:
     closed = _closed(partition)
     dirty_bytes = sum(name.path.stat().st_size for name, _ in closed if name.end is None)
     total_bytes = sum(name.path.stat().st_size for name, _ in closed)

@@ -213,6 +213,19 @@ class FileLock:
             os.close(self.fd)
 
 
+class SharedLock:
+    """Held by any number of threads and processes from its creation to its end; keeps out a `FileLock` of the file."""
+
+    def __init__(self, path: Path) -> None:
+        with storage_errors(path):
+            self._fd = open_alike(path, os.O_RDWR | os.O_CREAT)
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 

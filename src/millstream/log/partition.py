@@ -30,6 +30,7 @@ from millstream.records import can_evolve
 MARK = "mark"
 LOCK = "lock"
 UPKEEP_LOCK = "upkeep"  # taken before the other lock, to delete or replace files that are not written to
+RETRIES_LOCK = "retries"  # shared by producers that may have stored frames, and recognize them by their headers
 REPAIR = "restore the file from a copy, or run 'millstream topics repair' to keep what is intact"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -222,8 +223,8 @@ def _end_of(segment: Segment, mark: Mark) -> int:
 def offset_at_time(partition: Partition, timestamp: int) -> int:
     """The offset of the first record at or after a time (µs), or the end if there is none."""
     mark = partition.marks.read()
-    archived = [] if partition.archive is None else partition.archive.names()
-    for name in [*archived, *segment_names(partition.folder)[0]]:
+    archived = iter(()) if partition.archive is None else partition.archive.since(timestamp)
+    for name in chain(archived, segment_names(partition.folder)[0]):
         if name.base > mark.end.segment:
             break  # started since, or by a process that died: nothing in it is acknowledged
         try:

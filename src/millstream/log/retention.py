@@ -9,6 +9,7 @@ from millstream.log.segment import Segment, SegmentName, delete, segment_names
 
 def delete_old(partition: Partition, before_us: int | None, bytes_max: int | None) -> list[SegmentName]:
     """Deletes the segments whose newest record is older than a time, and the oldest beyond a total size."""
+    _forget_aborted(partition)
     if before_us is not None and _newest_active(partition) < before_us:
         partition.roll()
     mark = partition.marks.read()
@@ -36,6 +37,14 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
     for name in old:
         delete(name)
     return old
+
+
+def _forget_aborted(partition: Partition) -> None:
+    """Of the segments that earlier rounds have deleted: nobody reads these any more."""
+    if partition.marks.read().aborted_count:
+        start = partition.start_offset()  # before the lock: the archive may be slow
+        with partition.lock:
+            partition.aborted.forget(partition.marks.read().aborted_count, start)
 
 
 def delete_replaced(partition: Partition) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import resource
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import InvalidName, InvalidSetting
+from millstream.log.archive import archive_root
 from millstream.records import Schema, can_evolve, codec, duration, format_duration, size_bytes
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
 PARTITIONS_MAX = 10_000  # of any topic; an embedded log allows EMBEDDED_PARTITIONS_MAX
 EMBEDDED_PARTITIONS_MAX = 1000
 FILES_PER_PARTITION = 4  # that a writing process keeps open
+REPLICATION = ("replication_factor", "min_insync_replicas")
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 4096, 2 << 30
 
 
@@ -31,6 +33,18 @@ def checked_name(name: object, what: str) -> str:
             next_step="use up to 249 letters, digits, '_', '-' and single '.', starting with a letter, digit or '_'",
         )
     return name
+
+
+def check_embedded(settings: TopicSettings, partitions_before: int = 0) -> None:
+    """Refuses what only Kafka has, and more partitions than fit."""
+    if settings.partitions > partitions_before:
+        check_partition_count(settings.partitions)
+    for name in REPLICATION:
+        if getattr(settings, name) is not None:
+            raise InvalidSetting(
+                f"{name} is a setting of Kafka: the embedded log stays on one machine, with one copy of each record",
+                next_step="leave it out; for copies on other machines move the topic: millstream topics move TOPIC kafka://…",
+            )
 
 
 def check_partition_count(count: int) -> None:
@@ -63,13 +77,18 @@ class TopicSettings:
     retention_bytes: int | None = None
     """How many bytes a partition keeps; default: no limit."""
     retention_archive: str | None = None
-    """A folder to which retention moves old segments, from where they can still be read; default: it deletes them."""
+    """A folder or an address such as s3://… to which retention moves old segments, from where they can still be read;
+    default: it deletes them."""
     segment_bytes: int = 128 << 20
     """The size at which a new segment file is started."""
     compaction: bool = False
     """Keep only the newest record of each key."""
     tombstone_retention: timedelta = timedelta(days=1)
     """How long a compacted topic keeps tombstones."""
+    replication_factor: int | None = field(default=None, compare=False)  # of where it is, not of what it stores
+    """On how many brokers of Kafka each partition is; default: three, or all if there are fewer."""
+    min_insync_replicas: int | None = field(default=None, compare=False)
+    """How many of them must have a record before it is acknowledged, on Kafka; default: two of three."""
 
     @classmethod
     def of(cls, **given: Any) -> TopicSettings:
@@ -98,6 +117,10 @@ class TopicSettings:
             raise InvalidSetting(
                 f"a segment must have {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} bytes, not {self.segment_bytes}"
             )
+        for name in REPLICATION:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidSetting(f"{name} must be a whole number from 1 on, not {value!r}")
         for name in ("retention", "tombstone_retention"):
             if getattr(self, name) is not None and getattr(self, name) <= timedelta(0):
                 raise InvalidSetting(f"{name} must be longer than 0", next_step="leave it out for the default")
@@ -145,6 +168,7 @@ class TopicSettings:
             "segment_bytes": self.segment_bytes,
             "compaction": self.compaction,
             "tombstone_retention": format_duration(self.tombstone_retention),
+            **{name: getattr(self, name) for name in REPLICATION if getattr(self, name) is not None},
         }
 
 
@@ -156,7 +180,7 @@ def _value(name: str, value: Any) -> Any:
     if name in ("retention_bytes", "segment_bytes"):
         return size_bytes(value)
     if name == "retention_archive":
-        return str(Path(value).expanduser().absolute())
+        return archive_root(value)
     if name == "schema":
         return Schema.of(value)
     if name == "compaction" and not isinstance(value, bool):

@@ -6,7 +6,8 @@ one retracts, and that is emitted too.
 
 Of the versions that the watermark has passed only the newest is kept, as the base of what follows; a row older than it
 is too late. A deletion stays as such a base, without its values, until there is a newer version: an older row that
-still arrives must not bring the key back. An unknown key has no base, and its first row is accepted however old it is.
+still arrives must not bring the key back. It may be forgotten once the watermark is far enough past it. An unknown key
+has no base, and its first row is accepted however old it is.
 
 A deletion may have no event time, like a tombstone, which has no value. It deletes the newest version that arrived
 before it and takes its time, so that it comes right after it. Without such a version it deletes nothing.
@@ -24,11 +25,12 @@ from millstream.operators.elementwise import computed
 from millstream.operators.keyed_rows import NUMBER, KeyedRows, numbered, singly, summed
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT
 from millstream.plan import table_nodes
+from millstream.plan.windows import microseconds
 from millstream.state.tables import Marks
 
 VERSIONS = "versions"
 DELETED, UNTIL = "deleted", "until"
-"""Of a version: whether it is a deletion, and the time of the next one."""
+"""Of a version: whether it is a deletion, and the time of the next one, or until when a deletion is kept."""
 NEW, BASE, CAME, NEWEST = "__new", "__base", "__came", "__newest"
 
 
@@ -117,10 +119,16 @@ class LatestStep(KeyedRows):
         changes = summed(changes.filter(~pl.col(DELETED)), [*self.row, TIME], WEIGHT)
         return self.sent(singly(changes.sort(TIME)))
 
+    def _remembered_until(self) -> pl.Expr:
+        """Of the newest version: only a deletion may be forgotten."""
+        if self.node.forget_after is None:
+            return pl.lit(None, pl.Int64)
+        return pl.when(DELETED).then(pl.col(TIME) + microseconds(self.node.forget_after))
+
     def _kept(self, line: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         follows = pl.col(NUMBER) == pl.col(NUMBER).shift(-1)
         if self.node.by_time:
-            until = pl.when(follows).then(pl.col(TIME).shift(-1)).alias(UNTIL)
+            until = pl.when(follows).then(pl.col(TIME).shift(-1)).otherwise(self._remembered_until()).alias(UNTIL)
             kept = line.with_columns(until).filter((pl.col(UNTIL) < clock.watermark).fill_null(False).not_())
         else:
             last = follows.fill_null(False).not_()

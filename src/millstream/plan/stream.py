@@ -333,15 +333,21 @@ class Stream(Viewed):
     # ------------------------------------------------------------ tables and joins
 
     def to_table(
-        self, key: str | Sequence[str] | None = None, *, deleted: str | None = None, name: str | None = None
+        self,
+        key: str | Sequence[str] | None = None,
+        *,
+        deleted: str | None = None,
+        forget_deleted_after: str | timedelta | None = None,
+        name: str | None = None,
     ) -> Table:
         """The newest row of each key, by event time, or the last to arrive without one; without a key, all rows.
 
-        A row deletes its key if the condition `deleted` is true; by default, if all other columns are null.
+        A row deletes its key if the condition `deleted` is true; by default, if all other columns are null. A deleted
+        key is remembered, so that an older row cannot bring it back, forever or for a time after the watermark.
         """
         from millstream.plan.tables import to_table
 
-        return to_table(self, key, deleted, name)
+        return to_table(self, key, deleted, forget_deleted_after, name)
 
     def group_by(self, *columns: str | Sequence[str], **made: str) -> Grouping:
         """Groups rows without windows, by some columns or all together; `.agg(…)` of it is a table.

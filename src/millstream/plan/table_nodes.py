@@ -52,11 +52,15 @@ class Latest(KeptTable):
     """Rows that satisfy it delete their key; without it, rows whose `values` are all null do."""
     values: tuple[str, ...]
     by_time: bool
+    forget_after: timedelta | None = None
+    """How far the watermark must be past a deletion before it is forgotten; None: it never is. By time only."""
 
     @property
     def label(self) -> str:
         deleted = f", deleted where {self.deleted}" if self.deleted else ""
-        return f"latest per {', '.join(self.keys)}{deleted}"
+        after = self.forget_after
+        forgotten = "" if after is None else f", deleted keys forgotten after {format_duration(after)}"
+        return f"latest per {', '.join(self.keys)}{deleted}{forgotten}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,9 +154,19 @@ class Grouping(Hinted):
         return Table(stream.flow, stream.flow.named(node, "group_by", name), keys)
 
 
-def to_table(stream: Stream, key: str | Sequence[str] | None, deleted: str | None, name: str | None) -> Table:
+def to_table(
+    stream: Stream,
+    key: str | Sequence[str] | None,
+    deleted: str | None,
+    forget_after: str | timedelta | None,
+    name: str | None,
+) -> Table:
     stream = unweighted(stream)
-    return all_rows(stream, deleted, name) if key is None else latest(stream, key, deleted, name)
+    if key is not None:
+        return latest(stream, key, deleted, forget_after, name)
+    if forget_after is not None:
+        raise refusal("without a key no key is deleted", "set key=, or remove forget_deleted_after=")
+    return all_rows(stream, deleted, name)
 
 
 def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
@@ -173,7 +183,13 @@ def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
     return Table(stream.flow, stream.flow.named(node, "to_table", name))
 
 
-def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: str | None) -> Table:
+def latest(
+    stream: Stream,
+    key: str | Sequence[str],
+    deleted: str | None,
+    forget_after: str | timedelta | None = None,
+    name: str | None = None,
+) -> Table:
     """The newest row per key. Without `deleted`, a row whose values are all null deletes its key.
 
     Key columns, the event time and record metadata are not values: a tombstone has these too. A column renamed by
@@ -191,6 +207,8 @@ def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: 
             raise refusal(
                 f"rows of '{stream.node.name}' are retracted by weight", "remove deleted=: it is already a table"
             )
+        if forget_after is not None:
+            raise refusal("a table has no deleted keys to remember", "remove forget_deleted_after=")
         _check_relabelled(stream, keys, name)
         return Table(stream.flow, stream.node, keys)
     condition = None
@@ -199,8 +217,22 @@ def latest(stream: Stream, key: str | Sequence[str], deleted: str | None, name: 
     others = {*keys, *_known_beside_values(stream.node)}
     values = tuple(column for column in stream.schema.names if column not in others)
     by_time = without_event_time(stream.node) is None
-    node = Latest("", stream.schema, (stream.node,), users_line(), keys, condition, values, by_time)
+    forgotten = _forgotten_after(stream.node, forget_after)
+    node = Latest("", stream.schema, (stream.node,), users_line(), keys, condition, values, by_time, forgotten)
     return without_hidden(Table(stream.flow, stream.flow.named(node, "to_table", name), keys), "to_table")
+
+
+def _forgotten_after(node: Node, given: str | timedelta | None) -> timedelta | None:
+    if given is None:
+        return None
+    with AtUsersLine():
+        after = duration(given, what="forget_deleted_after")
+    if source := without_event_time(node):
+        raise refusal(
+            f"forget_deleted_after needs event time, but the rows of '{source.name}' have none",
+            "remove it: without event time a deleted key is forgotten at once",
+        )
+    return after
 
 
 def _check_relabelled(stream: Stream, keys: tuple[str, ...], name: str | None) -> None:

@@ -51,7 +51,17 @@ class LatestOperator(StatefulOperator):
             else:
                 time = row.time if self.node.by_time and row.time is not None else 0
                 self.versions[key].append(Version((time, self.count), row, deleted))
-        return singly(less(self._changes(), before))
+        changes = singly(less(self._changes(), before))
+        self._forget_deleted(clock.watermark)
+        return changes
+
+    def _forget_deleted(self, watermark: int) -> None:
+        if self.node.forget_after is None:
+            return
+        for key, versions in list(self.versions.items()):
+            newest = max(versions, key=lambda version: version.place, default=None)
+            if newest and newest.deleted and newest.place[0] + microseconds(self.node.forget_after) < watermark:
+                del self.versions[key]
 
     def _reason(self, row: Row, known: list[Version], watermark: int) -> str | None:
         """A row is late if it is older than the newest version that the watermark has passed."""

@@ -31,7 +31,7 @@ from millstream.connectors.source import Offsets, Slab, Slice
 from millstream.connectors.topic.columns import is_metadata
 from millstream.connectors.topic.source import TopicSource, find_topic
 from millstream.errors import InvalidInput, InvalidRecord, InvalidSetting, MillstreamError, UnknownTopic
-from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, open_embedded
+from millstream.log import DEFAULT_FOLDER, chosen_address, open_embedded
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.records import Schema
 from millstream.secrets import delivery
@@ -55,7 +55,7 @@ BATCH_ROWS = 100_000
 
 def register(spark: SparkSession, *, broker: str | os.PathLike[str] | None = None) -> None:
     """Registers the format "millstream" with a session. `broker` defaults to MILLSTREAM_BROKER, or `.millstream`."""
-    given = os.fspath(broker) if broker is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+    given = chosen_address(broker)
     address = given if "://" in given else str(Path(given).expanduser().absolute())
     kafka = as_kafka(address)  # its settings may be in a file, which is read here
     use_interpreter(spark)

@@ -16,11 +16,11 @@ import pytest
 import millstream as ms
 from millstream.connectors.claims import Claim
 from millstream.connectors.file_ledger import FileLedger
-from millstream.connectors.files.filesystem import RemoteFolder
 from millstream.connectors.opening import keeper_of, open_sink
 from millstream.errors import InvalidInput, NotFound, SinkFailed, SinkUnavailable, SourceUnavailable
 from millstream.log import EmbeddedLog
 from millstream.records import Schema
+from millstream.remote_folders import RemoteFolder
 
 from ..reading import rows as read_all
 from ..support import SCORES, table

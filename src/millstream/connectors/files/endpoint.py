@@ -14,7 +14,6 @@ from millstream.connectors import arguments
 from millstream.connectors.claims import Claim, Keeper
 from millstream.connectors.connector import Connector, Reading, Writing
 from millstream.connectors.file_ledger import FileLedger
-from millstream.connectors.files.filesystem import RemoteFolder, check_address, local_path, scheme_of
 from millstream.connectors.sink import Sink
 from millstream.connectors.source import Source
 from millstream.errors import InvalidPlan
@@ -24,6 +23,7 @@ from millstream.plan.partition_folders import check_partitions, partition_names
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.records.sizes import size_bytes
+from millstream.remote_folders import RemoteFolder, check_address, local_path, scheme_of
 from millstream.secrets import Secret, hidden_options, shown_address
 from millstream.user_lines import users_line, what_exists
 

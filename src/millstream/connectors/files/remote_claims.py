@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from millstream.connectors.claims import Claim, Found, digest
 from millstream.connectors.file_claims import PREFIX
 from millstream.connectors.file_ledger import FileLedger
-from millstream.connectors.files.filesystem import RemoteFolder
 from millstream.connectors.files.remote_sink import remote_errors
 from millstream.errors import SinkFailed, SinkUnavailable
+from millstream.remote_folders import RemoteFolder
 from millstream.secrets import shown_address
 
 

@@ -23,10 +23,10 @@ import pyarrow as pa
 from millstream.connectors.file_ledger import Move, Moves
 from millstream.connectors.files import drafts_folder
 from millstream.connectors.files.drafts import Drafting
-from millstream.connectors.files.filesystem import FOR_GOOD, RemoteFolder, error_text
 from millstream.connectors.flat_rows import check_json
 from millstream.connectors.sink import DRIVER_SHARD, Prepared, TwoPhaseSink
 from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
+from millstream.remote_folders import FOR_GOOD, RemoteFolder, error_text
 from millstream.secrets import shown_address
 
 if TYPE_CHECKING:

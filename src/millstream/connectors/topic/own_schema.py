@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from millstream.errors import InvalidPlan, MillstreamError, NotFound
-from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER, Broker, EmbeddedLog, connect
+from millstream.log import ADDRESS_VARIABLE, Broker, EmbeddedLog, chosen_address, connect
 from millstream.records import Schema
 from millstream.user_lines import users_line
 
@@ -27,7 +26,7 @@ def schema_in_format(topic: str, broker: str | None, format: str | None) -> Sche
 
 def schema_of_topic(topic: str, broker: str | None, opened: Callable[[str], Broker] | None = None) -> Schema:
     """`broker` is the address of the log; default: MILLSTREAM_BROKER, else `.millstream` here. Creates nothing."""
-    address = broker or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
+    address = chosen_address(broker or None)
     try:
         with (opened or _existing)(address) as log:
             schema = log.topic(topic).settings.schema
@@ -44,7 +43,7 @@ def schema_of_topic(topic: str, broker: str | None, opened: Callable[[str], Brok
 
 def existing_topics(broker: str | None) -> list[str]:
     """The topics of the log, looked up while a flow is being built."""
-    with _existing(broker or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER) as log:
+    with _existing(chosen_address(broker or None)) as log:
         return log.topics()
 
 

@@ -58,7 +58,7 @@ from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
 from millstream.log.start_positions import Start
 from millstream.log.switches import Switching
-from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_partition_count, checked_name, is_name
+from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_embedded, checked_name, is_name
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
 from millstream.private_files import make_folder
@@ -132,7 +132,7 @@ class EmbeddedLog(Switching):
         """Creates a topic. The settings are those of `TopicSettings`; durations and sizes as text or as values."""
         checked_name(name, "topic")
         made = TopicSettings.of(**settings)
-        check_partition_count(made.partitions)
+        check_embedded(made)
         if made.retention_archive is not None:
             prepare_archive(made.retention_archive)
         folder = self._folder(name)
@@ -220,8 +220,7 @@ class EmbeddedLog(Switching):
         with self._lock():
             topic = self.topic(name)
             made = topic.settings.changed(**settings)
-            if made.partitions > topic.settings.partitions:
-                check_partition_count(made.partitions)
+            check_embedded(made, topic.settings.partitions)
             opened = topic.partitions()
             # No record may be written between the check for records and the new description.
             with _held(partition.lock for partition in opened):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.errors import MillstreamError
 from millstream.log.buffer import Chunk, PartitionWork
 from millstream.log.channel import Placed
+from millstream.log.disk import SharedLock
 from millstream.log.embedded.topic import Topic
 from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, parts
 from millstream.log.groups import TopicPartition
-from millstream.log.partition import Partition
+from millstream.log.partition import RETRIES_LOCK, Partition
 from millstream.log.ports import Acks, Sender
 
 if TYPE_CHECKING:
@@ -50,12 +53,19 @@ class EmbeddedStorage:
             tried_since = work.tried_since
             if tried_since is None:
                 work.tried_since = partition.end_offset()
-            offsets = partition.append(
-                work.drafts,
-                sync=self._syncs,
-                permit=self.named.check if self.named else None,
-                tried_since=tried_since,
-            )
+            try:
+                offsets = partition.append(
+                    work.drafts,
+                    sync=self._syncs,
+                    permit=self.named.check if self.named else None,
+                    tried_since=tried_since,
+                )
+            except Exception:
+                if work.uncertain is None:
+                    with suppress(MillstreamError):  # the topic was deleted, or the disk accepts not even that
+                        work.uncertain = SharedLock(partition.folder / RETRIES_LOCK)
+                raise
+            work.uncertain = None
             work.spans = [(offset, part.rows) for offset, part in zip(offsets, work.drafts, strict=True)]
             work.drafts = []
             chunk.stored.append(chunk.work.pop(0))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.errors import UnknownPartition, UnknownTopic
-from millstream.log.archive import Archive
+from millstream.log.archive import Archive, open_archive
 from millstream.log.disk import Disk
 from millstream.log.layout import stored_schema
 from millstream.log.partition import Partition
@@ -87,7 +87,7 @@ class Topic:
 
     def _archive(self, number: int) -> Archive | None:
         root = self.settings.retention_archive
-        return None if root is None else Archive(root, self.name, self.identity, number)
+        return None if root is None else open_archive(root, self.name, self.identity, number)
 
     def partitions(self) -> list[Partition]:
         return [self.partition(number) for number in range(self.settings.partitions)]

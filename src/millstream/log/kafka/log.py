@@ -13,6 +13,7 @@ from millstream.errors import (
     AlreadyExists,
     ClosedError,
     InvalidInput,
+    InvalidSetting,
     KafkaUnavailable,
     MillstreamError,
     UnknownTopic,
@@ -21,7 +22,7 @@ from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.groups import GroupInfo, TopicPartition
-from millstream.log.kafka import groups, queues
+from millstream.log.kafka import groups, queues, replicas
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS, Clients
 from millstream.log.kafka.deliveries import KafkaDeliveries
@@ -41,6 +42,7 @@ from millstream.log.kafka.topics import (
     make_topic,
     offsets,
     remove_topic,
+    replicated,
     to_kafka,
 )
 from millstream.log.kafka.transactions import Transactions
@@ -54,6 +56,7 @@ from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check
 
 LOOK_SECONDS = 2.0
 ABSENCE_SECONDS = 3.0
+MOVE_SECONDS = 600.0
 TOPIC = "topic"  # the kind of its descriptions
 
 
@@ -91,7 +94,7 @@ class KafkaLog(Switching):
         made = TopicSettings.of(**settings)
         self._check_name_free(name)
         try:
-            make_topic(self.clients, name, made.partitions, to_kafka(made))
+            make_topic(self.clients, name, made.partitions, to_kafka(made), replicas=made.replication_factor)
         except AlreadyExists:
             raise AlreadyExists(
                 f"topic '{name}' already exists", next_step="choose another name, or change that one"
@@ -145,11 +148,11 @@ class KafkaLog(Switching):
 
     def _look_up(self, name: str, *, fresh: bool) -> tuple[str, TopicSettings]:
         patience = ANSWER_SECONDS if fresh else GLANCE_SECONDS
-        identity, partitions = described(self.clients, name, patience)
+        identity, partitions, factor = replicated(self.clients, name, patience)
         description = self.descriptions.of(TOPIC, fresh=fresh).get(name, {})
         if description.get("id") != identity:  # the description is of an earlier topic of this name
             description = {}
-        return identity, from_kafka(partitions, kept_settings(self.clients, name, patience), description)
+        return identity, from_kafka(partitions, factor, kept_settings(self.clients, name, patience), description)
 
     def _no_topic(self, name: str) -> UnknownTopic:
         names, read = self.topics(), self.resolve(name)
@@ -184,16 +187,41 @@ class KafkaLog(Switching):
     def change_topic(self, name: str, **settings: Any) -> TopicInfo:
         topic = self.topic(name, fresh=True)
         made = topic.settings.changed(**settings)
+        if made.replication_factor != topic.settings.replication_factor:
+            raise InvalidSetting(
+                "a topic gets more or fewer replicas by moving it",
+                where=f"topic '{name}'",
+                next_step=f"millstream topics move {name} --to BROKER,… --replication-factor {made.replication_factor}",
+            )
         empty = not any(offsets(self.clients, topic.places(), "latest").values())
         made.check_change_from(topic.settings, empty=empty)
         before, after = to_kafka(topic.settings), to_kafka(made)
-        if before != after:
-            change_settings(self.clients, name, after)
+        if changed := {setting: value for setting, value in after.items() if before.get(setting) != value}:
+            change_settings(self.clients, name, changed)
         self._describe(name, topic.identity, made)
         if made.partitions > topic.settings.partitions:
             add_partitions(self.clients, name, made.partitions)
         self._topics.pop(name, None)
         return self.describe_topic(name)
+
+    def alter_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
+        """Changes settings by Kafka's own names, such as min.insync.replicas; the brokers reject unknown ones."""
+        self.topic(name, fresh=True)
+        change_settings(self.clients, name, settings)
+        self._topics.pop(name, None)
+        return self.describe_topic(name)
+
+    def move_replicas(
+        self, name: str, brokers: Sequence[int], *, factor: int | None = None, wait_seconds: float = MOVE_SECONDS
+    ) -> Mapping[int, Sequence[int]]:
+        """Moves the replicas of a topic to some brokers; returns those of each partition, the preferred leader first.
+
+        Needs Kafka's tool kafka-reassign-partitions. `factor` is their number from now on.
+        """
+        self.topic(name, fresh=True)
+        moved = replicas.move(self.clients, self._address, name, brokers, factor, wait_seconds)
+        self._topics.pop(name, None)
+        return moved
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic, its records, and the offsets of groups."""

@@ -27,6 +27,7 @@ from millstream.records import Schema
 REPLICAS = 3
 MILLISECOND = timedelta(milliseconds=1)
 FOREVER = "-1"
+MIN_IN_SYNC = "min.insync.replicas"
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1)}  # like the embedded log, which accepts future times
 
 
@@ -97,10 +98,13 @@ def to_kafka(settings: TopicSettings) -> dict[str, str]:
         "retention.bytes": FOREVER if settings.retention_bytes is None else str(settings.retention_bytes),
         "segment.bytes": str(settings.segment_bytes),
         "delete.retention.ms": str(settings.tombstone_retention // MILLISECOND),
+        **({} if settings.min_insync_replicas is None else {MIN_IN_SYNC: str(settings.min_insync_replicas)}),
     }
 
 
-def from_kafka(partitions: int, config: Mapping[str, str], description: Mapping[str, Any]) -> TopicSettings:
+def from_kafka(
+    partitions: int, replicas: int, config: Mapping[str, str], description: Mapping[str, Any]
+) -> TopicSettings:
     """Not validated like a user's settings: topics created by others may have values that ours cannot."""
     age, size = int(config["retention.ms"]), int(config["retention.bytes"])
     schema = description.get("schema")
@@ -113,6 +117,8 @@ def from_kafka(partitions: int, config: Mapping[str, str], description: Mapping[
         segment_bytes=int(config["segment.bytes"]),
         compaction="compact" in config["cleanup.policy"],
         tombstone_retention=_length(int(config["delete.retention.ms"])),
+        replication_factor=replicas,
+        min_insync_replicas=int(config[MIN_IN_SYNC]),
     )
 
 
@@ -162,13 +168,21 @@ def alter_configs(clients: Clients, kind: str, name: str, settings: Mapping[str,
 
 
 def make_topic(
-    clients: Clients, name: str, partitions: int, settings: Mapping[str, str], *, missing_ok: bool = False
+    clients: Clients,
+    name: str,
+    partitions: int,
+    settings: Mapping[str, str],
+    *,
+    replicas: int | None = None,
+    missing_ok: bool = False,
 ) -> None:
     """Returns when every partition has a leader. With three or more brokers, two must have a record."""
     where = f"topic '{name}'"
     brokers = clients.retrying(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).brokers, where)
-    replicas = min(REPLICAS, len(brokers))
-    safe = {"min.insync.replicas": "2"} if replicas == REPLICAS else {}
+    if replicas is None:
+        replicas = min(REPLICAS, len(brokers))
+    _check_replicas(replicas, settings.get(MIN_IN_SYNC), len(brokers))
+    safe = {MIN_IN_SYNC: "2"} if replicas >= REPLICAS else {}
     new = admin_module().NewTopic(name, partitions, replicas, config={**ANY_TIME, **safe, **settings})
     try:
         clients.answered(lambda: clients.admin.create_topics([new]), where)
@@ -177,6 +191,19 @@ def make_topic(
             raise
     clients.made(name)
     wait_for_leaders(clients, name, partitions)
+
+
+def _check_replicas(replicas: int, in_sync: str | None, brokers: int) -> None:
+    if replicas > brokers:
+        raise InvalidSetting(
+            f"a replication factor of {replicas} needs as many brokers; there are {brokers}",
+            next_step="choose a smaller one, or start more brokers",
+        )
+    if in_sync is not None and int(in_sync) > replicas:
+        raise InvalidSetting(
+            f"{in_sync} replicas in sync cannot be had of {replicas}: no record could be written",
+            next_step="choose a smaller min_insync_replicas, or a larger replication_factor",
+        )
 
 
 def add_partitions(clients: Clients, name: str, partitions: int) -> None:
@@ -247,11 +274,17 @@ def offsets(
 
 def described(clients: Clients, name: str, seconds: float = ANSWER_SECONDS) -> tuple[str, int]:
     """The id of a topic and the number of its partitions; raises UnknownTopic."""
+    return replicated(clients, name, seconds)[:2]
+
+
+def replicated(clients: Clients, name: str, seconds: float = ANSWER_SECONDS) -> tuple[str, int, int]:
+    """The same, and the number of replicas."""
     confluent_kafka = client_module()
     [found] = clients.answered(
         lambda: clients.admin.describe_topics(confluent_kafka.TopicCollection([name])), f"topic '{name}'", seconds
     ).values()
-    return str(found.topic_id), len(found.partitions)
+    replicas = max((len(each.replicas) for each in found.partitions), default=1)
+    return str(found.topic_id), len(found.partitions), replicas
 
 
 def as_kafka(offsets_by_place: Mapping[TopicPartition, int]) -> Sequence[Any]:

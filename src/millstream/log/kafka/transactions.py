@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FENCED = ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
 COMMIT, ABORT = "commit_transaction", "abort_transaction"
+CALL_SECONDS = 1.0  # a call that waits for records does not notice that they can no longer be stored; the next one does
 logger = terminal.logger(__name__)
 
 
@@ -71,7 +72,7 @@ class Transactions:
 
     def _end(self, call: str) -> None:
         try:
-            self._retrying(lambda: getattr(self.client, call)(ANSWER_SECONDS))
+            self._retrying(lambda: getattr(self.client, call)(CALL_SECONDS))
             self._unanswered = None
         except KafkaUnavailable as error:
             cause = error.__cause__

@@ -145,6 +145,16 @@ class RemoteFolder:
         with self.files.open_output_stream(self.path(below)) as stream:
             stream.write(content)
 
+    def copy_from(self, source: Path, below: str) -> None:
+        """Uploads a file; returns only if all of it is there."""
+        self._make_folder(below)
+        with source.open("rb") as file, self.files.open_output_stream(self.path(below)) as stream:
+            while chunk := file.read(1 << 20):
+                stream.write(chunk)
+        about = self.about(below)
+        if about is None or about.size_bytes != source.stat().st_size:
+            raise OSError(f"the upload of {source.name} is incomplete")
+
     def move(self, below: str, target: str) -> None:
         self._make_folder(target)
         self.files.move(self.path(below), self.path(target))

@@ -21,12 +21,12 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.fs as fs
 
-from millstream.connectors.files.webhdfs import URL as WEBHDFS_URL
-from millstream.connectors.files.webhdfs import USER as HADOOP_USER
-from millstream.connectors.files.webhdfs import WebHdfs
 from millstream.errors import InvalidInput, MillstreamError, NotFound
 from millstream.secrets import Secret, concealed, revealed, shown_address
 from millstream.user_lines import users_line
+from millstream.webhdfs import URL as WEBHDFS_URL
+from millstream.webhdfs import USER as HADOOP_USER
+from millstream.webhdfs import WebHdfs
 
 WEB_SCHEMES = {"webhdfs": "http", "swebhdfs": "https"}
 HADOOP_SCHEMES = ("hdfs", "viewfs", *WEB_SCHEMES)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 PATIENCE_S = 300
+LOOK_S = 0.05
 
 
-def until(holds: Callable[[], Any], what: str) -> Any:
+def until(holds: Callable[[], Any], what: str, look_s: float = LOOK_S) -> Any:
     """Waits until something holds, and returns what it gave."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := holds()):
         assert time.monotonic() < deadline, f"timed out: {what}"
-        time.sleep(0.05)
+        time.sleep(look_s)
     return found

@@ -25,6 +25,10 @@ from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, s
 USERS = ("ann", "bob", "cid", "dee")
 START_S = 300
 FEED_S = 5
+MOMENT_S = 0.002
+"""A file that is there for the time of a write must not be missed too often."""
+KINDS_OF_KILLS = 5
+"""Four moments, and a worker: fewer kills in `kill_often` would leave one out."""
 FLOW = """
 from pathlib import Path
 import millstream as ms
@@ -130,7 +134,8 @@ class Killed:
         elif when is None:
             time.sleep(self.chance.uniform(0, 2))
         else:
-            until(lambda: process.poll() is not None or when() or self._feed_now_and_then(), "the moment to kill")
+            moment = "the moment to kill"
+            until(lambda: process.poll() is not None or when() or self._feed_now_and_then(), moment, MOMENT_S)
         if process.poll() is None:
             process.kill()
         return process.wait(START_S)
@@ -236,7 +241,9 @@ def kill_often(killed: Killed, kills: int) -> None:
         lambda: any(drafts.glob(".drafts-*/*.tmp")) if drafts.exists() else False,
     ]
     for number in range(kills):
-        code = killed.run_and_kill(moments[number % len(moments)], worker_first=number % 5 == 4)
+        code = killed.run_and_kill(
+            moments[number % len(moments)], worker_first=number % KINDS_OF_KILLS == KINDS_OF_KILLS - 1
+        )
         print(f"kill {number + 1} of {kills}: exit code {code}, {len(killed.batches)} batches", flush=True)
     killed.catch_up()
     killed.check()

@@ -20,7 +20,7 @@ from millstream.log import EmbeddedLog
 from postgres_server import Server
 from waiting import PATIENCE_S, until
 
-from .killing import Killed, kill_a_few_times, kill_often, kill_once
+from .killing import KINDS_OF_KILLS, Killed, kill_a_few_times, kill_often, kill_once
 from .support import CAUGHT_UP, SCHEMA, put
 
 KILLS_OF_A_SOAK = 50
@@ -68,7 +68,7 @@ def test_a_jvm_that_dies_raises_a_readable_error(killed: Killed) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
 def test_fifty_kills(killed: Killed, rounds: Callable[[int, int], int]) -> None:
-    kill_often(killed, rounds(KILLS_OF_A_SOAK, 6))
+    kill_often(killed, rounds(KILLS_OF_A_SOAK, KINDS_OF_KILLS))
 
 
 # ---------------------------------------------------------------- a sink that is down

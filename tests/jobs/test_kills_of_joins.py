@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,10 @@ def killed(tmp_path: Path) -> Iterator[KilledJoins]:
 
 
 @pytest.mark.timeout(3600)
-def test_joins_and_timers_under_kills(killed: KilledJoins) -> None:
+def test_joins_and_timers_under_kills(killed: KilledJoins, rounds: Callable[[int, int], int]) -> None:
     killed.feed(100)
-    for number in range(KILLS_OF_A_SOAK):
+    kills = rounds(KILLS_OF_A_SOAK, 3)  # one of each kind
+    for number in range(kills):
         match number % 3:
             case 0:
                 assert killed.run_and_kill() == -signal.SIGKILL
@@ -34,7 +35,7 @@ def test_joins_and_timers_under_kills(killed: KilledJoins) -> None:
                 assert killed.run_and_kill(jvm_only=True) == SparkFailed.exit_code
             case 2:
                 assert killed.run_and_kill(worker_first=True) in (-signal.SIGKILL, SparkFailed.exit_code)
-        print(f"kill {number + 1} of {KILLS_OF_A_SOAK}, {len(killed.batches)} batches", flush=True)
+        print(f"kill {number + 1} of {kills}, {len(killed.batches)} batches", flush=True)
     killed.end()
     killed.catch_up()
     killed.check()

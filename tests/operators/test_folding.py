@@ -17,8 +17,8 @@ from millstream.operators import distinct_values as seen
 from millstream.operators.accumulators import ORDER
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
-from millstream.operators.stateful import INPUTS, PARTIALS, SENT, stateful
-from millstream.plan.bundles import moment
+from millstream.operators.stateful import INPUTS, LATE, PARTIALS, SENT, stateful
+from millstream.plan.bundles import END, moment
 from properties import examples
 
 SCHEMA = "k string, g int, n long, s string, x double, at timestamp"
@@ -145,6 +145,20 @@ def test_several_parts_of_a_window_are_one_window_also_in_the_first_bundle() -> 
     state = LocalState(step, passes_on=False)
     state.take({**step.nothing, PARTIALS: pl.concat(partials)}, Clock(0, 3600 * SECOND, 0, 0))
     assert state.sent[SENT]["n"].to_list() == [2]
+
+
+def test_rows_after_the_end_of_time_are_late_in_processing_time_too() -> None:
+    """Folded, they could only be counted."""
+    stream = ms.Flow("folding").read("rows", SCHEMA, "at")
+    step = stateful(stream.key_by("k").window(ms.fixed("3 seconds", time="processing")).agg(n=ms.count()).node)
+    assert step is not None
+    row = {"k": "a", "g": 0, "n": 1, "s": None, "x": None, "at": moment(SECOND), "__time": SECOND, "__weight": 1}
+    for watermark, late in ((0, []), (END, ["a"])):
+        early, rest = step.folded(frame_of([row], stream.node), 0, watermark)
+        state = LocalState(step, passes_on=False)
+        given_ = {**step.nothing, INPUTS[0]: rest} | ({} if early is None else {PARTIALS: early})
+        state.take(given_, Clock(watermark, watermark, 0, SECOND))
+        assert state.sent[LATE]["k"].to_list() == late
 
 
 def test_values_that_repeat_travel_once_and_others_as_rows() -> None:

@@ -144,13 +144,19 @@ class WindowedStep:
     def folded(
         self, rows: pl.DataFrame, first: int, watermark: int, side: int = 0
     ) -> tuple[pl.DataFrame | None, pl.DataFrame]:
-        """Pre-aggregates rows after the watermark: they cannot be late."""
+        """Pre-aggregates rows after the watermark: they cannot be late.
+
+        In processing time no row is late before the end of time.
+        """
         if self.partials is None:
             return None, self.fed(rows, first)
         timed = rows.select(known=~is_untimed()).to_series()
         known = timed if not self._in_processing_time else pl.repeat(True, len(rows), eager=True)
-        if self._whole_rows and not self._in_processing_time:
-            known &= rows[TIME] >= watermark - microseconds(self.node.lateness)
+        if self._whole_rows:
+            if self._in_processing_time:
+                known &= watermark < END
+            else:
+                known &= rows[TIME] >= watermark - microseconds(self.node.lateness)
         rest = self.nothing[INPUTS[0]]
         if not known.all():
             rest, rows = self.fed(rows.filter(~known), first), rows.filter(known)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.killing import Killed, kill_a_few_times, kill_often
+from jobs.killing import KINDS_OF_KILLS, Killed, kill_a_few_times, kill_often
 from kafka_cluster import KafkaCluster
 
 KILLS_OF_A_SOAK = 20
@@ -56,4 +56,4 @@ def test_a_broker_that_hangs_holds_a_job_up_and_nothing_else(killed: Killed, kaf
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
 def test_many_kills(killed: Killed, rounds: Callable[[int, int], int]) -> None:
-    kill_often(killed, rounds(KILLS_OF_A_SOAK, 6))
+    kill_often(killed, rounds(KILLS_OF_A_SOAK, KINDS_OF_KILLS))

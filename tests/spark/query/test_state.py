@@ -99,14 +99,22 @@ def test_a_killed_executor_changes_nothing(tmp_path: Path) -> None:
         log.create_topic("scores", schema=SCHEMA)
         put(log, "scores", [*ROWS, *END])
         command = [sys.executable, "-m", "millstream.cli", "--log", str(log.path), "run", str(file)]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        err = tmp_path / "err"
+        with err.open("wb") as opened:
+            process = subprocess.Popen(command, stderr=opened)
+
+        def sent(*, last: bool = False) -> bool:
+            assert process.poll() is None, err.read_text()
+            panes = read(log, "totals")
+            return any(pane["window"]["start"] >= t(190) for pane in panes) if last else len(panes) > 10
+
         try:
-            until(lambda: len(read(log, "totals")) > 10, "the first panes")
+            until(sent, "the first panes")
             executor = next(
                 each for each in descendants(process.pid) if "CoarseGrainedExecutorBackend" in command_of(each)
             )
             os.kill(executor, signal.SIGKILL)
-            until(lambda: any(pane["window"]["start"] >= t(190) for pane in read(log, "totals")), "the last panes")
+            until(lambda: sent(last=True), "the last panes")
         finally:
             process.terminate()
             process.wait(60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidSetting, MillstreamError, NotFound, SparkFailed
 from millstream.secrets import SHOWN
-from millstream.spark.session import archive, callbacks, interpreter, java, launch, shipping, submitting
+from millstream.spark.session import archive, callbacks, interpreter, java, launch, lost_jvm, shipping, submitting
 from millstream.spark.session.start_failures import translated
 
 if TYPE_CHECKING:
@@ -207,25 +206,12 @@ def created(
     callbacks.authenticate(SparkContext._gateway)
     try:
         found = SparkSession.builder.master(master).appName(name).config(map=dict(chosen)).getOrCreate()
-        _silence_lost_jvm(found)
+        lost_jvm.silence(found)
         return found
     except MillstreamError:
         raise
     except Exception as error:
         raise translated(error, master, _log) from None
-
-
-def _silence_lost_jvm(spark: SparkSession) -> None:
-    """Otherwise py4j and the accumulator thread print stack traces around our own error when the JVM dies."""
-    logging.getLogger().addFilter(_is_not_of_py4j)
-    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
-    if server is not None:
-        server.handle_error = lambda request, address: None
-
-
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """py4j logs a lost connection with the root logger."""
-    return Path(record.pathname).parent.name != "py4j"
 
 
 def activate(spark: SparkSession) -> None:

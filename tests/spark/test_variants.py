@@ -23,6 +23,7 @@ def parsed(stream: Any) -> Any:
     return stream.select("id", v="try_parse_json(body)")
 
 
+@pytest.mark.more
 def test_variants_pass_from_step_to_step(spark: SparkSession) -> None:
     def flow(stream: Any) -> Any:
         known = parsed(stream).where("v is not null").rename(v="w")

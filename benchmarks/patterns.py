@@ -1,18 +1,27 @@
-"""Patterns on columns, in one process: how many events a second, and what more keys and more rules cost.
+"""Patterns: how many events a second, what more keys and rules cost, and how that compares with Flink SQL.
 
-usage: patterns.py [--quick]
+usage: patterns.py [--quick] [--peer flink|none] [--flink FOLDER]
 
-Payments of cards: two or more small ones, then a large one within an hour. 1M events of 10k cards in bundles of 100k
-rows, and the same number of events of 1M cards. Then as rules that may change: one, and 1,000 that each watch the large
-payments at a shop of their own, half of them in one country only, and share conditions for the small ones. The last
-line is one JSON document with the figures.
+In one process: payments of cards, two small ones, then a large one within an hour. 1M events of 10k cards in bundles of
+100k rows, and the same number of events of 1M cards. Then as rules that may change: one, and 1,000 that each watch the
+large payments at a shop of their own, half of them in one country only, and share conditions for the small ones. Beside
+Flink: the same MATCH_RECOGNIZE statements over the same Parquet files, Millstream on Spark, each engine in a process of
+its own on two cores; both must find the same matches. `speed_vs_flink` is that of the statement with the smallest
+ratio. The last line is one JSON document with the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,11 +30,17 @@ from rich.table import Table
 
 import millstream as ms
 from local_runs import timed_run
+from millstream.errors import MillstreamError
 from millstream.operators.accumulators import TIME, WEIGHT
+from pattern_statements import ALL, BATCHES, CORES, FIRST, READERS, STATEMENTS
 
+HERE = Path(__file__).resolve().parent
 START = 1_700_000_000_000_000
 BUNDLE = 100_000
-BARS = {"time_1m_keys_vs_10k": 2.0, "time_1000_rules_vs_1": 50.0}
+KEYS, KEYS_MANY = 10_000, 1_000_000
+APART_MS = 7
+"""No two events are exactly an hour apart, which is within the limit here and beyond it in Flink."""
+BARS = {"time_1m_keys_vs_10k": ("<=", 2.0), "time_1000_rules_vs_1": ("<=", 50.0), "speed_vs_flink": (">=", 2.0)}
 RULES, SHOPS, COUNTRIES = 1000, 1000, 20
 PATTERN = (
     ms.pattern("small", "amount < 10").times(2).followed_by("large", "amount > 950").within("1 hour"),
@@ -35,20 +50,22 @@ PATTERN = (
     .within("1 hour"),
 )
 """Of conditions on single rows, and with one that depends on the rows before."""
+LIMIT_S = 900
 
 
 def events(rows: int, keys: int, first: int) -> pl.DataFrame:
-    """Ten milliseconds apart, in order."""
+    """A few milliseconds apart, in order."""
     random = np.random.default_rng(first)
-    times = START + (np.arange(rows) + first) * 10_000
+    times = START + (np.arange(rows) + first) * APART_MS * 1000
     amounts = random.integers(0, 1000, rows).astype(np.float64)
-    frame = pl.DataFrame({"card": random.integers(0, keys, rows), "amount": amounts, TIME: times})
+    frame = pl.DataFrame({"card": random.integers(0, keys, rows), "amount": amounts, "at": times})
     places = {"shop": random.integers(0, SHOPS, rows), "country": random.integers(0, COUNTRIES, rows)}
     return frame.with_columns(
-        *(pl.Series(name, values) for name, values in places.items()),
-        pl.col(TIME).cast(pl.Datetime("us", "UTC")).alias("at"),
-        pl.lit(1, pl.Int32).alias(WEIGHT),
+        *(pl.Series(name, values) for name, values in places.items()), pl.col("at").cast(pl.Datetime("us", "UTC"))
     )
+
+
+# ---------------------------------------------------------------- one process
 
 
 def run(bundles: list[pl.DataFrame], pattern: ms.Pattern, matches: str = "every") -> tuple[float, int]:
@@ -81,14 +98,18 @@ def run_rules(bundles: list[pl.DataFrame], count: int) -> tuple[float, int]:
     return timed_run(stream, made, bundles, 0, (table, rules(count)))
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--quick", action="store_true", help="smaller, done within a minute")
-    quick = options.parse_args().quick
-    count, rounds = (3, 1) if quick else (10, 3)
-    few, many = ([events(BUNDLE, keys, number * BUNDLE) for number in range(count)] for keys in (10_000, 1_000_000))
+def in_one_process(count: int, rounds: int) -> dict[str, float]:
+    few, many = (
+        [
+            events(BUNDLE, keys, number * BUNDLE).with_columns(
+                pl.col("at").to_physical().alias(TIME), pl.lit(1, pl.Int32).alias(WEIGHT)
+            )
+            for number in range(count)
+        ]
+        for keys in (KEYS, KEYS_MANY)
+    )
     on_rows, on_path = PATTERN
-    runs = {"few": [], "many": [], "path": [], "preferred": [], "one rule": [], "rules": []}  # type: dict[str, list[float]]
+    runs: dict[str, list[float]] = {"few": [], "many": [], "path": [], "preferred": [], "one rule": [], "rules": []}
     for _ in range(rounds):
         seconds, found = run(few, on_rows)
         assert found == run([pl.concat(few)], on_rows)[1], "the results depend on the bundles"
@@ -100,7 +121,7 @@ def main() -> None:
         seconds, by_rules = run_rules(few, RULES)
         runs["rules"].append(seconds)
     times = {name: statistics.median(each) for name, each in runs.items()}
-    figures = {
+    return {
         "events_per_s": count * BUNDLE / times["few"],
         "events_per_s_by_path": count * BUNDLE / times["path"],
         "events_per_s_preferred": count * BUNDLE / times["preferred"],
@@ -110,9 +131,92 @@ def main() -> None:
         "matches_1000_rules": float(by_rules),
         "time_1000_rules_vs_1": times["rules"] / times["one rule"],
     }
-    table = Table("figure", "value", "bar", title="patterns, one process")
+
+
+# ---------------------------------------------------------------- beside Flink
+
+
+def make_files(folder: Path, batches: int, batch_events: int) -> None:
+    """One file for each batch. Flink promises no order among files: it gets one for each of its readers."""
+    parts = [events(batch_events, KEYS, number * batch_events) for number in range(batches)]
+    for name, given in ((FIRST, parts[:1]), (ALL, parts)):
+        for number, part in enumerate(given):
+            path = folder / name / BATCHES / f"{number:04}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.select("card", "amount", paid_at="at").write_parquet(path, compression="snappy", use_pyarrow=True)
+            os.utime(path, (START // 1_000_000 + number,) * 2)  # files are read in the order of their times
+        for reader in range(CORES):
+            path = folder / name / READERS / f"{reader}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pl.concat(given).gather_every(CORES, reader).select("card", "amount", paid_at="at").write_parquet(
+                path, compression="snappy", use_pyarrow=True
+            )
+
+
+def asked(command: Sequence[str], environment: Mapping[str, str], folder: Path, names: Sequence[str]) -> Any:
+    """What an engine answers for some statements."""
+    done = subprocess.run(
+        [*command, str(folder), *names],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return json.loads(lines[-1])
+
+
+def beside_flink(flink: Path | None, names: Sequence[str], batches: int, batch_events: int) -> dict[str, float]:
+    sys.path.insert(0, str(HERE / "nexmark"))
+    import flink_home
+
+    peer = flink_home.engine(flink or flink_home.HOME, lambda line: print(line, file=sys.stderr))
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="millstream-patterns-") as given:
+        folder = Path(given)
+        make_files(folder, batches, batch_events)
+        theirs = asked([peer.command[0], str(HERE / "patterns_on_flink.py")], peer.environment, folder, names)
+        ours = asked([sys.executable, str(HERE / "patterns_on_millstream.py")], {}, folder, names)
+    more_events = (batches - 1) * batch_events
+    for name in names:
+        assert ours[name]["found"], "there are no matches to compare"
+        _compare(name, ours[name]["found"], theirs[name]["found"])
+        figures |= {
+            f"on_spark_events_per_s_{name}": more_events / ours[name]["elapsed_s"],
+            f"flink_events_per_s_{name}": more_events / theirs[name]["elapsed_s"],
+            f"speed_vs_flink_{name}": theirs[name]["elapsed_s"] / ours[name]["elapsed_s"],
+            f"cpu_of_flink_vs_ours_{name}": theirs[name]["cpu_s"] / ours[name]["cpu_s"],
+        }
+    return figures | {"speed_vs_flink": min(figures[f"speed_vs_flink_{name}"] for name in names)}
+
+
+def _compare(name: str, ours: list[list[float]], theirs: list[list[float]]) -> None:
+    if ours != theirs:
+        here, there = ({*map(tuple, found)} for found in (ours, theirs))
+        apart = [sorted(found)[:5] for found in (here - there, there - here)]
+        counts = f"{len(ours)} here, {len(theirs)} in Flink"
+        raise SystemExit(f"'{name}' finds different matches: {counts}; only here {apart[0]}, only in Flink {apart[1]}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--quick", action="store_true", help="smaller, done within a minute")
+    options.add_argument("--peer", choices=["flink", "none"], default="flink", help="beside whom")
+    options.add_argument("--flink", type=Path, help="where Flink is, or is installed to")
+    given = options.parse_args()
+    figures = in_one_process(*((3, 1) if given.quick else (10, 3)))
+    if given.peer == "flink":
+        try:
+            sizes = (("strict", "relaxed"), 3, 150_000) if given.quick else (tuple(STATEMENTS), 5, 500_000)
+            figures |= beside_flink(given.flink, *sizes)
+        except MillstreamError as error:  # there is no Flink here, and it cannot be installed
+            raise SystemExit(str(error)) from None
+    table = Table("figure", "value", "bar", title="patterns")
     for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}", f"<= {BARS[name]}" if name in BARS else "")
+        table.add_row(name, f"{value:,.2f}", "{} {}".format(*BARS[name]) if name in BARS else "")
     Console().print(table)
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 

@@ -30,19 +30,7 @@ from millstream.plan.driver_only import check_models
 from millstream.plan.explain import Format, explained
 from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import SparkFunction, check_variants
-from millstream.plan.nodes import (
-    Dead,
-    Late,
-    MapAsync,
-    Mapped,
-    MapRows,
-    Node,
-    Process,
-    Project,
-    Read,
-    Where,
-    Write,
-)
+from millstream.plan.nodes import Dead, Late, MapAsync, Mapped, MapRows, Node, Process, Project, Read, Where, Write
 from millstream.plan.retries import Retry
 from millstream.plan.viewed import Viewed
 from millstream.plan.watermarks import Watermark

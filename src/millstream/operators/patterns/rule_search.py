@@ -78,6 +78,8 @@ class View:
         self.starts: Places = np.flatnonzero(np.diff(self.numbers, prepend=-1))
         self.stops: Places = np.append(self.starts[1:], len(self.numbers)) if len(self.starts) else self.starts
         self.masks = [0] * len(self.numbers)
+        self.may_begin = [False] * len(self.numbers)
+        """Set for the key that is searched, and only for as long."""
         """By row, the bits of the conditions of the rule that is searched for; others are of rules before."""
         self._stops: dict[int, Places] = {}
         self._places_with: dict[int, Places] = {}
@@ -324,7 +326,12 @@ class _OneRule:
             view.masks[start:stop] = masks[offset : offset + stop - start].tolist()
             if matcher is None:
                 matcher = PreferredMatcher(self.rule.search, self.rule.skip, self.columns, view.times_listed, after=0)
+            begins = candidates[slice(*np.searchsorted(candidates, (start, stop)))].tolist()
+            for place in begins:
+                view.may_begin[place] = True
             self._find_in_key(matcher, int(keys[number]), start, stop)
+            for place in begins:
+                view.may_begin[place] = False
 
     def _find_in_key(self, matcher: PreferredMatcher, key: int, start: int, stop: int) -> None:
         view, version = self.view, self.version
@@ -335,11 +342,11 @@ class _OneRule:
         count = 0 if record is None else record.count
         if version.start > self.search.before and start < stop and view.times[start] < version.start:
             earlier = int(view.stops_at(version.start - 1)[key])  # decided before it was in force: not emitted
-            for match in matcher.run(start, start, earlier, [], 0, version.start - 1).matches:
+            for match in matcher.run(start, start, earlier, view.may_begin, 0, version.start - 1).matches:
                 start = self._after(number, match, count)
         if start >= stop:
             return
-        for match in matcher.run(start, start, stop, [], 0, self.until).matches:
+        for match in matcher.run(start, start, stop, view.may_begin, 0, self.until).matches:
             count += 1
             path = tuple((int(view.places[place]), variable, out) for place, variable, out in match.path)
             self.search.matches.append(RuleMatch(version, Complete(path, match.end, match.at_limit), count))

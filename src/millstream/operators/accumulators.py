@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -30,14 +31,26 @@ Described = TypeVar("Described", bound=Aggregate)
 
 
 class Stretches:
-    """Consecutive stretches of rows: the number of each row's stretch, and the positions of their first rows."""
+    """Consecutive stretches of so many rows, given by the positions of their first rows."""
 
     NUMBER = "__stretch"
 
-    def __init__(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], firsts: Any) -> None:
-        self.numbers = pl.Series(self.NUMBER, numbers).set_sorted()
+    def __init__(self, firsts: np.ndarray[tuple[int], np.dtype[np.int64]], rows: int) -> None:
         self._firsts = firsts
-        self._lengths = np.diff(firsts, append=len(numbers))
+        self._rows = rows
+        self._summed: tuple[Any, pl.Series] | None = None
+
+    @cached_property
+    def numbers(self) -> pl.Series:
+        """The number of each row's stretch."""
+        lengths = np.diff(self._firsts, append=self._rows)
+        return pl.Series(self.NUMBER, np.repeat(np.arange(len(lengths)), lengths)).set_sorted()
+
+    def running(self, parts: pl.DataFrame, made: Sequence[pl.Expr]) -> pl.DataFrame:
+        """Computes expressions over rows; the numbers of stretches are there if one of these needs them."""
+        if any(self.NUMBER in each.meta.root_names() for each in made):
+            parts = parts.with_columns(self.numbers)
+        return parts.select(made)
 
     def sum(self, value: pl.Expr, *, exact: bool = True) -> pl.Expr:
         """The running sum. An exact one is computed by subtraction, which takes a fraction of the time."""
@@ -45,13 +58,21 @@ class Stretches:
 
     def _restarted(self, values: pl.Series) -> pl.Series:
         if values.dtype == pl.Int64 and not values.null_count():
-            numbers = values.to_numpy()
-            so_far = np.cumsum(numbers)
-            so_far -= np.repeat(so_far[self._firsts] - numbers[self._firsts], self._lengths)
-            return pl.Series(values.name, so_far)
+            return self._restarted_numbers(values)
         total, firsts = values.cum_sum(), pl.Series(self._firsts)
         before = total.gather(firsts) - values.gather(firsts)
         return total - before.gather(self.numbers)
+
+    def _restarted_numbers(self, values: pl.Series) -> pl.Series:
+        """The first number of a stretch also subtracts the sum of the stretch before it."""
+        numbers = values.to_numpy()
+        if self._summed is not None and np.array_equal(numbers, self._summed[0]):
+            return self._summed[1].alias(values.name)  # often there are as many values as rows
+        restarts = numbers[self._firsts]
+        restarts[1:] -= np.add.reduceat(numbers, self._firsts)[:-1]
+        summed = values.clone().scatter(self._firsts, restarts).cum_sum()
+        self._summed = (numbers, summed)
+        return summed
 
     def each(self, value: pl.Expr) -> pl.Expr:
         return value.over(self.NUMBER)

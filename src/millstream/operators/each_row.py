@@ -18,8 +18,8 @@ from millstream.operators.accumulators import NUMBER, ROW, TIME
 from millstream.operators.each_row_firing import AT_END, Fired, fired, ranges
 from millstream.operators.each_row_queues import PANES, PART, Drained, Queues, Truths
 from millstream.operators.each_row_sessions import Held, Lives, lives
-from millstream.operators.ordering import Numbers, by_key, grouped, in_order
-from millstream.operators.window_assignment import placed
+from millstream.operators.ordering import Numbers, by_key, in_order
+from millstream.operators.window_assignment import placed, starts_apart
 from millstream.plan import windows
 from millstream.plan.bundles import END
 from millstream.plan.nodes import Mode
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from millstream.operators.clock import Clock
     from millstream.operators.windowed import WindowedOperator
 
-ROWS, PLACES = "__rows", "__places"
 LAST = 1 << 60
 """The part of panes that fire after all rows."""
 PIECES_MAX = 64
@@ -56,6 +55,7 @@ class Turns:
         self._operator = operator
         self._window = operator.node.window
         self._keys = operator.keys
+        self._steps = starts_apart(self._window)
 
     def take(self, held: pl.DataFrame, counters: pl.DataFrame, given: pl.DataFrame, clock: Clock) -> Taken:
         """`clock` does not move; the windows are those before the watermark moves."""
@@ -115,27 +115,18 @@ class Turns:
         if rows.is_empty():
             return
         operator = self._operator
-        by = [*self._keys, NUMBER if operator.by_rows else "start"]
-        span = [pl.col(TIME).first().alias(name) for name in ("start", "end")]
-        numbered = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(PLACES))
-        found = grouped(numbered, by).agg(
-            pl.len().cast(pl.Int64).alias(ROWS),
-            PLACES,
-            *(pl.col(name).first() for name in by),
-            *(span if operator.by_rows else [pl.col("end").first()]),
-        )
-        found = found.sort(by, nulls_last=False)
-        places, found = found[PLACES], found.drop(PLACES)
-        base, is_held = self._as_held(taken, found)
-        counts, closed = found[ROWS].to_numpy(), base["closed"].to_numpy()
+        order, counts = by_key(rows, [*self._keys, NUMBER if operator.by_rows else "start"], self._steps)
+        firsts = rows[order[np.cumsum(counts) - counts]]
+        if operator.by_rows:
+            firsts = firsts.with_columns(start=pl.col(TIME), end=pl.col(TIME))
+        base, is_held = self._as_held(taken, firsts)
+        closed = base["closed"].to_numpy()
         base = base.with_columns(self._at_end(clock))
         done = fired(operator.trigger, base, counts, clock.now)
         is_quiet = (done.panes == 0) & ~closed
         quiet = rows
         if not is_quiet.all():
-            here = Queues(
-                base, rows, places.explode(empty_as_null=False).to_numpy(), counts, dense_keys(found, self._keys)
-            )
+            here = Queues(base, rows, order, counts, dense_keys(firsts, self._keys))
             if closed.any():
                 self._refuse(taken, here.of(closed), given)
             is_loud = ~is_quiet & ~closed

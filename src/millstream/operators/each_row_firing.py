@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,8 +17,9 @@ import polars as pl
 from millstream.operators.triggers import MANY, TriggerColumns
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+State = tuple[Any, ...]
 FEW = 100
-AT_END, NODE, NEEDS, NEXT, FINISHES = "__at_end", "__node", "__needs", "__next", "__finishes"
+AT_END, NEEDS, FINISHES = "__at_end", "__needs", "__finishes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,57 +106,77 @@ def fired(trigger: TriggerColumns, windows: pl.DataFrame, counts: Numbers, clock
     return Fired(panes, sends, taken, waiting, closed, after.select(list(trigger.schema())))
 
 
+class _Moves:
+    """What the next pane does to states: how many rows it takes, whether the trigger finishes, and the states after it.
+
+    States are plain tuples: there are few of them, and polars takes longer to start than to compute so little.
+    """
+
+    def __init__(self, trigger: TriggerColumns, schema: pl.Schema, clock: int) -> None:
+        at_end = pl.col(AT_END)
+        changed, finishes = trigger.fire(at_end, clock)
+        self._schema = schema
+        self._steps = [
+            [trigger.rows_needed(at_end, clock).cast(pl.Int64).alias(NEEDS)],
+            [made.alias(name) for name, made in trigger.add(pl.col(NEEDS), clock).items()],
+            [made.alias(name) for name, made in changed.items()]
+            + [(finishes & (pl.col(NEEDS) < MANY)).alias(FINISHES)],
+        ]
+
+    def of(self, states: list[State]) -> Iterator[tuple[int, bool, State]]:
+        frame = pl.DataFrame(states, schema=self._schema, orient="row").lazy()
+        for step in self._steps:
+            frame = frame.with_columns(step)
+        moved = frame.select(NEEDS, FINISHES, *self._schema).collect(optimizations=pl.QueryOptFlags.none())
+        for needs, finishes, *after in moved.iter_rows():
+            yield needs, finishes, tuple(after)
+
+
 class _Graph:
     """The states that windows can reach with at most so many rows, and the transitions between them."""
 
     def __init__(self, trigger: TriggerColumns, windows: pl.DataFrame, rows: int, clock: int) -> None:
-        columns = windows.columns
-        alike = windows.with_row_index("__window").group_by(columns, maintain_order=True).agg("__window")
+        alike = windows.with_row_index("__window").group_by(windows.columns, maintain_order=True).agg("__window")
         self.starts: Numbers = np.zeros(len(windows), np.int64)
         members = alike["__window"].explode(empty_as_null=False).to_numpy()
         self.starts[members] = np.repeat(np.arange(len(alike)), alike["__window"].list.len().to_numpy())
-        self.nodes = alike.select(columns)
         self.needs: list[int] = []
-        self.next: list[int] = []
         self.finishes: list[bool] = []
-        reach = np.zeros(len(alike), np.int64)
-        frontier = self.nodes
-        while len(frontier):
-            moved = self._moved(trigger, frontier, clock)
-            needs, finishes = moved[NEEDS].to_numpy(), moved[FINISHES].to_numpy()
-            arrives = reach + needs
-            continues = ~finishes & (arrives <= rows)
-            first = len(self.needs)
-            self.needs += needs.tolist()
-            self.finishes += finishes.tolist()
-            self.next += [-1] * len(frontier)
-            reached = moved.select(columns).with_columns(
-                pl.Series("__from", np.arange(first, first + len(frontier))), pl.Series("__reach", arrives)
-            )
-            reached = reached.filter(continues)
-            known = self.nodes.with_row_index(NODE)
-            found = reached.join(known, on=columns, how="left", nulls_equal=True, maintain_order="left")
-            for source, node in found.drop_nulls(NODE).select("__from", NODE).iter_rows():
-                self.next[source] = node
-            new = found.filter(pl.col(NODE).is_null()).group_by(columns, maintain_order=True)
-            grown = new.agg("__from", pl.col("__reach").min())
-            for number, sources in enumerate(grown["__from"].to_list(), len(self.nodes)):
-                for source in sources:
-                    self.next[source] = number
-            frontier, reach = grown.select(columns), grown["__reach"].to_numpy()
-            self.nodes = pl.concat([self.nodes, frontier])
+        self.next: list[int] = []
+        self._schema = windows.schema
+        self._states: list[State] = alike.select(windows.columns).rows()
+        self._grow(_Moves(trigger, windows.schema, clock), rows)
 
-    @staticmethod
-    def _moved(trigger: TriggerColumns, states: pl.DataFrame, clock: int) -> pl.DataFrame:
-        """The states after the next pane."""
-        at_end = pl.col(AT_END)
-        states = states.with_columns(trigger.rows_needed(at_end, clock).cast(pl.Int64).alias(NEEDS))
-        added = trigger.add(pl.col(NEEDS), clock)
-        states = states.with_columns([made.alias(name) for name, made in added.items()])
-        changed, finishes = trigger.fire(at_end, clock)
-        return states.with_columns(
-            *(made.alias(name) for name, made in changed.items()), (finishes & (pl.col(NEEDS) < MANY)).alias(FINISHES)
-        )
+    @property
+    def nodes(self) -> pl.DataFrame:
+        return pl.DataFrame(self._states, schema=self._schema, orient="row")
+
+    def _grow(self, moves: _Moves, rows: int) -> None:
+        """Follows the states together, pane by pane, as far as so many rows go."""
+        states, after = self._states, list[State]()
+        numbers = {state: number for number, state in enumerate(states)}
+        reach = [0] * len(states)  # the fewest rows after which a state is reached
+        frontier = list(range(len(states)))
+        while frontier:
+            for needs, finishes, state in moves.of(states[len(after) :]) if len(after) < len(states) else ():
+                self.needs.append(needs)
+                self.finishes.append(finishes)
+                self.next.append(-1)
+                after.append(state)
+            reached = []
+            for node in frontier:
+                arrives = reach[node] + self.needs[node]
+                if self.finishes[node] or arrives > rows:
+                    continue
+                following = self.next[node] = numbers.setdefault(after[node], len(states))
+                if following == len(states):
+                    states.append(after[node])
+                    reach.append(arrives)
+                elif arrives >= reach[following]:
+                    continue
+                reach[following] = arrives
+                reached.append(following)
+            frontier = reached
 
     def path(self, start: int, rows: int) -> _Path:
         places: list[int] = []

@@ -11,6 +11,7 @@ import polars as pl
 
 from millstream.operators import accumulators
 from millstream.operators.accumulators import ELEMENTS, ROW, TIME, Stretches
+from millstream.operators.each_row_emission import Emission, indexes
 from millstream.operators.each_row_firing import AT_END, Fired, ranges
 from millstream.operators.ordering import Numbers, in_order, narrow
 from millstream.plan.nodes import Mode, PaneTime
@@ -23,6 +24,7 @@ PART = "__part"
 """The position of a row in its bundle."""
 PANES = "__panes"
 IN_TIME = ("in_time_min", "in_time_max")
+INDEXES = ("index", "on_time_index")
 ELEMENTS_MAX = 2_000_000
 """At most this many rows of panes are expanded at once, for aggregates that need them all."""
 Truths = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -48,21 +50,6 @@ class Queues:
             return self
         order = self.order[np.repeat(chosen, self.counts)]
         return Queues(self.windows.filter(chosen), self.rows, order, self.counts[chosen], self.keys[chosen])
-
-
-class Places:
-    """Positions among rows; often these are all of them as they are, and nothing has to be moved."""
-
-    def __init__(self, numbers: Numbers, *, all_of: int) -> None:
-        self.numbers = numbers
-        self._is_all = len(numbers) == all_of and bool((numbers == np.arange(all_of)).all())
-        self._series = pl.Series(numbers if not self._is_all else numbers[:0], dtype=pl.UInt32)
-
-    def of(self, column: pl.Series) -> pl.Series:
-        return column if self._is_all else column.gather(self._series)
-
-    def of_numbers(self, values: Any) -> Any:
-        return values if self._is_all else values[self.numbers]
 
 
 class Drained:
@@ -93,7 +80,6 @@ class Drained:
             lost = ~is_taken
             order, sends = order[is_taken], sends[is_taken]
         self._order, self._sends = order, sends
-        self._window = self._each(np.arange(len(self._counts)))
         self._firsts = np.cumsum(done.taken) - done.taken
         self._lasts = np.cumsum(done.taken) - 1
         self._held = ((self._base["waiting"] > 0) | (self._base["index"] > 0)).to_numpy()
@@ -108,9 +94,13 @@ class Drained:
         return np.repeat(values, self._fired.taken)
 
     @cached_property
+    def _places(self) -> pl.Series:
+        return indexes(self._order)
+
+    @cached_property
     def _rows(self) -> pl.DataFrame:
         """All columns of the rows, window by window. What only panes need is taken from where the rows are queued."""
-        return self._queues.rows[self._order]
+        return self._queues.rows[self._places]
 
     def _lost_rows(self, lost: Truths) -> pl.DataFrame:
         rows = self._queues.rows[self._all[lost]]
@@ -124,7 +114,7 @@ class Drained:
         """The bounds of each row's window after it."""
         if not self._operator.by_rows:
             return self._rows["start"], self._rows["end"]
-        return self._base["start"][self._window], self._rows[TIME]
+        return self._base["start"][self._each(np.arange(len(self._base)))], self._rows[TIME]
 
     def _row_spans(self) -> list[tuple[str, pl.Series]]:
         """The bounds of windows that rows open and close, which the rows themselves do not have."""
@@ -137,30 +127,35 @@ class Drained:
         folding = operator.folding
         frames = []
         if folding:
-            rows = self._queues.rows
-            parts = rows.with_columns(made for fold in folding for made in fold.of_rows(rows))
-            parts = parts.select(column for fold in folding for column in fold.columns)[self._order]
+            parts = self._parts()
             if self._held.any():
                 parts = self._with_held(parts)
             over = self._stretches(by_pane=self._discards)
-            parts = parts.with_columns(over.numbers)
-            frames.append(parts.select(made for fold in folding for made in fold.running(over, parts)))
+            frames.append(over.running(parts, [made for fold in folding for made in fold.running(over, parts)]))
         if operator.node.pane_time is not PaneTime.END_OF_WINDOW:
             over = self._stretches(by_pane=True)
-            times = self._in_time().with_columns(over.numbers)
             smallest, largest = pl.col("in_time_min").cum_min(), pl.col("in_time_max").cum_max()
-            frames.append(times.select(over.each(smallest.forward_fill()), over.each(largest.forward_fill())))
+            made = [over.each(smallest.forward_fill()), over.each(largest.forward_fill())]
+            frames.append(over.running(self._in_time(), made))
         return pl.concat(frames, how="horizontal") if frames else pl.DataFrame()
+
+    def _parts(self) -> pl.DataFrame:
+        """The accumulated columns of each single row. What is the same for all rows does not have to be moved."""
+        rows, folding = self._queues.rows, self._operator.folding
+        made = [part for fold in folding for part in fold.of_rows(rows)]
+        same = [part for part in made if part.meta.is_literal(allow_aliasing=True)]
+        different = [part for part in made if not part.meta.is_literal(allow_aliasing=True)]
+        parts = rows.select(different)[self._places] if different else self._places.to_frame()
+        return parts.with_columns(same).select(column for fold in folding for column in fold.columns)
 
     def _stretches(self, *, by_pane: bool) -> Stretches:
         """Rows that are accumulated together: those of a window, or those of a pane."""
-        number, firsts = self._window, self._firsts
-        if by_pane:
-            begins = np.zeros(len(self._order), np.bool_)
-            begins[self._firsts] = True
-            begins[1:] |= self._sends[:-1]
-            number, firsts = np.cumsum(begins) - 1, np.flatnonzero(begins)
-        return Stretches(number, firsts)
+        if not by_pane:
+            return Stretches(self._firsts, len(self._order))
+        begins = np.zeros(len(self._order), np.bool_)
+        begins[self._firsts] = True
+        begins[1:] |= self._sends[:-1]
+        return Stretches(np.flatnonzero(begins), len(self._order))
 
     def _with_held(self, parts: pl.DataFrame) -> pl.DataFrame:
         """The first row of a window also includes the held state."""
@@ -191,26 +186,33 @@ class Drained:
 
     def _sent_panes(self) -> pl.DataFrame:
         """The emitted panes: by key, in the order of their rows."""
-        sending = np.flatnonzero(self._sends)
-        if not len(sending):
+        count = int(self._fired.panes.sum())
+        if not count:
             return pl.DataFrame()
+        sending = None if count == len(self._order) else np.flatnonzero(self._sends)
         if self._operator.node.mode is Mode.RETRACTING:
-            return self._with_retractions(self._panes(sending))
-        return self._sent(self._panes(self._by_key(sending)))
+            return self._with_retractions(self._panes(Emission(sending, None)))
+        return self._sent(self._panes(Emission(sending, self._by_key(sending))))
 
-    def _by_key(self, places: Numbers) -> Numbers:
-        """Positions in order of their keys, those of a key as its rows arrived."""
-        is_all = len(places) == len(self._order)
-        arrived = self._order if is_all else self._order[places]
-        keys = self._each(narrow(self._queues.keys))
-        falls = np.flatnonzero(arrived[1:] < arrived[:-1])
-        if (keys[places[falls]] != keys[places[falls + 1]]).all():
-            return places
-        turns = np.full(len(self._queues.rows), -1, np.int64)
-        turns[arrived] = places
-        if len(places) < len(turns):
+    def _by_key(self, sending: Numbers | None) -> Numbers | None:
+        """The order of panes by key, those of a key as their rows arrived. None if that is their order already.
+
+        The rows of a window are in order, so only where one window follows another can there be another order.
+        """
+        arrived = self._order if sending is None else self._order[sending]
+        panes, keys = self._fired.panes, narrow(self._queues.keys)
+        if not panes.all():
+            panes, keys = panes[panes > 0], keys[self._fired.panes > 0]
+        follows = np.flatnonzero(keys[1:] == keys[:-1])
+        heads = np.cumsum(panes)[follows]
+        if (arrived[heads - 1] < arrived[heads]).all():
+            return None
+        turns: Any = np.full(len(self._queues.rows), -1, np.int32)
+        turns[arrived] = np.arange(len(arrived), dtype=np.int32)
+        if len(arrived) < len(turns):
             turns = turns[turns >= 0]
-        return turns[in_order(keys[turns])]
+        ordered: Numbers = turns[in_order(np.repeat(keys, panes)[turns])]
+        return ordered
 
     def blocks(self) -> pl.DataFrame:
         """The keys of the panes in order, and how many each has."""
@@ -223,11 +225,9 @@ class Drained:
         columns = [*self._operator.keys, *self._operator.sent_columns, "weight", "__place", *self._with_parts]
         return panes.select(*columns, __row_of_pane=pl.lit(1 << 30, pl.Int64))
 
-    def _panes(self, numbers: Numbers) -> pl.DataFrame:
+    def _panes(self, emission: Emission) -> pl.DataFrame:
         operator, base = self._operator, self._base
-        places = Places(numbers, all_of=len(self._order))
-        window = places.of_numbers(self._window)
-        in_base = pl.Series(window, dtype=pl.UInt32)
+        window = emission.of_panes(np.repeat(np.arange(len(base), dtype=np.uint32), self._fired.panes))
         # What depends on the window alone is computed once for each.
         of_window = [*operator.keys, *([] if operator.merges else operator.identity[len(operator.keys) :])]
         at_end = self._base[AT_END]
@@ -237,15 +237,16 @@ class Drained:
         if not depends:
             base = base.with_columns(__comes=pl.lit(False)).with_columns(operator.timing())
             of_window += ["__timing", "event_time"]
+        if not operator.merges:
+            base, of_window = base.with_columns(self._first_indexes()), [*of_window, *INDEXES]
         made = [
-            *(base[name].gather(in_base) for name in of_window),
-            *self._of_rows(places),
-            places.of(pl.Series("index", self._index)),
-            places.of(pl.Series("on_time_index", self._on_time_index)),
+            *(base.select(of_window)[pl.Series(window)].get_columns() if of_window else []),
+            *self._of_rows(emission),
             pl.Series("__window", window),
         ]
         panes = pl.DataFrame(made).with_columns(
-            self._finishes(numbers, window).alias("__finished"),
+            *self._indexes(emission),
+            self._finishes(emission, window).alias("__finished"),
             *([pl.lit(at_end[0]).alias(AT_END)] if is_uniform else []),
             waiting=pl.lit(1, pl.Int64),
             __comes=pl.lit(False),
@@ -254,58 +255,75 @@ class Drained:
         if depends:
             panes = panes.with_columns(operator.timing())
         if operator.listing or operator.too_large(self._running):
-            panes = panes.with_columns(places.of(column) for column in self._running.get_columns())
-            return self._panes_of_elements(panes, numbers) if operator.listing else operator.panes(panes)
-        results = self._running.select(operator.results()).get_columns()
-        return operator.described(panes.with_columns(places.of(column) for column in results))
+            panes = panes.with_columns(emission.of_frame(self._running).get_columns())
+            return self._panes_of_elements(panes, emission) if operator.listing else operator.panes(panes)
+        results = emission.of_frame(self._running.select(operator.results()))
+        on_time = None if operator.merges else pl.col("on_time_index")
+        return operator.described(panes.with_columns(results.get_columns()), on_time)
 
-    def _of_rows(self, places: Places) -> list[pl.Series]:
+    def _of_rows(self, emission: Emission) -> list[pl.Series]:
         """What panes have from their rows: positions, and bounds and times that are not the same for a whole window."""
         columns = [*self._with_parts, *(["start", "end"] if self._operator.merges else [])]
         rows = self._queues.rows.select(columns)
-        found = rows[places.of_numbers(self._order)].get_columns() if columns else []
-        found += [places.of(bound.alias(name)) for name, bound in self._row_spans()]
-        return found + [places.of(column) for column in self._running.get_columns() if column.name in IN_TIME]
+        found = rows[indexes(emission.of_rows(self._order))].get_columns() if columns else []
+        spans = [bound.alias(name) for name, bound in self._row_spans()]
+        times = [column for column in self._running.get_columns() if column.name in IN_TIME]
+        return found + emission.of_frame(pl.DataFrame([*spans, *times])).get_columns()
 
-    def _finishes(self, places: Numbers, window: Numbers) -> pl.Expr:
+    def _finishes(self, emission: Emission, window: Numbers) -> pl.Expr:
         """Whether the trigger finishes with a pane."""
         closed = self._fired.closed
-        return pl.lit(pl.Series(closed[window] & (places == self._lasts[window]))) if closed.any() else pl.lit(False)
+        if not closed.any():
+            return pl.lit(False)
+        places = emission.of_rows(np.arange(len(self._order)))
+        return pl.lit(pl.Series(closed[window] & (places == self._lasts[window])))
 
     # ------------------------------------------------------------ how many panes a window has emitted
 
-    @cached_property
-    def _index(self) -> Numbers:
-        """How many panes of its window were emitted before each row."""
-        return self._counted("index", np.ones(len(self._base), np.bool_))
+    def _first_indexes(self) -> list[pl.Expr]:
+        """What has to be added to the number of a pane, and then to its index, for the indexes that it has."""
+        panes = self._fired.panes
+        index, on_time_index = (pl.col(name) for name in INDEXES)
+        since = pl.when(pl.lit(pl.Series(self._on_time))).then(on_time_index - index)
+        return [(index - pl.lit(pl.Series(np.cumsum(panes) - panes))).alias("index"), since.alias("on_time_index")]
+
+    def _indexes(self, emission: Emission) -> list[pl.Expr | pl.Series]:
+        """How many panes of its window were emitted before each pane, and how many of these were not early."""
+        if self._operator.merges:
+            return [pl.Series(name, emission.of_rows(self._before_rows[name])) for name in INDEXES]
+        index = pl.col("index") + emission.numbers
+        on_time = pl.col("on_time_index") + index if self._on_time.any() else pl.lit(None, pl.Int64)
+        return [index.alias("index"), on_time.alias("on_time_index")]
+
+    def _indexes_after(self) -> list[pl.Series]:
+        """The same for the next pane of each window. Those of early panes are not used."""
+        new = self._fired.panes
+        before = {name: self._base[name].to_numpy() for name in INDEXES}
+        if self._operator.merges:
+            new = self._sends[self._lasts].astype(np.int64)
+            before = {name: counted[self._lasts] for name, counted in self._before_rows.items()}
+        index, on_time_index = (before[name] for name in INDEXES)
+        return [pl.Series("index", index + new), pl.Series("on_time_index", on_time_index + new * self._on_time)]
 
     @cached_property
-    def _on_time_index(self) -> Numbers:
-        """How many of these were not early."""
-        return self._counted("on_time_index", self._counts_on_time())
-
-    def _counted(self, name: str, counts: Truths) -> Numbers:
-        """How many panes were emitted before each row, of the windows that count them."""
-        first = self._base[name].to_numpy()
-        if self._operator.merges:  # a session that grows starts over
-            grown = self._grows()
-            last = np.maximum.accumulate(np.where(grown, np.arange(len(grown)), -1))
-            begins = self._each(self._firsts)
-            is_new = last >= begins
-            since = self._before - self._before[np.where(is_new, last, begins)]
-            found: Numbers = np.where(is_new, 0, self._each(first)) + since * self._each(counts)
-            return found
-        counted: Numbers = self._each(first - np.where(counts, self._before[self._firsts], 0))
-        return np.add(counted, self._before, out=counted, where=bool(counts.all()) or self._each(counts))
-
-    @cached_property
-    def _before(self) -> Numbers:
-        """How many panes rows before each have emitted."""
-        return np.arange(len(self._sends)) if self._sends.all() else np.cumsum(self._sends) - self._sends
-
-    def _counts_on_time(self) -> Truths:
+    def _on_time(self) -> Truths:
         """Whether the panes of a window are not early."""
         return np.ones(len(self._base), np.bool_) if self._operator.by_rows else self._base[AT_END].to_numpy()
+
+    @cached_property
+    def _before_rows(self) -> dict[str, Numbers]:
+        """How many panes of a session were emitted before each row, all and not early. One that grows starts over."""
+        before: Numbers = np.cumsum(self._sends) - self._sends
+        grown = self._grows()
+        last = np.maximum.accumulate(np.where(grown, np.arange(len(grown)), -1))
+        begins = self._each(self._firsts)
+        is_new = last >= begins
+        since: Numbers = before - before[np.where(is_new, last, begins)]
+        first = {name: np.where(is_new, 0, self._each(self._base[name].to_numpy())) for name in INDEXES}
+        return {
+            "index": first["index"] + since,
+            "on_time_index": first["on_time_index"] + since * self._each(self._on_time),
+        }
 
     def _grows(self) -> Truths:
         """Whether a session has other bounds than before a row."""
@@ -350,8 +368,9 @@ class Drained:
         places[np.repeat(begins + lengths, taken) + ranges(taken)] = len(flat) + np.arange(len(rows))
         return both[places], begins, lengths
 
-    def _panes_of_elements(self, made: pl.DataFrame, places: Numbers) -> pl.DataFrame:
+    def _panes_of_elements(self, made: pl.DataFrame, emission: Emission) -> pl.DataFrame:
         elements, begins, lengths = self._elements()
+        places = emission.of_rows(np.arange(len(self._order)))
         window = made["__window"].to_numpy()
         start = begins[window]
         stop = start + lengths[window] + places - self._firsts[window] + 1
@@ -381,8 +400,7 @@ class Drained:
             *done.trigger.get_columns(),
             start.alias("start"),
             end.alias("end"),
-            pl.Series("index", self._index[self._lasts] + sends_last),
-            pl.Series("on_time_index", self._on_time_index[self._lasts] + (sends_last & self._counts_on_time())),
+            *self._indexes_after(),
             pl.Series("closed", done.closed),
             pl.Series("waiting", np.where(has_sent, done.waiting, base["waiting"].to_numpy() + done.waiting)),
             pl.Series("__sends_last", sends_last),
@@ -439,9 +457,8 @@ class Drained:
 def _replaced(values: pl.Series, places: Numbers, others: pl.Series) -> pl.Series:
     """Values with others at some positions."""
     if values.dtype == others.dtype == pl.Int64 and not values.null_count() and not others.null_count():
-        numbers = values.to_numpy(writable=True)
-        numbers[places] = others.to_numpy()
-        return pl.Series(values.name, numbers)
+        is_equal = bool((values.to_numpy()[places] == others.to_numpy()).all())
+        return values if is_equal else values.clone().scatter(places, others)
     chosen = np.arange(len(values))
     chosen[places] = len(values) + np.arange(len(places))
     both = pl.concat([values.to_frame(), others.to_frame()], how="vertical_relaxed")

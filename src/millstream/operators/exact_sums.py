@@ -150,8 +150,8 @@ class ExactSum:
 
     def too_large(self, sums: pl.DataFrame) -> pl.Series | None:
         """Which sums do not fit; None if all do."""
-        carry = sums[self._carry]
-        return (carry != 0).fill_null(False) if _largest(carry) else None
+        overflows = (pl.col(self._carry) != 0).fill_null(False)
+        return sums.select(overflows).to_series() if sums.select(overflows.any()).item() else None
 
     def value(self, sums: pl.DataFrame) -> int | Decimal:
         """The first of some sums."""

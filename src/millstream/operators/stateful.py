@@ -18,7 +18,7 @@ from millstream.operators.elementwise import HIDDEN, computed
 from millstream.operators.lateness import is_untimed
 from millstream.operators.partials import Partials
 from millstream.operators.triggers import can_finish
-from millstream.operators.window_assignment import instant
+from millstream.operators.window_assignment import instant, instants
 from millstream.operators.windowed import WindowedOperator
 from millstream.plan import nodes
 from millstream.plan.bundles import END
@@ -205,14 +205,16 @@ class WindowedStep:
     def _panes(self, panes: pl.DataFrame) -> pl.DataFrame:
         node = self.node
         pane = [pl.col(f"pane.{field.name}").alias(field.name) for field in nodes.PANE]
+        names = ("start", "end", "event_time")
+        start, end, event_time = map(instant, names) if self.operator.by_rows else instants(panes, *names)
         columns = [pl.col(f"key.{name}").alias(name) for name in node.keys]
         columns += [
-            pl.struct(instant("start"), instant("end")).alias("window"),
+            pl.struct(start, end).alias("window"),
             pl.struct(pane).alias("pane"),
             pl.col("weight"),
         ]
         columns += [pl.col(name) for name, _ in node.aggregates]
-        columns += [instant("event_time"), pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
+        columns += [event_time, pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
         made = panes.select(columns)
         fits = all(made.schema[name] == kind for name, kind in self._types.items())
         return made if fits else made.cast(self._types)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -13,6 +14,7 @@ from millstream.plan.calendars import calendar_span
 from millstream.plan.windows import FIRST, LAST, microseconds
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+INSTANT = pl.Datetime("us", "UTC")
 SPAN = {"start": pl.Int64, "end": pl.Int64}
 
 
@@ -35,6 +37,13 @@ def placed(rows: pl.DataFrame, window: windows.Window) -> pl.DataFrame:
     if size % every:
         rows = rows.filter(pl.col("start") + size > pl.col(TIME))
     return rows.with_columns(end=ends(pl.col("start") + size))
+
+
+def starts_apart(window: windows.Window) -> dict[str, int]:
+    """How far apart the starts of windows are: always multiples of this."""
+    if isinstance(window, windows.Fixed):
+        return {"start": microseconds(window.size)}
+    return {"start": microseconds(window.every)} if isinstance(window, windows.Sliding) else {}
 
 
 def ends(end: pl.Expr) -> pl.Expr:
@@ -95,7 +104,15 @@ def in_sessions(
 
 def instant(name: str, value: pl.Expr | None = None) -> pl.Expr:
     """A time as a timestamp, clamped to its range."""
-    return (pl.col(name) if value is None else value).clip(FIRST, LAST).cast(pl.Datetime("us", "UTC")).alias(name)
+    return (pl.col(name) if value is None else value).clip(FIRST, LAST).cast(INSTANT).alias(name)
+
+
+def instants(spans: pl.DataFrame, *names: str) -> list[pl.Expr]:
+    """Times between `start` and `end`, as timestamps. Nearly all are in range, and then none is copied."""
+    low: Any = spans["start"].min()
+    high: Any = spans["end"].max()
+    is_in_range = low is None or (low >= FIRST and high <= LAST)
+    return [pl.col(name).cast(INSTANT) if is_in_range else instant(name) for name in names]
 
 
 def split(rows: pl.DataFrame, condition: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from millstream.operators import accumulators
@@ -51,6 +52,7 @@ class WindowedOperator:
         self.identity = [*self.keys, NUMBER] if self.by_rows else [*self.keys, "start", "end"]
         self.sent_type = pl.Struct({})
         self._nothing_sent: pl.DataFrame | None = None
+        self._new_window: pl.DataFrame | None = None
         self._learn_types()
 
     def _learn_types(self) -> None:
@@ -177,14 +179,23 @@ class WindowedOperator:
 
     def new_windows(self, heads: pl.DataFrame) -> pl.DataFrame:
         """Windows without any rows yet, at the bounds that rows have."""
+        if self._new_window is None:
+            self._new_window = self._begun_window()
+        bounds = heads.select(*self.identity, *(["start", "end"] if self.by_rows else []))
+        columns = {each.name: each for each in (*bounds, *self._new_window[np.zeros(len(bounds), np.uint32)])}
+        return self.fitted(pl.DataFrame(columns))
+
+    def _begun_window(self) -> pl.DataFrame:
+        """One window without rows, apart from its key and bounds."""
         folds = [column for accumulator in self.folding for column in accumulator.columns]
         lists = [name for name in self.lists() if name != "sent"]
-        begun = heads.select(*self.identity, *(["start", "end"] if self.by_rows else [])).with_columns(
+        nothing = pl.DataFrame({"__window": [0]}).with_columns(
             *self.begun(),
             *(pl.lit(None).alias(name) for name in ["in_time_min", "in_time_max", *folds]),
             *(pl.lit([], dtype=self._empty.schema[name]).alias(name) for name in lists),
         )
-        return self.fitted(self.emptied(begun))
+        kept = pl.Schema({name: kind for name, kind in self._empty.schema.items() if name in nothing.columns})
+        return self.emptied(nothing).select(kept.names()).cast(kept)
 
     def fitted(self, state: pl.DataFrame) -> pl.DataFrame:
         """State in its own columns and types."""
@@ -347,13 +358,18 @@ class WindowedOperator:
         """The results of aggregates that fold."""
         return [accumulator.result().alias(accumulator.name) for accumulator in self.folding]
 
-    def described(self, state: pl.DataFrame) -> pl.DataFrame:
-        """Panes with all their columns, given their timing and results."""
-        is_early = pl.lit(False) if self.by_rows else ~(pl.col("__at_end") | pl.col("__comes"))
+    def described(self, state: pl.DataFrame, on_time_index: pl.Expr | None = None) -> pl.DataFrame:
+        """Panes with all their columns, given their timing and results.
+
+        `on_time_index` is given if it is known to be null for early ones.
+        """
+        if on_time_index is None:
+            is_early = pl.lit(False) if self.by_rows else ~(pl.col("__at_end") | pl.col("__comes"))
+            on_time_index = pl.when(~is_early).then(pl.col("on_time_index"))
         return state.with_columns(
             pl.col("__timing").alias("pane.timing"),
             pl.col("index").alias("pane.index"),
-            pl.when(~is_early).then(pl.col("on_time_index")).alias("pane.on_time_index"),
+            on_time_index.alias("pane.on_time_index"),
             (pl.col("index") == 0).alias("pane.first"),
             (pl.col("__finished") | pl.col("__over")).alias("pane.last"),
             pl.lit(1, pl.Int32).alias("weight"),

@@ -1,8 +1,12 @@
-"""Starts Spark's JVM for a local master without its shell scripts, and explains why one did not start."""
+"""Starts Spark's JVM, for a local master without its shell scripts, and explains why one did not start.
+
+PySpark's own way runs Python code in a forked copy of this process. A native library with threads may crash there.
+"""
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import struct
@@ -60,8 +64,6 @@ def spark_home() -> Path:
 
 def start(java: Java, options: Sequence[str], log: Path) -> Any:
     """Starts a JVM with Spark's gateway for Python, and returns the connection to it. Its stderr goes to `log`."""
-    folder = tempfile.mkdtemp(prefix="millstream-")
-    answer = Path(folder, "gateway")
     command = [
         str(java.command),
         "-XX:+DisplayVMOutputToStderr",  # otherwise a Java that cannot start reports it on stdout
@@ -71,18 +73,33 @@ def start(java: Java, options: Sequence[str], log: Path) -> Any:
         *options,
         "org.apache.spark.api.python.PythonGatewayServer",
     ]
-    environ = dict(os.environ, _PYSPARK_DRIVER_CONN_INFO_PATH=str(answer), SPARK_CONNECT_MODE="0")
+    environ = dict(os.environ)
     # With it, Spark has workers load pyspark from a zip without bytecode: 2 s of CPU to a first output.
     environ.pop("SPARK_HOME", None)
     environ.pop("SPARK_LOCAL_DIRS", None)  # set in the settings, as private folders
     environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # otherwise it looks for a network address
+    return connected(command, environ, log, seconds_max=START_SECONDS_MAX)
+
+
+def connected(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path,
+    *,
+    cwd: Path | None = None,
+    seconds_max: float = math.inf,
+) -> Any:
+    """Runs a command that becomes a JVM with Spark's gateway, and returns the connection to it."""
+    folder = tempfile.mkdtemp(prefix="millstream-")
+    answer = Path(folder, "gateway")
+    environ = {**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer), "SPARK_CONNECT_MODE": "0"}
     try:
-        process = _STARTING.start(command, environ, folder, log)
+        process = _STARTING.start(command, environ, folder, log, cwd)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     try:
-        port, secret = _gateway_of(process, answer, log)
+        port, secret = _gateway_of(process, answer, log, seconds_max)
     except BaseException:  # an interrupt, too: nothing else would end it
         process.kill()
         raise
@@ -104,13 +121,15 @@ class StartingJvms:
         self._is_over = False
         atexit.register(self._kill)
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str], folder: str, log: Path) -> Process:
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], folder: str, log: Path, cwd: Path | None
+    ) -> Process:
         with self._lock, log.open("ab") as stderr:
             if self._is_over:
                 raise failed_to_start(log, "this process is exiting")
             # In its own session it does not get Ctrl-C, which is for this process.
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stderr=stderr, env=environ, start_new_session=True
+                command, stdin=subprocess.PIPE, stderr=stderr, env=environ, cwd=cwd, start_new_session=True
             )
             self._folders[process] = folder
             return process
@@ -135,14 +154,14 @@ def class_path() -> str:
     return os.pathsep.join(sorted(str(jar) for jar in (spark_home() / "jars").glob("*.jar")))
 
 
-def _gateway_of(process: Process, answer: Path, log: Path) -> tuple[int, str]:
-    deadline = time.monotonic() + START_SECONDS_MAX
+def _gateway_of(process: Process, answer: Path, log: Path, seconds_max: float) -> tuple[int, str]:
+    deadline = time.monotonic() + seconds_max
     while not answer.exists():
         if process.poll() is not None:
             raise failed_to_start(log, f"it ended with exit code {process.returncode}")
         if time.monotonic() > deadline:
             process.kill()
-            raise failed_to_start(log, f"no answer within {START_SECONDS_MAX} seconds")
+            raise failed_to_start(log, f"no answer within {seconds_max:.0f} seconds")
         time.sleep(0.01)
     content = answer.read_bytes()  # moved into place when complete
     port, length = struct.unpack_from(">ii", content)

@@ -401,13 +401,7 @@ def _start_jvm(
         more = [chosen.get("spark.driver.extraJavaOptions", ""), log_option, f'"{temporary_option}"']
         more += [f'"-Duser.dir={Path.cwd()}"'] if moved else []
         given = {**chosen, "spark.driver.extraJavaOptions": " ".join(filter(None, more))}
-        with _log.open("ab") as stderr:
-            try:
-                gateway = submitting.submit(given, folder, stderr, cwd=folder if moved else None, local=local)
-            except MillstreamError:
-                raise
-            except Exception:
-                raise launch.failed_to_start(_log, "Spark's launcher ended") from None
+        gateway = submitting.submit(given, folder, _log, cwd=folder if moved else None, local=local)
     SparkContext._ensure_initialized(gateway=gateway)
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from millstream.errors import NotFound
 from millstream.private_files import open_private
+from millstream.spark.session import launch
 
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 FILE_OPTION = "--properties-file"
 FILE_NAME = "spark.properties"
 
 
-def submit(settings: Mapping[str, str], folder: Path, log: IO[bytes], *, cwd: Path | None, local: bool) -> Any:
+def submit(settings: Mapping[str, str], folder: Path, log: Path, *, cwd: Path | None, local: bool) -> Any:
     """Starts a JVM with Spark's launcher and these settings; returns its gateway. `folder` is private."""
-    from pyspark.java_gateway import launch_gateway
+    from pyspark.find_spark_home import _find_spark_home
 
     arguments, users_settings = _without_file(shlex.split(os.environ.get(ARGUMENTS, "pyspark-shell")))
     file = folder / FILE_NAME
@@ -29,12 +29,14 @@ def submit(settings: Mapping[str, str], folder: Path, log: IO[bytes], *, cwd: Pa
     options = [FILE_OPTION, str(file)]
     # A file of settings replaces spark-defaults.conf, unless asked to extend it.
     options += [] if users_settings is not None else ["--load-spark-defaults"]
-    changed: dict[str, str | None] = {ARGUMENTS: shlex.join([*options, *arguments])}
+    environ = dict(os.environ)
     if local:
         # Scratch folders are in the settings, as private ones; the UI, if enabled, is for this machine only.
-        changed |= {"SPARK_LOCAL_DIRS": None, "SPARK_LOCAL_IP": "127.0.0.1"}
-    with _environment(changed):
-        return launch_gateway(None, {"stderr": log, "cwd": cwd})  # type: ignore[no-untyped-call]
+        environ.pop("SPARK_LOCAL_DIRS", None)
+        environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    launcher = Path(_find_spark_home(), "bin", "spark-submit")
+    # Without a limit: it may download packages first.
+    return launch.connected([str(launcher), *options, *arguments], environ, log, cwd=cwd)
 
 
 def _without_file(arguments: list[str]) -> tuple[list[str], str | None]:
@@ -60,21 +62,3 @@ def _escaped(text: str) -> str:
     for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("=", "\\="), (":", "\\:"), (" ", "\\ ")):
         text = text.replace(plain, escaped)
     return text.replace("#", "\\#").replace("!", "\\!")
-
-
-@contextmanager
-def _environment(changed: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changed}
-    _set(changed)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

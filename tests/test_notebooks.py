@@ -8,7 +8,10 @@ from typing import Any
 
 import nbformat
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
+
+from waiting import PATIENCE_S
 
 FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
 SHOWS = {
@@ -63,3 +66,98 @@ def test_show_replaces_one_output_of_its_cell(tmp_path: Path) -> None:
     (output,) = cell.outputs
     assert output.output_type == "display_data"
     assert "job pumps: ended" in output.data["text/html"]
+
+
+class Kernel:
+    """A kernel whose cells can be interrupted, as the button of a notebook does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._manager, self._client = start_new_kernel(cwd=str(folder))
+
+    def begin(self, source: str) -> str:
+        return str(self._client.execute(source))
+
+    def until_shown(self, cell: str) -> None:
+        while True:
+            message = self._client.get_iopub_msg(timeout=PATIENCE_S)
+            if message["parent_header"].get("msg_id") == cell and message["msg_type"] == "display_data":
+                return
+
+    def interrupt(self) -> None:
+        self._manager.interrupt_kernel()
+
+    def end(self, cell: str) -> dict[str, Any]:
+        while True:
+            reply = self._client.get_shell_msg(timeout=PATIENCE_S)
+            if reply["parent_header"].get("msg_id") == cell:
+                return dict(reply["content"])
+
+    def value(self, expression: str) -> Any:
+        reply = self._client.execute_interactive(
+            "", user_expressions={"value": expression}, timeout=PATIENCE_S, output_hook=lambda _: None
+        )
+        return eval(reply["content"]["user_expressions"]["value"]["data"]["text/plain"])
+
+    def run(self, source: str) -> None:
+        reply = self._client.execute_interactive(source, timeout=PATIENCE_S, output_hook=lambda _: None)
+        assert reply["content"]["status"] == "ok", reply["content"]
+
+    def close(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    opened = Kernel(tmp_path)
+    yield opened
+    opened.close()
+
+
+STARTED = """
+import time
+import millstream as ms
+
+log = ms.connect("log")
+log.create_topic("scores", schema="n int")
+
+
+def send(*numbers):
+    with log.producer() as producer:
+        for number in numbers:
+            producer.send("scores", {"n": number})
+
+
+def reads(count):
+    deadline = time.monotonic() + 200
+    while job.progress.rows_read < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return job.progress.rows_read
+
+
+send(1)
+flow = ms.Flow("copying", log="log")
+flow.read("scores").write("copies")
+job = flow.start()
+"""
+
+
+def test_a_show_that_is_interrupted_leaves_the_job_running_until_it_is_stopped(kernel: Kernel) -> None:
+    """Goal: the cell ends without an error, and the job is whole. Method: interrupts, one and several at once."""
+    kernel.run(STARTED)
+    for count, interrupts in enumerate((1, 3), 1):
+        assert kernel.value(f"reads({count})") == count
+        cell = kernel.begin("job.show(refresh_s=0.05)")
+        kernel.until_shown(cell)
+        for _ in range(interrupts):
+            kernel.interrupt()
+        ended = kernel.end(cell)
+        assert ended["status"] == "ok" or (interrupts > 1 and ended["ename"] == "KeyboardInterrupt"), ended
+        assert kernel.value("(job.is_running, job.state)") == (True, "running")
+        kernel.run(f"send({count + 1})")
+    assert kernel.value("reads(3)") == 3
+    kernel.run("job.stop()")
+    assert kernel.value("(job.is_running, job.state)") == (False, "ended")
+    kernel.run("flow.run(until='caught up', progress='none')")  # nothing holds it
+    copied = "sorted(record.value['n'] for record in log.consumer('copies').until_caught_up())"
+    assert kernel.value(copied) == [1, 2, 3]

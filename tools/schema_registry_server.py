@@ -11,6 +11,8 @@ import tarfile
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +52,15 @@ class SchemaRegistryServer:
         self._node.send(signal.SIGTERM)
         self._node.wait(STOP_S_MAX)
         self._folder.cleanup()
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Without its answers: it is halted, and has all its schemas when it continues."""
+        self._node.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._node.send(signal.SIGCONT)
 
     def ask(self, path: str, content: Any = None, method: str | None = None) -> Any:
         """The answer to a request, as JSON."""

@@ -2,10 +2,14 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 from pathlib import Path
+
+import msgspec
+import pyiceberg
 
 import millstream
 from millstream.connectors.opening import open_sink  # noqa: F401  loaded before children are forked
@@ -35,13 +39,20 @@ context.set_forkserver_preload(
 )
 DEADLINE_SECONDS = 120
 BATCHES = 5
-WATCHED = tuple(str(Path(millstream.__file__).parent / part) + os.sep for part in ("connectors", "log"))
+WATCHED = tuple(
+    str(Path(package.__file__).parent / part) + os.sep
+    for package, parts in ((millstream, ("connectors", "log")), (pyiceberg, ("catalog", "table")))
+    for part in parts
+)
+"""Iceberg's commit consists of many steps, which are lines of its library; that of Delta is one call."""
+IN_TASKS = "in tasks"
+"""Instead of a changing stream: rows that tasks prepare, of which the driver commits one attempt each."""
 
 
 def batch_rows(number, changing):
     """Rows of a batch; a changing stream also takes back and replaces what the batch before sent."""
     rows = [{"team": f"t{team}", "score": 10 * number + team} for team in range(4)]
-    if not changing:
+    if changing in (False, IN_TASKS):
         return rows, None
     back = [] if number == 0 else batch_rows(number - 1, False)[0][:3]
     return back + rows, [-1] * len(back) + [1] * len(rows)
@@ -76,11 +87,23 @@ def write_batches(kind, folder, dsn, key, changing, first, die_at, path):
     sink = Target(kind, folder, dsn, key).open(keys=["team"] if kind in ("topic", "kafka") else ())
     for number in range(first, BATCHES):
         rows, signs = batch_rows(number, changing)
-        sink.write(number, table(SCORES, rows), None if signs is None else weights(*signs))
+        if changing == IN_TASKS:
+            write_in_tasks(sink, number, rows)
+        else:
+            sink.write(number, table(SCORES, rows), None if signs is None else weights(*signs))
         os.write(diary, b"%d\n" % number)
     sink.close()
     sys.settrace(None)
     os.write(diary, b"lines %d\n" % fuse.lines)
+
+
+def write_in_tasks(sink, number, rows):
+    """Two tasks, the first of which is repeated, and a row that is left to the driver."""
+    preparer = pickle.loads(pickle.dumps(sink.preparer()))
+    attempts = ((1, rows[:2]), (1, rows[:2]), (2, rows[2:3]))
+    receipts = [preparer.prepare(number, shard, table(SCORES, part), None).receipt for shard, part in attempts]
+    sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(receipt)) for receipt in receipts]
+    sink.write_prepared(number, table(SCORES, rows[3:]), None, sent[1:])
 
 
 def run(*arguments):

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from millstream.jobs.job_view import JobView, as_html, as_text, view_of
@@ -91,26 +92,44 @@ def show(job: Job, refresh_s: float) -> None:
         raise refused(f"refresh_s is a number of seconds from {REFRESH_S_MIN} on, not {refresh_s!r}", "show()")
     rate = Rate()
     screen: Screen = Notebook() if in_notebook() else Terminal()
-    with interruptible() as interrupted, screen:
+    with interruptible() as interrupt, screen:
         with suppress(KeyboardInterrupt):
-            while job.is_running and not interrupted.is_set():
+            while job.is_running and not interrupt.is_made:
                 screen.update(view_of(job, rate.of(job.progress.rows_read)))
-                interrupted.wait(refresh_s)
+                interrupt.wait(refresh_s)
         screen.update(view_of(job, rate.of(job.progress.rows_read)))
-    if not job.is_running:
+        has_ended = not job.is_running
+    if has_ended:
         job.wait()  # raises the error that it failed with
 
 
+class Interrupt:
+    """Whether there was a Ctrl-C. Its handler may run while this thread holds any lock, so it takes none."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self._made: SimpleQueue[None] = SimpleQueue()  # whose `put` is reentrant; `Event.set` is not
+
+    def note(self, *_: object) -> None:
+        self.is_made = True
+        self._made.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Returns early if there is one."""
+        with suppress(Empty):
+            self._made.get(timeout=seconds)
+
+
 @contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets. Spark's own handler would cancel the running batch of the job."""
-    event = threading.Event()
+def interruptible() -> Iterator[Interrupt]:
+    """Only notes a Ctrl-C. Spark's own handler would cancel the running batch of the job."""
+    interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
-        yield event
+        yield interrupt
         return
-    before = signal.signal(signal.SIGINT, lambda *_: event.set())
+    before = signal.signal(signal.SIGINT, interrupt.note)
     try:
-        yield event
+        yield interrupt
     finally:
         with suppress(TypeError):  # a handler that was not installed from Python
             signal.signal(signal.SIGINT, before)

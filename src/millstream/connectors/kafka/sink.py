@@ -80,7 +80,6 @@ class KafkaSink(RecordsSink):
         written_as: RecordFormat = PLAIN,
         encoding: Callable[[Schema], Codec] | None = None,
     ) -> None:
-        """Connects lazily: a job can start while Kafka is down."""
         self._kafka = log
         self._address = str(log) if isinstance(log, KafkaAddress) else log.address
         self._producer: Any = None
@@ -98,6 +97,9 @@ class KafkaSink(RecordsSink):
         if isinstance(self._kafka, KafkaAddress):
             self._kafka = KafkaLog(self._kafka)
         return self._kafka
+
+    def _connect(self) -> None:
+        self._log()
 
     def close(self) -> None:
         self._drop_producer()

@@ -98,6 +98,8 @@ class RecordsSink(Sink):
         self.producer_name = producer_name(writing.job, writing.step)
         self._target: Schema | None = None
         self._is_open = False
+        with self._unavailable_if_it_may_pass():
+            self._connect()
         with suppress(SinkUnavailable), self._unavailable_if_it_may_pass():  # `write` reports it and retries
             self._open()
 
@@ -220,6 +222,9 @@ class RecordsSink(Sink):
         except BaseException:
             self._drop_producer()
             raise
+
+    def _connect(self) -> None:
+        """Fails if no broker answers at the address, which may be wrong: a job must not start and wait forever."""
 
     def _open(self) -> None:
         self._prepare(self._schema)

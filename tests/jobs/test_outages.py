@@ -22,11 +22,11 @@ from deltalake import write_deltalake
 import millstream as ms
 from hdfs_server import HdfsServer
 from kafka_cluster import KafkaCluster
-from millstream.connectors.files.filesystem import RemoteFolder
 from millstream.errors import KafkaUnavailable, SinkUnavailable, SourceUnavailable
 from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from millstream.records import Schema
+from millstream.remote_folders import RemoteFolder
 from postgres_server import Server
 from s3_server import S3Server
 from schema_registry_server import SchemaRegistryServer

@@ -82,7 +82,7 @@ def played(observed: Sequence[Node], steps: Sequence[Mapping[Node, Bundle]]) -> 
 
 
 def _collected(batch: DataFrame) -> list[Any]:
-    """The rows for the outputs, in the order of their tasks; sorting them in Spark would add a shuffle to every batch."""
+    """The rows for the outputs, in the order of their tasks. Sorting in Spark would add a shuffle to every batch."""
     return sorted((row for row in batch.collect() if row.step >= 0), key=lambda row: row.task)
 
 

@@ -235,7 +235,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"millstream.{name} was renamed: use millstream.{_RENAMED[name]}")
     if name not in _HOME:
         raise AttributeError(f"module 'millstream' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    found = getattr(import_module(_HOME[name]), name)
+    globals()[name] = found  # found directly from now on
+    return found
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,72 @@ def test_rows_that_a_format_cannot_hold(log: EmbeddedLog) -> None:
     assert sorted(read(log, "names")) == [b"\x00", b"\x02"]
     letters = {(letter["partition"], letter["offset"]) for letter in read(log, "names.dead")}
     assert letters == {(0, 1), (1, 0), (1, 1)}
+
+
+AVRO = """{"type": "record", "name": "Amount", "fields": [
+    {"name": "id", "type": "string"}, {"name": "n", "type": "long"}, {"name": "price", "type": ["null", {
+        "type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}], "default": null}]}"""
+PROTO = 'syntax = "proto3"; message Amount { optional string id = 1; int32 n = 2; }'
+
+
+@pytest.mark.more
+def test_every_format_names_the_record_that_it_cannot_hold(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Goal: the offset, in a dead letter or in the error that stops the job. Method: one bad row for each format."""
+    (tmp_path / "amount.proto").write_text(PROTO)
+    schema = "id string, n bigint, price decimal(12,4)"
+    log.create_topic("amounts", schema=schema)
+    bad = [(None, 1, None), ("b", 2**40, None), ("c", 3, Decimal("1.2345"))]
+    with log.producer() as producer:
+        for name, n, price in [("a", 0, Decimal("1.25")), *bad]:
+            producer.send("amounts", {"id": name, "n": n, "price": price})
+    formats: dict[str, tuple[list[str], dict[str, Any], dict[int, str]]] = {
+        "avro": (["id", "n", "price"], {"avro_schema": AVRO}, {1: "'id' is null", 3: "'price'"}),
+        "protobuf": (["id", "n"], {"descriptors": tmp_path / "amount.proto"}, {2: "out of the range"}),
+        "string": (["id"], {}, {1: "null"}),
+    }
+
+    def write(flow: ms.Flow, format: str) -> Any:
+        columns, options, _ = formats[format]
+        place = ms.topic(f"{flow.name}-{format}", format=format, **options)
+        return flow.read("amounts", schema).select(*columns).write(place)
+
+    for format, (_, _, refused) in formats.items():
+        flow = ms.Flow(f"stops-{format}")
+        write(flow, format)
+        with pytest.raises(RecordFailed, match=refused[min(refused)]) as stopped:
+            flow.run(broker=log.path, until=CAUGHT_UP, progress="none")
+        assert f"offset {min(refused)}" in str(stopped.value.where)
+        assert read(log, f"{flow.name}-{format}") == []
+    flow = ms.Flow("continues")
+    for format in formats:
+        write(flow, format).dead.write(f"dead-{format}")
+    flow.run(broker=log.path, until=CAUGHT_UP, progress="none")
+    for format, (_, _, refused) in formats.items():
+        letters = {letter["offset"]: letter["reason"] for letter in read(log, f"dead-{format}")}
+        assert letters.keys() == refused.keys()
+        assert all(part in letters[offset] for offset, part in refused.items())
+        assert len(read(log, f"continues-{format}")) == 4 - len(refused)
+
+
+@pytest.mark.more
+def test_a_number_of_json_that_its_column_cannot_hold(log: EmbeddedLog) -> None:
+    log.create_topic("raw")
+    with log.producer() as producer:
+        for value in (b'{"d":999.99}', b'{"d":1000.5}', b'{"d":1.25}', b'{"d":1e400}', b'{"d":"12.34"}'):
+            producer.send("raw", value)
+
+    def reading(name: str) -> tuple[ms.Flow, Any]:
+        flow = ms.Flow(name)
+        rows = flow.read("raw", "d decimal(5,2)")
+        rows.write("prices")
+        return flow, rows
+
+    flow, _ = reading("stops")
+    with pytest.raises(MillstreamError, match=r"1000\.5") as stopped:
+        flow.run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert "offset 1" in str(stopped.value.where)
+    flow, rows = reading("continues")
+    rows.dead.write("raw.dead")
+    flow.run(broker=log.path, until=CAUGHT_UP, progress="none", start_over=True)
+    assert [letter["offset"] for letter in read(log, "raw.dead")] == [1, 3]
+    assert [row["d"] for row in read(log, "prices")] == [Decimal(text) for text in ("999.99", "1.25", "12.34")]

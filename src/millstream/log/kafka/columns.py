@@ -11,7 +11,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from operator import length_hint
 from typing import Any
 
@@ -194,8 +194,7 @@ def _bytes(address: int, length: int) -> bytes | None:
 
 
 def _times(library: Library, messages: Sequence[int]) -> npt.NDArray[np.int64]:
-    timestamp = library.message_timestamp
-    return np.array([timestamp(message, None) for message in messages], np.int64)
+    return np.fromiter(map(library.message_timestamp, messages, repeat(None)), np.int64, len(messages))
 
 
 def _headers(library: Library, messages: Sequence[int]) -> tuple[list[Headers | None], list[int]]:
@@ -203,9 +202,9 @@ def _headers(library: Library, messages: Sequence[int]) -> tuple[list[Headers | 
     found: list[Headers | None] = [None] * len(messages)
     bad = []
     held = ctypes.c_void_p()
-    get, to_held = library.message_headers, ctypes.byref(held)
-    codes = [get(message, to_held) for message in messages]
-    for place in [place for place, is_without in enumerate(codes) if not is_without]:
+    get, to_held = library.message_headers, ctypes.addressof(held)  # a number is passed faster than a reference
+    codes = np.fromiter(map(get, messages, repeat(to_held)), np.int32, len(messages))
+    for place in np.flatnonzero(codes == 0).tolist():
         get(messages[place], to_held)
         try:
             found[place] = _pairs(library, held)

@@ -173,6 +173,8 @@ def refuse_link(path: str | os.PathLike[str]) -> None:
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
         raise NotAPlainFile(errno.EINVAL, "not a plain file", os.fspath(path))
 

@@ -169,7 +169,7 @@ def test_queues_that_alarms_interrupt(numbered):
                 messages = queue.receive_many(100)
             except Alarm:
                 continue
-            got += [int(message.value) for message in messages]
+            got += retried(lambda messages=messages: [int(message.value) for message in messages])
             retried(lambda messages=messages: acknowledged(queue, messages))
         assert alarms.count
     assert len(set(got)) == len(got)

@@ -91,7 +91,8 @@ def as_text(given: Any) -> Any:
     """A Column as Spark prints it; anything else as it is."""
     if not is_pyspark(given, "Column"):
         return given
-    text = ColumnText(str(given).removeprefix("Column<'").removesuffix("'>"))
+    shown = str(given).removeprefix("Column<'").removesuffix("'>")
+    text = ColumnText(shown[:-2] if shown.endswith(".*.*") else shown)  # Spark shows col("s.*") like that
     text.column = given
     return text
 

@@ -6,7 +6,6 @@ where it was: jobs that run are found by their locks, and those that ended meanw
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from millstream import terminal
 from millstream.errors import JobRunning, MillstreamError
 from millstream.supervision.drivers import Drivers
 from millstream.supervision.schedules import Schedule
@@ -28,7 +28,7 @@ HEALTHY_S = 600.0
 BACK_OFF_S, BACK_OFF_S_MAX = 1.0, 60.0
 MISSED_MAX = 100
 RESTARTING = "restarting"
-logger = logging.getLogger("millstream.supervisor")
+logger = terminal.logger("millstream.supervisor")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import confluent_kafka
+import numpy as np
 import pytest
 
 from kafka_cluster import KafkaCluster
@@ -28,6 +29,7 @@ from millstream.errors import (
 )
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka import groups
+from millstream.log.kafka.column_producer import Answers, Note, Outgoing
 from millstream.log.kafka.group_member import KafkaMember
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import change_settings
@@ -313,26 +315,29 @@ class Denying:
     """A client whose broker lets this user write some of the records and not others."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self._produce, self._serve = client.produce, client.serve
+        client.produce, client.serve = self.produce, self.serve
         self.denied = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+    def produce(self, records: Outgoing, begin: int, tag: int) -> tuple[int, int]:
+        self._is_denied = np.array([value == b"denied" for value in records.values.to_pylist()])
+        sent: tuple[int, int] = self._produce(records, begin, tag)
+        return sent
 
-    def produce(self, topic: str, value: bytes, *rest: Any, on_delivery: Callable[..., None], **more: Any) -> None:
-        def report(error: object, sent: object) -> None:
-            if value == b"denied":
-                self.denied += 1
-                error = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
-            on_delivery(error, sent)
+    def serve(self, seconds: float, note: Note) -> None:
+        def report(answers: Answers) -> None:
+            is_denied = self._is_denied[answers.positions]
+            self.denied += int(is_denied.sum())
+            denied = confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+            note(answers._replace(codes=np.where(is_denied, denied, answers.codes)))
 
-        self._client.produce(topic, value, *rest, on_delivery=report, **more)
+        self._serve(seconds, report)
 
 
 def test_a_producer_without_permission_raises_and_stores_nothing_twice(log: KafkaLog) -> None:
     topic = filled(log, 0)
     producer: Any = log.producer(linger="200 milliseconds")
-    client = producer._storing.client = Denying(producer._storing.client)
+    client = Denying(producer._storing.client)
     fine, denied = producer.send(topic, b"fine"), producer.send(topic, b"denied")
     with pytest.raises(NoAccess, match="may not do that"):
         producer.flush(20)

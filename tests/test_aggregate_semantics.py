@@ -65,7 +65,7 @@ EXPECTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_every_aggregate_in_a_window_in_a_table_and_row_by_row() -> None:
     def build(rows: Any) -> Any:
         windowed = rows.key_by("key").window(ms.fixed("1 minute"))

@@ -58,7 +58,7 @@ def test_a_row_far_ahead_is_late_and_does_not_move_the_watermark(step: str) -> N
     assert all(each.get("window") is None for each in out[1]["late"])
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_windows_close_as_if_it_had_not_come() -> None:
     steps = [Clock(t(0)), add((1, 5), (2, 90_000)), add((3, 20), (4, 75)), Clock(t(90_000)), add((5, 90_010))]
     out = play(in_windows, steps, schema=SCHEMA, event_time="at", watermark=STRATEGY)

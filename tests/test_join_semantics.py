@@ -151,7 +151,7 @@ def test_null_is_equal_to_nothing() -> None:
     assert said(out) == [[], [], [(None, "/1", None), (None, None, "x")]]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_pair_that_is_retracted() -> None:
     out = run(
         within("0 seconds", "10 seconds"),

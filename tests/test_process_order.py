@@ -53,7 +53,7 @@ def fired(tag: str, time: datetime, key: Any) -> dict[str, Any]:
     return {"said": f"{key['key']} {tag} {seconds(time)}"}
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_rows_wait_for_the_watermark_and_come_by_event_time() -> None:
     out = run(
         gives_and_waits,

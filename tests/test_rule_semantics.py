@@ -56,7 +56,7 @@ def shown(row: dict[str, Any]) -> str:
     return f"{row['rule']}{row['version']} #{row['match']} {row['key']} {letters}"
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_rules_are_added_changed_and_removed_while_rows_come() -> None:
     steps = [
         rule("r", AB),

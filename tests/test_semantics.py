@@ -51,7 +51,7 @@ def span(row: dict[str, Any]) -> tuple[float, float]:
 # ---------------------------------------------------------------- windows that rows open and close
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_rows_one_after_the_other() -> None:
     out = run(collected(ms.rows(2)), add((1, 0)), add((2, 5), (3, 6)), add((4, 3)), add((5, 9)), Watermark(None))
     assert ns(out) == [[], [[1, 2]], [[3, 4]], [], [[5]]]
@@ -98,7 +98,7 @@ def test_delta_remembers_the_first_value_exactly(kind: str, base: Any) -> None:
     assert ns(out) == [[], [], [[base, base + 1]]]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_delta_slides_and_evicts_older_rows() -> None:
     """Goal: each row has the rows before it, back to the last that differs too much. Method: two keys, three bundles,
     and a null, which differs from nothing."""
@@ -402,7 +402,7 @@ def test_keys_are_sent_in_order_nulls_first() -> None:
 # ---------------------------------------------------------------- panes until their window expires
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_window_that_expires_retracts_its_last_pane() -> None:
     def build(rows: Any) -> Any:
         windowed = rows.key_by("key").window(ms.fixed("10 seconds"), allowed_lateness="10 seconds")
@@ -436,7 +436,7 @@ def test_a_pane_at_expiry_is_emitted_and_retracted() -> None:
 # ---------------------------------------------------------------- once per bundle
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_after_no_time_fires_once_with_every_bundle() -> None:
     trigger = ms.repeatedly(ms.after("0 seconds"))
     out = run(collected(ms.fixed("1 minute"), trigger), add((1, 0), (2, 1)), add((3, 2)), Clock(t(5)), add((4, 3)))

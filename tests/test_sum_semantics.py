@@ -88,7 +88,7 @@ def test_a_retraction_brings_the_sum_of_a_window_back() -> None:
     assert flat(out) == [MOST]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_group_gives_the_right_sum_after_retractions() -> None:
     out = run(
         grouped(ms.sum("n")),

@@ -49,7 +49,7 @@ def test_the_newest_row_of_each_key_is_the_table() -> None:
     assert out == [["+a1", "+b2"], ["+a3", "-a1"], ["+a5", "-a3"]]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_row_between_two_versions_puts_history_right() -> None:
     out = run(
         lambda rows: rows.to_table(key="key").changes(),
@@ -108,7 +108,7 @@ def test_a_row_older_than_what_the_watermark_has_passed_is_late() -> None:
     assert out == [[], [], ["+a3 expired", "+a5 no event time"], [], ["+a6 expired"]]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_deletion_is_forgotten_when_the_watermark_is_far_enough_past_it() -> None:
     def build(rows: Any) -> Any:
         table = rows.to_table(key="key", forget_deleted_after="10 seconds")

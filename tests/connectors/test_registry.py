@@ -58,6 +58,7 @@ def plugins(tmp_path: Path) -> Path:
     return tmp_path / "plugins"
 
 
+@pytest.mark.more
 @pytest.mark.own_processes
 def test_a_connector_of_another_package_runs_on_spark(plugins: Path, tmp_path: Path) -> None:
     paths = [str(plugins), *filter(None, [os.environ.get("PYTHONPATH")])]

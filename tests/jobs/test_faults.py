@@ -36,6 +36,7 @@ def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Killed]:
 # ---------------------------------------------------------------- the process, and its workers
 
 
+@pytest.mark.more
 @pytest.mark.own_processes
 @pytest.mark.timeout(600)
 def test_a_kill_loses_and_duplicates_nothing(killed: Killed) -> None:

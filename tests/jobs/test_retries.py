@@ -16,6 +16,7 @@ from waiting import until
 from .support import CAUGHT_UP, SCHEMA, put, scores
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("spark")
 def test_a_job_stops_when_a_sink_is_down_for_too_long_and_loses_nothing(tmp_path: Path) -> None:
     is_down = True

@@ -147,6 +147,7 @@ def test_rows_over_http(log: KafkaLog) -> None:
 # ---------------------------------------------------------------- what the records add up to
 
 
+@pytest.mark.more
 def test_a_history_of_records(log: KafkaLog, topic: str, both: list[KafkaTopicTable]) -> None:
     """Goal: both ways give the newest committed record of each key. Method: a dict beside them."""
     expected: dict[str, int | None] = {}

@@ -128,6 +128,7 @@ def test_a_job_that_ran_in_real_time_does_not_continue_in_micro_batches(tmp_path
         refuse_after_real_time(folder)
 
 
+@pytest.mark.more
 def test_topics_are_prepared_and_sources_checked_before_spark_starts(
     kafka: KafkaCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ def buried(log: Broker, name: str) -> list[dict[str, object]]:
         return [record.value for record in all_of(consumer)]
 
 
+@pytest.mark.more
 def test_messages_are_acknowledged_redelivered_and_become_dead_letters(log: Broker) -> None:
     topic, name = filled(log, 2, partitions=2), new("q")  # what is there before the queue is not for it
     log.create_queue(name, topic, timeout="3 seconds", max_tries=2, start="latest")

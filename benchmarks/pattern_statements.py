@@ -33,8 +33,8 @@ STATEMENTS = {
     "by_path": COMMON + RELAXED + SMALL + "L as amount > 10 * (S1.amount + S2.amount)",
 }
 """Small payments and then a large one: right after one another; with others between; with a condition that depends
-on the rows before. A row can play one variable only, or two of which the last ends the match: where rows could play more,
-Flink found other matches, and which of the engines is right was not examined."""
+on the rows before. A row can play one variable only, or two of which the last ends the match: where rows could play
+more, Flink found other matches, and which of the engines is right was not examined."""
 
 
 def answer(run: Callable[[str, Path], Any], rows: Callable[[str, Path], list[Any]]) -> None:

@@ -89,7 +89,9 @@ def test_errors_arrive_as_they_were_raised(jobs: Jobs, tmp_path: Path) -> None:
         ms.supervisor(tmp_path / "other")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/jobs", "/v1/jobs/a", "/v1/jobs/a/logs", "/v1/audit", "/nowhere"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/jobs", "/v1/jobs/a", "/v1/jobs/a/logs", "/v1/audit", "/metrics", "/nowhere"]
+)
 def test_every_route_needs_the_token(port: int, path: str) -> None:
     for token in ("", "Bearer wrong", f"Basic {TOKEN}"):
         status, document = asked(port, "GET", path, Authorization=token)
@@ -124,3 +126,20 @@ def test_a_thousand_jobs_are_listed(supervisor: Supervisor, jobs: Jobs) -> None:
             job = JobSpecification(f"job-{number:04}", "/nowhere/flow.py", "a")
             supervisor.store.add(job, "ann", Observed.SCHEDULED, None)
     assert len(jobs.list()) == 1000
+
+
+def test_metrics_for_prometheus(supervisor: Supervisor, port: int) -> None:
+    supervisor.store.add(JobSpecification("scores", "/nowhere/flow.py", "scores"), "ann", Observed.RUNNING, None)
+    folder = supervisor.jobs / "scores"
+    folder.mkdir(parents=True)
+    progress = {"rows": 120, "lag": 7, "rows_per_s": 40, "late": 2, "dead": 1, "batch": 3}
+    (folder / "progress.json").write_text(json.dumps({**progress, "watermark": "2026-01-01 00:00:00"}))
+    connection = HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = connection.getresponse()
+    lines = answer.read().decode().splitlines()
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'millstream_job_state{job="scores",state="running"} 1.0' in lines
+    assert 'millstream_job_lag_records{job="scores"} 7.0' in lines
+    assert 'millstream_job_rows_total{job="scores"} 120.0' in lines
+    assert any(line.startswith('millstream_job_watermark_delay_seconds{job="scores"}') for line in lines)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied
+from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor, described
 
@@ -39,6 +40,7 @@ DESCRIPTION = {
     "GET /v1/jobs/NAME/runs": "its runs, the newest first",
     "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
     "GET /v1/audit": "who did what, the newest first",
+    "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
 Handler = Callable[[Request, dict[str, Any]], Any]
 
@@ -77,6 +79,9 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
+    def metrics(request: Request, body: dict[str, Any]) -> Any:
+        return Response(exposed(status), media_type=CONTENT_TYPE)
+
     def root(request: Request, body: dict[str, Any]) -> Any:
         return DESCRIPTION
 
@@ -88,6 +93,7 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
+        Route("/metrics", _endpoint(metrics, access), methods=["GET"]),
     ]
     made = Starlette(routes=routes)
     for code in (404, 405):
@@ -99,15 +105,17 @@ def _unknown(request: Request, body: dict[str, Any]) -> Any:
     raise NotFound("there is no such route", next_step="GET / lists them")
 
 
-def _endpoint(handler: Handler, access: Access) -> Callable[..., Awaitable[JSONResponse]]:
-    async def answer(request: Request, _: object = None) -> JSONResponse:
+def _endpoint(handler: Handler, access: Access) -> Callable[..., Awaitable[Response]]:
+    async def answer(request: Request, _: object = None) -> Response:
         try:
             access.check(request.scope["headers"])
         except Denied as denied:
             return _failure(denied.status, "Denied", denied.what, None, denied.next_step)
         try:
-            body = await _body(request)
-            return JSONResponse(await run_in_threadpool(handler, request, body), headers={"cache-control": "no-store"})
+            made = await run_in_threadpool(handler, request, await _body(request))
+            if isinstance(made, Response):
+                return made
+            return JSONResponse(made, headers={"cache-control": "no-store"})
         except MillstreamError as error:
             status = next((status for kind, status in STATUS_OF.items() if isinstance(error, kind)), 500)
             return _failure(status, type(error).__name__, error.what, error.where, error.next_step)

@@ -41,6 +41,7 @@ def up(
     """
     try:
         import cronsim as _cronsim  # noqa: F401
+        import prometheus_client as _prometheus_client  # noqa: F401
         import psutil as _psutil  # noqa: F401
         import starlette as _starlette  # noqa: F401
     except ImportError as error:

@@ -13,6 +13,7 @@ from millstream.errors import StoreBusy, WrongVersion
 from millstream.events import kafka_log
 from millstream.events.kafka_log import KafkaEventLog
 from millstream.events.store import EventStore
+from waiting import until
 
 pytestmark = pytest.mark.more
 
@@ -52,7 +53,8 @@ def test_only_an_append_that_stores_something_takes_over(opened: Callable[[], Ev
     assert writer_of(second) is not None
     assert first.append("a", ms.Event("Happened"), expected_version=3).version == 4
     assert writer_of(first) is not writer
-    assert [event.version for event in second.read("a")] == [1, 2, 3, 4]
+    # Kafka makes a transaction visible to others shortly after its commit was answered.
+    until(lambda: [event.version for event in second.read("a")] == [1, 2, 3, 4], "the other sees all events")
 
 
 def test_an_append_without_a_turn_is_refused_in_time_and_can_be_repeated(
@@ -66,6 +68,6 @@ def test_an_append_without_a_turn_is_refused_in_time_and_can_be_repeated(
         patch.setattr(kafka_log, "WAIT_SECONDS", -1.0)
         with pytest.raises(StoreBusy, match="other processes"):
             first.append("a", late, expected_version=2)
-    assert [event.version for event in second.read("a")] == [1, 2]
+    until(lambda: [event.version for event in second.read("a")] == [1, 2], "the other sees its own")
     assert first.append("a", late, expected_version=2).version == 3
-    assert [event.id for event in second.read("a")][-1] == late.id
+    until(lambda: [event.id for event in second.read("a")][-1] == late.id, "the other sees the late one")

@@ -15,6 +15,7 @@ from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.replicas import java_settings, planned, replicas_of
 from millstream.secrets import hidden
+from waiting import until
 
 TOOL = "org.apache.kafka:kafka-tools:4.3.1:jar"
 
@@ -49,9 +50,14 @@ def test_a_topic_has_the_replicas_that_were_asked_for(on_three: KafkaLog, topic:
     assert (made.settings.replication_factor, made.settings.min_insync_replicas) == (2, 1)
     placed, _ = replicas_of(on_three.clients, topic)
     assert {len(brokers) for brokers in placed.values()} == {2}
-    assert on_three.change_topic(topic, min_insync_replicas=2).settings.min_insync_replicas == 2
-    altered = on_three.alter_topic(topic, {"min.insync.replicas": "1", "compression.type": "zstd"})
-    assert altered.settings.min_insync_replicas == 1
+
+    def is_in_sync(count: int) -> bool:
+        return on_three.topic(topic, fresh=True).settings.min_insync_replicas == count
+
+    on_three.change_topic(topic, min_insync_replicas=2)
+    until(lambda: is_in_sync(2), "all brokers know the change")
+    on_three.alter_topic(topic, {"min.insync.replicas": "1", "compression.type": "zstd"})
+    until(lambda: is_in_sync(1), "all brokers know the change")
     usual = on_three.create_topic(f"{topic}-usual").settings
     assert (usual.replication_factor, usual.min_insync_replicas) == (3, 2)
 

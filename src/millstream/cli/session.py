@@ -82,12 +82,10 @@ class Session:
         return given
 
     def missing_folder(self) -> Path | None:
-        address = self._given()
-        scheme, separator, rest = address.partition("://")
-        if separator and scheme != "file":
-            return None
-        folder = Path(rest if separator else address).expanduser()
-        return None if folder.exists() else folder
+        from millstream.log import log_folder
+
+        folder = log_folder(self._given())
+        return None if folder is None or folder.exists() else folder
 
 
 def command(
@@ -164,6 +162,14 @@ SharedGroup = Annotated[
         "--shared-group",
         metavar="GROUP",
         help="Permanently share the whole log with this operating system group; default: private to its owner.",
+    ),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="A host name to accept (in the Host header) besides its address; repeatable.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the prompt.")]

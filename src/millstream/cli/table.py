@@ -15,7 +15,7 @@ import typer
 from millstream.cli.failures import warn
 from millstream.cli.output import show_note, show_table
 from millstream.cli.passwords import database_address
-from millstream.cli.session import Session, subcommands
+from millstream.cli.session import AllowedHosts, Session, subcommands
 from millstream.terminal import escaped_bytes, is_terminal
 
 TableName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a topic or of a database table.")]
@@ -123,12 +123,7 @@ def serve(
         str, typer.Option(help="The address to listen on; a token is required unless it is loopback.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8080,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="A host name to accept (in the Host header) besides its address; repeatable."
-        ),
-    ] = None,
+    allowed_host: AllowedHosts = None,
     token_file: Annotated[
         str | None,
         typer.Option(

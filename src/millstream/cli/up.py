@@ -10,7 +10,7 @@ import typer
 
 from millstream.cli.failures import warn
 from millstream.cli.output import show_note
-from millstream.cli.session import Session, command
+from millstream.cli.session import AllowedHosts, Session, command
 from millstream.errors import InvalidInput
 
 
@@ -22,12 +22,7 @@ def up(
     session: Session,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="A host name to accept (in the Host header) besides its address; repeatable."
-        ),
-    ] = None,
+    allowed_host: AllowedHosts = None,
 ) -> None:
     """Run the supervisor of a log until Ctrl-C. Its jobs go on without it, and it finds them when it starts again.
 
@@ -48,7 +43,7 @@ def up(
         raise InvalidInput(
             f"the supervisor needs the package {error.name}", next_step="pip install 'millstream[jobs]'"
         ) from error
-    from millstream.log import chosen_address
+    from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
     from millstream.supervision.home import Home
@@ -57,7 +52,9 @@ def up(
     from millstream.supervision.supervisor import Supervisor
 
     tables_http.check_installed()
-    log_address = _absolute(chosen_address(session.address))
+    given = chosen_address(session.address)
+    folder = log_folder(given)
+    log_address = given if folder is None else str(folder.absolute())  # drivers run in other folders
     if session.kafka() is None:
         with session.log(create=True):  # the supervisor's folder is in that of the log
             pass
@@ -83,11 +80,3 @@ def up(
         finally:
             supervisor.close()
             looking.join(10)
-
-
-def _absolute(address: str) -> str:
-    """Drivers run in other folders."""
-    from pathlib import Path
-
-    is_folder = "://" not in address or address.startswith("file://")
-    return str(Path(address.removeprefix("file://")).expanduser().absolute()) if is_folder else address

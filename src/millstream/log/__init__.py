@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from millstream.errors import InvalidInput
 from millstream.log.batches import Batch, Lost, Record
@@ -85,6 +86,14 @@ def chosen_address(address: str | os.PathLike[str] | None) -> str:
     """
     given = os.fspath(address) if address is not None else os.environ.get(ADDRESS_VARIABLE) or DEFAULT_FOLDER
     return memory_folder(given) if given.startswith(MEMORY_SCHEME) else given
+
+
+def log_folder(address: str) -> Path | None:
+    """The folder of an embedded log, by its address; None for other addresses."""
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme != "file":
+        return None
+    return Path(rest if separator else address).expanduser()
 
 
 def _folder(given: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import AlreadyExists, MillstreamError, NotFound
+from millstream.log import log_folder
 from millstream.log.disk import FileLock, read_document, storage_errors, write_document
 from millstream.private_files import make_folders, open_private
 from millstream.serving.access import read_token
@@ -28,9 +29,8 @@ class Home:
     @classmethod
     def of(cls, log_address: str) -> Home:
         """Beside the folders of the log's jobs."""
-        is_folder = "://" not in log_address or log_address.startswith("file://")
-        log = Path(log_address.removeprefix("file://")).expanduser().absolute() if is_folder else log_address
-        jobs = jobs_folder(log)
+        folder = log_folder(log_address)
+        jobs = jobs_folder(log_address if folder is None else folder.absolute())
         return cls(jobs.parent / "supervisor", jobs)
 
     @contextmanager

@@ -39,7 +39,7 @@ from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
-from millstream.jobs.result_topics import partitions_of
+from millstream.jobs.result_topics import keys_of, partitions_of
 from millstream.jobs.start_over import restart, starts_over
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
@@ -48,7 +48,6 @@ from millstream.plan.bad_rows import listened_to
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
 from millstream.plan.run_settings import CAUGHT_UP, Settings, refused
-from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.spark.query.bounded_frames import as_files
@@ -365,19 +364,6 @@ def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partition
         table=output.net,
         partitions=partitions,
     )
-
-
-def keys_of(output: Write) -> tuple[str, ...]:
-    """The key columns of an output's rows."""
-    if output.net:
-        return output.keys
-    node = output.inputs[0]
-    while node.inputs:
-        keys = tuple(own for own, _ in node.on) if isinstance(node, Join) else getattr(node, "keys", None)
-        if keys is not None:
-            return keys if all(key in output.schema.names for key in keys) else ()
-        node = node.inputs[0]
-    return ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ help:
 	@echo "make cluster sets up and runs a Spark cluster on this machine until Ctrl-C (WORKERS=3: three workers)"
 	@echo "make test    sets up, checks types and style, runs the tests (within 10 minutes on two cores)"
 	@echo "make test-more"
-	@echo "             the rest of the tests: the long tails, and every property with all its examples (about 20 minutes)"
+	@echo "             the rest of the tests: the slower ones, and every property for longer (about half an hour)"
 	@echo "make soak    the long fault and property runs (PART=$(firstword $(PARTS)): one of them, MINUTES=5: for each property)"
 	@echo "make bench   the benchmarks, each against a peer in the same run (QUICK=1: each within a minute)"
 	@echo "make docs    builds the documentation into build/docs"
@@ -52,7 +52,7 @@ test: $(READY)
 	$(PYTEST) -m "not soak and not more" --property-seconds 0.5
 
 test-more: $(READY)
-	$(PYTEST) -m "(more or property) and not soak"
+	$(PYTEST) -m "(more or property) and not soak" --property-seconds 8
 
 soak: $(READY)
 	@failed=; for part in $(or $(PART),$(PARTS)); do \

@@ -1,6 +1,6 @@
 """The long runs of `make soak`: which tests belong to which part, and for how long each property is tried.
 
-A property is run in rounds. A round has all its examples, as in `make test-more`, and a seed of its own; rounds follow
+A property is run in rounds. A round has all its examples and a seed of its own; rounds follow
 one another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
 The examples that Hypothesis completed are counted and printed at the end; examples it discarded are not among them.
 Tests that repeat something by themselves ask `rounds` how often: with less than a minute per property, less often.

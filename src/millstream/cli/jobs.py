@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli import supervised
+from millstream.cli import measured, supervised
 from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, subcommands
 from millstream.errors import DamagedState, NotFound
@@ -24,13 +24,14 @@ def register(app: typer.Typer) -> None:
         supervised.submit,
         supervised.show,
         supervised.logs,
+        measured.metrics,
         supervised.runs,
         supervised.start,
         supervised.stop,
         supervised.restart,
         supervised.delete,
     )
-    help = "List jobs; submit one to the supervisor, and control it; repair, rebuild or forget one."
+    help = "List jobs; submit one to the supervisor, control and watch it; repair, rebuild or forget one."
     subcommands(app, "jobs", help, list_jobs, *supervised_commands, repair, rebuild, forget)
 
 
@@ -72,7 +73,7 @@ def repair(session: Session, name: JobName, folder: Folder = None) -> None:
     """
     from millstream.jobs.repairing import repair as repaired
 
-    job = _job(session, name, folder)
+    job = job_folder(session, name, folder)
     with job.held():
         done = repaired(job)
     if done is None:
@@ -105,7 +106,7 @@ def rebuild(
     """
     from millstream.jobs.rebuilding import Rebuild, request_rebuild
 
-    job = _job(session, name, folder)
+    job = job_folder(session, name, folder)
     ask(f"Empty the outputs of '{name}' and start over with its next run?", yes=yes)
     with job.held():
         request_rebuild(job, Rebuild(allow_loss))
@@ -130,14 +131,15 @@ def forget(
     Example:
       millstream jobs forget team-scores --yes
     """
-    job = _job(session, name)
+    job = job_folder(session, name)
     ask(f"Delete the state and progress of '{name}'?", yes=yes)
     with job.held():
         job.remove()
     show_done(session, f"forgot '{name}'", document={"forgot": name})
 
 
-def _job(session: Session, name: str, folder: Path | None = None) -> JobFolder:
+def job_folder(session: Session, name: str, folder: Path | None = None) -> JobFolder:
+    """The folder of a job that has run on the log, or the one that is given."""
     from millstream.jobs.job_folder import JobFolder, is_job
 
     if folder is not None:

@@ -63,6 +63,8 @@ class Applied:
     next_clock: int
     hold: int
     rows: int
+    size_bytes: int
+    """In files, where a replaced row counts until its run is merged."""
     delta_rows: int
 
 
@@ -173,6 +175,7 @@ class Runs:
             next_clock=change.first[CLOCK],
             hold=change.first[HOLD],
             rows=change.rows,
+            size_bytes=sum(stored.size_bytes for _, stored in self._stored()),
             delta_rows=sum(len(rows) for rows in change.written.values()),
         )
 

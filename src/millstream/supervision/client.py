@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound, SourceUnavailable
 from millstream.log import chosen_address
+from millstream.records import duration
 from millstream.supervision.home import Home
 
 KINDS: dict[str, type[MillstreamError]] = {
@@ -79,6 +81,13 @@ class Jobs:
     def delete(self, name: str) -> dict[str, Any]:
         """Forgets a job that does not run. What it wrote stays, and so does its state."""
         return self._job("DELETE", name)
+
+    def metrics(self, name: str, *, last: str | timedelta | None = None, step: str | None = None) -> dict[str, Any]:
+        """The newest metrics of a job, like `Job.metrics`; with `last`, such as "10 minutes", those of that time."""
+        since = None if last is None else time.time() - duration(last, what="last").total_seconds()
+        asked = {name: value for name, value in (("since", since), ("step", step)) if value is not None}
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/metrics?{urlencode(asked)}")
+        return found
 
     def runs(self, name: str) -> Any:
         """The runs of a job, the newest first."""

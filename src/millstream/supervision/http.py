@@ -6,6 +6,7 @@ Every route needs the token. Answers are JSON; an error has the same parts as ev
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ DESCRIPTION = {
     "POST /v1/jobs/NAME/restart": "stops it and starts it again",
     "GET /v1/jobs/NAME/runs": "its runs, the newest first",
     "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
+    "GET /v1/jobs/NAME/metrics?since=SECONDS&step=NAME": "metrics of its steps, the newest or those since an instant",
     "GET /v1/audit": "who did what, the newest first",
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
@@ -76,6 +78,10 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         text, after, number = supervisor.read_log(request.path_params["name"], run, offset or 0, at_most)
         return {"run": number, "text": text.decode(errors="replace"), "next": after}
 
+    def job_metrics(request: Request, body: dict[str, Any]) -> Any:
+        since, step = _instant(request, "since"), request.query_params.get("step")
+        return status.metrics(request.path_params["name"], since, step)
+
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
@@ -91,6 +97,7 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         Route(f"/{VERSION}/jobs/{{name}}", _endpoint(job, access), methods=["GET", "DELETE"]),
         Route(f"/{VERSION}/jobs/{{name}}/runs", _endpoint(runs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/metrics", _endpoint(job_metrics, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
         Route("/metrics", _endpoint(metrics, access), methods=["GET"]),
@@ -150,6 +157,19 @@ def _number(request: Request, name: str) -> int | None:
         return int(text)
     except ValueError:
         raise InvalidInput(f"{name}={text[:50]!r} is not a number", next_step="give a whole number") from None
+
+
+def _instant(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise InvalidInput(f"{name}={text[:50]!r} is not an instant", next_step="give seconds since 1970")
+    return found
 
 
 def _failure(status: int, kind: str, what: str, where: str | None, next_step: str | None) -> JSONResponse:

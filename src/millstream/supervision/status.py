@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from millstream.jobs.job_progress import read_progress
+from millstream.metrics.history import read_metrics
+from millstream.metrics.samples import Metrics, as_document
 from millstream.supervision.store import JobRecord, Observed
 from millstream.supervision.supervisor import Supervisor, described
 
@@ -33,10 +35,23 @@ class Status:
         }
 
     def _progress(self, job: JobRecord) -> dict[str, Any]:
-        live = read_progress(self._folder(job)) if job.observed is Observed.RUNNING else {}
+        live = read_progress(self.folder(job)) if job.observed is Observed.RUNNING else {}
         return {name: live.get(name) for name in PROGRESS}
 
-    def _folder(self, job: JobRecord) -> Path:
+    def metrics(self, name: str, since: float | None = None, step: str | None = None) -> dict[str, Any]:
+        """The metrics of a job from an instant on, by default the newest; an empty list if it has none yet."""
+        job = self._supervisor.store.job(name)
+        found = read_metrics(self.folder(job), since=since, step=step)
+        return as_document(found or Metrics(job.created), name, step)
+
+    def running_metrics(self) -> dict[str, Metrics]:
+        """The newest metrics of each running job."""
+        running = [job for job in self._supervisor.store.jobs() if job.observed is Observed.RUNNING]
+        found = {job.name: read_metrics(self.folder(job)) for job in running}
+        return {name: metrics for name, metrics in found.items() if metrics is not None}
+
+    def folder(self, job: JobRecord) -> Path:
+        """The folder that a job keeps its state in."""
         options = list(job.specification.options)
         if "--folder" in options[:-1]:
             return Path(job.specification.folder) / options[options.index("--folder") + 1]

@@ -1,0 +1,89 @@
+"""`millstream jobs metrics`: what the steps of a job do, from the metrics in its folder or from the supervisor."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.cli.output import Cell, show_note, show_table
+from millstream.cli.session import Session
+from millstream.cli.supervised import client
+from millstream.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job.")]
+Folder = Annotated[Path | None, typer.Option(help="The job's folder, if it was run with --folder.")]
+COLUMNS = ["step", "in", "out", "late", "dead", "rows/s", "delay s", "own s", "lag", "lag s", "state rows", "bytes"]
+HISTORY_COLUMNS = ["at", "batch", "rows/s", "lag", "lag s", "delay s", "batch s", "busy %"]
+
+
+def metrics(
+    session: Session,
+    name: JobName,
+    step: Annotated[str | None, typer.Option(help="Only this step.")] = None,
+    last: Annotated[
+        str | None, typer.Option(metavar="'10 minutes'", help="Also the history of this time; default: the newest.")
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Show the metrics of each step of a job.
+
+    \b
+    Example:
+      millstream jobs metrics team-scores
+      millstream jobs metrics team-scores --step read_scores --last "10 minutes" --json
+    """
+    found = _metrics(session, name, step, last, folder)
+    samples = found["samples"]
+    if not session.json and samples and last is not None:
+        show_table(session, HISTORY_COLUMNS, [_of_sample(each) for each in samples], document=found, empty="")
+    newest: Mapping[str, Any] = samples[-1]["steps"] if samples else {}
+    rows = [_of_step(each["name"], newest[each["name"]]) for each in found["plan"] if each["name"] in newest]
+    show_table(session, COLUMNS, rows, document=found, empty=f"'{name}' has no metrics yet")
+    if not session.json and samples and samples[-1]["waits_for"]:
+        show_note(f"it waits for {samples[-1]['waits_for']}")
+
+
+def _metrics(session: Session, name: str, step: str | None, last: str | None, folder: Path | None) -> dict[str, Any]:
+    from millstream.cli.jobs import job_folder
+    from millstream.metrics.history import read_metrics
+    from millstream.metrics.samples import Metrics, as_document
+    from millstream.records import duration
+
+    since = None if last is None else time.time() - duration(last, what="last").total_seconds()
+    try:
+        path = job_folder(session, name, folder).path
+    except NotFound:
+        if folder is not None or not _is_supervised(session, name):
+            raise
+        return client(session).metrics(name, last=last, step=step)
+    return as_document(read_metrics(path, since=since, step=step) or Metrics(0.0), name, step)
+
+
+def _is_supervised(session: Session, name: str) -> bool:
+    from millstream.cli.supervised import listed
+
+    return any(job["name"] == name for job in listed(session))
+
+
+def _of_step(name: str, step: Mapping[str, Any]) -> list[Cell]:
+    shown: list[Cell] = [step[each] for each in ("rows_in", "rows_out", "rows_late", "rows_dead")]
+    rate = [_rounded(step[each]) for each in ("rows_per_s", "delay_s", "delay_own_s")]
+    lag = [step["lag_records"], _rounded(step["lag_s"])]
+    return [name, *shown, *rate, *lag, step["state_rows"], step["state_bytes"]]
+
+
+def _of_sample(sample: Mapping[str, Any]) -> list[Cell]:
+    at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(sample["at"]))
+    busy = None if sample["busy"] is None else round(100 * sample["busy"])
+    shown = [_rounded(sample["rows_per_s"]), sample["lag_records"], _rounded(sample["lag_s"])]
+    return [at, sample["batch"], *shown, _rounded(sample["delay_s"]), f"{sample['batch_s']:.2f}", busy]
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -45,7 +45,10 @@ kafka: $(READY)
 cluster: $(READY)
 	@$(BIN)/python tools/spark_cluster.py --workers $(or $(WORKERS),2)
 
-test: $(READY)
+console/node_modules: console/package-lock.json # only where Node is there
+	@if command -v npm >/dev/null; then cd console && npm ci --silent --no-audit --no-fund && touch node_modules; fi
+
+test: $(READY) console/node_modules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

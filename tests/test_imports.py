@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "metrics": ["records", "private_files", "user_lines"],
     "jobs": ["spark", "metrics"],
     "supervision": ["jobs", "serving"],
-    "console": ["jobs", "log"],
+    "console": ["supervision"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],
     "__init__": [EVERYTHING],

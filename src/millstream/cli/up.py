@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from millstream.cli.failures import warn
-from millstream.cli.output import show_note
+from millstream.cli.output import show_document, show_note, show_text
 from millstream.cli.session import AllowedHosts, Session, command
 from millstream.errors import InvalidInput
 
 
 def register(app: typer.Typer) -> None:
     command(app, "up")(up)
+    command(app, "console")(console)
 
 
 def up(
@@ -43,6 +44,7 @@ def up(
         raise InvalidInput(
             f"the supervisor needs the package {error.name}", next_step="pip install 'millstream[jobs]'"
         ) from error
+    from millstream.console.front_door import FrontDoor
     from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
@@ -75,8 +77,29 @@ def up(
         looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
         looking.start()
         try:
-            application = supervisor_app(supervisor, Status(supervisor), access, getpass.getuser())
-            tables_http.server(application).run(sockets=[taken])
+            user = getpass.getuser()
+            interface = supervisor_app(supervisor, Status(supervisor), access, user)
+            door = FrontDoor(interface, access, home.token(), url, user)
+            server = tables_http.server(door)
+            door.ends = lambda: server.should_exit
+            show_note(f"open the console: {door.link()}")
+            server.run(sockets=[taken])
         finally:
             supervisor.close()
             looking.join(10)
+
+
+def console(session: Session) -> None:
+    """Print a link that opens the supervisor's console in a browser. It works once, within ten minutes.
+
+    \b
+    Example:
+      millstream console
+    """
+    from millstream.supervision.client import supervisor
+
+    link = supervisor(session.address).console_link()
+    if session.json:
+        show_document({"url": link})
+    else:
+        show_text(link)

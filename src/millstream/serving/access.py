@@ -101,10 +101,13 @@ class Access:
 
     def check(self, headers: Headers) -> None:
         """Raises Denied."""
-        host = self._check_host(_values(headers, b"host"))
-        self._check_origin(headers, host)
+        self.check_address(headers)
         if self.token is not None:
             self._check_token(_values(headers, b"authorization"))
+
+    def check_address(self, headers: Headers) -> None:
+        """Only whether the request names this server, and does not come from a page of another origin."""
+        self._check_origin(headers, self._check_host(_values(headers, b"host")))
 
     def _check_host(self, given: list[bytes]) -> str:
         host = given[0].decode("latin-1").lower() if len(given) == 1 else ""

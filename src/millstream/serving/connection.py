@@ -16,8 +16,8 @@ from millstream.serving.http import BUSY, NOT_HTTP
 
 
 class BoundedConnection(H11Protocol):
-    """Closed unless a request arrives, and its answer is read, within `patience_s`. The time of the lookup does not
-    count."""
+    """Closed unless a request arrives, and its answer is read, within `patience_s`. The time that making the answer
+    takes does not count: that of the lookup, or of a stream of events whose client keeps up."""
 
     connections_max: ClassVar[int] = 64
     """Connections beyond it get the answer "busy"; beyond twice as many, they are closed immediately."""
@@ -56,11 +56,11 @@ class BoundedConnection(H11Protocol):
     def _wait(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(self.patience_s, self._end_unless_looking_up)
+        self._timer = self.loop.call_later(self.patience_s, self._end_unless_answering)
 
-    def _end_unless_looking_up(self) -> None:
-        looking_up = self.cycle is not None and not self.cycle.response_started
-        if looking_up and not self.flow.write_paused:
+    def _end_unless_answering(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and not self.flow.write_paused:
             self._wait()
         else:
             self.transport.abort()

@@ -97,6 +97,10 @@ class Jobs:
         """Who did what, the newest first."""
         return self._call("GET", "/v1/audit")
 
+    def console_link(self) -> str:
+        """An address that opens the console in a browser, once and within ten minutes."""
+        return str(self._call("POST", "/console/codes")["url"])
+
     def logs(self, name: str, *, run: int | None = None, tail_bytes: int | None = None) -> Iterator[str]:
         """The log of a run, by default the newest, in parts."""
         offset = 0 if tail_bytes is None else -tail_bytes

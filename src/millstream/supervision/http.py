@@ -5,10 +5,11 @@ Every route needs the token. Answers are JSON; an error has the same parts as ev
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 VERSION = "v1"
 BODY_BYTES_MAX = 1 << 20
+BODY_S_MAX = 30.0
 LOG_BYTES_MAX = 1 << 20
 STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, InvalidInput: 400}
 DESCRIPTION = {
@@ -47,8 +49,22 @@ DESCRIPTION = {
 Handler = Callable[[Request, dict[str, Any]], Any]
 
 
-def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Application:
+@dataclass(frozen=True)
+class MoreRoute:
+    """A route that another package adds. Its path starts after the version."""
+
+    path: str
+    description: dict[str, str]
+    """By method and path with its parameters: what it does."""
+    handler: Handler
+    methods: tuple[str, ...] = ("GET",)
+
+
+def app(
+    supervisor: Supervisor, status: Status, access: Access, user: str, more: Sequence[MoreRoute] = ()
+) -> Application:
     """The ASGI application. `user` is the owner of the token."""
+    description = {**DESCRIPTION, **{path: does for each in more for path, does in each.description.items()}}
 
     def jobs(request: Request, body: dict[str, Any]) -> Any:
         if request.method == "POST":
@@ -73,7 +89,7 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         return [asdict(run) for run in supervisor.runs(request.path_params["name"])]
 
     def logs(request: Request, body: dict[str, Any]) -> Any:
-        run, offset, limit = (_number(request, name) for name in ("run", "offset", "limit"))
+        run, offset, limit = (number_of(request, name) for name in ("run", "offset", "limit"))
         at_most = min(max(limit or LOG_BYTES_MAX, 1), LOG_BYTES_MAX)
         text, after, number = supervisor.read_log(request.path_params["name"], run, offset or 0, at_most)
         return {"run": number, "text": text.decode(errors="replace"), "next": after}
@@ -89,9 +105,13 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         return Response(exposed(status), media_type=CONTENT_TYPE)
 
     def root(request: Request, body: dict[str, Any]) -> Any:
-        return DESCRIPTION
+        return description
 
+    added = [
+        Route(f"/{VERSION}{each.path}", _endpoint(each.handler, access), methods=list(each.methods)) for each in more
+    ]
     routes = [
+        *added,
         Route("/", _endpoint(root, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs", _endpoint(jobs, access), methods=["GET", "POST"]),
         Route(f"/{VERSION}/jobs/{{name}}", _endpoint(job, access), methods=["GET", "DELETE"]),
@@ -133,13 +153,7 @@ def _endpoint(handler: Handler, access: Access) -> Callable[..., Awaitable[Respo
 async def _body(request: Request) -> dict[str, Any]:
     if request.method != "POST":
         return {}
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > BODY_BYTES_MAX:
-            raise InvalidInput(f"the request is larger than {BODY_BYTES_MAX:,} bytes", next_step="send less")
-        parts.append(part)
-    content = b"".join(parts)
+    content = await read_body(request, BODY_BYTES_MAX)
     try:
         found = json.loads(content) if content else {}
     except (ValueError, RecursionError) as error:
@@ -149,7 +163,25 @@ async def _body(request: Request) -> dict[str, Any]:
     return found
 
 
-def _number(request: Request, name: str) -> int | None:
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """The whole body of a request, unless it is too large or takes too long."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for part in request.stream():
+                size += len(part)
+                if size > bytes_max:
+                    raise InvalidInput(f"the request is larger than {bytes_max:,} bytes", next_step="send less")
+                parts.append(part)
+    except TimeoutError:
+        raise InvalidInput(
+            f"the request was not complete after {BODY_S_MAX:.0f} seconds", next_step="send it faster"
+        ) from None
+    return b"".join(parts)
+
+
+def number_of(request: Request, name: str) -> int | None:
+    """A number in the query of a request."""
     text = request.query_params.get(name)
     if text is None:
         return None

@@ -1,0 +1,76 @@
+// The shell: where the page is, is in the fragment of its address, such as #/jobs/pumps.
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { act, begin } from "./api";
+import { Job } from "./pages/job";
+import { Jobs } from "./pages/jobs";
+import "./style.css";
+
+const SECTIONS: [string, string][] = [["jobs", "Jobs"]];
+
+function useRoute(): string[] {
+  const read = () =>
+    location.hash
+      .replace(/^#\/?/, "")
+      .split("/")
+      .filter(Boolean)
+      .map((part) => decodeURIComponent(part));
+  const [route, change] = useState(read);
+  useEffect(() => {
+    const changed = () => change(read());
+    window.addEventListener("hashchange", changed);
+    return () => window.removeEventListener("hashchange", changed);
+  }, []);
+  return route;
+}
+
+function Page({ route }: { route: string[] }) {
+  const [section, name, part] = route;
+  if (section === "jobs" && name) return <Job name={name} tab={part ?? "overview"} />;
+  return <Jobs />;
+}
+
+function Shell({ user }: { user: string }) {
+  const route = useRoute();
+  const section = route[0] ?? "jobs";
+  useEffect(() => {
+    document.title = `${route.join(" · ") || "jobs"} · Millstream`;
+  }, [route]);
+  const leave = async () => {
+    await act("/console/logout");
+    location.reload();
+  };
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => {
+        event.preventDefault();
+        document.getElementById("main")?.focus();
+      }}>
+        Skip to the content
+      </a>
+      <header>
+        <a class="brand" href="#/jobs">
+          Millstream
+        </a>
+        <nav aria-label="Sections">
+          {SECTIONS.map(([at, label]) => (
+            <a key={at} href={`#/${at}`} aria-current={section === at ? "page" : undefined}>
+              {label}
+            </a>
+          ))}
+        </nav>
+        <span class="user">{user}</span>
+        <button type="button" onClick={leave}>
+          Log out
+        </button>
+      </header>
+      <main id="main" tabIndex={-1}>
+        <Page route={route} />
+      </main>
+    </>
+  );
+}
+
+begin().then((user) => {
+  if (user) render(<Shell user={user} />, document.getElementById("app")!);
+});

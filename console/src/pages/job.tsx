@@ -1,0 +1,184 @@
+// One job: how it is doing, its runs and what went wrong in them, and its log.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { act, type Failure, follow, useLive } from "../api";
+import { Act, bytes, count, Facts, moment, Problem, Sheet, span, State } from "../shown";
+import type { JobRow } from "./jobs";
+
+interface Run {
+  number: number;
+  why: string;
+  started: number;
+  ended: number | null;
+  code: number | null;
+  result: string | null;
+}
+
+interface Process {
+  pid: number;
+  kind: string;
+  since: number;
+  cpu_s: number;
+  memory_bytes: number;
+}
+
+interface JobDetails extends JobRow {
+  file: string;
+  owner: string;
+  created: number;
+  params: Record<string, string>;
+  options: string[];
+  restart: string;
+  processes: Process[];
+  last_runs: Run[];
+}
+
+const TABS: [string, string][] = [
+  ["overview", "Overview"],
+  ["runs", "Runs"],
+  ["log", "Log"],
+];
+const ENDED_WELL = ["finished", "stopped"];
+
+export function Job({ name, tab }: { name: string; tab: string }) {
+  const path = `/v1/jobs/${encodeURIComponent(name)}`;
+  const { answer, failure } = useLive<JobDetails>(path);
+  const here = `#/jobs/${encodeURIComponent(name)}`;
+  return (
+    <>
+      <p class="crumbs">
+        <a href="#/jobs">Jobs</a>
+      </p>
+      <h1>
+        {name} {answer && <State of={answer.state} />}
+      </h1>
+      <Problem failure={failure} />
+      {answer && (
+        <div class="bar">
+          <Act label="Start" does={() => act(`${path}/start`)} />
+          <Act label="Stop" does={() => act(`${path}/stop`)} />
+          <Act label="Restart" does={() => act(`${path}/restart`)} />
+        </div>
+      )}
+      <nav class="tabs" aria-label="Parts of the job">
+        {TABS.map(([at, label]) => (
+          <a key={at} href={`${here}/${at}`} aria-current={tab === at ? "page" : undefined}>
+            {label}
+          </a>
+        ))}
+      </nav>
+      {tab === "overview" && answer && <Overview job={answer} />}
+      {tab === "runs" && <Runs path={path} />}
+      {tab === "log" && answer && <Log key={answer.runs} path={path} run={answer.runs} />}
+    </>
+  );
+}
+
+function Overview({ job }: { job: JobDetails }) {
+  return (
+    <>
+      {job.reason && <Problem failure={{ kind: "", what: job.reason, where: null, next: null }} />}
+      {job.waits_for && <p class="reason">It waits for {job.waits_for}</p>}
+      <Facts
+        of={[
+          ["Rows", count(job.rows)],
+          ["Rows per second", count(job.rows_per_s)],
+          ["Lag, records", count(job.lag)],
+          ["Watermark", job.watermark],
+          ["Late rows", count(job.late)],
+          ["Dead letters", count(job.dead)],
+          ["Batch", count(job.batch)],
+          ["Failures in a row", count(job.failures)],
+        ]}
+      />
+      <h2>Processes</h2>
+      {job.processes.length === 0 ? (
+        <p class="faint">None: the job does not run.</p>
+      ) : (
+        <Sheet label="Processes" head={["Process", "PID", "Since", "CPU", "Memory"]}>
+          {job.processes.map((each) => (
+            <tr key={each.pid}>
+              <th scope="row">{each.kind}</th>
+              <td class="number">{each.pid}</td>
+              <td>{moment(each.since)}</td>
+              <td class="number">{span(each.cpu_s)}</td>
+              <td class="number">{bytes(each.memory_bytes)}</td>
+            </tr>
+          ))}
+        </Sheet>
+      )}
+      <h2>Settings</h2>
+      <Facts
+        of={[
+          ["File", <code>{job.file}</code>],
+          ["Parameters", Object.entries(job.params).map(([each, value]) => `${each}=${value}`).join(", ") || "–"],
+          ["Options", job.options.join(" ") || "–"],
+          ["Restart", job.restart],
+          ["Schedule", job.schedule ?? "–"],
+          ["Next start", moment(job.next_start)],
+          ["Owner", job.owner],
+          ["Submitted", moment(job.created)],
+        ]}
+      />
+    </>
+  );
+}
+
+function Runs({ path }: { path: string }) {
+  const { answer, failure } = useLive<Run[]>(`${path}/runs`);
+  return (
+    <>
+      <Problem failure={failure} />
+      {answer?.length === 0 && <p class="faint">It has not run yet.</p>}
+      {answer && answer.length > 0 && (
+        <Sheet label="Runs" head={["Run", "Why", "Started", "Ended", "Took", "Exit code", "Result"]}>
+          {answer.map((run) => (
+            <tr key={run.number}>
+              <th scope="row">{run.number}</th>
+              <td>{run.why}</td>
+              <td>{moment(run.started)}</td>
+              <td>{moment(run.ended)}</td>
+              <td class="number">{run.ended ? span(run.ended - run.started) : "–"}</td>
+              <td class="number">{run.code ?? "–"}</td>
+              <td class={run.result && !ENDED_WELL.includes(run.result) ? "reason" : ""}>{run.result ?? "running"}</td>
+            </tr>
+          ))}
+        </Sheet>
+      )}
+    </>
+  );
+}
+
+const KEPT = 400_000;
+const FIRST = 65_536;
+
+function Log({ path, run }: { path: string; run: number }) {
+  const [lines, setLines] = useState("");
+  const [failure, setFailure] = useState<Failure | null>(null);
+  const [follows, setFollows] = useState(true);
+  const end = useRef<HTMLPreElement>(null);
+  useEffect(() => {
+    if (run === 0) return undefined;
+    return follow<{ text: string }>(
+      `${path}/logs?run=${run}&offset=-${FIRST}`,
+      (part) => setLines((before) => (before + part.text).slice(-KEPT)),
+      setFailure,
+    );
+  }, [path, run]);
+  useEffect(() => {
+    if (follows && end.current) end.current.scrollTop = end.current.scrollHeight;
+  }, [lines, follows]);
+  return (
+    <>
+      <Problem failure={failure} />
+      <div class="bar">
+        <span>Run {run}</span>
+        <label>
+          <input type="checkbox" checked={follows} onChange={(event) => setFollows(event.currentTarget.checked)} /> Follow
+        </label>
+      </div>
+      <pre class="log" ref={end} tabIndex={0} aria-label="Log">
+        {lines || "It has printed nothing."}
+      </pre>
+    </>
+  );
+}

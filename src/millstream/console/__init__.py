@@ -1,0 +1,1 @@
+"""The web console that `millstream up` serves: pages over the supervisor's HTTP interface, which they only speak."""

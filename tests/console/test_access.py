@@ -1,0 +1,99 @@
+"""Who may use the console: without a login nothing is served, and a page of another origin can do nothing."""
+
+from __future__ import annotations
+
+import json
+
+from millstream.console.sessions import CODE_S_MAX, CODES_MAX, SESSION_S_MAX, Sessions
+
+from .conftest import TOKEN, Console
+
+PATHS = ["index.html", "index.js", "index.css", "session", "live?path=/v1/jobs", "nothing", "../../etc/passwd",
+         "..%2f..%2fetc%2fpasswd", "%2e%2e/front_door.py", "sources.sha256", "login.html%00.js"]  # fmt: skip
+
+
+def test_codes_work_once_and_not_for_long() -> None:
+    now = 0.0
+    sessions = Sessions(lambda: now)
+    code = sessions.new_code()
+    entered = sessions.enter(code)
+    assert entered is not None
+    assert sessions.find(entered.identity) == entered
+    assert sessions.enter(code) is None
+    assert sessions.enter("") is None
+    old = sessions.new_code()
+    now += CODE_S_MAX + 1
+    assert sessions.enter(old) is None
+    now += SESSION_S_MAX
+    assert sessions.find(entered.identity) is None
+    first = sessions.new_code()
+    for _ in range(CODES_MAX):
+        sessions.new_code()
+    assert sessions.enter(first) is None
+
+
+def test_nothing_without_a_login(console: Console) -> None:
+    for path in PATHS:
+        status, _, document = console.ask("GET", f"/console/{path}")
+        assert (status, document["error"]["what"]) == (401, "there is nothing here"), path
+    assert console.ask("GET", "/v1/jobs")[0] == 401
+    assert console.ask("GET", "/v1/jobs", Cookie=f"millstream_session_{console.port}=guess")[0] == 401
+
+
+def test_only_built_files_are_served(console: Console) -> None:
+    """Goal: no path leads out of the folder of the pages, also with a session."""
+    session = console.logged_in()
+    assert console.ask("GET", "/console/index.js", **session)[0] == 200
+    for path in PATHS[5:]:
+        assert console.ask("GET", f"/console/{path}", **session)[0] == 404
+
+
+def test_the_page_that_logs_in_needs_no_session(console: Console) -> None:
+    status, headers, page = console.ask("GET", "/console/")
+    assert (status, "Log in" in page) == (200, True)
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert console.ask("GET", "/console/login.js", If_None_Match='"x"')[0] == 200
+    tag = console.ask("GET", "/console/login.js")[1]["etag"]
+    assert console.ask("GET", "/console/login.js", If_None_Match=tag)[0] == 304
+    assert console.ask("GET", "/console/", Host="evil.example")[0] == 400
+
+
+def test_logging_in_sets_a_strict_cookie(console: Console) -> None:
+    for given in ({"token": TOKEN}, {"code": console.door.link().partition("code=")[2]}):
+        status, headers, document = console.ask("POST", "/console/login", json.dumps(given))
+        cookie = headers["set-cookie"]
+        assert (status, document["user"]) == (200, "ann")
+        assert TOKEN not in cookie
+        for part in ("HttpOnly", "SameSite=strict", "Path=/"):
+            assert part in cookie
+    for wrong in ("{", "[]", '{"token": "guess"}', '{"code": "é"}', "{}", '{"token": "' + "x" * 5000 + '"}'):
+        assert console.ask("POST", "/console/login", wrong.encode())[0] in (400, 401, 413)
+    assert console.ask("POST", "/console/login", "{}", Origin="http://evil.example")[0] == 403
+
+
+def test_actions_need_the_secret_of_the_session(console: Console) -> None:
+    session = console.logged_in()
+    cookie = {"Cookie": session["Cookie"]}
+    assert console.ask("GET", "/v1/jobs", **cookie)[::2] == (200, [])
+    assert console.ask("POST", "/v1/jobs/a/start", **cookie)[0] == 403
+    assert console.ask("POST", "/v1/jobs/a/start", **cookie, X_Millstream_Csrf="guess")[0] == 403
+    assert console.ask("POST", "/v1/jobs/a/start", **session)[0] == 404
+    assert console.ask("DELETE", "/v1/jobs/a", **cookie)[0] == 403
+    assert console.ask("GET", "/v1/jobs", **cookie, Origin="http://evil.example")[0] == 403
+    assert console.ask("GET", "/v1/jobs", **cookie, Sec_Fetch_Site="cross-site")[0] == 403
+    assert console.ask("POST", "/console/logout", **cookie)[0] == 403
+    assert console.ask("POST", "/console/logout", **session)[0] == 200
+    assert console.ask("GET", "/v1/jobs", **session)[0] == 401
+
+
+def test_codes_are_given_for_the_token_alone(console: Console) -> None:
+    assert console.ask("POST", "/console/codes")[0] == 401
+    assert console.ask("POST", "/console/codes", **console.logged_in())[0] == 401
+    status, _, document = console.ask("POST", "/console/codes", Authorization=f"Bearer {TOKEN}")
+    assert (status, document["url"].startswith(f"{console.url}/console/#code=")) == (200, True)
+
+
+def test_live_answers_are_those_of_the_interface_alone(console: Console) -> None:
+    session = console.logged_in()
+    for path in ("", "/console/session", "http://evil.example/", "//evil.example", "/metrics", "/v1/%C3%A9"):
+        assert console.ask("GET", f"/console/live?path={path}", **session)[0] == 400

@@ -1,0 +1,28 @@
+"""The built pages are those of their sources, and these are typed and linted."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from build_console import BUILT, HASH, LICENCES, SOURCES, npm, sources_hash
+
+
+def test_the_built_files_are_those_of_the_sources() -> None:
+    assert (BUILT / HASH).read_text().strip() == sources_hash(), "build them: python tools/build_console.py"
+
+
+def test_the_sources_are_typed_and_linted() -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("Node is missing")
+    if not (SOURCES / "node_modules").is_dir():
+        pytest.skip("the packages of the front end are not installed: make test installs them")
+    npm("run", "check")
+
+
+def test_no_address_outside_the_machine() -> None:
+    for path in (each for each in BUILT.iterdir() if each.name != LICENCES):
+        found = path.read_text().replace("http://www.w3.org/", "")
+        assert "http://" not in found, path
+        assert "https://" not in found, path

@@ -1,0 +1,104 @@
+"""Jobs in a real browser: listed, shown, started and stopped; what a job prints is text, whatever it prints."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from millstream.supervision.specification import JobSpecification
+from millstream.supervision.store import Observed
+
+from .conftest import Console
+from .pictures import picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+HTML = "<img src=x onerror=\"document.title='taken over'\"><script>document.title='taken over'</script>"
+FAILING = f"""
+import sys
+print({HTML!r})
+sys.exit("error: no pump answers: {HTML.replace('"', "'").replace("'", "")}")
+"""
+
+
+def submit(console: Console, name: str, file: str = "/nowhere/flow.py", observed: Observed = Observed.STOPPED) -> None:
+    console.supervisor.store.add(JobSpecification(name, file, name, restarts_max=0), "ann", observed, None)
+
+
+@pytest.mark.more
+def test_a_failing_job_in_the_browser(console: Console, page: Page) -> None:
+    file = console.log.parent / "flow.py"
+    file.write_text(FAILING)
+    submit(console, "pumps", str(file))
+    page.get_by_role("link", name="pumps").click()
+    page.get_by_role("button", name="Start", exact=True).click()
+    page.get_by_text("failed", exact=True).wait_for()
+    page.get_by_role("alert").filter(has_text="it failed").wait_for()
+    picture(page, "job")
+    page.get_by_role("link", name="Runs").click()
+    page.get_by_role("row", name=re.compile("start")).wait_for()
+    page.get_by_role("link", name="Log").click()
+    page.get_by_label("Log", exact=True).filter(has_text="<script>").wait_for()
+    assert "taken over" not in page.title()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Log out").click()
+    page.get_by_label("Token of the supervisor").wait_for()
+
+
+@pytest.mark.more
+def test_a_thousand_jobs_in_the_browser(console: Console, page: Page) -> None:
+    with console.supervisor.store.transaction():
+        for number in range(1000):
+            submit(console, f"job-{number:04}")
+    page.get_by_text("1,000 of 1,000 jobs").wait_for()
+    picture(page, "jobs")
+    page.get_by_label("Search").fill("job-0999")
+    page.get_by_text("1 of 1,000 jobs").wait_for()
+    assert page.get_by_role("link", name="job-").count() == 1
+
+
+def test_a_thousand_jobs_are_answered_quickly(console: Console) -> None:
+    with console.supervisor.store.transaction():
+        for number in range(1000):
+            submit(console, f"job-{number:04}")
+    session = console.logged_in()
+    started = time.perf_counter()
+    status, _, jobs = console.ask("GET", "/v1/jobs", **session)
+    print(f"1,000 jobs: {1000 * (time.perf_counter() - started):.0f} ms")
+    assert (status, len(jobs)) == (200, 1000)
+
+
+@pytest.mark.more
+def test_a_link_works_once(console: Console, browser: Browser) -> None:
+    link = console.door.link()
+    for is_first in (True, False):
+        context = browser.new_context()
+        opened = context.new_page()
+        opened.goto(link)
+        if is_first:
+            opened.get_by_role("heading", name="Jobs").wait_for()
+        else:
+            opened.get_by_text("this link was used, or is too old").wait_for()
+        assert "code=" not in opened.url
+        context.close()
+
+
+@pytest.mark.more
+def test_on_a_phone_and_by_keyboard(console: Console, page: Page) -> None:
+    submit(console, "pumps")
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.get_by_role("link", name="pumps").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="pumps").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -45,8 +45,8 @@ kafka: $(READY)
 cluster: $(READY)
 	@$(BIN)/python tools/spark_cluster.py --workers $(or $(WORKERS),2)
 
-console/node_modules: console/package-lock.json # only where Node is there
-	@if command -v npm >/dev/null; then cd console && { npm ci --silent --no-audit --no-fund && touch node_modules || \
+console/node_modules: console/package.json # only where Node is there
+	@if command -v npm >/dev/null; then cd console && { npm install --silent --no-package-lock --no-audit --no-fund && touch node_modules || \
 		echo "npm could not install the console's packages: the checks of its sources are skipped"; }; fi
 
 test: $(READY) console/node_modules

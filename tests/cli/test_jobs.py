@@ -100,3 +100,12 @@ def test_metrics_of_a_job(ms: Run, job: JobFolder) -> None:
     assert found["samples"][0]["steps"]["read"]["lag_records"] == 7
     assert ms("jobs", "metrics", "copies", "--step", "nowhere").code == 2
     assert "there is no job 'other'" in ms("jobs", "metrics", "other").err
+
+
+def test_why_nothing_comes_out_of_a_job(ms: Run, job: JobFolder) -> None:
+    done = ms("why-silent", "copies")
+    assert done.lines[0] == "the job is stopped"
+    assert "millstream jobs start copies" in done.lines[1]
+    assert ms("why-silent", "copies", "--json").json["findings"][0]["kind"] == "not_running"
+    with job.held():
+        assert "it is starting" in ms("why-silent", "copies").out

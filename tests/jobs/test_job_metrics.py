@@ -13,6 +13,7 @@ from millstream.jobs.job_metrics import JobMetrics, Phases, plan_of
 from millstream.jobs.topic_lag import Growth
 from millstream.log import EmbeddedLog
 from millstream.metrics.history import read_metrics
+from millstream.metrics.silence import why_silent
 from millstream.plan.bundles import BEGINNING
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.task_messages import RowsReport, SourceReport, StepReport
@@ -158,6 +159,8 @@ def test_metrics_while_a_sink_is_down(log: EmbeddedLog, spark: SparkSession) -> 
     waiting = until(lambda: (s := job.metrics()["samples"][-1])["lag_records"] == 2 and s, "two records wait")
     assert waiting["lag_s"] > 0
     assert "nobody answers" in waiting["waits_for"]
+    found = why_silent("waits", read_metrics(job.folder.path, since=0.0), "running", waiting["at"])
+    assert [each.kind for each in found.findings] == ["sink_down"]
     down[0] = False
     until(lambda: job.metrics()["samples"][-1]["steps"]["out"]["rows_out"] == 3, "all rows are written")
     assert job.metrics()["samples"][-1]["waits_for"] is None

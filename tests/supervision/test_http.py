@@ -93,7 +93,17 @@ def test_errors_arrive_as_they_were_raised(jobs: Jobs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1/jobs", "/v1/jobs/a", "/v1/jobs/a/logs", "/v1/jobs/a/metrics", "/v1/audit", "/metrics", "/nowhere"],
+    [
+        "/",
+        "/v1/jobs",
+        "/v1/jobs/a",
+        "/v1/jobs/a/logs",
+        "/v1/jobs/a/metrics",
+        "/v1/jobs/a/why-silent",
+        "/v1/audit",
+        "/metrics",
+        "/nowhere",
+    ],
 )
 def test_every_route_needs_the_token(port: int, path: str) -> None:
     for token in ("", "Bearer wrong", f"Basic {TOKEN}"):
@@ -117,6 +127,7 @@ def test_every_route_needs_the_token(port: int, path: str) -> None:
         ("GET", "/v1/jobs/a/metrics?since=yesterday", None, 400),
         ("GET", "/v1/jobs/a/metrics?since=nan", None, 400),
         ("GET", "/v1/jobs/a/metrics", None, 404),
+        ("GET", "/v1/jobs/a/why-silent", None, 404),
         ("PUT", "/v1/jobs", None, 404),
     ],
 )
@@ -178,3 +189,9 @@ def test_metrics_of_a_job(supervisor: Supervisor, jobs: Jobs) -> None:
     assert jobs.metrics("scores", last="1 minute", step="read")["samples"] == []
     with pytest.raises(InvalidInput, match="no step 'write'"):
         jobs.metrics("scores", step="write")
+
+
+def test_why_nothing_comes_out_of_a_job(supervisor: Supervisor, jobs: Jobs) -> None:
+    supervisor.store.add(JobSpecification("scores", "/nowhere/flow.py", "scores"), "ann", Observed.FAILED, None)
+    found = jobs.why_silent("scores")
+    assert [(each["kind"], each["what"]) for each in found["findings"]] == [("not_running", "the job is failed")]

@@ -47,7 +47,7 @@ def list_jobs(session: Session) -> None:
     rows, document = [], []
     submitted = {job["name"]: job for job in supervised.listed(session)}
     for folder in _folders(session):
-        state, batches, steps = _state(folder)
+        state, batches, steps = state_of(folder)
         job = submitted.pop(folder.name, None)
         state = state if job is None or state == "damaged" else job["state"]
         live = read_progress(folder) if state == "running" else {}
@@ -166,7 +166,8 @@ def _folders(session: Session) -> list[Path]:
     return sorted(folder for folder in jobs.iterdir() if is_job(folder)) if jobs.is_dir() else []
 
 
-def _state(folder: Path) -> tuple[str, int, list[str]]:
+def state_of(folder: Path) -> tuple[str, int, list[str]]:
+    """What a job's folder says: its state, its number of batches, and the steps that keep state."""
     from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT, JobFolder
     from millstream.log.disk import FileLock
 

@@ -1,4 +1,4 @@
-"""`millstream jobs metrics`: what the steps of a job do, from the metrics in its folder or from the supervisor."""
+"""`millstream jobs metrics` and `why-silent`: what the steps of a job do, from its folder or from the supervisor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.output import Cell, show_note, show_table
-from millstream.cli.session import Session
+from millstream.cli.output import Cell, show_document, show_note, show_table, show_text
+from millstream.cli.session import Session, command
 from millstream.cli.supervised import client
 from millstream.errors import NotFound
 
@@ -20,6 +20,10 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job
 Folder = Annotated[Path | None, typer.Option(help="The job's folder, if it was run with --folder.")]
 COLUMNS = ["step", "in", "out", "late", "dead", "rows/s", "delay s", "own s", "lag", "lag s", "state rows", "bytes"]
 HISTORY_COLUMNS = ["at", "batch", "rows/s", "lag", "lag s", "delay s", "batch s", "busy %"]
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "why-silent")(why_silent)
 
 
 def metrics(
@@ -47,6 +51,36 @@ def metrics(
     show_table(session, COLUMNS, rows, document=found, empty=f"'{name}' has no metrics yet")
     if not session.json and samples and samples[-1]["waits_for"]:
         show_note(f"it waits for {samples[-1]['waits_for']}")
+
+
+def why_silent(session: Session, name: JobName, folder: Folder = None) -> None:
+    """Find out why nothing comes out of a job: its input, its watermarks, its steps and its sinks.
+
+    \b
+    Example:
+      millstream why-silent team-scores
+    """
+    found = _silence(session, name, folder)
+    if session.json:
+        show_document(found)
+        return
+    if not found["is_silent"]:
+        show_note("rows were written in the last minute")
+    elif not found["findings"]:
+        show_note("nothing that is known explains it: look at its log and its metrics")
+    for each in found["findings"]:
+        show_text(f"{each['what']}\n  -> {each['next_step']}")
+
+
+def _silence(session: Session, name: str, folder: Path | None) -> dict[str, Any]:
+    from millstream.cli.jobs import job_folder, state_of
+    from millstream.metrics.history import read_metrics
+    from millstream.metrics.silence import LOOK_BACK_S, why_silent
+
+    if folder is None and _is_supervised(session, name):
+        return client(session).why_silent(name)
+    path, now = job_folder(session, name, folder).path, time.time()
+    return why_silent(name, read_metrics(path, since=now - LOOK_BACK_S), state_of(path)[0], now).document(name)
 
 
 def _metrics(session: Session, name: str, step: str | None, last: str | None, folder: Path | None) -> dict[str, Any]:

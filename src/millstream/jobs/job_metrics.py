@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample
+from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample, is_idle
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Late, Node, Read, Write
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -276,13 +276,6 @@ def plan_of(physical_plan: PhysicalPlan) -> list[StepPlan]:
             )
         )
     return made
-
-
-def is_idle(partition: PartitionSample, source: StepPlan, now: float) -> bool:
-    """Whether a partition has been silent for so long that it does not hold the watermark back."""
-    if source.idle_s is None:
-        return False
-    return now - (partition.active_at or partition.seen_at or now) >= source.idle_s
 
 
 def _kind(node: Node) -> str:

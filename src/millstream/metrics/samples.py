@@ -154,6 +154,13 @@ JOB_METRICS: dict[str, str] = {
 """Of a job, by name."""
 
 
+def is_idle(partition: PartitionSample, source: StepPlan, now: float) -> bool:
+    """Whether a partition has been silent for so long that it does not hold the watermark back."""
+    if source.idle_s is None:
+        return False
+    return now - (partition.active_at or partition.seen_at or now) >= source.idle_s
+
+
 def as_document(metrics: Metrics, job: str, step: str | None = None) -> dict[str, Any]:
     """The metrics as JSON; of one step alone if it is given."""
     samples = []

@@ -89,6 +89,11 @@ class Jobs:
         found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/metrics?{urlencode(asked)}")
         return found
 
+    def why_silent(self, name: str) -> dict[str, Any]:
+        """Why nothing comes out of a job: `findings`, each with `what` and `next_step`."""
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/why-silent")
+        return found
+
     def runs(self, name: str) -> Any:
         """The runs of a job, the newest first."""
         return self._call("GET", f"/v1/jobs/{quote(name, safe='')}/runs")

@@ -43,6 +43,7 @@ DESCRIPTION = {
     "GET /v1/jobs/NAME/runs": "its runs, the newest first",
     "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
     "GET /v1/jobs/NAME/metrics?since=SECONDS&step=NAME": "metrics of its steps, the newest or those since an instant",
+    "GET /v1/jobs/NAME/why-silent": "why nothing comes out of it, and what to do",
     "GET /v1/audit": "who did what, the newest first",
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
@@ -98,6 +99,9 @@ def app(
         since, step = _instant(request, "since"), request.query_params.get("step")
         return status.metrics(request.path_params["name"], since, step)
 
+    def silence(request: Request, body: dict[str, Any]) -> Any:
+        return status.why_silent(request.path_params["name"])
+
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
@@ -118,6 +122,7 @@ def app(
         Route(f"/{VERSION}/jobs/{{name}}/runs", _endpoint(runs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/metrics", _endpoint(job_metrics, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/why-silent", _endpoint(silence, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
         Route("/metrics", _endpoint(metrics, access), methods=["GET"]),

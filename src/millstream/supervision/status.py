@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from millstream.jobs.job_progress import read_progress
 from millstream.metrics.history import read_metrics
 from millstream.metrics.samples import Metrics, as_document
+from millstream.metrics.silence import LOOK_BACK_S, why_silent
 from millstream.supervision.store import JobRecord, Observed
 from millstream.supervision.supervisor import Supervisor, described
 
@@ -43,6 +45,12 @@ class Status:
         job = self._supervisor.store.job(name)
         found = read_metrics(self.folder(job), since=since, step=step)
         return as_document(found or Metrics(job.created), name, step)
+
+    def why_silent(self, name: str) -> dict[str, Any]:
+        """Why nothing comes out of a job."""
+        job, now = self._supervisor.store.job(name), time.time()
+        found = read_metrics(self.folder(job), since=now - LOOK_BACK_S)
+        return why_silent(name, found, job.observed.value, now, job.reason).document(name)
 
     def running_metrics(self) -> dict[str, Metrics]:
         """The newest metrics of each running job."""

@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "serving": ["connectors"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark"],
+    "provenance": ["jobs", "reference"],
     "supervision": ["jobs", "serving"],
     "console": ["jobs", "log"],
     "cli": [EVERYTHING],

@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "spark": ["operators", "local", "connectors"],
     "metrics": ["records", "private_files", "user_lines"],
     "jobs": ["spark", "metrics"],
+    "provenance": ["jobs", "reference"],
     "supervision": ["jobs", "serving"],
     "console": ["supervision"],
     "cli": [EVERYTHING],

@@ -22,6 +22,7 @@ from millstream.cli import (
     tail,
     topics,
     up,
+    why,
 )
 from millstream.cli.failures import EXIT_CODES, Root
 from millstream.cli.session import AsJson, LogAddress, Session
@@ -77,6 +78,7 @@ for module in (
     up,
     jobs,
     measured,
+    why,
     table,
     topics,
     produce,

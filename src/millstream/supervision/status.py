@@ -32,11 +32,15 @@ class Status:
             "last_runs": [asdict(run) for run in runs],
         }
 
+    def folder_of(self, name: str) -> Path:
+        return self.folder(self._supervisor.store.job(name))
+
     def _progress(self, job: JobRecord) -> dict[str, Any]:
-        live = read_progress(self._folder(job)) if job.observed is Observed.RUNNING else {}
+        live = read_progress(self.folder(job)) if job.observed is Observed.RUNNING else {}
         return {name: live.get(name) for name in PROGRESS}
 
-    def _folder(self, job: JobRecord) -> Path:
+    def folder(self, job: JobRecord) -> Path:
+        """The folder that a job keeps its state in."""
         options = list(job.specification.options)
         if "--folder" in options[:-1]:
             return Path(job.specification.folder) / options[options.index("--folder") + 1]

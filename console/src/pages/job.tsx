@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { act, type Failure, follow, useLive } from "../api";
 import { Act, bytes, count, Facts, moment, Problem, Sheet, span, State } from "../shown";
 import type { JobRow } from "./jobs";
+import { PlanPage } from "./plan";
 
 interface Run {
   number: number;
@@ -34,6 +35,7 @@ interface JobDetails extends JobRow {
 
 const TABS: [string, string][] = [
   ["overview", "Overview"],
+  ["plan", "Plan"],
   ["runs", "Runs"],
   ["log", "Log"],
 ];
@@ -67,6 +69,7 @@ export function Job({ name, tab }: { name: string; tab: string }) {
         ))}
       </nav>
       {tab === "overview" && answer && <Overview job={answer} />}
+      {tab === "plan" && <PlanPage name={name} />}
       {tab === "runs" && <Runs path={path} />}
       {tab === "log" && answer && <Log key={answer.runs} path={path} run={answer.runs} />}
     </>

@@ -44,13 +44,11 @@ def up(
         raise InvalidInput(
             f"the supervisor needs the package {error.name}", next_step="pip install 'millstream[jobs]'"
         ) from error
-    from millstream.console.front_door import FrontDoor
+    from millstream.console.routes import with_console
     from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
     from millstream.supervision.home import Home
-    from millstream.supervision.http import app as supervisor_app
-    from millstream.supervision.status import Status
     from millstream.supervision.supervisor import Supervisor
 
     tables_http.check_installed()
@@ -77,9 +75,7 @@ def up(
         looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
         looking.start()
         try:
-            user = getpass.getuser()
-            interface = supervisor_app(supervisor, Status(supervisor), access, user)
-            door = FrontDoor(interface, access, home.token(), url, user)
+            door = with_console(supervisor, access, home.token(), url, getpass.getuser())
             server = tables_http.server(door)
             door.ends = lambda: server.should_exit
             show_note(f"open the console: {door.link()}")

@@ -36,6 +36,7 @@ from millstream.jobs.notices import Notices, warn_of_bad_records
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.output_claims import NewestBatches, OutputClaims
 from millstream.jobs.outputs import Outputs, Stopped
+from millstream.jobs.plan_document import write_plan
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
@@ -196,6 +197,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         ship_modules(spark, modules(physical_plan.order))
         check_workers(spark, needs_of(physical_plan, broker, folder.path))
         kept = folder.settle(physical_plan, before.partitions if before else min(cores, groups), identities)
+        write_plan(folder.path, name, physical_plan)
         claim_runs(kept.identity, folder.path)
         progress = Progress()
         sinks = {}

@@ -36,6 +36,9 @@ class Status:
             "last_runs": [asdict(run) for run in runs],
         }
 
+    def folder_of(self, name: str) -> Path:
+        return self.folder(self._supervisor.store.job(name))
+
     def _progress(self, job: JobRecord) -> dict[str, Any]:
         live = read_progress(self.folder(job)) if job.observed is Observed.RUNNING else {}
         return {name: live.get(name) for name in PROGRESS}

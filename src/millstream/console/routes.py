@@ -1,0 +1,17 @@
+"""Everything that the console adds to the supervisor's HTTP interface, and the application with both."""
+
+from __future__ import annotations
+
+from millstream.console.front_door import FrontDoor
+from millstream.console.plans import plan_route
+from millstream.serving.access import Access
+from millstream.supervision.http import app
+from millstream.supervision.status import Status
+from millstream.supervision.supervisor import Supervisor
+
+
+def with_console(supervisor: Supervisor, access: Access, token: str, url: str, user: str) -> FrontDoor:
+    """The application that `millstream up` serves. `user` is the owner of the token."""
+    status = Status(supervisor)
+    interface = app(supervisor, status, access, user, more=[plan_route(status)])
+    return FrontDoor(interface, access, token, url, user)

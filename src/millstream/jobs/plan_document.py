@@ -1,0 +1,60 @@
+"""The plan that a job runs, as a document in its folder: its file may have been edited since it started."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import MillstreamError
+from millstream.log.disk import read_document, write_document
+from millstream.plan.explain import Stage, kind_of
+from millstream.plan.nodes import Node, WindowedAggregate
+from millstream.spark.query.physical_drawing import stages_of
+from millstream.spark.query.physical_plan import PhysicalPlan
+
+FILE = "plan.json"
+
+
+def plan_document(flow: str, physical_plan: PhysicalPlan) -> dict[str, Any]:
+    """Its steps, and how Spark runs them: each with its name, what it does, its kind and its inputs by name."""
+    return {
+        "flow": flow,
+        "key_groups": physical_plan.groups,
+        "logical": [_step(node) for node in physical_plan.order],
+        "physical": [_stage(stage) for stage in stages_of(physical_plan)],
+    }
+
+
+def _step(node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "does": node.label,
+        "kind": kind_of(node),
+        "inputs": [each.name for each in node.inputs],
+        "columns": list(node.schema.names),
+        "line": node.user_line,
+        "windowed": isinstance(node, WindowedAggregate),
+    }
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "does": stage.does,
+        "kind": stage.kind,
+        "inputs": [each.name for each in stage.inputs],
+    }
+
+
+def write_plan(folder: Path, flow: str, physical_plan: PhysicalPlan) -> None:
+    with suppress(OSError, MillstreamError):  # no job fails because its plan cannot be shown
+        write_document(folder / FILE, plan_document(flow, physical_plan))
+
+
+def read_plan(folder: Path) -> dict[str, Any] | None:
+    """None if the job has not started yet."""
+    try:
+        return read_document(folder / FILE)
+    except (MillstreamError, OSError, ValueError):
+        return None

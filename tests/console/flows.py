@@ -1,0 +1,38 @@
+"""Jobs as their folders show them while they run, without the processes."""
+
+from __future__ import annotations
+
+import millstream as ms
+from millstream.jobs.plan_document import write_plan
+from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.supervision.specification import JobSpecification
+from millstream.supervision.store import Observed
+
+from .conftest import Console
+
+HTML = "<img src=x onerror=\"document.title='taken over'\"><script>document.title='taken over'</script>"
+"""What would change the title of a page that takes text for HTML."""
+
+
+def pumps_flow() -> ms.Flow:
+    flow = ms.Flow("pumps")
+    readings = flow.read(
+        "readings",
+        schema="pump string, litres double, at timestamp",
+        event_time="at",
+        watermark=ms.bounded("10 seconds"),
+    )
+    panes = readings.where("litres > 0").key_by("pump").window(ms.fixed("1 minute")).agg(litres=ms.sum("litres"))
+    panes.write("litres_per_minute")
+    panes.late.write("late_readings")
+    return flow
+
+
+def planned(console: Console, flow: ms.Flow) -> None:
+    """A job with the plan of a flow."""
+    console.supervisor.store.add(
+        JobSpecification(flow.name, "/nowhere/flow.py", flow.name), "ann", Observed.STOPPED, None
+    )
+    folder = console.supervisor.jobs / flow.name
+    folder.mkdir(parents=True)
+    write_plan(folder, flow.name, PhysicalPlan(tuple(flow.check()), 4))

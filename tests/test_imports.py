@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "views": ["plan", "log"],
     "events": ["log"],
     "serving": ["connectors"],
+    "bridges": ["serving"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark"],
     "supervision": ["jobs", "serving"],
@@ -67,6 +68,7 @@ WITHOUT_SPARK = {
     "views",
     "events",
     "serving",
+    "bridges",
 }
 
 

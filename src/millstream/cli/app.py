@@ -12,6 +12,7 @@ from millstream.cli import (
     groups,
     init,
     jobs,
+    listen,
     pack,
     produce,
     queues,
@@ -70,5 +71,5 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, up, jobs, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
+for module in (init, run, up, jobs, table, topics, produce, consume, tail, groups, queues, switch, listen, pack, bench):
     module.register(app)

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "views": ["plan", "log"],
     "events": ["log"],
     "serving": ["connectors"],
+    "bridges": ["serving"],
     "spark": ["operators", "local", "connectors"],
     "metrics": ["records", "private_files", "user_lines"],
     "jobs": ["spark", "metrics"],
@@ -70,6 +71,7 @@ WITHOUT_SPARK = {
     "views",
     "events",
     "serving",
+    "bridges",
 }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream import errors
+    from millstream.bridges.webhook_sink import webhook
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.bridges.webhook_sink": "webhook",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -227,6 +229,7 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variance",
+    "webhook",
     "why",
 ]
 

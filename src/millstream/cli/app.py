@@ -12,6 +12,7 @@ from millstream.cli import (
     groups,
     init,
     jobs,
+    listen,
     measured,
     pack,
     produce,
@@ -87,6 +88,7 @@ for module in (
     groups,
     queues,
     switch,
+    listen,
     pack,
     bench,
 ):

@@ -33,6 +33,7 @@ BUILT_IN = {
     "sqlite": "millstream.connectors.databases.endpoints:sqlite",
     "topic": "millstream.connectors.topic.endpoint:topic",
     "topics": "millstream.connectors.topic.several_endpoint:topics",
+    "webhook": "millstream.bridges.webhook_sink:webhook",
 }
 LOOKUP_GROUP = "millstream.lookups"
 LOOKUPS = {

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from millstream.bridges.connection import BridgeConnection
 from millstream.bridges.gateway import gateway
 from millstream.bridges.sessions import Sessions
 from millstream.errors import NotFound

@@ -161,7 +161,7 @@ def gateway(
     ):
         url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local)
         show_note(f"the gateway is at {url}/ until Ctrl-C")
-        server(application).run(sockets=[taken])
+        server(application, BridgeConnection).run(sockets=[taken])
 
 
 def _announced(session: Session, host: str, port: int, *, is_local: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "jobs": ["spark", "metrics"],
     "provenance": ["jobs", "reference"],
     "supervision": ["jobs", "serving"],
-    "console": ["supervision"],
+    "web_console": ["supervision"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],
     "__init__": [EVERYTHING],
@@ -202,3 +203,9 @@ def test_brokers_share_only_the_ports(files: list[Path], brokers: tuple[str, ...
     for path in files:
         for line, module in imported_modules(path, path.read_text()):
             assert not module.startswith(forbidden_modules), f"{path}:{line} imports {module}"
+
+
+def test_no_package_has_the_name_of_a_public_function() -> None:
+    """Importing `millstream.x` sets `millstream.x`, whatever it was before. `millstream.errors` is a module."""
+    inside = {each.name for each in pkgutil.iter_modules(millstream.__path__)}
+    assert inside & {*millstream.__all__} == {"errors"}

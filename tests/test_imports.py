@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "log": ["records", "secrets", "private_files", "remote_folders"],
     "sketches": ["errors"],
     "expressions": ["records", "user_lines"],
-    "plan": ["expressions", "sketches", "secrets", "private_files", "postgres_address"],
+    "search": ["records", "user_lines"],
+    "plan": ["expressions", "search", "sketches", "secrets", "private_files", "postgres_address"],
     "state": ["records"],
     "operators": ["plan", "state"],
     "reference": ["plan"],
@@ -33,6 +34,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "connectors": ["plan", "log"],
     "views": ["plan", "log"],
     "events": ["log"],
+    "stored_queries": ["plan", "log"],
     "serving": ["connectors"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark"],
@@ -66,7 +68,9 @@ WITHOUT_SPARK = {
     "connectors",
     "views",
     "events",
+    "search",
     "serving",
+    "stored_queries",
 }
 
 

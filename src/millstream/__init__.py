@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     )
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
+    from millstream.stored_queries import queries
     from millstream.supervision.client import supervisor
     from millstream.views import merged
 
@@ -117,6 +118,7 @@ _NAMES = {
     ),
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
+    "millstream.stored_queries": "queries",
     "millstream.supervision.client": "supervisor",
     "millstream.views": "merged",
 }
@@ -203,6 +205,7 @@ __all__ = [
     "percentile",
     "postgres",
     "punctuated",
+    "queries",
     "rate",
     "repeatedly",
     "retry",

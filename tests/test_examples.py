@@ -281,6 +281,20 @@ def test_orders_follow_rules_that_are_changed_while_the_job_runs(run: Run) -> No
 
 
 @pytest.mark.more
+def test_saved_searches_find_news_while_they_change(run: Run) -> None:
+    _, printed = run("media_monitoring")
+    assert cells(printed) == [
+        ("ann", "energy", "12:01", "Daily", "<em>Solar</em> <em>power</em> is cheaper than ever"),
+        ("cyd", "big news", "12:02", "Herald", "Acme recalls its anvils"),
+        ("bob", "rivals", "12:02", "Herald", "<em>Acme</em> <em>recalls</em> its anvils"),
+        ("cyd", "big news", "12:11", "Daily", "Lawsuits against Acme"),
+        ("bob", "rivals", "12:11", "Daily", "<em>Lawsuits</em> against <em>Acme</em>"),
+        ("cyd", "big news", "12:13", "Daily", "Strong wind, strong turbine"),
+    ]
+    assert "column 1: there is no field 'titel' to search" in printed
+
+
+@pytest.mark.more
 @pytest.mark.own_processes
 def test_an_example_runs_by_its_command() -> None:
     done = subprocess.run(

@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "log": ["records", "secrets", "private_files", "remote_folders"],
     "sketches": ["errors"],
     "expressions": ["records", "user_lines"],
-    "plan": ["expressions", "sketches", "secrets", "private_files", "postgres_address"],
+    "search": ["records", "user_lines"],
+    "plan": ["expressions", "search", "sketches", "secrets", "private_files", "postgres_address"],
     "state": ["records"],
     "operators": ["plan", "state"],
     "reference": ["plan"],
@@ -34,6 +35,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "connectors": ["plan", "log"],
     "views": ["plan", "log"],
     "events": ["log"],
+    "stored_queries": ["plan", "log"],
     "serving": ["connectors"],
     "bridges": ["serving"],
     "spark": ["operators", "local", "connectors"],
@@ -71,8 +73,10 @@ WITHOUT_SPARK = {
     "connectors",
     "views",
     "events",
+    "search",
     "serving",
     "bridges",
+    "stored_queries",
 }
 
 

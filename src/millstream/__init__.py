@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
     from millstream.provenance.asking import why
+    from millstream.stored_queries import queries
     from millstream.supervision.client import supervisor
     from millstream.views import merged
 
@@ -121,6 +122,7 @@ _NAMES = {
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
     "millstream.provenance.asking": "why",
+    "millstream.stored_queries": "queries",
     "millstream.supervision.client": "supervisor",
     "millstream.views": "merged",
 }
@@ -207,6 +209,7 @@ __all__ = [
     "percentile",
     "postgres",
     "punctuated",
+    "queries",
     "rate",
     "repeatedly",
     "retry",

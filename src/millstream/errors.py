@@ -289,6 +289,10 @@ class InvalidPattern(InvalidPlan):
     """A pattern that cannot match, or cannot be matched in bounded time or space."""
 
 
+class InvalidQuery(InvalidPlan):
+    """A stored query that cannot be read, or that does not fit the columns of the documents."""
+
+
 class InvalidAggregate(InvalidPlan):
     """An aggregate that cannot be computed."""
 

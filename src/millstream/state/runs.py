@@ -155,6 +155,9 @@ class Runs:
     ) -> dict[str, pl.DataFrame]:
         return self._tables.held(keys, before, now)
 
+    def whole(self, name: str) -> pl.DataFrame:
+        return self._tables.whole(name)
+
     def apply(self, changes: Mapping[str, pl.DataFrame], marks: Mapping[str, Marks]) -> Applied:
         """Replaces the rows that were last held by these, and gives the result a version."""
         change = self._tables.changed(changes, marks)

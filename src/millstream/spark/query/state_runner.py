@@ -25,7 +25,7 @@ from millstream.connectors.sink import Preparer
 from millstream.errors import DamagedState
 from millstream.operators.accumulators import ORDER
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, Stateful, stateful
+from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, Stateful, held_for, stateful
 from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.endpoints import Endpoint
@@ -311,10 +311,7 @@ class StepRunner:
         runs = Runs(folder, step.keys, step.tables(), step.own_keys)
         runs.open(head.version, self._stored_deltas)
         inputs = {**step.nothing, **inputs}
-        asked = step.asked(inputs)
-        before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
-        held = runs.held(asked, before, now)
-        changes, sent = step.step(held, inputs, clock)
+        changes, sent = step.step(held_for(step, runs, inputs, clock), inputs, clock)
         applied = runs.apply(changes, step.marks(clock))
         head.version, head.rows, head.size_bytes = applied.version, applied.rows, applied.size_bytes
         head.next_event, head.next_clock, head.hold = applied.next_event, applied.next_clock, applied.hold

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidInput, NotFound, SourceUnavailable
+from jobs.test_savepoints import made_job
+from millstream.errors import AlreadyExists, InvalidInput, JobRunning, NotFound, SourceUnavailable
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
 from millstream.supervision.client import Jobs
@@ -143,3 +144,22 @@ def test_metrics_for_prometheus(supervisor: Supervisor, port: int) -> None:
     assert 'millstream_job_lag_records{job="scores"} 7.0' in lines
     assert 'millstream_job_rows_total{job="scores"} 120.0' in lines
     assert any(line.startswith('millstream_job_watermark_delay_seconds{job="scores"}') for line in lines)
+
+
+def test_savepoints_are_taken_and_restored(jobs: Jobs, supervisor: Supervisor) -> None:
+    job = made_job(supervisor.jobs.parent)
+    taken = jobs.savepoint("job", "early")
+    assert (taken["name"], taken["batch"], taken["why"]) == ("early", 2, "requested")
+    assert [each["name"] for each in jobs.savepoints("job")] == ["early"]
+    with pytest.raises(AlreadyExists, match="already a savepoint 'early'"):
+        jobs.savepoint("job", "early")
+    assert jobs.restore("early", into="copy")["job"] == "copy"
+    with pytest.raises(AlreadyExists, match="progress of its own"):
+        jobs.restore("early", into="copy")
+    with job.held(), pytest.raises(JobRunning):
+        jobs.restore("early")
+    jobs.remove_savepoint("early")
+    assert jobs.savepoints() == []
+    assert [each["action"] for each in jobs.audit()] == ["remove savepoint", "restore", "savepoint"]
+    with pytest.raises(NotFound, match="no job 'jop'"):
+        jobs.state("jop", "step", {"user": "a"})

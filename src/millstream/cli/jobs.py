@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli import supervised
+from millstream.cli import savepoints, supervised
 from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, subcommands
 from millstream.errors import DamagedState, NotFound
@@ -29,6 +29,10 @@ def register(app: typer.Typer) -> None:
         supervised.stop,
         supervised.restart,
         supervised.delete,
+        savepoints.savepoint,
+        savepoints.savepoints,
+        savepoints.restore,
+        savepoints.state,
     )
     help = "List jobs; submit one to the supervisor, and control it; repair, rebuild or forget one."
     subcommands(app, "jobs", help, list_jobs, *supervised_commands, repair, rebuild, forget)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from millstream.jobs.job_progress import read_progress
@@ -33,11 +32,5 @@ class Status:
         }
 
     def _progress(self, job: JobRecord) -> dict[str, Any]:
-        live = read_progress(self._folder(job)) if job.observed is Observed.RUNNING else {}
+        live = read_progress(self._supervisor.folder_of(job)) if job.observed is Observed.RUNNING else {}
         return {name: live.get(name) for name in PROGRESS}
-
-    def _folder(self, job: JobRecord) -> Path:
-        options = list(job.specification.options)
-        if "--folder" in options[:-1]:
-            return Path(job.specification.folder) / options[options.index("--folder") + 1]
-        return self._supervisor.jobs / (job.specification.flow or job.name)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidInput, NotFound, SourceUnavailable
+from jobs.test_savepoints import made_job
+from millstream.errors import AlreadyExists, InvalidInput, JobRunning, NotFound, SourceUnavailable
 from millstream.metrics.history import History
 from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample
 from millstream.serving.access import Access, ListenAddress
@@ -195,3 +196,22 @@ def test_why_nothing_comes_out_of_a_job(supervisor: Supervisor, jobs: Jobs) -> N
     supervisor.store.add(JobSpecification("scores", "/nowhere/flow.py", "scores"), "ann", Observed.FAILED, None)
     found = jobs.why_silent("scores")
     assert [(each["kind"], each["what"]) for each in found["findings"]] == [("not_running", "the job is failed")]
+
+
+def test_savepoints_are_taken_and_restored(jobs: Jobs, supervisor: Supervisor) -> None:
+    job = made_job(supervisor.jobs.parent)
+    taken = jobs.savepoint("job", "early")
+    assert (taken["name"], taken["batch"], taken["why"]) == ("early", 2, "requested")
+    assert [each["name"] for each in jobs.savepoints("job")] == ["early"]
+    with pytest.raises(AlreadyExists, match="already a savepoint 'early'"):
+        jobs.savepoint("job", "early")
+    assert jobs.restore("early", into="copy")["job"] == "copy"
+    with pytest.raises(AlreadyExists, match="progress of its own"):
+        jobs.restore("early", into="copy")
+    with job.held(), pytest.raises(JobRunning):
+        jobs.restore("early")
+    jobs.remove_savepoint("early")
+    assert jobs.savepoints() == []
+    assert [each["action"] for each in jobs.audit()] == ["remove savepoint", "restore", "savepoint"]
+    with pytest.raises(NotFound, match="no job 'jop'"):
+        jobs.state("jop", "step", {"user": "a"})

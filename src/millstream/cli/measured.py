@@ -10,7 +10,7 @@ import typer
 
 from millstream.cli.output import Cell, show_document, show_note, show_table, show_text
 from millstream.cli.session import Session, command
-from millstream.cli.supervised import client
+from millstream.cli.supervised import supervisor_of
 from millstream.errors import NotFound
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _silence(session: Session, name: str, folder: Path | None) -> dict[str, Any]
     from millstream.metrics.silence import LOOK_BACK_S, why_silent
 
     if folder is None and _is_supervised(session, name):
-        return client(session).why_silent(name)
+        return supervisor_of(session).why_silent(name)
     path, now = job_folder(session, name, folder).path, time.time()
     return why_silent(name, read_metrics(path, since=now - LOOK_BACK_S), state_of(path)[0], now).document(name)
 
@@ -95,7 +95,7 @@ def _metrics(session: Session, name: str, step: str | None, last: str | None, fo
     except NotFound:
         if folder is not None or not _is_supervised(session, name):
             raise
-        return client(session).metrics(name, last=last, step=step)
+        return supervisor_of(session).metrics(name, last=last, step=step)
     return as_document(read_metrics(path, since=since, step=step) or Metrics(0.0), name, step)
 
 

@@ -73,7 +73,7 @@ def submit(
         options += [] if value is None else [option, str(value)]
     for each in conf or []:
         options += ["--conf", each]
-    made = client(session).submit(
+    made = supervisor_of(session).submit(
         file,
         name=name,
         flow=flow,
@@ -95,7 +95,7 @@ def show(session: Session, name: JobName) -> None:
     Example:
       millstream jobs show team-scores
     """
-    job = client(session).show(name)
+    job = supervisor_of(session).show(name)
     details: dict[str, Cell] = {each: job[each] for each in ("name", "state", "reason", "owner", "file", "flow")}
     details |= {"schedule": job["schedule"], "next start": _time(job["next_start"]), "runs": job["runs"]}
     details |= {each: job[each] for each in ("batch", "rows", "lag", "rows_per_s", "watermark", "late", "dead")}
@@ -125,7 +125,7 @@ def logs(
 
     if follow and run is not None:
         raise InvalidInput("--follow follows the newest run", next_step="leave out --run")
-    jobs = client(session)
+    jobs = supervisor_of(session)
     rest = ""
     for part in jobs.follow(name, tail_bytes=tail or 0) if follow else jobs.logs(name, run=run, tail_bytes=tail):
         *lines, rest = (rest + part).split("\n")
@@ -136,17 +136,24 @@ def logs(
 
 def start(session: Session, name: JobName) -> None:
     """Start a job that has stopped, finished or failed; a scheduled one runs now."""
-    _show_asked(session, "starting", client(session).start(name))
+    _show_asked(session, "starting", supervisor_of(session).start(name))
 
 
-def stop(session: Session, name: JobName) -> None:
+def stop(
+    session: Session,
+    name: JobName,
+    savepoint: Annotated[bool, typer.Option("--savepoint", help="Wait for that, and take a savepoint.")] = False,
+) -> None:
     """Stop a job after its current batch. It continues there when it is started again."""
-    _show_asked(session, "stopping", client(session).stop(name))
+    job = supervisor_of(session).stop(name, savepoint=savepoint)
+    _show_asked(session, "stopping", job)
+    if savepoint and not session.json:
+        show_done(session, f"took the savepoint '{job['savepoint']}'", document=None)
 
 
 def restart(session: Session, name: JobName) -> None:
     """Stop a job after its current batch and start it again, with the file as it is now."""
-    _show_asked(session, "restarting", client(session).restart(name))
+    _show_asked(session, "restarting", supervisor_of(session).restart(name))
 
 
 def delete(
@@ -154,7 +161,7 @@ def delete(
 ) -> None:
     """Let the supervisor forget a job that does not run. Its outputs and its state stay: see millstream jobs forget."""
     ask(f"Delete '{name}' from the supervisor, with the logs of its runs?", yes=yes)
-    show_done(session, f"deleted '{name}'", document=client(session).delete(name))
+    show_done(session, f"deleted '{name}'", document=supervisor_of(session).delete(name))
 
 
 def runs(session: Session, name: JobName) -> None:
@@ -164,7 +171,7 @@ def runs(session: Session, name: JobName) -> None:
     Example:
       millstream jobs runs report
     """
-    found = client(session).runs(name)
+    found = supervisor_of(session).runs(name)
     rows = [
         (run["number"], run["why"], _time(run["started"]), _time(run["ended"]), run["code"], run["result"])
         for run in found
@@ -177,7 +184,7 @@ def runs(session: Session, name: JobName) -> None:
 def listed(session: Session) -> list[dict[str, Any]]:
     """The jobs of the supervisor; none if there is no supervisor, or it does not answer."""
     try:
-        return client(session).list()
+        return supervisor_of(session).list()
     except MillstreamError:
         return []
 
@@ -186,8 +193,8 @@ def _show_asked(session: Session, doing: str, job: dict[str, Any]) -> None:
     show_done(session, f"{doing} '{job['name']}', which was {job['state']}", document=job)
 
 
-def client(session: Session) -> Jobs:
-    """The jobs of the log's supervisor."""
+def supervisor_of(session: Session) -> Jobs:
+    """The jobs of the supervisor of a log."""
     from millstream.supervision.client import supervisor
 
     return supervisor(session.address)

@@ -34,17 +34,18 @@ from millstream.jobs.kept_steps import notice_of, slots_of
 from millstream.jobs.modes import refuse_after_real_time
 from millstream.jobs.notices import Notices, warn_of_bad_records
 from millstream.jobs.notices import logger as job_logger
-from millstream.jobs.output_claims import NewestBatches, OutputClaims
+from millstream.jobs.output_claims import OutputClaims
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.plan_document import write_plan
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
-from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
+from millstream.jobs.repairing import check_checkpoint, check_ledgers, newest_batches, unusable
 from millstream.jobs.result_topics import keys_of, partitions_of
 from millstream.jobs.sampling import Sampler
 from millstream.jobs.start_over import restart, starts_over
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
+from millstream.jobs.swapping import complete_swap
 from millstream.jobs.topic_lag import TopicLag
 from millstream.log import EmbeddedLog, connect
 from millstream.plan.bad_rows import listened_to
@@ -167,6 +168,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
     with ExitStack() as opening:
         opening.callback(log.close)
         opening.enter_context(folder.held())
+        complete_swap(folder)
         is_new = starts_over(folder, settings)
         if not is_new:
             refuse_after_real_time(folder)
@@ -181,7 +183,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         _check_kept(folder, PhysicalPlan(tuple(outputs), 1), identities)
         display.phase("checking the outputs")
         claims = opening.enter_context(OutputClaims(name, folder, outputs, log))
-        claims.settle(NewestBatches(known_batch(folder), folder.newest_batches()[1]))
+        claims.settle(newest_batches(folder))
         spark = session_of(settings, name, display, stop)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
@@ -226,6 +228,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             recent,
             FailingRows(feed.shipment, feed, folder.checkpoint),
             settings.on_batch,
+            shift=kept.shift,
         )
         query = _query(spark, written, feed, folder, settings, slots_of(kept.steps))
         if settings.batch:

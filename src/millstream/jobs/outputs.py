@@ -85,7 +85,10 @@ class Outputs:
         recent: RecentRows,
         failing_rows: FailingRows,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
+        *,
+        shift: int = 0,
     ) -> None:
+        """`shift` is added to the numbers of Spark's batches: a restored job counts on from what its outputs have."""
         self._physical_plan = physical_plan
         self._sinks = sinks
         self._claims = claims
@@ -96,6 +99,7 @@ class Outputs:
         self._recent = recent
         self._failing_rows = failing_rows
         self._on_batch = on_batch
+        self._shift = shift
         self._ended_at = self._written_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
         self.failure: BaseException | None = None
@@ -110,6 +114,7 @@ class Outputs:
     def _write_batch(self, batch: DataFrame, number: int) -> None:
         began = time.monotonic()
         rows = self._failing_rows.without_them(batch, number, collected)
+        number += self._shift
         reports = [report_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
         self._record_progress(reports, number)
         self._metrics.observe(reports, time.time())

@@ -12,13 +12,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound, SourceUnavailable
+from millstream.errors import (
+    AlreadyExists,
+    InvalidInput,
+    JobChanged,
+    JobRunning,
+    MillstreamError,
+    NotFound,
+    SourceUnavailable,
+)
 from millstream.log import chosen_address
 from millstream.records import duration
 from millstream.supervision.home import Home
 
 KINDS: dict[str, type[MillstreamError]] = {
-    each.__name__: each for each in (NotFound, AlreadyExists, JobRunning, InvalidInput)
+    each.__name__: each for each in (NotFound, AlreadyExists, JobRunning, JobChanged, InvalidInput)
 }
 REQUEST_S_MAX = 90.0
 FOLLOW_S = 0.5
@@ -71,9 +79,40 @@ class Jobs:
         """Starts a job that has stopped, finished or failed; a scheduled one runs now."""
         return self._job("POST", name, "start")
 
-    def stop(self, name: str) -> dict[str, Any]:
-        """Stops a job after its current batch."""
-        return self._job("POST", name, "stop")
+    def stop(self, name: str, *, savepoint: str | bool = False, timeout_s: float = 120.0) -> dict[str, Any]:
+        """Stops a job after its current batch; with `savepoint`, waits for that and takes one, under a name if given.
+
+        The answer then has its name as `savepoint`.
+        """
+        if savepoint is False:
+            return self._job("POST", name, "stop")
+        given = savepoint if isinstance(savepoint, str) else None
+        if given is not None and any(each["name"] == given for each in self.savepoints()):
+            raise AlreadyExists(f"there is already a savepoint '{given}'", next_step="choose another name")
+        job = self._job("POST", name, "stop")
+        self.wait(name, *ENDS, timeout_s=timeout_s)
+        return {**job, "savepoint": self.savepoint(name, given)["name"]}
+
+    def savepoint(self, name: str, savepoint: str | None = None) -> dict[str, Any]:
+        """Takes a savepoint of a job, whether it runs or not: its offsets, its state and its plan."""
+        made: dict[str, Any] = self._call("POST", f"{_path(name)}/savepoint", {"name": savepoint})
+        return made
+
+    def savepoints(self, name: str | None = None) -> Any:
+        """The savepoints of a job, or of all, the newest first."""
+        return self._call("GET", "/v1/savepoints" + ("" if name is None else f"?{urlencode({'job': name})}"))
+
+    def remove_savepoint(self, savepoint: str) -> Any:
+        return self._call("DELETE", f"/v1/savepoints/{quote(savepoint, safe='')}")
+
+    def restore(self, savepoint: str, *, into: str | None = None) -> Any:
+        """Restores a savepoint into its job, or into another one. The job must not run."""
+        return self._call("POST", f"/v1/savepoints/{quote(savepoint, safe='')}/restore", {"into": into})
+
+    def state(self, name: str, step: str, key: Mapping[str, Any] | None = None) -> Any:
+        """The rows that a step of a job keeps, by table; with `key`, those of one key."""
+        asked = [("step", step), *(("key", f"{column}={value}") for column, value in (key or {}).items())]
+        return self._call("GET", f"{_path(name)}/state?{urlencode(asked)}")
 
     def restart(self, name: str) -> dict[str, Any]:
         return self._job("POST", name, "restart")
@@ -96,7 +135,7 @@ class Jobs:
 
     def runs(self, name: str) -> Any:
         """The runs of a job, the newest first."""
-        return self._call("GET", f"/v1/jobs/{quote(name, safe='')}/runs")
+        return self._call("GET", f"{_path(name)}/runs")
 
     def audit(self) -> Any:
         """Who did what, the newest first."""
@@ -148,11 +187,11 @@ class Jobs:
 
     def _log(self, name: str, run: int | None, offset: int) -> dict[str, Any]:
         asked = {"offset": offset} | ({} if run is None else {"run": run})
-        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/logs?{urlencode(asked)}")
+        found: dict[str, Any] = self._call("GET", f"{_path(name)}/logs?{urlencode(asked)}")
         return found
 
     def _job(self, method: str, name: str, action: str | None = None) -> dict[str, Any]:
-        path = f"/v1/jobs/{quote(name, safe='')}" + ("" if action is None else f"/{action}")
+        path = _path(name) + ("" if action is None else f"/{action}")
         found: dict[str, Any] = self._call(method, path)
         return found
 
@@ -178,6 +217,10 @@ class Jobs:
             what = failure.get("what", f"the supervisor answered {answer.status}")
             raise made(what, where=failure.get("where"), next_step=failure.get("next"))
         return document
+
+
+def _path(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}"
 
 
 def supervisor(log: str | os.PathLike[str] | None = None, *, url: str | None = None, token: str | None = None) -> Jobs:

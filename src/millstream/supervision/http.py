@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound
+from millstream.errors import AlreadyExists, InvalidInput, JobChanged, JobRunning, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
@@ -31,7 +31,7 @@ VERSION = "v1"
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
 LOG_BYTES_MAX = 1 << 20
-STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, InvalidInput: 400}
+STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, JobChanged: 409, InvalidInput: 400}
 DESCRIPTION = {
     "GET /v1/jobs": "all jobs",
     "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, restarts_max",
@@ -44,6 +44,11 @@ DESCRIPTION = {
     "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
     "GET /v1/jobs/NAME/metrics?since=SECONDS&step=NAME": "metrics of its steps, the newest or those since an instant",
     "GET /v1/jobs/NAME/why-silent": "why nothing comes out of it, and what to do",
+    "POST /v1/jobs/NAME/savepoint": "takes a savepoint of it: name",
+    "GET /v1/jobs/NAME/state?step=NAME&key=COLUMN=VALUE": "the rows that one of its steps keeps",
+    "GET /v1/savepoints?job=NAME": "savepoints, the newest first",
+    "DELETE /v1/savepoints/NAME": "removes a savepoint",
+    "POST /v1/savepoints/NAME/restore": "restores it into its job, or another one: into",
     "GET /v1/audit": "who did what, the newest first",
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
@@ -102,6 +107,24 @@ def app(
     def silence(request: Request, body: dict[str, Any]) -> Any:
         return status.why_silent(request.path_params["name"])
 
+    def savepoint(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.savepoint(request.path_params["name"], user, _text(body, "name"))
+
+    def savepoints(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.saved.savepoints(request.query_params.get("job"))
+
+    def one_savepoint(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.remove_savepoint(request.path_params["name"], user)
+
+    def restore(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.restore(request.path_params["name"], user, _text(body, "into"))
+
+    def state(request: Request, body: dict[str, Any]) -> Any:
+        step, keys = request.query_params.get("step"), request.query_params.getlist("key")
+        if not step or not all("=" in key for key in keys):
+            raise InvalidInput("step=NAME is missing, or a key is not COLUMN=VALUE", next_step="GET / lists the routes")
+        return supervisor.state(request.path_params["name"], step, dict(key.split("=", 1) for key in keys))
+
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
@@ -123,6 +146,11 @@ def app(
         Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/metrics", _endpoint(job_metrics, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/why-silent", _endpoint(silence, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/savepoint", _endpoint(savepoint, access), methods=["POST"]),
+        Route(f"/{VERSION}/jobs/{{name}}/state", _endpoint(state, access), methods=["GET"]),
+        Route(f"/{VERSION}/savepoints", _endpoint(savepoints, access), methods=["GET"]),
+        Route(f"/{VERSION}/savepoints/{{name}}", _endpoint(one_savepoint, access), methods=["DELETE"]),
+        Route(f"/{VERSION}/savepoints/{{name}}/restore", _endpoint(restore, access), methods=["POST"]),
         Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
         Route("/metrics", _endpoint(metrics, access), methods=["GET"]),
@@ -165,6 +193,13 @@ async def _body(request: Request) -> dict[str, Any]:
         raise InvalidInput(f"the request is not JSON: {error}", next_step="send a JSON object") from error
     if not isinstance(found, dict):
         raise InvalidInput("the request is not a JSON object", next_step='such as {"file": "/home/me/flow.py"}')
+    return found
+
+
+def _text(body: dict[str, Any], name: str) -> str | None:
+    found = body.get(name)
+    if found is not None and not isinstance(found, str):
+        raise InvalidInput(f"'{name}' must be a text, not {found!r}", next_step=f"leave {name} out, or give a text")
     return found
 
 

@@ -6,7 +6,7 @@ export default defineConfig({
   base: "/console/",
   plugins: [preact()],
   build: {
-    outDir: "../src/millstream/console/static",
+    outDir: "../src/millstream/web_console/static",
     emptyOutDir: true,
     assetsDir: "",
     modulePreload: false,

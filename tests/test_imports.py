@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark"],
     "supervision": ["jobs", "serving"],
-    "console": ["supervision"],
+    "web_console": ["supervision"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],
     "__init__": [EVERYTHING],

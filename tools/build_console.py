@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "console"
-BUILT = ROOT / "src" / "millstream" / "console" / "static"
+BUILT = ROOT / "src" / "millstream" / "web_console" / "static"
 HASH = "sources.sha256"
 LICENCES = "licences.txt"
 SHIPPED = ("preact", "@dagrejs/dagre", "@dagrejs/graphlib", "uplot")

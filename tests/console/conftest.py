@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import chromium
-from millstream.console.front_door import FrontDoor
-from millstream.console.routes import with_console
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
 from millstream.supervision.supervisor import Supervisor
+from millstream.web_console.front_door import FrontDoor
+from millstream.web_console.routes import with_console
 from waiting import until
 
 if TYPE_CHECKING:

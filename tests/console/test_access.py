@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from millstream.console.sessions import CODE_S_MAX, CODES_MAX, SESSION_S_MAX, Sessions
+from millstream.web_console.sessions import CODE_S_MAX, CODES_MAX, SESSION_S_MAX, Sessions
 
 from .conftest import TOKEN, Console
 

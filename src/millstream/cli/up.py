@@ -44,12 +44,12 @@ def up(
         raise InvalidInput(
             f"the supervisor needs the package {error.name}", next_step="pip install 'millstream[jobs]'"
         ) from error
-    from millstream.console.routes import with_console
     from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
     from millstream.supervision.home import Home
     from millstream.supervision.supervisor import Supervisor
+    from millstream.web_console.routes import with_console
 
     tables_http.check_installed()
     given = chosen_address(session.address)

@@ -55,6 +55,7 @@ def write_plan(folder: Path, flow: str, physical_plan: PhysicalPlan) -> None:
 def read_plan(folder: Path) -> dict[str, Any] | None:
     """None if the job has not started yet."""
     try:
-        return read_document(folder / FILE)
+        found: dict[str, Any] = read_document(folder / FILE)
+        return found
     except (MillstreamError, OSError, ValueError):
         return None

@@ -26,7 +26,7 @@ class StaticFile:
 def static_files() -> dict[str, StaticFile]:
     """By name."""
     found = {}
-    for entry in resources.files("millstream.console").joinpath("static").iterdir():
+    for entry in resources.files("millstream.web_console").joinpath("static").iterdir():
         kind = TYPES.get("." + entry.name.rpartition(".")[2])
         if kind is not None:
             content = entry.read_bytes()

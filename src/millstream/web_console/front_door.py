@@ -15,13 +15,13 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from millstream.console.files import OPEN, static_files
-from millstream.console.live import Asked, events
-from millstream.console.sessions import SESSION_S_MAX, Session, Sessions
 from millstream.errors import InvalidInput
 from millstream.serving.access import Access, Denied
 from millstream.serving.http import Application
 from millstream.supervision.http import read_body
+from millstream.web_console.files import OPEN, static_files
+from millstream.web_console.live import Asked, events
+from millstream.web_console.sessions import SESSION_S_MAX, Session, Sessions
 
 BASE = "/console/"
 COOKIE = "millstream_session"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from millstream.console.front_door import FrontDoor
-from millstream.console.plans import plan_route
 from millstream.serving.access import Access
 from millstream.supervision.http import app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
+from millstream.web_console.front_door import FrontDoor
+from millstream.web_console.plans import plan_route
 
 
 def with_console(supervisor: Supervisor, access: Access, token: str, url: str, user: str) -> FrontDoor:

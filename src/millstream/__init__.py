@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     )
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
+    from millstream.provenance.asking import why
     from millstream.supervision.client import supervisor
     from millstream.views import merged
 
@@ -117,6 +118,7 @@ _NAMES = {
     ),
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
+    "millstream.provenance.asking": "why",
     "millstream.supervision.client": "supervisor",
     "millstream.views": "merged",
 }
@@ -225,6 +227,7 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variance",
+    "why",
 ]
 
 

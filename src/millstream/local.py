@@ -152,7 +152,7 @@ def _slowest(given: Sequence[Flowing]) -> Clock:
 
 
 def _united(given: Sequence[Flowing]) -> Flowing:
-    return Flowing(pl.concat([flowing.rows for flowing in given]), _slowest(given))
+    return Flowing(pl.concat([flowing.rows for flowing in given], how="diagonal"), _slowest(given))
 
 
 def flowing_of(node: Node, bundle: Bundle) -> Flowing:

@@ -21,6 +21,7 @@ from millstream.cli import (
     tail,
     topics,
     up,
+    why,
 )
 from millstream.cli.failures import EXIT_CODES, Root
 from millstream.cli.session import AsJson, LogAddress, Session
@@ -70,5 +71,5 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, up, jobs, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
+for module in (init, run, up, jobs, why, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
     module.register(app)

@@ -19,6 +19,7 @@ import polars as pl
 from millstream import terminal
 from millstream.connectors.opening import connector_errors, open_source
 from millstream.connectors.source import Offsets, Source
+from millstream.jobs.local_reading import nothing_read, up_to_event_time, watermarks_of
 from millstream.jobs.micro_batches import check_weights
 from millstream.jobs.preview_on_spark import previewed_on_spark
 from millstream.jobs.preview_results import Limits, Results
@@ -29,7 +30,7 @@ from millstream.operators.clock import Clock
 from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.source_watermarks import SourceWatermark
-from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.bundles import BEGINNING
 from millstream.plan.checks import refusal
 from millstream.plan.needs_spark import needs_spark
 from millstream.plan.nodes import Dead, Node, Read, Write
@@ -163,13 +164,14 @@ def _previewed_here(observed: list[Node], limits: Limits, address: str, folder: 
         while True:
             before, now = now, max(now, _now())
             taken = {
-                each: each.take(step_rows, now, _nothing(readers, now), bounded=not limits.follows) for each in readers
+                each: each.take(step_rows, now, nothing_read(readers, now), bounded=not limits.follows)
+                for each in readers
             }
             is_over = time.monotonic() >= deadline
             is_last = is_over or (not limits.follows and not any(each.behind for each in readers))
             given: dict[Node, Flowing] = {}
             dead: dict[Node, pl.DataFrame] = {}
-            for each, reached in _watermarks(readers, now, is_last=is_last).items():
+            for each, reached in watermarks_of(readers, now, is_last=is_last).items():
                 clock = Clock(each.reached, reached, before, now)
                 given[each.node], dead[each.node] = Flowing(taken[each].rows, clock), taken[each].dead
                 each.reached = reached
@@ -209,27 +211,7 @@ def _readers(
         )
         opened.callback(source.close)
         timed = times.get(node)
-        before = None
-        if timed is not None and timed is not node:
-            dead = [each for each in observed[1:] if each.inputs[0] in in_order([timed])]
-            before = Local([timed, *dead])
-        yield Reader(node, source, timed, before, now)
-
-
-def _nothing(readers: list[Reader], now: int) -> dict[Node, Flowing]:
-    clock = Clock(BEGINNING, BEGINNING, now, now)
-    return {each.node: Flowing(frame_of([], each.node), clock) for each in readers}
-
-
-def _watermarks(readers: list[Reader], now: int, *, is_last: bool) -> dict[Reader, int]:
-    """The watermark of each source; one that is idle, or has no event time, follows the slowest of the others."""
-    if is_last:
-        return dict.fromkeys(readers, END)
-    reached = {each: each.watermark.now(now) for each in readers if each.watermark is not None}
-    active = [reached[each] for each in reached if each.watermark and not each.watermark.is_idle(now)]
-    slowest = min(active or reached.values(), default=BEGINNING)
-    follow = {each: max(each.reached, slowest) for each in readers if each not in reached or not active}
-    return {each: max(each.reached, reached.get(each, BEGINNING), follow.get(each, BEGINNING)) for each in readers}
+        yield Reader(node, source, timed, up_to_event_time(node, timed, observed), now)
 
 
 def _now() -> int:

@@ -305,14 +305,18 @@ class WindowOperator:
     ) -> list[Row]:
         ask = pane.trigger.is_ready if pane.waiting else pane.trigger.is_ready_by_end
         is_ready = (bool(pane.waiting) or comes_to_end) and ask(at_end, bundle.clock)
+        if not is_ready and not (is_over and pane.waiting):
+            return []
+        self.firing(pane, at_end, bundle, is_ready=is_ready)
         if is_ready:
             pane.is_closed = pane.trigger.fire(at_end, bundle.clock)
-        elif not (is_over and pane.waiting):
-            return []
         timing = "unknown"
         if self.node.window.has_end:
             timing = "on_time" if comes_to_end else "late" if at_end else "early"
         return self._send(key, pane, timing, is_last=pane.is_closed or is_over)
+
+    def firing(self, pane: Pane, at_end: bool, bundle: Bundle, *, is_ready: bool) -> None:
+        """Called before a pane is sent, while its rows still wait. If its trigger is not ready, its window expires."""
 
     def _send(self, key: tuple[Any, ...], pane: Pane, timing: str, *, is_last: bool) -> list[Row]:
         rows = pane.waiting if self.node.mode is Mode.DISCARDING else pane.rows

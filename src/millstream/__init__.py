@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream import errors
+    from millstream.capture.endpoints import postgres_changes, sqlite_changes
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.capture.endpoints": "postgres_changes sqlite_changes",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -202,6 +204,7 @@ __all__ = [
     "pattern",
     "percentile",
     "postgres",
+    "postgres_changes",
     "punctuated",
     "rate",
     "repeatedly",
@@ -212,6 +215,7 @@ __all__ = [
     "socket",
     "some",
     "sqlite",
+    "sqlite_changes",
     "std",
     "stddev",
     "stddev_pop",

@@ -8,6 +8,7 @@ import typer
 
 from millstream.cli import (
     bench,
+    capture,
     consume,
     groups,
     init,
@@ -70,5 +71,21 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, up, jobs, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
+for module in (
+    init,
+    run,
+    up,
+    jobs,
+    table,
+    topics,
+    produce,
+    consume,
+    tail,
+    groups,
+    queues,
+    switch,
+    capture,
+    pack,
+    bench,
+):
     module.register(app)

@@ -28,9 +28,11 @@ BUILT_IN = {
     "kafka": "millstream.connectors.kafka.endpoint:kafka",
     "memory": "millstream.connectors.memory:memory",
     "postgres": "millstream.connectors.databases.endpoints:postgres",
+    "postgres_changes": "millstream.capture.endpoints:postgres_changes",
     "rate": "millstream.connectors.rate:rate",
     "socket": "millstream.connectors.socket_lines:socket",
     "sqlite": "millstream.connectors.databases.endpoints:sqlite",
+    "sqlite_changes": "millstream.capture.endpoints:sqlite_changes",
     "topic": "millstream.connectors.topic.endpoint:topic",
     "topics": "millstream.connectors.topic.several_endpoint:topics",
 }

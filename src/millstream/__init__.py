@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from millstream import errors
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
+    from millstream.capture.topics import captured, debezium
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 # is fast.
 _NAMES = {
     "millstream.capture.endpoints": "postgres_changes sqlite_changes",
+    "millstream.capture.topics": "captured debezium",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -160,6 +162,7 @@ __all__ = [
     "bool_or",
     "bounded",
     "calendar",
+    "captured",
     "closed_by",
     "collect",
     "collect_list",
@@ -172,6 +175,7 @@ __all__ = [
     "count_distinct",
     "count_if",
     "custom",
+    "debezium",
     "delta_table",
     "delta_window",
     "discard",

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 GROUP = "millstream.connectors"
 BUILT_IN = {
+    "captured": "millstream.capture.topics:captured",
     "console": "millstream.connectors.console:console",
+    "debezium": "millstream.capture.topics:debezium",
     "delta_table": "millstream.connectors.lakes.endpoints:delta_table",
     "discard": "millstream.connectors.discard:discard",
     "files": "millstream.connectors.files.endpoint:files",

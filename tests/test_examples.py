@@ -152,6 +152,16 @@ def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run
 
 
 @pytest.mark.more
+def test_clicks_find_the_plan_of_their_time_in_a_captured_database(run: Run) -> None:
+    _, printed = run("profiles_of_a_database")
+    assert cells(printed) == [
+        ("ann", "/news", "free"),
+        ("ann", "/weather", "free"),
+        ("ann", "/films", "paid"),
+    ]
+
+
+@pytest.mark.more
 def test_activity_finds_the_profile_of_its_time_whatever_comes_first(run: Run) -> None:
     module, printed = run("enrichment")
     profiles, expected = [], []

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from millstream import errors
     from millstream.bridges.webhook_sink import webhook
+    from millstream.capture.endpoints import postgres_changes, sqlite_changes
+    from millstream.capture.topics import captured, debezium
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -81,6 +83,8 @@ if TYPE_CHECKING:
 # is fast.
 _NAMES = {
     "millstream.bridges.webhook_sink": "webhook",
+    "millstream.capture.endpoints": "postgres_changes sqlite_changes",
+    "millstream.capture.topics": "captured debezium",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -164,6 +168,7 @@ __all__ = [
     "bool_or",
     "bounded",
     "calendar",
+    "captured",
     "closed_by",
     "collect",
     "collect_list",
@@ -176,6 +181,7 @@ __all__ = [
     "count_distinct",
     "count_if",
     "custom",
+    "debezium",
     "delta_table",
     "delta_window",
     "discard",
@@ -208,6 +214,7 @@ __all__ = [
     "pattern",
     "percentile",
     "postgres",
+    "postgres_changes",
     "punctuated",
     "queries",
     "rate",
@@ -219,6 +226,7 @@ __all__ = [
     "socket",
     "some",
     "sqlite",
+    "sqlite_changes",
     "std",
     "stddev",
     "stddev_pop",

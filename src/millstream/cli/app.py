@@ -8,6 +8,7 @@ import typer
 
 from millstream.cli import (
     bench,
+    capture,
     consume,
     groups,
     init,
@@ -89,6 +90,7 @@ for module in (
     queues,
     switch,
     listen,
+    capture,
     pack,
     bench,
 ):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream import errors
+    from millstream.alerts.targets import command, email, slack, webhook
+    from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -77,6 +79,8 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.alerts.targets": "command email slack webhook",
+    "millstream.connectors.alerts": "alert",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -141,6 +145,7 @@ __all__ = [
     "after",
     "after_count",
     "after_watermark",
+    "alert",
     "all",
     "all_of",
     "alternatives",
@@ -163,6 +168,7 @@ __all__ = [
     "collect_list",
     "collect_set",
     "combine",
+    "command",
     "connect",
     "connector",
     "console",
@@ -175,6 +181,7 @@ __all__ = [
     "discard",
     "distinct_count",
     "each",
+    "email",
     "errors",
     "event",
     "event_store",
@@ -208,6 +215,7 @@ __all__ = [
     "retry",
     "rows",
     "sessions",
+    "slack",
     "sliding",
     "socket",
     "some",
@@ -225,6 +233,7 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variance",
+    "webhook",
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import (
+    alerts,
     bench,
     consume,
     groups,
@@ -77,6 +78,7 @@ for module in (
     up,
     jobs,
     measured,
+    alerts,
     table,
     topics,
     produce,

@@ -46,6 +46,7 @@ def up(
     from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
+    from millstream.supervision.alerting import Alerting
     from millstream.supervision.home import Home
     from millstream.supervision.http import app as supervisor_app
     from millstream.supervision.status import Status
@@ -74,9 +75,13 @@ def up(
         show_note(f"the supervisor is at {url} until Ctrl-C; jobs go on without it. Its token: {home.folder / 'token'}")
         looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
         looking.start()
+        status = Status(supervisor)
+        alerting = Alerting(home.folder, status)
+        alerting.start()
         try:
-            application = supervisor_app(supervisor, Status(supervisor), access, getpass.getuser())
+            application = supervisor_app(supervisor, status, access, getpass.getuser(), alerting)
             tables_http.server(application).run(sockets=[taken])
         finally:
+            alerting.close()
             supervisor.close()
             looking.join(10)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied
+from millstream.supervision.alerting import Alerting
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor, described
@@ -32,7 +33,8 @@ LOG_BYTES_MAX = 1 << 20
 STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, InvalidInput: 400}
 DESCRIPTION = {
     "GET /v1/jobs": "all jobs",
-    "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, restarts_max",
+    "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, "
+    "restarts_max, alerts",
     "GET /v1/jobs/NAME": "one job: its progress, its runs and its processes",
     "DELETE /v1/jobs/NAME": "forgets a job that does not run",
     "POST /v1/jobs/NAME/start": "starts it again; a scheduled job runs now",
@@ -42,13 +44,17 @@ DESCRIPTION = {
     "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
     "GET /v1/jobs/NAME/metrics?since=SECONDS&step=NAME": "metrics of its steps, the newest or those since an instant",
     "GET /v1/jobs/NAME/why-silent": "why nothing comes out of it, and what to do",
+    "GET /v1/alerts": "targets and rules for alerts, and the rules that hold now",
+    "POST /v1/alerts/test": "sends a test message: target, or all",
     "GET /v1/audit": "who did what, the newest first",
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
 Handler = Callable[[Request, dict[str, Any]], Any]
 
 
-def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Application:
+def app(
+    supervisor: Supervisor, status: Status, access: Access, user: str, alerting: Alerting | None = None
+) -> Application:
     """The ASGI application. `user` is the owner of the token."""
 
     def jobs(request: Request, body: dict[str, Any]) -> Any:
@@ -86,6 +92,15 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
     def silence(request: Request, body: dict[str, Any]) -> Any:
         return status.why_silent(request.path_params["name"])
 
+    def alerts(request: Request, body: dict[str, Any]) -> Any:
+        if alerting is None:
+            raise NotFound("this supervisor sends no alerts", next_step="start it with: millstream up")
+        if request.method == "POST":
+            target = body.get("target")
+            supervisor.store.note(user, "test alerts", details=None if target is None else str(target)[:100])
+            return alerting.test(None if target is None else str(target))
+        return alerting.document()
+
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
@@ -104,6 +119,8 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         Route(f"/{VERSION}/jobs/{{name}}/metrics", _endpoint(job_metrics, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/why-silent", _endpoint(silence, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
+        Route(f"/{VERSION}/alerts", _endpoint(alerts, access), methods=["GET"]),
+        Route(f"/{VERSION}/alerts/test", _endpoint(alerts, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
         Route("/metrics", _endpoint(metrics, access), methods=["GET"]),
     ]

@@ -29,11 +29,11 @@ from rich.table import Table
 from millstream.bridges.connection import BridgeConnection
 from millstream.bridges.http_listener import Rules, listener, share_processor
 from millstream.bridges.landing import Landing
-from millstream.bridges.signatures import Verifier, signed_headers
 from millstream.log import EmbeddedLog
 from millstream.secrets import Secret
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import listening, server
+from millstream.webhooks.signatures import Verifier, signed_headers
 
 TOPIC = "events"
 SECRET = "a-secret-of-the-benchmark"

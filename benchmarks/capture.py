@@ -26,7 +26,7 @@ from millstream.capture.capturing import Capture
 from millstream.capture.postgres.database import PostgresDatabase
 from millstream.log import EmbeddedLog
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 from postgres_server import Server
 
 CHANGES_PER_S = 5000

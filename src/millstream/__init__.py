@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream import errors
+    from millstream.alerts.targets import command, email, slack
     from millstream.bridges.webhook_sink import webhook
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
     from millstream.capture.topics import captured, debezium
+    from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -85,6 +87,8 @@ _NAMES = {
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.capture.endpoints": "postgres_changes sqlite_changes",
     "millstream.capture.topics": "captured debezium",
+    "millstream.alerts.targets": "command email slack",
+    "millstream.connectors.alerts": "alert",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -151,6 +155,7 @@ __all__ = [
     "after",
     "after_count",
     "after_watermark",
+    "alert",
     "all",
     "all_of",
     "alternatives",
@@ -174,6 +179,7 @@ __all__ = [
     "collect_list",
     "collect_set",
     "combine",
+    "command",
     "connect",
     "connector",
     "console",
@@ -187,6 +193,7 @@ __all__ = [
     "discard",
     "distinct_count",
     "each",
+    "email",
     "errors",
     "event",
     "event_store",
@@ -222,6 +229,7 @@ __all__ = [
     "retry",
     "rows",
     "sessions",
+    "slack",
     "sliding",
     "socket",
     "some",

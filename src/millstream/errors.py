@@ -371,3 +371,7 @@ class StartOverRefused(MillstreamError):
 
 class StepFailed(MillstreamError):
     """A step of a job failed, and not because of a single record."""
+
+
+class AlertNotSent(MillstreamError):
+    """An alert could not be sent; it is tried again."""

@@ -17,11 +17,11 @@ import pytest
 from millstream.bridges.bodies import EventFormat
 from millstream.bridges.http_listener import Rules, listener
 from millstream.bridges.landing import Landing
-from millstream.bridges.signatures import Verifier, signed_headers
 from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 from millstream.secrets import Secret
 from millstream.serving.access import Access, ListenAddress
+from millstream.webhooks.signatures import Verifier, signed_headers
 from waiting import until
 
 from .support import Answer, records, request, serving, values

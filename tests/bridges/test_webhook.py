@@ -17,8 +17,6 @@ import pytest
 import millstream as ms
 from millstream.bridges.http_listener import Rules, listener
 from millstream.bridges.landing import Landing
-from millstream.bridges.signatures import Verifier
-from millstream.bridges.webhook import PAUSE_SECONDS, WebhookRefused, WebhookSender
 from millstream.connectors.opening import open_sink
 from millstream.connectors.refusals import Refusal
 from millstream.errors import InvalidInput, SinkFailed, SinkUnavailable
@@ -26,6 +24,8 @@ from millstream.log import EmbeddedLog
 from millstream.records import Schema, rows_to_batch
 from millstream.secrets import Secret
 from millstream.serving.access import Access, ListenAddress
+from millstream.webhooks.sender import PAUSE_SECONDS, WebhookRefused, WebhookSender
+from millstream.webhooks.signatures import Verifier
 
 from .receiver import Receiver, receiving
 from .support import serving, values

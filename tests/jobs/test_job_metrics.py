@@ -123,7 +123,7 @@ def test_metrics_of_a_run(log: EmbeddedLog, spark: SparkSession) -> None:
     panes = per_user(scores(flow).where("n > 0", name="positive"))
     panes.write("totals", name="out")
     panes.late.write("late", name="late_out")
-    job = flow.run(broker=log.path, until=CAUGHT_UP, batch_rows=1)
+    job = flow.run(broker=log.path, until=CAUGHT_UP, batch_rows=2)
     found = job.metrics()
     steps = found["samples"][-1]["steps"]
     agg = next(each["name"] for each in found["plan"] if each["kind"] == "stateful")
@@ -167,6 +167,7 @@ def test_metrics_while_a_sink_is_down(log: EmbeddedLog, spark: SparkSession) -> 
     job.stop()
 
 
+@pytest.mark.more
 def test_no_metrics_if_they_are_not_wanted(log: EmbeddedLog, spark: SparkSession) -> None:
     put(log, "scores", [("ann", 1, 0)])
     flow = ms.Flow("plain")

@@ -16,6 +16,7 @@ import pytest
 import chromium
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
+from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.front_door import FrontDoor
 from millstream.web_console.routes import with_console
@@ -64,7 +65,7 @@ def console(tmp_path: Path) -> Iterator[Console]:
     with socket.create_server(("127.0.0.1", 0)) as at:
         port = at.getsockname()[1]
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
-        door = with_console(supervisor, access, TOKEN, f"http://127.0.0.1:{port}", "ann")
+        door = with_console(supervisor, Status(supervisor), access, TOKEN, f"http://127.0.0.1:{port}", "ann")
         running = server(door)
         door.ends = lambda: running.should_exit
         thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)

@@ -20,10 +20,10 @@ from millstream.bridges.arrivals import Arrival, Landed
 from millstream.bridges.bodies import EventFormat, TooLarge
 from millstream.bridges.grouping import WAITING_BYTES_MAX, GroupedLanding
 from millstream.bridges.landing import Landing
-from millstream.bridges.signatures import BadSignature, Verifier
 from millstream.errors import BufferFull, InvalidInput, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied
 from millstream.serving.http import KINDS, Answer, Application, Message, Refused, error
+from millstream.webhooks.signatures import BadSignature, Verifier
 
 BODY_BYTES_MAX = 8 << 20
 ID_CHARACTERS_MAX = 255

@@ -5,38 +5,33 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
 
-from millstream.bridges.webhook import TRIES, Target, WebhookRefused, WebhookSender
+from millstream.alerts.targets import WebhookTarget
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Writing
 from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
 from millstream.connectors.weights import one_batch, with_weights
 from millstream.records import Schema, codec
-from millstream.secrets import Secret, hidden_options, shown_address
+from millstream.secrets import Secret, shown_address
+from millstream.webhooks.sender import TRIES, WebhookRefused, host_of
 
 ID_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Webhook(Connector):
-    url: str = field(repr=False)
-    secret: Secret | None = field(default=None, repr=False)
-    headers: Mapping[str, str | Secret] = field(default_factory=dict, repr=False, hash=False)
-    tries: int = TRIES
-    ca_file: str | None = None
+class Webhook(WebhookTarget, Connector):
+    """A sink, and a target of alerts."""
+
     can_write: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
-        return f"webhook {Target.of(self.url).host}"
-
-    def sender(self) -> WebhookSender:
-        return WebhookSender(self.url, self.secret, headers=self.headers, ca_file=self.ca_file)
+        return f"webhook {host_of(self.url)}"
 
     def open_sink(self, writing: Writing) -> Sink:
         return WebhookSink(self, writing)
@@ -60,13 +55,8 @@ def webhook(
     never shown. `ca_file` has the certificates to trust, if not those of the system.
     """
     text = arguments.text(url, "a webhook needs a URL", "webhook('https://example.org/hook')")
-    Target.of(text)
-    hidden = secret if secret is None or isinstance(secret, Secret) else Secret(secret)
     count = arguments.whole_number(tries, "tries", "for example webhook(…, tries=5)")
-    named = hidden_options(headers, besides=list(headers or {}))
-    made = Webhook(text, hidden, named, max(count, 1), ca_file)
-    made.sender().close()  # a wrong secret is reported here
-    return made
+    return Webhook.of(text, secret=secret, headers=headers, tries=max(count, 1), ca_file=ca_file)
 
 
 class WebhookSink(Sink):

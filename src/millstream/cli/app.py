@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import (
+    alerts,
     bench,
     capture,
     consume,
@@ -81,6 +82,7 @@ for module in (
     jobs,
     measured,
     why,
+    alerts,
     table,
     topics,
     produce,

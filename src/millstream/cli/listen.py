@@ -78,11 +78,11 @@ def http(
     from millstream.bridges import http_listener
     from millstream.bridges.bodies import EventFormat
     from millstream.bridges.landing import Landing
-    from millstream.bridges.signatures import Verifier
     from millstream.records import size_bytes
     from millstream.secrets import Secret
     from millstream.serving.access import Access, ListenAddress, read_token
     from millstream.serving.http import listening, server
+    from millstream.webhooks.signatures import Verifier
 
     http_listener.check_installed()
     from millstream.bridges.connection import BridgeConnection

@@ -53,6 +53,10 @@ def submit(
         Literal["on-failure", "always", "never"], typer.Option(help="When it is started again after it has ended.")
     ] = "on-failure",
     restarts_max: Annotated[int, typer.Option(min=0, help="Failures in a row after which it is given up.")] = 5,
+    alert: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="A rule for alerts, as 'lag_seconds > 60 for 5 minutes'; repeatable."),
+    ] = None,
 ) -> None:
     """Submit a flow to the supervisor, which keeps it running: it restarts the job when it fails.
 
@@ -83,8 +87,9 @@ def submit(
         time_zone=time_zone,
         restart=restart,
         restarts_max=restarts_max,
+        alerts=alert or [],
     )
-    when = f", next at {_time(made['next_start'])}" if schedule else ""
+    when = f", next at {time_text(made['next_start'])}" if schedule else ""
     show_done(session, f"submitted '{made['name']}'{when}", document=made)
 
 
@@ -97,14 +102,16 @@ def show(session: Session, name: JobName) -> None:
     """
     job = supervisor_of(session).show(name)
     details: dict[str, Cell] = {each: job[each] for each in ("name", "state", "reason", "owner", "file", "flow")}
-    details |= {"schedule": job["schedule"], "next start": _time(job["next_start"]), "runs": job["runs"]}
+    details |= {"schedule": job["schedule"], "next start": time_text(job["next_start"]), "runs": job["runs"]}
     details |= {each: job[each] for each in ("batch", "rows", "lag", "rows_per_s", "watermark", "late", "dead")}
     for run in job["last_runs"]:
-        end = "running" if run["ended"] is None else f"{_time(run['ended'])}: {run['result']}"
-        details[f"run {run['number']}"] = f"{run['why']}, {_time(run['started'])} - {end}"
+        end = "running" if run["ended"] is None else f"{time_text(run['ended'])}: {run['result']}"
+        details[f"run {run['number']}"] = f"{run['why']}, {time_text(run['started'])} - {end}"
     for each in job["processes"]:
         memory = f"{each['memory_bytes'] / 1e6:,.0f} MB"
-        details[f"{each['kind']} {each['pid']}"] = f"since {_time(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+        details[f"{each['kind']} {each['pid']}"] = (
+            f"since {time_text(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+        )
     show_details(session, details, document=job)
 
 
@@ -173,7 +180,7 @@ def runs(session: Session, name: JobName) -> None:
     """
     found = supervisor_of(session).runs(name)
     rows = [
-        (run["number"], run["why"], _time(run["started"]), _time(run["ended"]), run["code"], run["result"])
+        (run["number"], run["why"], time_text(run["started"]), time_text(run["ended"]), run["code"], run["result"])
         for run in found
     ]
     show_table(
@@ -200,7 +207,8 @@ def supervisor_of(session: Session) -> Jobs:
     return supervisor(session.address)
 
 
-def _time(seconds: float | None) -> str | None:
+def time_text(seconds: float | None) -> str | None:
+    """An instant as people read it."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

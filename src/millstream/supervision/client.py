@@ -59,8 +59,12 @@ class Jobs:
         time_zone: str = "UTC",
         restart: str = "on-failure",
         restarts_max: int = 5,
+        alerts: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Submits the flow of a file. `options` are those of `millstream run`, such as ["--master", "local[2]"]."""
+        """Submits the flow of a file. `options` are those of `millstream run`, such as ["--master", "local[2]"].
+
+        `alerts` are rules such as "lag_seconds > 60 for 5 minutes".
+        """
         given = {
             "file": str(Path(file).expanduser().absolute()),
             "folder": str(Path.cwd()),
@@ -71,6 +75,7 @@ class Jobs:
             "time_zone": time_zone,
             "restart": restart,
             "restarts_max": restarts_max,
+            "alerts": list(alerts),
         }
         made: dict[str, Any] = self._call("POST", "/v1/jobs", {**given, **({} if name is None else {"name": name})})
         return made
@@ -136,6 +141,15 @@ class Jobs:
     def runs(self, name: str) -> Any:
         """The runs of a job, the newest first."""
         return self._call("GET", f"{_path(name)}/runs")
+
+    def alerts(self) -> dict[str, Any]:
+        """The `targets` and `rules` for alerts, and the rules that hold now (`active`)."""
+        found: dict[str, Any] = self._call("GET", "/v1/alerts")
+        return found
+
+    def test_alerts(self, target: str | None = None) -> Any:
+        """Sends a test message to a target, or to all, and returns what became of it."""
+        return self._call("POST", "/v1/alerts/test", {} if target is None else {"target": target})
 
     def audit(self) -> Any:
         """Who did what, the newest first."""

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from millstream.errors import AlreadyExists, InvalidInput, JobChanged, JobRunning, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied
+from millstream.supervision.alerting import Alerting
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor, described
@@ -34,7 +35,8 @@ LOG_BYTES_MAX = 1 << 20
 STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, JobChanged: 409, InvalidInput: 400}
 DESCRIPTION = {
     "GET /v1/jobs": "all jobs",
-    "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, restarts_max",
+    "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, "
+    "restarts_max, alerts",
     "GET /v1/jobs/NAME": "one job: its progress, its runs and its processes",
     "DELETE /v1/jobs/NAME": "forgets a job that does not run",
     "POST /v1/jobs/NAME/start": "starts it again; a scheduled job runs now",
@@ -49,6 +51,8 @@ DESCRIPTION = {
     "GET /v1/savepoints?job=NAME": "savepoints, the newest first",
     "DELETE /v1/savepoints/NAME": "removes a savepoint",
     "POST /v1/savepoints/NAME/restore": "restores it into its job, or another one: into",
+    "GET /v1/alerts": "targets and rules for alerts, and the rules that hold now",
+    "POST /v1/alerts/test": "sends a test message: target, or all",
     "GET /v1/audit": "who did what, the newest first",
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
@@ -67,7 +71,13 @@ class MoreRoute:
 
 
 def app(
-    supervisor: Supervisor, status: Status, access: Access, user: str, more: Sequence[MoreRoute] = ()
+    supervisor: Supervisor,
+    status: Status,
+    access: Access,
+    user: str,
+    *,
+    alerting: Alerting | None = None,
+    more: Sequence[MoreRoute] = (),
 ) -> Application:
     """The ASGI application. `user` is the owner of the token."""
     description = {**DESCRIPTION, **{path: does for each in more for path, does in each.description.items()}}
@@ -125,6 +135,15 @@ def app(
             raise InvalidInput("step=NAME is missing, or a key is not COLUMN=VALUE", next_step="GET / lists the routes")
         return supervisor.state(request.path_params["name"], step, dict(key.split("=", 1) for key in keys))
 
+    def alerts(request: Request, body: dict[str, Any]) -> Any:
+        if alerting is None:
+            raise NotFound("this supervisor sends no alerts", next_step="start it with: millstream up")
+        if request.method == "POST":
+            target = body.get("target")
+            supervisor.store.note(user, "test alerts", details=None if target is None else str(target)[:100])
+            return alerting.test(None if target is None else str(target))
+        return alerting.document()
+
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
@@ -152,6 +171,8 @@ def app(
         Route(f"/{VERSION}/savepoints/{{name}}", _endpoint(one_savepoint, access), methods=["DELETE"]),
         Route(f"/{VERSION}/savepoints/{{name}}/restore", _endpoint(restore, access), methods=["POST"]),
         Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
+        Route(f"/{VERSION}/alerts", _endpoint(alerts, access), methods=["GET"]),
+        Route(f"/{VERSION}/alerts/test", _endpoint(alerts, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
         Route("/metrics", _endpoint(metrics, access), methods=["GET"]),
     ]

@@ -55,6 +55,9 @@ class Status:
         found = read_metrics(self._supervisor.folder_of(job), since=now - LOOK_BACK_S)
         return why_silent(name, found, job.observed.value, now, job.reason).document(name)
 
+    def jobs(self) -> list[JobRecord]:
+        return self._supervisor.store.jobs()
+
     def running_metrics(self) -> dict[str, Metrics]:
         """The newest metrics of each running job."""
         running = [job for job in self._supervisor.store.jobs() if job.observed is Observed.RUNNING]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from millstream.bridges.signatures import secret_bytes, signed_headers
 from millstream.errors import InvalidInput, MillstreamError, SinkUnavailable
 from millstream.secrets import Secret, revealed, shown_address
+from millstream.webhooks.signatures import secret_bytes, signed_headers
 
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.2, 30.0
@@ -40,6 +40,8 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Target:
+        if not isinstance(url, str):
+            raise InvalidInput(f"{url!r} is not the URL of a webhook", next_step="for example https://example.org/hook")
         shown = shown_address(url)
         try:
             parts = urlsplit(url)
@@ -158,6 +160,11 @@ class WebhookSender:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def host_of(url: str) -> str:
+    """What may be shown of a URL with a token in its path."""
+    return Target.of(url).host
 
 
 class _Unavailable(Exception):

@@ -157,7 +157,10 @@ def test_a_wrong_query_is_a_dead_letter_and_the_others_go_on() -> None:
     ]
     out = play(build, steps, schema=SCHEMAS, event_time=TIMES)
     reasons = [row["reason"].splitlines()[0].split("WrongQuery: ")[1] for step in out for row in step["dead"]]
-    assert reasons == ["column 12: there is no field 'prize' to search", "the condition: there is no column 'prize'"]
+    assert reasons == [
+        "column 12: there is no field 'prize' to search",
+        "the condition: there is no column 'prize', in 'prize > 1'",
+    ]
     assert [row["query"] for step in out for row in step["found"]] == ["good", "bad", "good"]
     assert [(row["title"], row["reason"]) for step in out for row in step["late"]] == [("too late", "expired")]
 

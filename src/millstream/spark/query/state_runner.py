@@ -8,6 +8,7 @@ together, so a repeated batch finds exactly its own version.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -206,6 +207,8 @@ def _unpacked_shipment(
     counts_rows: bool,
 ) -> Shipment:
     """A worker unpickles a plan once, though it comes with every task."""
+    if not _SHIPMENTS:
+        gc.freeze()  # modules are never garbage: a full collection that scans them takes longer than most steps
     if name not in _SHIPMENTS:
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))

@@ -70,9 +70,10 @@ def test_values(text: str, value: float | str | None) -> None:
 def test_what_is_sent() -> None:
     rule = Rule.parse("lag_seconds > 60 for 5 minutes")
     title, text = described(rule, view(lag_s=75.0), "firing")
-    assert title == "scores: lag_s > 60.0"
-    assert "is 75. The rule: lag_s > 60.0 for 5 minutes." in text
-    assert described(rule, view(lag_s=3.0), "resolved")[0].startswith("Resolved: ")
+    assert title == "scores: lag_s > 60"
+    assert "is 75. The rule: lag_s > 60 for 5 minutes." in text
+    assert described(rule, view(lag_s=3.0), "resolved") == (f"Resolved: {title}", "lag_s of the job 'scores' is 3.")
+    assert described(rule, JobView("scores", "stopped"), "resolved")[1] == "The job is stopped."
     messages = [Message("firing", f"alert\n{number}", "text", 1.0) for number in range(3)]
     assert together(messages, 5).title == "alert 0 (and 2 more)"
     assert "5 older alerts were dropped" in together(messages, 5).text

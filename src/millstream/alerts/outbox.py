@@ -7,14 +7,11 @@ a number of messages for one target, the oldest are dropped and counted.
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.alerts.message import Message
-from millstream.private_files import ensure_database_file, refuse_link
+from millstream.sqlite_file import SqliteFile, reading
 
 FILE = "alerts.db"
 MESSAGES_MAX = 1000
@@ -42,33 +39,9 @@ class Health:
     dropped: int = 0
 
 
-class Outbox:
+class Outbox(SqliteFile):
     def __init__(self, folder: Path) -> None:
-        path = folder / FILE
-        ensure_database_file(path)
-        self._lock = threading.RLock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
-        self._connection.execute("pragma journal_mode = wal")
-        self._connection.execute("pragma synchronous = full")
-        self._connection.executescript(TABLES)
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            if self._connection.in_transaction:
-                yield self._connection
-                return
-            self._connection.execute("begin immediate")
-            try:
-                yield self._connection
-            except BaseException:
-                self._connection.execute("rollback")
-                raise
-            self._connection.execute("commit")
+        super().__init__(folder / FILE, TABLES)
 
     # ------------------------------------------------------------ messages
 
@@ -144,18 +117,11 @@ class Outbox:
 
 def read_health(folder: Path) -> dict[str, Health]:
     """The targets of another process's outbox; empty if there is none."""
-    path = folder / FILE
     try:
-        refuse_link(path)
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
+        with reading(folder / FILE) as connection:
+            return _health(connection)
     except (OSError, sqlite3.Error):
         return {}
-    try:
-        return _health(connection)
-    except sqlite3.Error:
-        return {}
-    finally:
-        connection.close()
 
 
 def _health(connection: sqlite3.Connection) -> dict[str, Health]:

@@ -71,7 +71,8 @@ class Rule:
     @property
     def condition(self) -> str:
         step = "" if self.step is None else f"{self.step}."
-        return f"{step}{self.metric} {self.operator} {self.threshold}"
+        threshold = self.threshold if isinstance(self.threshold, str) else f"{self.threshold:g}"
+        return f"{step}{self.metric} {self.operator} {threshold}"
 
     def applies_to(self, job: str) -> bool:
         return any(fnmatchcase(job, each) for each in self.jobs)
@@ -134,7 +135,8 @@ def described(rule: Rule, view: JobView, event: str) -> tuple[str, str]:
     value = view.value(rule)
     shown = "unknown" if value is None else value if isinstance(value, str) else f"{value:,.6g}"
     if event == "resolved":
-        return f"Resolved: {view.name}: {rule.condition}", f"The job '{view.name}' is back: {rule.metric} is {shown}."
+        now = f"The job is {view.state}." if value is None else f"{rule.metric} of the job '{view.name}' is {shown}."
+        return f"Resolved: {view.name}: {rule.condition}", now
     held = f" for {format_duration(duration(f'{rule.held_s} seconds'))}" if rule.held_s else ""
     text = f"{rule.metric} of the job '{view.name}' is {shown}. The rule: {rule.condition}{held}."
     return f"{view.name}: {rule.condition}", f"{text}\nLook at it: millstream jobs show {view.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample, is_idle
@@ -43,8 +43,7 @@ class Reached:
 class JobMetrics:
     """What is known of each step and partition. A batch adds to it, and a sampler reads it now and then."""
 
-    def __init__(self, physical_plan: PhysicalPlan, known: Sequence[PartitionSample] = ()) -> None:
-        """`known` are the partitions of earlier runs."""
+    def __init__(self, physical_plan: PhysicalPlan) -> None:
         self._physical_plan = physical_plan
         self._lock = threading.Lock()
         self._plan = {each.name: each for each in plan_of(physical_plan)}
@@ -52,7 +51,7 @@ class JobMetrics:
         self._refused: dict[str, int] = {}
         self._late: dict[str, int] = {}
         self._reached: dict[str, Reached] = {}
-        self._partitions = {(each.source, each.partition): each for each in known}
+        self._partitions: dict[tuple[str, str], PartitionSample] = {}
         self._batches: list[Phases] = []
         self._last = Phases()
         self._rows_read = 0
@@ -61,6 +60,12 @@ class JobMetrics:
     @property
     def plan(self) -> list[StepPlan]:
         return list(self._plan.values())
+
+    def remember(self, partitions: Iterable[PartitionSample]) -> None:
+        """Continues with the partitions of sources that earlier runs knew."""
+        with self._lock:
+            found = {(each.source, each.partition): each for each in partitions if each.source in self._plan}
+            self._partitions = found | self._partitions
 
     def observe(self, reports: Sequence[Report], now: float) -> None:
         """Adds the reports of a batch."""

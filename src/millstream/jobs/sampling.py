@@ -39,23 +39,35 @@ class Sampler:
         self._progress = progress
         self._lag = lag
         self._file = ProgressFile(folder)
-        self._history = _opened(folder) if keeps else None
-        self.metrics = JobMetrics(physical_plan, [] if self._history is None else self._history.partitions())
+        self._folder = folder
+        self._keeps = keeps
+        self._history: History | None = None
+        self.metrics = JobMetrics(physical_plan)
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="millstream-metrics", daemon=True)
 
     def start(self) -> None:
-        if self._history is not None:
-            with suppress(sqlite3.Error):
-                self._history.begin_run(time.time(), self.metrics.plan)
+        if self._keeps:
+            self._open()
         self._thread.start()
+
+    def _open(self) -> None:
+        try:
+            self._history = History(self._folder)
+            self.metrics.remember(self._history.partitions())
+            self._history.begin_run(time.time(), self.metrics.plan)
+        except (OSError, sqlite3.Error) as error:
+            logger.warning("the metrics of this run may be incomplete: %s", error)
 
     def close(self) -> None:
         """Takes a last sample."""
         self._ends.set()
         self._thread.join(CLOSE_S)
-        self.sample()
+        try:
+            self.sample()
+        except Exception:  # the job's own result counts, not that of its last sample
+            logger.exception("the last metrics of '%s' are missing", self._job)
         if self._history is not None:
             self._history.close()
 
@@ -88,17 +100,11 @@ class Sampler:
         return {place: since for place, since in found.items() if since is not None}
 
     def _run(self) -> None:
+        has_failed = False
         while not self._ends.wait(SAMPLE_S):
             try:
                 self.sample()
-            except Exception:
-                logger.exception("the metrics of '%s' cannot be sampled", self._job)
-                return
-
-
-def _opened(folder: Path) -> History | None:
-    try:
-        return History(folder)
-    except (OSError, sqlite3.Error) as error:
-        logger.warning("the metrics of this run are not kept: %s", error)
-        return None
+            except Exception:  # of a source, say: the next sample may succeed
+                if not has_failed:
+                    logger.exception("the metrics of '%s' cannot be sampled", self._job)
+                has_failed = True

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import InvalidInput
 from millstream.metrics.samples import Metrics, PartitionSample, Sample, StepPlan, StepSample
-from millstream.private_files import ensure_database_file, refuse_link
+from millstream.sqlite_file import SqliteFile, reading
 from millstream.user_lines import what_exists
 
 FILE = "metrics.db"
@@ -36,26 +34,20 @@ create table if not exists steps (
 create table if not exists partitions ({", ".join(PARTITION_COLUMNS)}, primary key (source, partition)) without rowid;
 create table if not exists about (name text primary key, value text not null);
 """
-READ_TIMEOUT_S = 5.0
 
 
-class History:
+class History(SqliteFile):
     """Written by the job. No run fails because its metrics cannot be written: callers ignore `sqlite3.Error`."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / FILE
-        ensure_database_file(path)
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=READ_TIMEOUT_S)
+        super().__init__(folder / FILE, "", is_durable=False)  # metrics may be lost with the machine
         try:
-            self._open()
+            self._prepare()
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
-    def _open(self) -> None:
-        self._connection.execute("pragma journal_mode = wal")
-        self._connection.execute("pragma synchronous = off")  # metrics may be lost with the machine
+    def _prepare(self) -> None:
         version = self._connection.execute("pragma user_version").fetchone()[0]
         if version != FORMAT:  # of another version, and not worth converting
             for table in ("samples", "steps", "partitions", "about"):
@@ -68,7 +60,7 @@ class History:
     def begin_run(self, at: float, plan: Sequence[StepPlan]) -> None:
         described = {"run_started": at, "plan": [asdict(each) for each in plan]}
         sources = [each.name for each in plan if each.kind == "source"]
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for name, value in described.items():
                 connection.execute("insert or replace into about values (?, ?)", (name, json.dumps(value)))
             known = ", ".join("?" * len(sources))
@@ -84,7 +76,7 @@ class History:
         kept_s = max(seconds for each, seconds in TIERS if self._number % each == 0)
         values = [getattr(sample, name) for name in SAMPLE_COLUMNS]
         steps = [(self._number, name, *astuple(step)) for name, step in sample.steps.items()]
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(_insert("samples", 2 + len(values)), (self._number, sample.at + kept_s, *values))
             connection.executemany(_insert("steps", 2 + len(STEP_COLUMNS)), steps)
             connection.executemany(
@@ -95,47 +87,24 @@ class History:
             connection.executemany("delete from steps where sample = ?", over)
             connection.executemany("delete from samples where number = ?", over)
 
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._connection.execute("begin immediate")
-            try:
-                yield self._connection
-            except BaseException:
-                self._connection.execute("rollback")
-                raise
-            self._connection.execute("commit")
-
 
 def read_metrics(folder: Path, *, since: float | None = None, step: str | None = None) -> Metrics | None:
     """The metrics in a job's folder from an instant on, by default only the newest; None if there are none."""
-    path = folder / FILE
     try:
-        refuse_link(path)
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=READ_TIMEOUT_S)
-    except (OSError, sqlite3.Error):
-        return None
-    try:
-        connection.execute("begin")  # all tables as of the same moment
-        about = dict(connection.execute("select name, value from about"))
-        plan = tuple(_step_plan(each) for each in json.loads(about["plan"]))
-        if step is not None and step not in [each.name for each in plan]:
+        with reading(folder / FILE) as connection:
+            about = dict(connection.execute("select name, value from about"))
+            plan = tuple(_step_plan(each) for each in json.loads(about["plan"]))
             known = [each.name for each in plan]
-            raise InvalidInput(f"the job has no step '{step}'", next_step=what_exists(step, known, kind="steps"))
-        return Metrics(
-            float(json.loads(about["run_started"])),
-            plan,
-            tuple(_partitions(connection)),
-            tuple(_samples(connection, [each.name for each in plan], since, step)),
-        )
-    except (sqlite3.Error, KeyError, ValueError, TypeError):  # nothing was written yet, or by another version
+            if step is not None and step not in known:
+                raise InvalidInput(f"the job has no step '{step}'", next_step=what_exists(step, known, kind="steps"))
+            return Metrics(
+                float(json.loads(about["run_started"])),
+                plan,
+                tuple(_partitions(connection)),
+                tuple(_samples(connection, known, since, step)),
+            )
+    except (OSError, sqlite3.Error, KeyError, ValueError, TypeError):  # nothing yet, or written by another version
         return None
-    finally:
-        connection.close()
 
 
 def _samples(

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import AlreadyExists, DamagedState, NotFound
-from millstream.private_files import PRIVATE, ensure_database_file
+from millstream.private_files import PRIVATE
+from millstream.sqlite_file import SqliteFile
 from millstream.supervision.specification import JobSpecification
 from millstream.user_lines import what_exists
 
@@ -86,39 +84,16 @@ class Run:
     result: str | None
 
 
-class Store:
+class Store(SqliteFile):
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
-        ensure_database_file(path, PRIVATE)
         try:
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
-            self._connection.execute("pragma journal_mode = wal")
-            self._connection.execute("pragma synchronous = full")
-            self._connection.executescript(TABLES)
+            super().__init__(path, TABLES, access=PRIVATE)
         except sqlite3.DatabaseError as error:
             raise DamagedState(
                 f"the list of jobs cannot be read: {error}",
                 where=str(path),
                 next_step="restore the file from a copy, or move it away and submit the jobs again",
             ) from error
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            if self._connection.in_transaction:
-                yield self._connection
-                return
-            self._connection.execute("begin immediate")
-            try:
-                yield self._connection
-            except BaseException:
-                self._connection.execute("rollback")
-                raise
-            self._connection.execute("commit")
 
     # ------------------------------------------------------------ jobs
 

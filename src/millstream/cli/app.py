@@ -9,6 +9,7 @@ import typer
 from millstream.cli import (
     bench,
     consume,
+    dead_letters,
     groups,
     init,
     jobs,
@@ -71,5 +72,9 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, up, jobs, why, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
+COMMANDS = (
+    *(init, run, up, jobs, why, dead_letters, table),
+    *(topics, produce, consume, tail, groups, queues, switch, pack, bench),
+)
+for module in COMMANDS:
     module.register(app)

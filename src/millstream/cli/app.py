@@ -21,6 +21,7 @@ from millstream.cli import (
     table,
     tail,
     topics,
+    trace,
     up,
     why,
 )
@@ -73,7 +74,7 @@ def millstream(
 
 
 COMMANDS = (
-    *(init, run, up, jobs, why, dead_letters, table),
+    *(init, run, up, jobs, why, trace, dead_letters, table),
     *(topics, produce, consume, tail, groups, queues, switch, pack, bench),
 )
 for module in COMMANDS:

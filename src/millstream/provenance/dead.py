@@ -54,7 +54,7 @@ def dead_record(history: History, record: Record) -> tuple[Replay, DeadRecord]:
             if isinstance(step, Read):
                 letters = letters.filter((pl.col("topic") == record[0]) & (pl.col("partition") == record[1]))
             for letter in letters.to_dicts():
-                found = replay.origin(here[0])
+                found = replay.origin(here[0] if isinstance(step, Read) else letter["offset"])
                 return replay, DeadRecord(step, letter["reason"], letter["value"], at, flowing.clock, found)
         break
     topic, partition, offset = record

@@ -17,7 +17,7 @@ from millstream.operators.clock import Clock
 from millstream.operators.elementwise import OFFSET, table_of
 from millstream.plan.bundles import Bundle, Row
 from millstream.plan.nodes import Mode, WindowedAggregate
-from millstream.provenance.replaying import Moment, Replay
+from millstream.provenance.replaying import Moment, Origin, Replay
 from millstream.provenance.trigger_reasons import Instant, Reason, expiry_reason, reasons
 from millstream.records import batch_to_rows
 from millstream.reference.windows import Pane, WindowOperator
@@ -34,8 +34,8 @@ class Arrived:
     values: dict[str, Any]
     time: int | None
     weight: int
-    origin: int | None
-    """For `Replay.origin`; None if it is the result of a step that keeps state."""
+    origin: Origin | None
+    """None if it is the result of a step that keeps state."""
     batch: int
     at: int
     """The number of its replayed bundle."""
@@ -110,6 +110,7 @@ class KeyHistory:
         self.clocks: dict[int, Clock] = {}
         """By number of a bundle in which rows of the key arrived, or panes of it were sent: its clock and watermark."""
         self._windows = TracedWindows(step)
+        self._replay = replay
         self._key = key
         for at, moment in enumerate(replay.moments()):
             self._take(moment, at)
@@ -134,8 +135,8 @@ class KeyHistory:
         table = table_of(frame, self.step.inputs[0].schema)
         values = [row for batch in table.to_batches() for row in batch_to_rows(batch)]
         origins = frame[OFFSET] if OFFSET in frame.columns else [None] * len(frame)
-        for row, time, weight, origin in zip(values, frame[TIME], frame[WEIGHT], origins, strict=True):
-            number = len(self.arrived)
+        for row, time, weight, read_at in zip(values, frame[TIME], frame[WEIGHT], origins, strict=True):
+            number, origin = len(self.arrived), None if read_at is None else self._replay.origin(read_at)
             self.arrived.append(Arrived(number, row, time, weight, origin, moment.batch.number, at))
             yield Row({**row, ROW: number}, time, weight)
 

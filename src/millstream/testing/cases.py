@@ -23,7 +23,7 @@ from millstream.provenance.dead import dead_record
 from millstream.provenance.history import History
 from millstream.provenance.late import Record, late_row
 from millstream.provenance.panes import PaneQuestion, answered_pane
-from millstream.provenance.replaying import Origin, Replay
+from millstream.provenance.replaying import Origin
 from millstream.provenance.source_records import SourceRecords, source_records
 from millstream.provenance.windows import KeyHistory
 from millstream.testing.flow_steps import Output, decoded, flow_step
@@ -56,13 +56,13 @@ class Case:
 def pane_test(history: History, file: FlowFile, asked: Mapping[str, Any], step: str | None = None) -> Case:
     """A test that a pane is what it was."""
     node = history.windowed_step(step)
-    replay, found, pane = answered_pane(history, node, PaneQuestion(node, asked))
+    _, found, pane = answered_pane(history, node, PaneQuestion(node, asked))
     same = [each for each in found.panes if each.at <= pane.at and each.values["window"] == pane.values["window"]]
     is_fixed = node.window.has_end and not node.window.merges
     wanted = {number for each in same for number in each.fired.rows}
     rows = [row for row in found.arrived if row.at <= pane.at and (not is_fixed or row.number in wanted)]
     bundles = {row.at for row in rows} | {each.at for each in same}
-    steps = _steps(history, replay, found, [row.number for row in rows], sorted(bundles))
+    steps = _steps(history, found, [row.number for row in rows], sorted(bundles))
     key = ", ".join(f"{name}={value!r}" for name, value in pane.values.items() if name in node.keys)
     window = pane.values["window"]["start"]
     story = f"The pane of {key or 'all rows'}, window {window}, of batch {pane.moment.batch.number}."
@@ -74,12 +74,12 @@ def late_test(history: History, file: FlowFile, record: Record, step: str | None
     made = late_row(history, record, step)
     if made is None:
         raise InvalidInput(f"offset {record[2]} of '{record[0]}' was not late", next_step="ask with --late alone")
-    replay, found, late = made
+    found, late = made
     numbers = [row.number for row in found.arrived if row.at < late.at or row.number == late.number]
     if late.values["reason"] != "closed" and not found.step.window.merges:
         numbers = [late.number]
     bundles = sorted({found.arrived[number].at for number in numbers})
-    steps = _steps(history, replay, found, numbers, bundles)
+    steps = _steps(history, found, numbers, bundles)
     story = f"Offset {record[2]} of partition {record[1]} of '{record[0]}' was late: {late.values['reason']}."
     return _played(history, file, "late_row", story, found.step, "late", steps, late.values)
 
@@ -127,9 +127,7 @@ def write_test(case: Case, file: FlowFile, path: Path) -> None:
 # ---------------------------------------------------------------- what happens
 
 
-def _steps(
-    history: History, replay: Replay, found: KeyHistory, numbers: Sequence[int], bundles: Sequence[int]
-) -> list[Batch]:
+def _steps(history: History, found: KeyHistory, numbers: Sequence[int], bundles: Sequence[int]) -> list[Batch]:
     """The bundles of a key, each after a step that brings clock and watermark to where they were before."""
     rows = [found.arrived[number] for number in numbers]
     if any(row.origin is None for row in rows):
@@ -148,9 +146,7 @@ def _steps(
     with source_records(history) as records:
         for at in bundles:
             clock = found.clocks[at]
-            origins = dict.fromkeys(
-                replay.origin(row.origin) for row in rows if row.at == at and row.origin is not None
-            )
+            origins = dict.fromkeys(row.origin for row in rows if row.at == at and row.origin is not None)
             given: dict[str, list[dict[str, Any]]] = {}
             for origin in origins:
                 given.setdefault(origin.source, []).append(_row(records, origin))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli import supervised
-from millstream.cli.output import Cell, show_details, show_document, show_note, show_table
+from millstream.cli.output import Cell, show_details, show_document, show_done, show_note, show_table
 from millstream.cli.session import Session, command
 from millstream.cli.supervised import Params, parameters
 from millstream.errors import InvalidInput, NotFound
@@ -44,13 +45,21 @@ def why(
     bound: Annotated[
         str | None, typer.Option(metavar="'30 seconds'", help="Compare another bound of the watermark.")
     ] = None,
+    dead: Annotated[
+        tuple[str, int, int] | None,
+        typer.Option(metavar="TOPIC PARTITION OFFSET", help="Explain why a record became a dead letter."),
+    ] = None,
+    as_test: Annotated[
+        Path | None,
+        typer.Option("--as-test", metavar="FILE", help="Write the pane, late record or dead letter as a test."),
+    ] = None,
     step: Annotated[str | None, typer.Option(help="Which step, if the flow has several.")] = None,
     file: File = None,
     flow: Annotated[str | None, typer.Option(help="Which flow, if the file has several.")] = None,
     param: Params = None,
     folder: Annotated[Path | None, typer.Option(help="The job's folder, if it was run with --folder.")] = None,
 ) -> None:
-    """Explain a pane or a late record of a job, or what another bound would have meant.
+    """Explain a pane, a late record or a dead letter of a job, or what another bound would have meant.
 
     The batches that the job has recorded are run again in this process, without Spark. Nothing is written.
 
@@ -59,16 +68,23 @@ def why(
       millstream why team-scores --pane team=red window=2026-01-31T12:00:00Z --file flow.py
       millstream why team-scores --late scores 0 1042 --file flow.py
       millstream why team-scores --bound "30 seconds" --file flow.py
+      millstream why team-scores --late scores 0 1042 --file flow.py --as-test tests/test_case.py
     """
     if parts and not pane:
         raise InvalidInput(f"'{parts[0]}' belongs to no question", next_step="add --pane, --late or --bound")
+    found = flow_of(session, job, file, flow, param)
+    asked = parameters(parts) if pane else None
+    if as_test is not None:
+        _write_test(session, found, as_test, asked, late, dead, step=step, folder=folder, job=job)
+        return
     from millstream.provenance.asking import why as ask
 
     answer = ask(
-        flow_of(session, job, file, flow, param),
-        pane=parameters(parts) if pane else None,
+        found.flow,
+        pane=asked,
         late=late,
         bound=bound,
+        dead=dead,
         step=step,
         broker=session.existing(),
         folder=folder,
@@ -77,13 +93,23 @@ def why(
     if session.json:
         show_document(answer)
         return
-    show = _show_pane if pane else _show_late if late is not None else _show_bound
+    show = _show_pane if pane else _show_late if late is not None else _show_bound if bound is not None else _show_dead
     show(session, answer)
     for note in answer["notes"]:
         show_note(f"note: {note}")
 
 
-def flow_of(session: Session, job: str, file: Path | None, flow: str | None, param: list[str] | None) -> Flow:
+@dataclass(frozen=True)
+class JobFlow:
+    """The flow of a job, and where it was found."""
+
+    flow: Flow
+    file: Path
+    name: str | None
+    params: dict[str, str]
+
+
+def flow_of(session: Session, job: str, file: Path | None, flow: str | None, param: list[str] | None) -> JobFlow:
     """The flow of a job, from a file, or from the one that it was submitted with."""
     from millstream.cli.run import chosen_flow
 
@@ -99,7 +125,39 @@ def flow_of(session: Session, job: str, file: Path | None, flow: str | None, par
         given = {**submitted["params"], **given}
     set_parameters(given)
     chosen, _ = chosen_flow(file, flow, session.address)
-    return chosen
+    return JobFlow(chosen, file, flow, given)
+
+
+def _write_test(
+    session: Session,
+    found: JobFlow,
+    path: Path,
+    pane: dict[str, str] | None,
+    late: tuple[str, int, int] | None,
+    dead: tuple[str, int, int] | None,
+    *,
+    step: str | None,
+    folder: Path | None,
+    job: str,
+) -> None:
+    if sum(each is not None for each in (pane, late, dead)) != 1:
+        raise InvalidInput(
+            "a test is of a pane, a late record or a dead letter", next_step="add --pane, --late or --dead"
+        )
+    from millstream.provenance.history import History
+    from millstream.testing.cases import FlowFile, dead_test, late_test, pane_test, write_test
+
+    history = History(found.flow, broker=session.existing(), folder=folder, job=job)
+    file = FlowFile(found.file, found.name, found.params)
+    if pane is not None:
+        case = pane_test(history, file, pane, step)
+    elif late is not None:
+        case = late_test(history, file, late, step)
+    else:
+        assert dead is not None
+        case = dead_test(history, file, dead)
+    write_test(case, file, path)
+    show_done(session, f"wrote {path}", document={"file": str(path), "test": f"test_{case.name}"})
 
 
 def _show_pane(session: Session, answer: dict[str, Any]) -> None:
@@ -165,6 +223,13 @@ def _show_bound(session: Session, answer: dict[str, Any]) -> None:
             )
     titles = ["step", "bound", "rows", "late", "late share", "mean delay", "windows still open"]
     show_table(session, titles, rows, document=answer, empty="the flow has no window")
+
+
+def _show_dead(session: Session, answer: dict[str, Any]) -> None:
+    shown: dict[str, Cell] = {"record": f"{answer['topic']} {answer['partition']} {answer['offset']}"}
+    shown |= {"step": answer["step"], "reason": answer["reason"], "value": str(answer["value"])}
+    shown["read in batch"] = f"{answer['batch']}, at {answer['clock']}"
+    show_details(session, shown, document=answer)
 
 
 def moves_text(moves: dict[str, Any]) -> str:

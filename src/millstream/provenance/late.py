@@ -22,7 +22,7 @@ from millstream.plan.watermarks import Bounded
 from millstream.plan.windows import microseconds
 from millstream.provenance.bounds import with_bound
 from millstream.provenance.history import History
-from millstream.provenance.replaying import Moment, Replay
+from millstream.provenance.replaying import Moment, Origin, Replay
 from millstream.provenance.watermark_moves import moves_over, reached_at
 from millstream.provenance.windows import KeyHistory, LateRow
 from millstream.records import batch_to_rows, format_duration
@@ -38,7 +38,7 @@ class Came:
     step: Node
     values: dict[str, Any]
     time: int | None
-    origin: int
+    origin: Origin
     moment: Moment
     watermark: int
     """Of the step's input, when the row arrived."""
@@ -72,7 +72,7 @@ def why_late(history: History, record: Record, step: str | None = None) -> dict[
     }
 
 
-def late_row(history: History, record: Record, step: str | None) -> tuple[Replay, KeyHistory, LateRow] | None:
+def late_row(history: History, record: Record, step: str | None) -> tuple[KeyHistory, LateRow] | None:
     """The late row that a record became in a windowed step; None if it was not late."""
     for node in history.windowed:
         if step not in (None, node.name):
@@ -80,10 +80,10 @@ def late_row(history: History, record: Record, step: str | None) -> tuple[Replay
         replay = history.replay([node.inputs[0]])
         _, came = _found(replay, [node], record)
         for each in came:
-            again, found = _of_key(history, node, each)
+            _, found = _of_key(history, node, each)
             for late in found.late:
                 if found.arrived[late.number].origin == each.origin:
-                    return again, found, late
+                    return found, late
     return None
 
 
@@ -102,8 +102,8 @@ def _found(replay: Replay, steps: Sequence[Node], record: Record) -> tuple[Momen
                 rows = flowing.rows.filter(pl.col(OFFSET).is_in(numbers))
                 values = [row for batch in table_of(rows, given.schema).to_batches() for row in batch_to_rows(batch)]
                 came += [
-                    Came(step, row, time, origin, at.without_rows(), flowing.clock.watermark_before)
-                    for row, time, origin in zip(values, rows[TIME], rows[OFFSET], strict=True)
+                    Came(step, row, time, replay.origin(number), at.without_rows(), flowing.clock.watermark_before)
+                    for row, time, number in zip(values, rows[TIME], rows[OFFSET], strict=True)
                 ]
         return at, came
     return None, []

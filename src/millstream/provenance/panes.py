@@ -74,7 +74,7 @@ def why_pane(history: History, asked: Mapping[str, Any], step: str | None = None
         "trigger": str(node.trigger),
         "fired": [reason.document() for reason in fired.reasons],
         "moved_by": _moved_by(node, pane, replay),
-        "rows": [_row(found.arrived[number], replay, is_new=number in fired.new) for number in fired.rows],
+        "rows": [_row(found.arrived[number], is_new=number in fired.new) for number in fired.rows],
         "replaced": None if before is None else _replaced(before, pane),
         "notes": history.notes(replay, node),
     }
@@ -113,9 +113,9 @@ def _replaced(before: SentPane, pane: SentPane) -> dict[str, Any]:
     return {"pane": before.values, "batch": before.moment.batch.number, "changed": changed}
 
 
-def _row(row: Arrived, replay: Replay, *, is_new: bool) -> dict[str, Any]:
+def _row(row: Arrived, *, is_new: bool) -> dict[str, Any]:
     """A row with its origin; without one, it is a result of an earlier step."""
-    origin = {} if row.origin is None else replay.origin(row.origin).document()
+    origin = {} if row.origin is None else row.origin.document()
     weight = {} if row.weight == 1 else {"weight": row.weight}
     return {**origin, **weight, "batch": row.batch, "new": is_new, "row": row.values}
 

@@ -125,7 +125,7 @@ class Replay:
     ) -> None:
         """`flow_steps` are all steps of the flow: those whose dead letters it uses do not stop the replay."""
         order = in_order(observed)
-        _check_here(order)
+        check_here(order)
         dead = [node for node in flow_steps if isinstance(node, Dead) and node.inputs[0] in order]
         self._observed = list(dict.fromkeys([*observed, *dead]))
         self._batches = batches
@@ -304,7 +304,7 @@ def _numbered(partition: str) -> tuple[str, int, str]:
     return (topic, int(last), "") if last.isdigit() else (topic, -1, last)
 
 
-def _check_here(order: Sequence[Node]) -> None:
+def check_here(order: Sequence[Node]) -> None:
     """Refuses steps that cannot be repeated in this process."""
     for node in order:
         if isinstance(node, Read) and isinstance(node.source, SparkFrame):

@@ -13,10 +13,11 @@ import polars as pl
 
 from millstream.local import Flowing
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.clock import Clock
 from millstream.operators.elementwise import OFFSET, table_of
 from millstream.plan.bundles import Bundle, Row
 from millstream.plan.nodes import Mode, WindowedAggregate
-from millstream.provenance.replaying import Moment, Replay
+from millstream.provenance.replaying import Moment, Origin, Replay
 from millstream.provenance.trigger_reasons import Instant, Reason, expiry_reason, reasons
 from millstream.records import batch_to_rows
 from millstream.reference.windows import Pane, WindowOperator
@@ -33,9 +34,11 @@ class Arrived:
     values: dict[str, Any]
     time: int | None
     weight: int
-    origin: int | None
-    """For `Replay.origin`; None if it is the result of a step that keeps state."""
+    origin: Origin | None
+    """None if it is the result of a step that keeps state."""
     batch: int
+    at: int
+    """The number of its replayed bundle."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class SentPane:
     values: dict[str, Any]
     fired: Fired
     moment: Moment
+    at: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class LateRow:
     number: int
     values: dict[str, Any]
     moment: Moment
+    at: int
 
 
 class TracedWindows(WindowOperator):
@@ -102,36 +107,37 @@ class KeyHistory:
         self.arrived: list[Arrived] = []
         self.panes: list[SentPane] = []
         self.late: list[LateRow] = []
-        self.moments: list[Moment] = []
-        """The batches in which rows of the key arrived, or panes of it were sent."""
+        self.clocks: dict[int, Clock] = {}
+        """By number of a bundle in which rows of the key arrived, or panes of it were sent: its clock and watermark."""
         self._windows = TracedWindows(step)
+        self._replay = replay
         self._key = key
-        for moment in replay.moments():
-            self._take(moment)
+        for at, moment in enumerate(replay.moments()):
+            self._take(moment, at)
 
-    def _take(self, moment: Moment) -> None:
+    def _take(self, moment: Moment, at: int) -> None:
         flowing = moment.sent[self.step.inputs[0]]
-        rows = list(self._rows(flowing, moment))
+        rows = list(self._rows(flowing, moment, at))
         clock = flowing.clock
         bundle = Bundle(rows, clock.watermark_before, clock.watermark, clock.now_before, clock.now)
         self._windows.fired = []
         sent = [row for row in self._windows.step(bundle).rows if row.weight > 0]
         moment = moment.without_rows()
         for row, fired in zip(sent, self._windows.fired, strict=True):
-            self.panes.append(SentPane(row.values, fired, moment))
+            self.panes.append(SentPane(row.values, fired, moment, at))
         for row in self._windows.late:
-            self.late.append(LateRow(row.values[ROW], _without_number(row.values), moment))
+            self.late.append(LateRow(row.values[ROW], _without_number(row.values), moment, at))
         if rows or sent:
-            self.moments.append(moment)
+            self.clocks[at] = clock
 
-    def _rows(self, flowing: Flowing, moment: Moment) -> Iterator[Row]:
+    def _rows(self, flowing: Flowing, moment: Moment, at: int) -> Iterator[Row]:
         frame = of_key(flowing.rows, self._key)
         table = table_of(frame, self.step.inputs[0].schema)
         values = [row for batch in table.to_batches() for row in batch_to_rows(batch)]
         origins = frame[OFFSET] if OFFSET in frame.columns else [None] * len(frame)
-        for row, time, weight, origin in zip(values, frame[TIME], frame[WEIGHT], origins, strict=True):
-            number = len(self.arrived)
-            self.arrived.append(Arrived(number, row, time, weight, origin, moment.batch.number))
+        for row, time, weight, read_at in zip(values, frame[TIME], frame[WEIGHT], origins, strict=True):
+            number, origin = len(self.arrived), None if read_at is None else self._replay.origin(read_at)
+            self.arrived.append(Arrived(number, row, time, weight, origin, moment.batch.number, at))
             yield Row({**row, ROW: number}, time, weight)
 
 

@@ -31,7 +31,7 @@ from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
 from millstream.reference.operator import timed_at
 from millstream.testing.drawing import figure_of, recording_of
 from millstream.testing.played import Played, checked_path
-from millstream.testing.steps import Add, Clock, Partition, Step, Watermark
+from millstream.testing.steps import Add, Batch, Clock, Partition, Step, Watermark
 from millstream.user_lines import users_line
 
 INPUT = "input"
@@ -79,8 +79,14 @@ def play(
 
 def _weighted_inputs(steps: object) -> set[str | None]:
     """The inputs with retracted rows, None for the only input; `check` validates the rest."""
-    inner = [getattr(step, "step", step) for step in steps] if isinstance(steps, Sequence) else []
+    parts = [part for step in steps for part in _parts(step)] if isinstance(steps, Sequence) else []
+    inner = [getattr(part, "step", part) for part in parts]
     return {step.to for step in inner if isinstance(step, Add) and step.weights is not None}
+
+
+def _parts(step: Any) -> Sequence[Any]:
+    """The steps that happen in one bundle."""
+    return step.steps if isinstance(step, Batch) else [step]
 
 
 Engine = Callable[[list[Node], Sequence[dict[Node, Bundle]]], Iterable[Mapping[Node, Bundle]]]
@@ -156,13 +162,14 @@ class Script:
         if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
             raise _refuse(f"steps must be a list, not {_shown(steps)}", "write [Add([…]), Watermark(…), Clock(…)]")
         for number, step in enumerate(steps):
-            if not isinstance(step, Add | Watermark | Clock | Partition):
+            if not isinstance(step, Add | Watermark | Clock | Partition | Batch):
                 raise _refuse(
-                    f"step {number} is {_shown(step)}", "a step must be an Add, Watermark, Clock or Partition"
+                    f"step {number} is {_shown(step)}", "a step must be an Add, Watermark, Clock, Partition or Batch"
                 )
-            inner = step.step if isinstance(step, Partition) else step
-            if isinstance(inner, Add):
-                self._input_of(inner)
+            for part in _parts(step):
+                inner = part.step if isinstance(part, Partition) else part
+                if isinstance(inner, Add):
+                    self._input_of(inner)
 
     def _input_of(self, step: Add) -> str:
         known = ", ".join(self.reads)
@@ -176,26 +183,28 @@ class Script:
 
     def bundles(self, steps: Sequence[Step], run: Engine) -> Iterator[dict[Node, Bundle]]:
         """The output of every input in each step."""
-        names = dict.fromkeys(step.name for step in steps if isinstance(step, Partition)) or {WHOLE: None}
+        parts = [part for step in steps for part in _parts(step)]
+        names = dict.fromkeys(part.name for part in parts if isinstance(part, Partition)) or {WHOLE: None}
         self.partitions = dict.fromkeys(names, BEGINNING)
         timed = self._timed()
         sources = {name: SourceWatermark(node, names, self.clock) for name, node in timed.items()}
         reached = dict.fromkeys(self.reads, BEGINNING)
         for number, step in enumerate(steps):
             clock_before, before = self.clock, dict(reached)
-            inner = step.step if isinstance(step, Partition) else step
-            touched = [step.name] if isinstance(step, Partition) else list(self.partitions)
             rows: dict[str, list[Row]] = {}
-            if isinstance(inner, Add):
-                name = self._input_of(inner)
-                rows = {name: self._rows(inner, number)}
-                if name in sources:
-                    sources[name].observe(touched[0], self._timed_rows(timed[name], name, rows[name], run), self.clock)
-            elif isinstance(inner, Watermark):
-                to = END if inner.to is None else micros(inner.to)
-                self.partitions = self.partitions | {name: max(self.partitions[name], to) for name in touched}
-            elif isinstance(inner, Clock):
-                self.clock = max(self.clock, micros(inner.to))
+            for part in _parts(step):
+                inner = part.step if isinstance(part, Partition) else part
+                touched = [part.name] if isinstance(part, Partition) else list(self.partitions)
+                if isinstance(inner, Add):
+                    name, made = self._input_of(inner), self._rows(inner, number)
+                    rows[name] = [*rows.get(name, []), *made]
+                    if name in sources:
+                        sources[name].observe(touched[0], self._timed_rows(timed[name], name, made, run), self.clock)
+                elif isinstance(inner, Watermark):
+                    to = END if inner.to is None else micros(inner.to)
+                    self.partitions = self.partitions | {name: max(self.partitions[name], to) for name in touched}
+                elif isinstance(inner, Clock):
+                    self.clock = max(self.clock, micros(inner.to))
             for name in self.reads:
                 by_rows = sources[name].now(self.clock) if name in sources else BEGINNING
                 reached[name] = max(reached[name], min(self.partitions.values()), by_rows)

@@ -104,3 +104,17 @@ class Partition(Step):
             raise self.refuse(
                 f"partition '{self.name}' contains {self.step!r}", "it must contain an Add, Watermark or Clock"
             )
+
+
+@dataclass(frozen=True)
+class Batch(Step):
+    """Several steps as one bundle, as in a batch of a job: rows arrive while the clock and the watermark move."""
+
+    steps: Sequence[Add | Watermark | Clock | Partition]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, Step | str | bytes) or not isinstance(self.steps, Sequence):
+            raise self.refuse(f"Batch takes a list of steps, not {self.steps!r}", "write Batch([Clock(…), Add([…])])")
+        for step in self.steps:
+            if not isinstance(step, Add | Watermark | Clock | Partition):
+                raise self.refuse(f"a batch contains {step!r}", "it must contain Add, Watermark, Clock or Partition")

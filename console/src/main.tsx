@@ -25,8 +25,8 @@ function useRoute(): string[] {
 }
 
 function Page({ route }: { route: string[] }) {
-  const [section, name, part] = route;
-  if (section === "jobs" && name) return <Job name={name} tab={part ?? "overview"} />;
+  const [section, name, tab, part] = route;
+  if (section === "jobs" && name) return <Job name={name} tab={tab ?? "overview"} part={part} />;
   return <Jobs />;
 }
 

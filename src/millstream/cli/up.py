@@ -75,11 +75,11 @@ def up(
         looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
         looking.start()
         try:
-            door = with_console(supervisor, access, home.token(), url, getpass.getuser())
-            server = tables_http.server(door)
-            door.ends = lambda: server.should_exit
-            show_note(f"open the console: {door.link()}")
-            server.run(sockets=[taken])
+            with with_console(supervisor, log_address, access, home.token(), url, getpass.getuser()) as door:
+                server = tables_http.server(door)
+                door.ends = lambda: server.should_exit
+                show_note(f"open the console: {door.link()}")
+                server.run(sockets=[taken])
         finally:
             supervisor.close()
             looking.join(10)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
 from millstream.serving.access import Access
 from millstream.supervision.http import app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.front_door import FrontDoor
+from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
 
 
-def with_console(supervisor: Supervisor, access: Access, token: str, url: str, user: str) -> FrontDoor:
+@contextmanager
+def with_console(
+    supervisor: Supervisor, log_address: str, access: Access, token: str, url: str, user: str
+) -> Iterator[FrontDoor]:
     """The application that `millstream up` serves. `user` is the owner of the token."""
     status = Status(supervisor)
-    interface = app(supervisor, status, access, user, more=[plan_route(status)])
-    return FrontDoor(interface, access, token, url, user)
+    planes = Planes(supervisor, status, log_address)
+    with closing(planes):
+        interface = app(supervisor, status, access, user, more=[plan_route(status), planes.route()])
+        yield FrontDoor(interface, access, token, url, user)

@@ -9,9 +9,11 @@ from millstream.serving.access import Access
 from millstream.supervision.http import app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
+from millstream.web_console.dashboards import dashboard_routes
 from millstream.web_console.front_door import FrontDoor
 from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
+from millstream.web_console.topics import Topics
 
 
 @contextmanager
@@ -21,6 +23,8 @@ def with_console(
     """The application that `millstream up` serves. `user` is the owner of the token."""
     status = Status(supervisor)
     planes = Planes(supervisor, status, log_address)
-    with closing(planes):
-        interface = app(supervisor, status, access, user, more=[plan_route(status), planes.route()])
+    topics = Topics(log_address, supervisor.store, user)
+    with closing(planes), closing(topics):
+        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor, status)]
+        interface = app(supervisor, status, access, user, more)
         yield FrontDoor(interface, access, token, url, user)

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "jobs": ["spark", "metrics"],
     "provenance": ["jobs", "reference"],
     "supervision": ["jobs", "serving"],
-    "web_console": ["supervision"],
+    "web_console": ["supervision", "provenance"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],
     "__init__": [EVERYTHING],

@@ -17,7 +17,7 @@ SOURCES = ROOT / "console"
 BUILT = ROOT / "src" / "millstream" / "web_console" / "static"
 HASH = "sources.sha256"
 LICENCES = "licences.txt"
-SHIPPED = ("preact", "@dagrejs/dagre", "@dagrejs/graphlib", "uplot")
+SHIPPED = ("preact", "@dagrejs/dagre", "@dagrejs/graphlib")
 NOT_SOURCES = ("node_modules", "dist")
 
 

@@ -2,11 +2,20 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { act, begin } from "./api";
+import { Dashboard, Dashboards } from "./pages/dashboards";
 import { Job } from "./pages/job";
 import { Jobs } from "./pages/jobs";
+import { Groups, Table, Tables } from "./pages/others";
+import { Topic, Topics } from "./pages/topics";
 import "./style.css";
 
-const SECTIONS: [string, string][] = [["jobs", "Jobs"]];
+const SECTIONS: [string, string][] = [
+  ["jobs", "Jobs"],
+  ["topics", "Topics"],
+  ["groups", "Groups and queues"],
+  ["tables", "Tables"],
+  ["dashboards", "Dashboards"],
+];
 
 function useRoute(): string[] {
   const read = () =>
@@ -25,8 +34,12 @@ function useRoute(): string[] {
 }
 
 function Page({ route }: { route: string[] }) {
-  const [section, name, part] = route;
-  if (section === "jobs" && name) return <Job name={name} tab={part ?? "overview"} />;
+  const [section, name, tab, part] = route;
+  if (section === "jobs" && name) return <Job name={name} tab={tab ?? "overview"} part={part} />;
+  if (section === "topics") return name ? <Topic key={name} name={name} /> : <Topics />;
+  if (section === "groups") return <Groups />;
+  if (section === "tables") return name ? <Table key={name} name={name} /> : <Tables />;
+  if (section === "dashboards") return name ? <Dashboard key={name} name={name} /> : <Dashboards />;
   return <Jobs />;
 }
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from millstream.plan.approximate import approx_count, approx_distinct, approx_quantiles, approx_set, approx_top
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
+    from millstream.plan.dashboards import dashboard, panel
     from millstream.plan.flow import Flow
     from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
@@ -117,6 +118,7 @@ _NAMES = {
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
+    "millstream.plan.dashboards": "dashboard panel",
     "millstream.plan.parameters": "param",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
@@ -187,6 +189,7 @@ __all__ = [
     "count_distinct",
     "count_if",
     "custom",
+    "dashboard",
     "debezium",
     "delta_table",
     "delta_window",
@@ -217,6 +220,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "panel",
     "param",
     "pattern",
     "percentile",

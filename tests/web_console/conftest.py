@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +63,14 @@ class Console:
 def console(tmp_path: Path) -> Iterator[Console]:
     (tmp_path / "supervisor").mkdir()
     supervisor = Supervisor(tmp_path / "supervisor", str(tmp_path / "log"), tmp_path / "log" / "jobs")
-    with socket.create_server(("127.0.0.1", 0)) as at:
+    with ExitStack() as opened:
+        at = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = at.getsockname()[1]
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
-        door = with_console(supervisor, Status(supervisor), access, TOKEN, f"http://127.0.0.1:{port}", "ann")
+        url = f"http://127.0.0.1:{port}"
+        door = opened.enter_context(
+            with_console(supervisor, Status(supervisor), str(tmp_path / "log"), access, TOKEN, url, "ann")
+        )
         running = server(door)
         door.ends = lambda: running.should_exit
         thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)

@@ -33,6 +33,11 @@ def planned(console: Console, flow: ms.Flow) -> None:
     console.supervisor.store.add(
         JobSpecification(flow.name, "/nowhere/flow.py", flow.name), "ann", Observed.STOPPED, None
     )
+    planned_in(console, flow)
+
+
+def planned_in(console: Console, flow: ms.Flow) -> None:
+    """Writes the plan as a job does that starts."""
     folder = console.supervisor.jobs / flow.name
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder, flow.name, PhysicalPlan(tuple(flow.check()), 4))

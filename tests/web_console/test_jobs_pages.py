@@ -12,12 +12,12 @@ from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Observed
 
 from .conftest import Console
+from .flows import HTML
 from .pictures import picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-HTML = "<img src=x onerror=\"document.title='taken over'\"><script>document.title='taken over'</script>"
 FAILING = f"""
 import sys
 print({HTML!r})

@@ -33,7 +33,7 @@ def test_the_plan_is_answered_as_it_runs(console: Console) -> None:
 def test_the_plan_is_drawn(console: Console, page: Page) -> None:
     planned(console, pumps_flow())
     page.get_by_role("link", name="pumps").click()
-    page.get_by_role("link", name="Plan").click()
+    page.get_by_role("link", name="Plan", exact=True).click()
     logical = page.get_by_role("region", name="Logical: as it was written")
     step = logical.get_by_role("button", name="litres=sum")
     step.click()

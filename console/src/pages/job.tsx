@@ -4,6 +4,7 @@ import { act, type Failure, follow, useLive } from "../api";
 import { Act, bytes, count, Facts, moment, Problem, Sheet, span, State } from "../shown";
 import type { JobRow } from "./jobs";
 import { PlanPage } from "./plan";
+import { PlanePage } from "./plane";
 
 interface Run {
   number: number;
@@ -36,12 +37,13 @@ interface JobDetails extends JobRow {
 const TABS: [string, string][] = [
   ["overview", "Overview"],
   ["plan", "Plan"],
+  ["plane", "Time plane"],
   ["runs", "Runs"],
   ["log", "Log"],
 ];
 const ENDED_WELL = ["finished", "stopped"];
 
-export function Job({ name, tab }: { name: string; tab: string }) {
+export function Job({ name, tab, part }: { name: string; tab: string; part: string | undefined }) {
   const path = `/v1/jobs/${encodeURIComponent(name)}`;
   const { answer, failure } = useLive<JobDetails>(path);
   const here = `#/jobs/${encodeURIComponent(name)}`;
@@ -70,6 +72,7 @@ export function Job({ name, tab }: { name: string; tab: string }) {
       </nav>
       {tab === "overview" && answer && <Overview job={answer} />}
       {tab === "plan" && <PlanPage name={name} />}
+      {tab === "plane" && <PlanePage name={name} step={part} />}
       {tab === "runs" && <Runs path={path} />}
       {tab === "log" && answer && <Log key={answer.runs} path={path} run={answer.runs} />}
     </>

@@ -177,7 +177,6 @@ function Graph({ title, steps, samples, chosen, choose }: GraphGiven) {
                 transform={`translate(${x} ${y})`}
                 role="button"
                 tabIndex={0}
-                aria-label={`${step.name}: ${step.does}`}
                 onClick={() => choose(step.name)}
                 onKeyDown={(event) => (event.key === "Enter" || event.key === " ") && choose(step.name)}
               >

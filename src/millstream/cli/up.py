@@ -80,11 +80,13 @@ def up(
         alerting = Alerting(home.folder, status)
         alerting.start()
         try:
-            door = with_console(supervisor, status, access, home.token(), url, getpass.getuser(), alerting)
-            server = tables_http.server(door)
-            door.ends = lambda: server.should_exit
-            show_note(f"open the console: {door.link()}")
-            server.run(sockets=[taken])
+            with with_console(
+                supervisor, status, log_address, access, home.token(), url, getpass.getuser(), alerting
+            ) as door:
+                server = tables_http.server(door)
+                door.ends = lambda: server.should_exit
+                show_note(f"open the console: {door.link()}")
+                server.run(sockets=[taken])
         finally:
             alerting.close()
             supervisor.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 from millstream.errors import MillstreamError
 from millstream.log.disk import read_document, write_document
+from millstream.plan.dashboards import built_dashboards
 from millstream.plan.explain import Stage, kind_of
 from millstream.plan.nodes import Node, WindowedAggregate
 from millstream.spark.query.physical_drawing import stages_of
@@ -17,12 +18,16 @@ FILE = "plan.json"
 
 
 def plan_document(flow: str, physical_plan: PhysicalPlan) -> dict[str, Any]:
-    """Its steps, and how Spark runs them: each with its name, what it does, its kind and its inputs by name."""
+    """Its steps, how Spark runs them, and the dashboards of its file.
+
+    A step has its name, what it does, its kind and its inputs by name.
+    """
     return {
         "flow": flow,
         "key_groups": physical_plan.groups,
         "logical": [_step(node) for node in physical_plan.order],
         "physical": [_stage(stage) for stage in stages_of(physical_plan)],
+        "dashboards": [each.document() for each in built_dashboards()],
     }
 
 

@@ -5,7 +5,7 @@ A row carries its origin through all steps that process single rows, as one numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -118,7 +118,7 @@ class Replay:
         self,
         observed: Sequence[Node],
         flow_steps: Sequence[Node],
-        batches: Sequence[RecordedBatch],
+        batches: Iterable[RecordedBatch],
         *,
         folder: Path,
         broker: str,

@@ -24,6 +24,8 @@ BEAT_S = 15.0
 """A comment after that long: a connection that has gone is noticed when something is sent."""
 SHARED_MAX = 256
 FAILED = b'{"error": {"what": "the supervisor failed to answer", "where": null, "next": "its stderr has the reason"}}'
+FOLLOWED = "/v1/jobs/"
+"""Answers of jobs go on at `next`; in a row of a table, that is a column."""
 CURSOR = re.compile(r"(?<=[?&])offset=[^&]*")
 logger = terminal.logger(__name__)
 
@@ -96,7 +98,7 @@ async def events(
         elif time.monotonic() - sent_at > BEAT_S:
             yield b":\n\n"
             sent_at = time.monotonic()
-        after = _cursor(body) if status == 200 else None
+        after = _cursor(body) if status == 200 and path.startswith(FOLLOWED) else None
         if after is not None:
             path = CURSOR.sub(lambda _, after=after: f"offset={after}", path)  # type: ignore[misc]
         await asyncio.sleep(EVERY_S)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
 from millstream.serving.access import Access
 from millstream.supervision.alerting import Alerting
 from millstream.supervision.http import app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
+from millstream.web_console.dashboards import dashboard_routes
 from millstream.web_console.front_door import FrontDoor
+from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
+from millstream.web_console.topics import Topics
 
 
+@contextmanager
 def with_console(
     supervisor: Supervisor,
     status: Status,
+    log_address: str,
     access: Access,
     token: str,
     url: str,
     user: str,
     alerting: Alerting | None = None,
-) -> FrontDoor:
+) -> Iterator[FrontDoor]:
     """The application that `millstream up` serves. `user` is the owner of the token."""
-    interface = app(supervisor, status, access, user, alerting=alerting, more=[plan_route(status)])
-    return FrontDoor(interface, access, token, url, user)
+    planes = Planes(supervisor, status, log_address)
+    topics = Topics(log_address, supervisor.store, user)
+    with closing(planes), closing(topics):
+        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor, status)]
+        interface = app(supervisor, status, access, user, alerting=alerting, more=more)
+        yield FrontDoor(interface, access, token, url, user)

@@ -1,0 +1,169 @@
+// Dashboards: panels over the newest records of topics, live.
+import { useMemo } from "preact/hooks";
+import { useAnswer, useLive } from "../api";
+import { count, Problem, Sheet, text } from "../shown";
+import { Names } from "./topics";
+
+interface Panel {
+  kind: "line" | "bar" | "number" | "table";
+  title: string;
+  topic: string;
+  x: string | null;
+  y: string | null;
+  by: string | null;
+  columns: string[];
+  rows: number;
+}
+
+interface Found {
+  records: { value: unknown; timestamp: string; partition: number; offset: number }[];
+}
+
+type Row = Record<string, unknown>;
+
+export function Dashboards() {
+  const { answer, failure } = useAnswer<string[]>("/v1/dashboards");
+  return (
+    <Names title="Dashboards" names={answer} failure={failure} to={(name) => `#/dashboards/${encodeURIComponent(name)}`} />
+  );
+}
+
+export function Dashboard({ name }: { name: string }) {
+  const { answer, failure } = useAnswer<{ panels: Panel[]; job: string }>(`/v1/dashboards/${encodeURIComponent(name)}`);
+  return (
+    <>
+      <p class="crumbs">
+        <a href="#/dashboards">Dashboards</a>
+      </p>
+      <h1>{name}</h1>
+      <Problem failure={failure} />
+      <div class="panels">
+        {answer?.panels.map((panel) => (
+          <OnePanel key={panel.title} panel={panel} />
+        ))}
+      </div>
+    </>
+  );
+}
+
+function OnePanel({ panel }: { panel: Panel }) {
+  const path = `/v1/topics/${encodeURIComponent(panel.topic)}/records?limit=${panel.rows}`;
+  const { answer, failure } = useLive<Found>(path);
+  const rows = useMemo(
+    () => (answer?.records ?? []).map((each) => each.value).filter((each): each is Row => typeof each === "object" && each !== null),
+    [answer],
+  );
+  return (
+    <section class={`card panel ${panel.kind}-panel`}>
+      <h2>{panel.title}</h2>
+      <Problem failure={failure} />
+      {answer && rows.length === 0 && <p class="faint">No records yet.</p>}
+      {rows.length > 0 && panel.kind === "number" && <p class="big">{shown(field(rows[0]!, panel.y!))}</p>}
+      {rows.length > 0 && panel.kind === "table" && <Rows panel={panel} rows={rows} />}
+      {rows.length > 0 && panel.kind === "bar" && <Bars panel={panel} rows={rows} />}
+      {rows.length > 0 && panel.kind === "line" && <Lines panel={panel} rows={rows} />}
+    </section>
+  );
+}
+
+/** A column, or a field of a struct: window.start. */
+function field(row: Row, path: string): unknown {
+  if (path in row) return row[path];
+  return path.split(".").reduce<unknown>((value, name) => (value as Row | null)?.[name], row);
+}
+
+const shown = (value: unknown): string =>
+  typeof value === "number" ? count(Math.round(value * 100) / 100) : text(value);
+
+function Rows({ panel, rows }: { panel: Panel; rows: Row[] }) {
+  const columns = panel.columns.length > 0 ? panel.columns : Object.keys(rows[0]!);
+  return (
+    <Sheet label={panel.title} head={columns}>
+      {rows.slice(0, 20).map((row, number) => (
+        <tr key={number}>
+          {columns.map((column) => (
+            <td key={column} class="value">
+              {shown(field(row, column))}
+            </td>
+          ))}
+        </tr>
+      ))}
+    </Sheet>
+  );
+}
+
+function Bars({ panel, rows }: { panel: Panel; rows: Row[] }) {
+  const newest = new Map<string, number>();
+  for (const row of rows) {
+    const name = text(field(row, panel.x!));
+    if (!newest.has(name)) newest.set(name, Number(field(row, panel.y!)));
+  }
+  const bars = [...newest].sort(([a], [b]) => a.localeCompare(b));
+  const longest = Math.max(...bars.map(([, value]) => value), 0) || 1;
+  return (
+    <dl class="bars">
+      {bars.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>
+            <span class="length" style={{ width: `${Math.max(0, (value / longest) * 70)}%` }} /> {shown(value)}
+          </dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+const WIDTH = 560;
+const HEIGHT = 220;
+const EDGE = 44;
+
+function Lines({ panel, rows }: { panel: Panel; rows: Row[] }) {
+  const lines = new Map<string, [number, number][]>();
+  for (const row of rows) {
+    const at = place(field(row, panel.x!));
+    const value = Number(field(row, panel.y!));
+    if (!Number.isFinite(at) || !Number.isFinite(value)) continue;
+    const name = panel.by ? text(field(row, panel.by)) : panel.y!;
+    if (!lines.has(name)) lines.set(name, []);
+    lines.get(name)!.push([at, value]);
+  }
+  const points = [...lines.values()].flat();
+  const [x0, x1] = [Math.min(...points.map(([at]) => at)), Math.max(...points.map(([at]) => at))];
+  const [y0, y1] = [Math.min(0, ...points.map(([, value]) => value)), Math.max(...points.map(([, value]) => value))];
+  const x = (at: number) => EDGE + ((at - x0) / (x1 - x0 || 1)) * (WIDTH - EDGE - 8);
+  const y = (value: number) => HEIGHT - 24 - ((value - y0) / (y1 - y0 || 1)) * (HEIGHT - 36);
+  const names = [...lines.keys()].sort();
+  const isTime = typeof field(rows[0]!, panel.x!) === "string";
+  const label = (at: number) => (isTime ? new Date(at).toISOString().slice(11, 19) : shown(at));
+  return (
+    <>
+      <svg class="lines" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`${panel.title}: ${names.length} lines from ${label(x0)} to ${label(x1)}`}>
+        <text x={EDGE - 6} y={y(y1) + 4} text-anchor="end">{shown(y1)}</text>
+        <text x={EDGE - 6} y={y(y0) + 4} text-anchor="end">{shown(y0)}</text>
+        <text x={EDGE} y={HEIGHT - 6}>{label(x0)}</text>
+        <text x={WIDTH - 8} y={HEIGHT - 6} text-anchor="end">{label(x1)}</text>
+        <path class="axis" d={`M${EDGE},${y(y1)}V${y(y0)}H${WIDTH - 8}`} />
+        {names.map((name, number) => (
+          <path
+            key={name}
+            class="series"
+            style={{ stroke: `hsl(${(number * 137) % 360} 60% 48%)` }}
+            d={`M${[...lines.get(name)!].sort(([a], [b]) => a - b).map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L")}`}
+          />
+        ))}
+      </svg>
+      {panel.by && (
+        <p class="faint">
+          {names.slice(0, 12).map((name, number) => (
+            <span key={name}>
+              <span class="stroke" style={{ background: `hsl(${(number * 137) % 360} 60% 48%)` }} /> {name}
+            </span>
+          ))}
+        </p>
+      )}
+    </>
+  );
+}
+
+const place = (value: unknown): number => (typeof value === "string" ? Date.parse(value) : Number(value));

@@ -1,0 +1,251 @@
+// The time plane of a windowed step, live: what came when, how the watermark moved, and which panes were sent.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { type Failure, follow, useAnswer } from "../api";
+import { areaOf, coloursOf, Drawing } from "../plane_canvas";
+import { type Feed, moved, newestView, Plane, type View, zoomed } from "../plane_model";
+import { count, Problem, Sheet } from "../shown";
+
+const SPANS: [string, number][] = [
+  ["30 seconds", 30_000],
+  ["2 minutes", 120_000],
+  ["10 minutes", 600_000],
+  ["everything", Number.POSITIVE_INFINITY],
+];
+const PANES_LISTED = 15;
+const KEYS_LISTED = 1000;
+
+export function PlanePage({ name, step }: { name: string; step: string | undefined }) {
+  const path = `/v1/jobs/${encodeURIComponent(name)}`;
+  const plan = useAnswer<{ logical: { name: string; windowed: boolean }[] }>(`${path}/plan`);
+  const windowed = plan.answer?.logical.filter((each) => each.windowed) ?? [];
+  const chosen = step ?? windowed[0]?.name;
+  if (!plan.answer) return <Problem failure={plan.failure} />;
+  if (!chosen) return <p>The flow has no windows.</p>;
+  return (
+    <>
+      {windowed.length > 1 && (
+        <nav class="tabs" aria-label="Windowed steps">
+          {windowed.map((each) => (
+            <a
+              key={each.name}
+              href={`#/jobs/${encodeURIComponent(name)}/plane/${encodeURIComponent(each.name)}`}
+              aria-current={each.name === chosen ? "page" : undefined}
+            >
+              {each.name}
+            </a>
+          ))}
+        </nav>
+      )}
+      <LivePlane key={chosen} path={`${path}/plane?step=${encodeURIComponent(chosen)}&offset=0`} />
+    </>
+  );
+}
+
+function LivePlane({ path }: { path: string }) {
+  const plane = useMemo(() => new Plane(), [path]);
+  const [failure, setFailure] = useState<Failure | null>(null);
+  const [, changed] = useState(0);
+  const [paused, setPaused] = useState(false);
+  const [spanMs, setSpanMs] = useState(120_000);
+  const [key, setKey] = useState<number | null>(null);
+  const view = useRef<View | null>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const redraw = useRef<() => void>(() => undefined);
+
+  useEffect(
+    () =>
+      follow<Feed>(
+        path,
+        (feed) => {
+          plane.take(feed);
+          changed((before) => before + 1);
+        },
+        setFailure,
+      ),
+    [path, plane],
+  );
+
+  useEffect(() => {
+    const element = canvas.current;
+    if (!element) return undefined;
+    const drawing = new Drawing(element);
+    let colours = coloursOf(element);
+    let asked = 0;
+    const frames: number[] = [];
+    const draw = () => {
+      asked = 0;
+      const started = performance.now();
+      drawing.draw(plane, view.current ?? newestView(plane, spanMs), key, colours);
+      frames.push(performance.now() - started);
+      if (frames.length > 60) frames.shift();
+      element.dataset["frameMs"] = [...frames].sort((a, b) => a - b)[frames.length >> 1]!.toFixed(2);
+      element.dataset["points"] = String(plane.points);
+    };
+    redraw.current = () => {
+      asked ||= requestAnimationFrame(draw);
+    };
+    redraw.current();
+    const sized = new ResizeObserver(() => redraw.current());
+    sized.observe(element);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const recoloured = () => {
+      colours = coloursOf(element);
+      redraw.current();
+    };
+    scheme.addEventListener("change", recoloured);
+    return () => {
+      cancelAnimationFrame(asked);
+      sized.disconnect();
+      scheme.removeEventListener("change", recoloured);
+    };
+  }, [plane, spanMs, key]);
+
+  useEffect(() => {
+    if (!paused) view.current = null;
+    redraw.current();
+  });
+
+  const look = (change: (before: View) => View) => {
+    view.current = change(view.current ?? newestView(plane, spanMs));
+    setPaused(true);
+    redraw.current();
+  };
+
+  useEffect(() => {
+    const element = canvas.current;
+    if (!element) return undefined;
+    const wheel = (event: WheelEvent) => {
+      event.preventDefault();
+      const area = areaOf(element);
+      const x = (event.offsetX - area.left) / area.width;
+      const y = 1 - (event.offsetY - area.top) / area.height;
+      look((before) => zoomed(before, event.deltaY > 0 ? 1.2 : 1 / 1.2, x, y));
+    };
+    element.addEventListener("wheel", wheel, { passive: false });
+    return () => element.removeEventListener("wheel", wheel);
+  });
+
+  const dragged = (event: PointerEvent) => {
+    if (event.buttons !== 1 || !canvas.current) return;
+    const area = areaOf(canvas.current);
+    look((before) => moved(before, -event.movementX / area.width, event.movementY / area.height));
+  };
+
+  const pressed = (event: KeyboardEvent) => {
+    const moves: Record<string, (before: View) => View> = {
+      "+": (before) => zoomed(before, 1 / 1.2),
+      "-": (before) => zoomed(before, 1.2),
+      ArrowLeft: (before) => moved(before, -0.1, 0),
+      ArrowRight: (before) => moved(before, 0.1, 0),
+      ArrowUp: (before) => moved(before, 0, 0.1),
+      ArrowDown: (before) => moved(before, 0, -0.1),
+    };
+    const move = moves[event.key];
+    if (move) {
+      event.preventDefault();
+      look(move);
+    } else if (event.key === " ") {
+      event.preventDefault();
+      setPaused((before) => !before);
+    }
+  };
+
+  const last = plane.last;
+  const heading = plane.heading;
+  const panes = plane.panes.filter((each) => key === null || each.key === key).slice(-PANES_LISTED).reverse();
+  const rows = plane.batches.reduce((sum, batch) => sum + batch.count, 0);
+  const late = plane.batches.reduce((sum, batch) => sum + batch.late_count, 0);
+  return (
+    <>
+      <Problem failure={failure} />
+      {heading && (
+        <p class="faint">
+          {heading.what}
+          {heading.keys.length > 0 && ` per ${heading.keys.join(", ")}`} in {heading.where} when {heading.when},{" "}
+          {heading.how}
+          {heading.note && `; ${heading.note}`}
+        </p>
+      )}
+      <div class="bar">
+        <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>
+          {paused ? "Follow" : "Pause"}
+        </button>
+        <button type="button" onClick={() => look((before) => zoomed(before, 1 / 1.5))}>
+          Zoom in
+        </button>
+        <button type="button" onClick={() => look((before) => zoomed(before, 1.5))}>
+          Zoom out
+        </button>
+        <label>
+          Shows{" "}
+          <select value={String(spanMs)} onChange={(event) => {
+            setSpanMs(Number(event.currentTarget.value));
+            setPaused(false);
+          }}>
+            {SPANS.map(([label, value]) => (
+              <option key={label} value={String(value)}>
+                {label}
+              </option>
+            ))}
+          </select>
+        </label>
+        {heading && heading.keys.length > 0 && (
+          <label>
+            Key{" "}
+            <select value={key === null ? "" : String(key)} onChange={(event) => {
+              const value = event.currentTarget.value;
+              setKey(value === "" ? null : Number(value));
+            }}>
+              <option value="">all {count(plane.keys.length)}</option>
+              {plane.keys.slice(0, KEYS_LISTED).map((each, number) => (
+                <option key={each} value={String(number)}>
+                  {each}
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
+        <span class="faint" role="status">
+          {last
+            ? `batch ${count(last.batch)}: ${count(rows)} rows, ${count(plane.points)} drawn, ${count(late)} late`
+            : failure
+              ? ""
+              : "Repeating the job's batches…"}
+        </span>
+      </div>
+      <canvas
+        ref={canvas}
+        class="plane"
+        tabIndex={0}
+        role="img"
+        aria-label={`Event time to the right, processing time upwards: ${count(plane.points)} rows and ${count(plane.panes.length)} panes; the newest are in the table below`}
+        onPointerMove={dragged}
+        onKeyDown={pressed}
+      />
+      <p class="legend">
+        <span class="dot" /> row <span class="dot behind" /> behind the watermark <span class="dot lost">×</span> too late{" "}
+        <span class="stroke watermark" /> watermark <span class="stroke early" /> early pane{" "}
+        <span class="stroke on-time" /> on time <span class="stroke late" /> late
+        <span class="faint"> · drag and scroll, or arrows, + and −; space pauses</span>
+      </p>
+      <h2>Newest panes</h2>
+      <Sheet label="Newest panes" head={["Sent", "Window", "Key", "Timing", "Index", "Values", ""]}>
+        {panes.map((pane) => (
+          <tr key={`${pane.start} ${pane.key} ${pane.index} ${pane.at}`}>
+            <td>{clock(pane.at)}</td>
+            <td>
+              {clock(pane.start)} – {clock(pane.end)}
+            </td>
+            <td>{plane.keys[pane.key]}</td>
+            <td>{pane.timing.replace("_", " ")}</td>
+            <td class="number">{pane.index}</td>
+            <td class="value">{pane.label}</td>
+            <td class="faint">{pane.replaced ? "replaced" : ""}</td>
+          </tr>
+        ))}
+      </Sheet>
+    </>
+  );
+}
+
+const clock = (ms: number): string => new Date(ms).toISOString().slice(11, 19);

@@ -1,0 +1,177 @@
+"""Finds records of a topic: the newest, or those from an offset or a time on, by key, text or expression.
+
+A search reads a bounded number of records. Its answer says how many it has read, and whether that was all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.errors import InvalidInput
+from millstream.expressions.expression import evaluate, lowered_expression
+from millstream.log import Batch, Broker, Record
+
+SCANNED_MAX = 100_000
+FOUND_MAX = 200
+SHOWN_CHARACTERS_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Search:
+    partition: int | None = None
+    offset: int | None = None
+    since: datetime | None = None
+    key: str | None = None
+    text: str | None = None
+    where: str | None = None
+    limit: int = 50
+
+    @property
+    def is_for_newest(self) -> bool:
+        return self.offset is None and self.since is None
+
+
+@dataclass
+class Found:
+    records: list[Record]
+    scanned: int
+    is_complete: bool
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "records": [record_document(record) for record in self.records],
+            "scanned": self.scanned,
+            "complete": self.is_complete,
+        }
+
+
+def search(log: Broker, topic: str, asked: Search) -> Found:
+    """The newest records that match, or the first ones after a position, by partition and offset."""
+    info = log.describe_topic(topic)
+    chosen = [each for each in info.partitions if asked.partition in (None, each.number)]
+    if not chosen:
+        raise InvalidInput(
+            f"the topic '{topic}' has no partition {asked.partition}", next_step=f"it has {len(info.partitions)}"
+        )
+    keeps = _condition(log, topic, asked)
+    limit = max(1, min(asked.limit, FOUND_MAX))
+    budget = max(limit, SCANNED_MAX // len(chosen))
+    found: list[Record] = []
+    scanned, is_complete = 0, True
+    for part in chosen:
+        end = part.stable_offset
+        start = max(part.start_offset, _start(log, topic, asked, part.number, end, budget))
+        is_complete &= start <= part.start_offset or not asked.is_for_newest
+        here: list[Record] = []
+        for batch in _read(log, topic, part.number, start, end):
+            scanned += len(batch)
+            here += [record for record, keep in zip(batch.records(), keeps(batch), strict=True) if keep]
+            if asked.is_for_newest:
+                here = here[-limit:]
+            elif len(here) >= limit or batch.next_offset - start > budget:
+                is_complete &= batch.next_offset >= end and len(here) <= limit
+                here = here[:limit]
+                break
+        found += here
+    first = heapq.nlargest if asked.is_for_newest else heapq.nsmallest
+    return Found(first(limit, found, key=_when), scanned, is_complete)
+
+
+def _when(record: Record) -> tuple[datetime, int, int]:
+    return record.timestamp, record.partition, record.offset
+
+
+def _start(log: Broker, topic: str, asked: Search, partition: int, end: int, budget: int) -> int:
+    if asked.offset is not None:
+        return min(asked.offset, end)
+    if asked.since is not None:
+        return min(log.offset_at_time(topic, partition, asked.since), end)
+    is_filtered = (asked.key, asked.text, asked.where) != (None, None, None)
+    return end - (budget if is_filtered else asked.limit)
+
+
+def _read(log: Broker, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
+    if start >= end:
+        return
+    with log.consumer(topic, partitions=[partition], start=start, on_lost="earliest", pinned=True) as consumer:
+        while all(consumer.position(*place) < end for place in consumer.assignment):
+            for batch in consumer.poll_batches(0.05):
+                yield batch.split(int((batch.offsets < end).sum()))[0]
+
+
+def _condition(log: Broker, topic: str, asked: Search) -> Callable[[Batch], list[bool]]:
+    """Whether each record of a batch is wanted."""
+    lowered = None
+    if asked.where is not None:
+        schema = log.topic(topic).settings.schema
+        if schema is None:
+            raise InvalidInput(
+                f"the topic '{topic}' has no schema, so its records have no columns", next_step="search for a text"
+            )
+        lowered = lowered_expression(asked.where, schema, boolean=True).lowered
+
+    def keeps(batch: Batch) -> list[bool]:
+        kept = [True] * len(batch)
+        if lowered is not None:
+            made = evaluate({"kept": lowered}, pa.Table.from_batches([batch.values()]))
+            kept = [bool(each) for each in made.column("kept").to_pylist()]
+        if asked.key is None and asked.text is None:
+            return kept
+        return [each and _matches(record, asked) for each, record in zip(kept, batch.records(), strict=True)]
+
+    return keeps
+
+
+def _matches(record: Record, asked: Search) -> bool:
+    if asked.key is not None and (record.key is None or record.key != asked.key.encode()):
+        return False
+    return asked.text is None or asked.text.lower() in shown(record.value).lower()
+
+
+# ---------------------------------------------------------------- as JSON
+
+
+def record_document(record: Record) -> dict[str, Any]:
+    return {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp.isoformat(),
+        "key": None if record.key is None else shown(record.key),
+        "value": cut(plain(record.value)),
+        "headers": [[name, shown(value)] for name, value in record.headers],
+    }
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it. What JSON does not have is text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value if not isinstance(value, float) or (value == value and abs(value) != float("inf")) else str(value)
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return f"0x{value.hex()}"
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return str(value) if not isinstance(value, timedelta) else f"{value.total_seconds():g} s"
+
+
+def shown(value: Any) -> str:
+    made = plain(value)
+    return made if isinstance(made, str) else str(made)
+
+
+def cut(value: Any) -> Any:
+    """A value that a page can show; a longer one is its beginning."""
+    text = shown(value)
+    return value if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}… ({len(text):,} characters)"

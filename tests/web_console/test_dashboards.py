@@ -1,0 +1,93 @@
+"""Dashboards of a flow's file: described, kept with the job's plan, and shown live in a real browser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import millstream as ms
+from millstream.errors import InvalidInput
+from millstream.plan import dashboards
+
+from .conftest import Console
+from .flows import HTML, planned, pumps_flow
+from .pictures import picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+@pytest.fixture(autouse=True)
+def none_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the dashboards that other tests have built."""
+    monkeypatch.setattr(dashboards, "_built", {})
+
+
+def described() -> None:
+    ms.dashboard(
+        "pumps",
+        ms.panel("line", "Litres per minute", "litres", x="window.start", y="litres", by="pump"),
+        ms.panel("bar", "By pump", "litres", x="pump", y="litres"),
+        ms.panel("number", "Newest", "litres", y="litres"),
+        ms.panel("table", "Rows", "litres", columns=["pump", "litres"], rows=5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "what"),
+    [
+        ("pie", {}, "there is no panel 'pie'"),
+        ("line", {"y": "a"}, "a line panel needs x"),
+        ("bar", {}, "a bar panel needs x and y"),
+        ("number", {}, "a number panel needs y"),
+        ("table", {"rows": 0}, "a panel shows 1 to 200 records, not 0"),
+    ],
+)
+def test_wrong_panels_are_refused_where_they_are_written(kind: Any, given: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidInput, match=what) as raised:
+        ms.panel(kind, "title", "topic", **given)
+    assert __file__ in str(raised.value.where)
+    with pytest.raises(InvalidInput, match="a dashboard has a name and panels"):
+        ms.dashboard("empty")
+
+
+def test_dashboards_are_answered_once_a_job_has_started(console: Console) -> None:
+    session = console.logged_in()
+    assert console.ask("GET", "/v1/dashboards", **session)[2] == []
+    described()
+    planned(console, pumps_flow())
+    assert console.ask("GET", "/v1/dashboards", **session)[2] == ["pumps"]
+    found = console.ask("GET", "/v1/dashboards/pumps", **session)[2]
+    assert (found["job"], [each["kind"] for each in found["panels"]]) == ("pumps", ["line", "bar", "number", "table"])
+    assert console.ask("GET", "/v1/dashboards/other", **session)[0] == 404
+
+
+@pytest.mark.more
+def test_a_dashboard_in_the_browser(console: Console, page: Page) -> None:
+    described()
+    planned(console, pumps_flow())
+
+    def send(minutes: range) -> None:
+        with ms.connect(console.log) as log, log.producer() as producer:
+            for minute in minutes:
+                for pump in (1, 2, 3):
+                    window = {"start": f"2026-01-31T12:{minute:02}:00Z"}
+                    value = {"pump": f"pump {pump}", "litres": 10.0 * pump + minute, "window": window}
+                    producer.send("litres", value)
+
+    with ms.connect(console.log) as log:
+        schema = "pump string, litres double, window struct<start: string>"
+        log.create_topic("litres", partitions=1, schema=schema)
+    send(range(10))
+    page.get_by_role("link", name="Dashboards").click()
+    page.get_by_role("link", name="pumps").click()
+    page.get_by_role("img", name="Litres per minute: 3 lines").wait_for()
+    page.locator(".big", has_text="39").wait_for()
+    picture(page, "dashboard")
+    send(range(10, 12))
+    page.locator(".big", has_text="41").wait_for()
+    with ms.connect(console.log) as log, log.producer() as producer:
+        producer.send("litres", {"pump": HTML, "litres": 1.0, "window": {"start": HTML}})
+    page.get_by_role("cell", name=HTML).wait_for()
+    assert "taken over" not in page.title()

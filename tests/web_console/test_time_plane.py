@@ -1,0 +1,123 @@
+"""The time plane of a windowed step: repeated from the job's batches as they complete, and drawn in a real browser."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import millstream as ms
+from millstream.supervision.specification import JobSpecification
+from millstream.supervision.store import Observed
+from provenance.recorded import SCHEMA, Batch, record, score
+from waiting import until
+
+from .conftest import Console
+from .flows import planned_in
+from .pictures import picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+FLOW = f"""
+import millstream as ms
+
+print("the file prints something")
+flow = ms.Flow("totals")
+scores = flow.read("scores", "{SCHEMA}", event_time="at", watermark=ms.bounded("10 seconds"), name="scores")
+trigger = ms.after_watermark(early=ms.after_count(2), late=ms.each())
+windows = scores.key_by("team").window(ms.fixed("1 minute"), allowed_lateness="1 minute").trigger(trigger)
+totals = windows.agg(total=ms.sum("score"))
+totals.write("totals")
+"""
+BATCHES = [
+    Batch(1, {0: [score("red", 1, 1), score("red", 2, 5)]}),
+    Batch(30, {0: [score("blue", 4, 20), score("red", 8, 31)]}),
+    Batch(75, {0: [score("blue", 1, 72)]}),
+    Batch(81, {0: [score("red", 16, 40), score("blue", 2, 80)]}),
+    Batch(200, {0: [score("blue", 1, 199)]}),
+    Batch(205, {0: [score("red", 1, 7)]}),
+]
+
+
+def recorded(console: Console) -> None:
+    """A job `totals` that has run."""
+    file = console.log.parent / "flow.py"
+    file.write_text(FLOW)
+    with ms.connect(console.log) as log:
+        log.create_topic("scores", partitions=1, schema=SCHEMA)
+    record(console.log, "totals", "scores", "scores", BATCHES)
+    job = JobSpecification("totals", str(file), "totals", folder=str(console.log.parent))
+    console.supervisor.store.add(job, "ann", Observed.STOPPED, None)
+    namespace: dict[str, Any] = {}
+    exec(FLOW, namespace)
+    planned_in(console, namespace["flow"])
+
+
+def test_batches_are_repeated_as_they_complete(console: Console) -> None:
+    recorded(console)
+    session = console.logged_in()
+    found: list[dict[str, Any]] = []
+    offset = 0
+
+    def ask() -> list[dict[str, Any]]:
+        nonlocal offset
+        status, _, answer = console.ask("GET", f"/v1/jobs/totals/plane?offset={offset}", **session)
+        assert status == 200, answer
+        found.extend(answer["batches"])
+        offset = answer["next"]
+        return found
+
+    until(lambda: len(ask()) == len(BATCHES), "all batches are repeated")
+    assert [batch["count"] for batch in found] == [2, 2, 1, 2, 1, 1]
+    panes = [(pane[2], pane[4], pane[5]) for batch in found for pane in batch["panes"]]
+    assert sorted(panes) == [
+        ("early", "blue", "3"),
+        ("early", "red", "3"),
+        ("late", "red", "27"),
+        ("on_time", "blue", "3"),
+        ("on_time", "blue", "4"),
+        ("on_time", "red", "11"),
+    ]
+    assert [batch["late_count"] for batch in found] == [0, 0, 0, 0, 0, 1]
+    assert found[0]["watermark"] == found[0]["rows"][-1][0] - 10_000
+    folder = console.supervisor.jobs / "totals" / "checkpoint"
+    end = json.loads((folder / "offsets" / "5").read_text().splitlines()[2])
+    (folder / "offsets" / "6").write_text("v1\n{}\n" + json.dumps({**end, "clock": end["clock"] + 1_000_000}))
+    (folder / "commits" / "6").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    until(lambda: len(ask()) == len(BATCHES) + 1, "the next batch is repeated")
+    assert found[-1]["batch"] == 6
+
+
+def test_what_cannot_be_repeated_is_refused(console: Console) -> None:
+    recorded(console)
+    session = console.logged_in()
+
+    def refused() -> Any:
+        status, _, answer = console.ask("GET", "/v1/jobs/totals/plane?step=other", **session)
+        return answer["error"] if status == 400 else None
+
+    assert until(refused, "the step is refused")["what"] == "the flow 'totals' has no windowed step 'other'"
+    assert console.ask("GET", "/v1/jobs/other/plane", **session)[0] == 404
+
+
+@pytest.mark.more
+def test_the_plane_is_drawn(console: Console, page: Page) -> None:
+    recorded(console)
+    page.get_by_role("link", name="totals").click()
+    page.get_by_role("link", name="Time plane").click()
+    page.get_by_text("batch 5: 9 rows, 9 drawn, 1 late").wait_for()
+    page.get_by_label("Shows").select_option("everything")
+    page.get_by_label("Key").select_option("red")
+    page.get_by_role("cell", name="27").wait_for()
+    picture(page, "time-plane")
+    plane = page.locator("canvas.plane")
+    before = plane.screenshot()
+    plane.focus()
+    page.keyboard.press("+")
+    page.get_by_role("button", name="Follow").wait_for()
+    page.keyboard.press("ArrowDown")
+    until(lambda: plane.screenshot() != before, "the plane is drawn nearer")
+    page.get_by_role("button", name="Follow").click()
+    page.get_by_role("button", name="Pause").wait_for()

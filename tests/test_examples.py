@@ -152,6 +152,12 @@ def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run
 
 
 @pytest.mark.more
+def test_two_writes_disagree_and_captured_ones_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load("dual_writes").main(str(tmp_path))
+    assert [row[-1] for row in cells(capsys.readouterr().out)] == ["they disagree", "equal", "equal"]
+
+
+@pytest.mark.more
 def test_clicks_find_the_plan_of_their_time_in_a_captured_database(run: Run) -> None:
     _, printed = run("profiles_of_a_database")
     assert cells(printed) == [

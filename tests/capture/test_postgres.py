@@ -213,8 +213,14 @@ def test_columns_may_change(log, db, dsn) -> None:
         db.execute("INSERT INTO orders VALUES (5, 7)")
         with pytest.raises(InvalidInput, match="do not fit the topic 'orders'"):
             running.catch_up()
+    with capture(log, dsn, "places", name="places") as running:
+        running.catch_up()
+        db.execute("ALTER TABLE places RENAME x TO y; INSERT INTO places VALUES (1, 'here')")
+        with pytest.raises(InvalidInput, match="key of table 'places', x, name, was renamed"):
+            running.catch_up()
 
 
+@pytest.mark.more
 def test_the_slot_moves_past_what_the_log_has_and_on_a_quiet_database(log, db, dsn, monkeypatch) -> None:
     monkeypatch.setattr("millstream.capture.postgres.database.BEAT_SECONDS", 0.0)
     with capture(log, dsn, "orders") as running:
@@ -317,13 +323,14 @@ def test_a_message_of_a_relation() -> None:
 class Workload:
     def __init__(self, dsn, seed):
         self._random = random.Random(seed)
-        self._db = psycopg.connect(dsn, autocommit=True)
+        self._db = psycopg.connect(dsn, autocommit=True, options="-c deadlock_timeout=10ms")
 
     def run(self, transactions):
         for _ in range(transactions):
             with suppress(ZeroDivisionError), self._db.transaction():
                 for _ in range(self._random.choice([1, 1, 2, 5, 40])):
-                    with suppress(psycopg.errors.UniqueViolation), self._db.transaction():
+                    refused = (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
+                    with suppress(*refused), self._db.transaction():
                         self._db.execute(*self._statement())
                 if self._random.randrange(5) == 0:
                     raise ZeroDivisionError
@@ -353,25 +360,50 @@ def check_equal(log, db):
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.more) for seed in (1, 2)])
 def test_a_random_workload_is_captured_exactly(log, db, dsn, seed, monkeypatch) -> None:
+    """Method: a snapshot in chunks of a few rows, by captures that end and start again, while others write."""
+    monkeypatch.setattr("millstream.capture.postgres.steps.CHUNK_ROWS", 2)
     monkeypatch.setattr("millstream.capture.postgres.steps.PIECE_ROWS", 7)
     monkeypatch.setattr("millstream.capture.postgres.steps.STEP_CHANGES", 20)
-    work = Workload(dsn, seed)
-    work.run(10)
-    for _ in range(3):
+    work = [Workload(dsn, seed), Workload(dsn, -seed)]
+    work[0].run(20)
+    writers = [threading.Thread(target=each.run, args=(15,)) for each in work]
+    for writer in writers:
+        writer.start()
+    for steps in (1, 2, 4):
         with capture(log, dsn, "orders", "places") as running:
-            work.run(10)
-            running.step(1.0)
-            work.run(10)
-            running.catch_up()
+            for _ in range(steps):
+                running.step(0.1)
+    for writer in writers:
+        writer.join()
+    with capture(log, dsn, "orders", "places") as running:
+        running.catch_up()
+    check_equal(log, db)
+
+
+def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
+    """Method: a transaction that has changed the table before, and ends after it was published."""
+    db.execute("INSERT INTO places VALUES (1, 'here')")
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+    with psycopg.connect(dsn) as other:
+        other.execute("INSERT INTO places VALUES (2, 'there')")
+        with capture(log, dsn, "orders", "places") as running:
+            db.execute("INSERT INTO places VALUES (3, 'far')")
+            thread = threading.Thread(target=running.catch_up)
+            thread.start()
+            other.commit()
+            thread.join()
     check_equal(log, db)
 
 
 KILLED = """
 import sys, threading
 from millstream.capture.capturing import Capture
+from millstream.capture.postgres import steps
 from millstream.capture.postgres.database import PostgresDatabase
 from millstream.log import EmbeddedLog
 
+steps.CHUNK_ROWS = 3
 folder, dsn, name = sys.argv[1:]
 with EmbeddedLog(folder) as log:
     opened = lambda name: PostgresDatabase(dsn, {"orders": "orders", "places": "places"}, name)
@@ -401,6 +433,7 @@ def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) ->
         check_equal(log, db)
 
 
+@pytest.mark.more
 def test_a_broken_connection_is_restored(log, db, dsn) -> None:
     with capture(log, dsn, "orders") as running:
         running.catch_up()

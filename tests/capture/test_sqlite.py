@@ -18,7 +18,7 @@ from millstream.capture.capturing import Capture
 from millstream.capture.sqlite import database
 from millstream.capture.sqlite.database import SqliteDatabase
 from millstream.connectors.opening import open_source
-from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLost, ProducerFenced
+from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, NotFound, OffsetLost, ProducerFenced
 from millstream.log import EmbeddedLog
 
 from .support import check_transactions, records, replayed
@@ -187,11 +187,23 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, path, tmp_path) -
         assert not db.execute("SELECT name FROM sqlite_master WHERE name LIKE '%millstream%'").fetchall()
 
 
+def test_a_topic_with_other_records_is_refused(log, path) -> None:
+    log.create_topic("codes")
+    with log.producer() as producer:
+        producer.send("codes", b"hello")
+    with pytest.raises(AlreadyExists, match="'codes' has records already"):
+        capture(log, path, "codes")
+
+
 def test_a_value_of_another_type_stops_the_capture_and_a_type_helps(log, path) -> None:
     with connected(path) as db:
         db.execute("INSERT INTO codes VALUES ('a', 'many')")
         with capture(log, path, "codes") as running, pytest.raises(InvalidInput, match=r"has 'many'.*not int64"):
             running.catch_up()
+        db.execute("UPDATE codes SET n = 2")
+        with capture(log, path, "codes") as running:  # again, though the first step was aborted
+            running.catch_up()
+        assert [change["after"]["n"] for change in records(log, "codes")] == [2]
         with Capture(log, "text", partial(_opened, path, {"codes": "texts"}, {"types": {("codes", "n"): pa.string()}})):
             pass
 
@@ -319,6 +331,21 @@ def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, path, kills) -> No
             running.catch_up()
         with connected(path) as db:
             check_equal(log, db)
+
+
+@pytest.mark.more
+def test_a_capture_into_kafka(kafka_log, path) -> None:
+    """Goal: it continues on Kafka as on the embedded log."""
+    own = f"notes-{path.parent.name}"
+    opened = partial(_opened, path, {"notes": own}, {})
+    for text in ("one", "two"):
+        with connected(path) as db, Capture(kafka_log, own, opened) as running:
+            running.catch_up()
+            db.execute("INSERT INTO notes VALUES (?)", (text,))
+            running.catch_up()
+    changes = records(kafka_log, own)
+    assert [(change["op"], change["after"]["text"]) for change in changes] == [("insert", "one"), ("insert", "two")]
+    assert replayed(changes, KEYS["notes"]).keys() == {1, 2}
 
 
 # ---------------------------------------------------------------- as a source

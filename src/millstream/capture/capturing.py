@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,7 +44,7 @@ class Capture:
         try:
             before = newest_position(log, self.name)
             shapes = self.database.check(before)
-            self._check_topics(shapes, is_new=before is None)
+            self._check_topics(shapes, {} if before is None else before["tables"])
             self._producer = log.producer(name=PRODUCER + self.name, acks="all")
         except BaseException:
             self.database.close()
@@ -116,7 +116,7 @@ class Capture:
 
     # ------------------------------------------------------------ topics
 
-    def _check_topics(self, shapes: list[TableShape], *, is_new: bool) -> None:
+    def _check_topics(self, shapes: list[TableShape], known: Container[str]) -> None:
         """Before anything is changed: a topic that something else writes to must not be mixed with changes."""
         existing = set(self._log.topics())
         names = [shape.topic for shape in shapes]
@@ -126,13 +126,18 @@ class Capture:
                 raise InvalidInput(
                     f"two tables would go to the topic '{shape.topic}'", next_step="name the topic: TABLE=TOPIC"
                 )
-            if shape.topic in existing and is_new and self._log.describe_topic(shape.topic).records_max:
+            if shape.name not in known and shape.topic in existing and self._has_records(shape.topic):
                 raise AlreadyExists(
-                    f"the topic '{shape.topic}' has records already, and capture '{self.name}' has not started yet",
+                    f"the topic '{shape.topic}' has records already, and not from capture '{self.name}'",
                     where=self.database.where,
                     next_step=f"choose another topic: --table {shape.name}=TOPIC; or continue the capture that wrote "
                     "it, by its name: --name NAME",
                 )
+
+    def _has_records(self, topic: str) -> bool:
+        """Records of a first step that was aborted do not count."""
+        with self._log.consumer(topic) as consumer:
+            return next(consumer.until_caught_up(), None) is not None
 
     def _fit(self, shape: TableShape) -> None:
         """Creates the topic of a table, or adds the table's new columns to it."""

@@ -1,7 +1,8 @@
 """What a database must provide to be captured.
 
-A position is a small JSON document, and only its database knows what it means. It is stored with the changes before it
-in one transaction of the log: so a capture that starts at a stored position repeats nothing, and misses nothing.
+A position is a small JSON document. Only its database knows what it means, except that `tables` has the names of the
+captured tables. It is stored with the changes before it in one transaction of the log: so a capture that starts at a
+stored position repeats nothing, and misses nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ class Progress(NamedTuple):
 
     table: str
     rows: int
-    rows_total: int | None
-    """About how many rows the table has."""
 
 
 class Database(Protocol):

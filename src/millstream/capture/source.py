@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -102,12 +103,11 @@ class Capturing:
         self._log = EmbeddedLog(folder / "spool")
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        try:
-            self._capture = Capture(self._log, _name(folder), opened, retention=RETENTION)
+        with ExitStack() as opening:
+            opening.callback(self._log.close)
+            self._capture = opening.enter_context(Capture(self._log, _name(folder), opened, retention=RETENTION))
             self._capture.catch_up(self._stop)
-        except BaseException:
-            self._log.close()
-            raise
+            opening.pop_all()
         self._thread = threading.Thread(target=self._run, name="millstream-capture", daemon=True)
         self._thread.start()
 

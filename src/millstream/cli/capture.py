@@ -165,7 +165,7 @@ class SnapshotProgress:
         if (found and found.table) != self._table:
             self.close()
             self._table = found and found.table
-            self._bar = None if found is None else ImportProgress(f"snapshot of {found.table}", found.rows_total)
+            self._bar = None if found is None else ImportProgress(f"snapshot of {found.table}", None)
         if found is not None and self._bar is not None:
             self._bar.show(found.rows, found.rows)
 

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -42,7 +43,8 @@ def explained(dsn: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise _error(dsn, error) from error
+        made = _error(dsn, error)
+        raise made from (None if isinstance(made, InvalidInput) else error)  # libpq may quote a password
 
 
 def _error(dsn: str, error: Any) -> MillstreamError:
@@ -164,6 +166,28 @@ class Replication:
     def close(self) -> None:
         with suppress(driver().Error):
             self._connection.close()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Which transactions a snapshot of the database sees."""
+
+    first_open: int
+    next: int
+    open: frozenset[int]
+
+    @classmethod
+    def of(cls, text: str) -> Snapshot:
+        """From `pg_current_snapshot()`: 10:20:10,14,15."""
+        first_open, following, listed = text.split(":")
+        return cls(int(first_open), int(following), frozenset(map(int, filter(None, listed.split(",")))))
+
+    def has(self, xid: int) -> bool:
+        """Of a transaction that has ended; its id has the lower 32 bits only."""
+        whole = (self.next & ~0xFFFFFFFF) | xid
+        if whole >= self.next + (1 << 31):
+            whole -= 1 << 32
+        return whole < self.first_open or (whole < self.next and whole not in self.open)
 
 
 def text_of(lsn: int) -> str:

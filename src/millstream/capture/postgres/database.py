@@ -1,15 +1,15 @@
-"""A Postgres database: a snapshot at the position where its slot starts, then the slot's changes.
+"""A Postgres database: its slot's changes, and between them its rows in chunks, until all are read.
 
-The whole snapshot is one step. Later steps are whole transactions, in the order of their commits. The slot is moved
-only past changes that the log has stored durably; so after a crash the server sends the rest again, and what the log
-has already is skipped by its position.
+A step is a chunk of rows or whole transactions, in the order of their commits. The slot is moved only past changes that
+the log has stored durably; so after a crash the server sends the rest again, and what the log has already is skipped by
+its position.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from millstream.capture.changes import TableShape
 from millstream.capture.ports import Position, Progress
 from millstream.capture.postgres.connections import (
     Replication,
+    Snapshot,
     connect,
     driver,
     explained,
@@ -26,7 +27,7 @@ from millstream.capture.postgres.connections import (
     text_of,
 )
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
-from millstream.capture.postgres.steps import ChangesStep, Heartbeat, SnapshotStep
+from millstream.capture.postgres.steps import ChangesStep, ChunkStep, Heartbeat
 from millstream.capture.postgres.tables import PostgresTable, Types, find_table
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
@@ -36,6 +37,7 @@ VERSION_MIN = 140000
 FREE_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 BEAT_SECONDS = 10.0
+VISIBLE_SECONDS = 0.05
 _RIGHTS = (
     "SELECT rolsuper OR rolreplication, has_database_privilege(current_database(), 'CREATE') "
     "FROM pg_roles WHERE rolname = current_user"
@@ -63,7 +65,7 @@ class PostgresDatabase:
         self.slot = "millstream_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
         self._replication: Replication | None = None
         self._pending: list[Message] = []
-        self._snapshot: SnapshotStep | None = None
+        self.reading: Progress | None = None
         self._started = False
         self.seen = 0
         """Up to where the change log was received."""
@@ -91,19 +93,26 @@ class PostgresDatabase:
             self._look(position)
             self._publish()
             if position is not None:
-                return {**position, "tables": self._columns()}
+                return self._with_tables(position)
             if self._db.execute(_SLOT, (self.slot,)).fetchone():  # of a capture that was killed before its snapshot
                 self._db.execute("SELECT pg_drop_replication_slot(%s)", (self.slot,))
         self._replication = Replication(self._dsn)
         system = self._replication.execute("IDENTIFY_SYSTEM")[0]
-        made = self._replication.execute(f"CREATE_REPLICATION_SLOT {self.slot} LOGICAL pgoutput EXPORT_SNAPSHOT")
+        made = self._replication.execute(f"CREATE_REPLICATION_SLOT {self.slot} LOGICAL pgoutput NOEXPORT_SNAPSHOT")
         return {
             "system": system,
             "lsn": number_of(made[1]),
             "at_us": time.time_ns() // 1000,
-            "snapshot": made[2],
+            "snapshot": {name: unread(0) for name in self.tables},
+            "skipped": [],
             "tables": self._columns(),
         }
+
+    def _with_tables(self, position: Position) -> Position:
+        """The position with the tables that are captured now."""
+        started = Snapshot.of(self._db.execute("SELECT pg_current_snapshot()::text").fetchone()[0]).next
+        states = {name: position["snapshot"].get(name) or unread(started) for name in self.tables}
+        return {**position, "snapshot": states, "tables": self._columns()}
 
     def _columns(self) -> dict[str, str]:
         return {shape.name: shape.stored.ddl for shape in self.shapes.values()}
@@ -112,12 +121,6 @@ class PostgresDatabase:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
         self.tables = {name: find_table(self._db, name, self.where) for name in self._wanted}
-        if known and (added := self.tables.keys() - known.keys()):
-            raise InvalidInput(
-                f"capture '{self._name}' has started without {', '.join(sorted(added))}",
-                where=self.where,
-                next_step="capture more tables under another name",
-            )
         for name, table in self.tables.items():
             shape = self.types.shape(table, self._wanted[name], table.columns)
             self.shapes[table.oid] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
@@ -219,18 +222,17 @@ class PostgresDatabase:
 
     # ------------------------------------------------------------ steps
 
-    def next(self, position: Position, wait_s: float) -> SnapshotStep | ChangesStep | Heartbeat | None:
-        if position.get("snapshot"):
-            self._snapshot = SnapshotStep(self, position)
-            return self._snapshot
+    def next(self, position: Position, wait_s: float) -> ChangesStep | Heartbeat | None:
         self._start(position)
         self._check_tables()
+        if (name := _being_read(position)) is not None:
+            return ChunkStep(self, position, self.tables[name])
         assert self._replication is not None
         if not self._pending and (received := self._received(wait_s)) is not None:
             self._pending.append(received)
         if self._pending:
             return ChangesStep(self, position)
-        self._replication.tell(asks=True)
+        self.ask()
         if self.seen > position["lsn"] and time.monotonic() - self._beat_at > BEAT_SECONDS:
             self._beat_at = time.monotonic()
             return Heartbeat({**position, "lsn": self.seen})
@@ -243,6 +245,11 @@ class PostgresDatabase:
             self._replication = Replication(self._dsn)
         self._replication.start(self.slot, self.slot, position["lsn"])
         self.seen, self._beat_at, self._started = position["lsn"], time.monotonic(), True
+
+    def ask(self) -> None:
+        """Has the server say how far it has read."""
+        assert self._replication is not None
+        self._replication.tell(asks=True)
 
     def message(self, wait_s: float) -> Message | None:
         """The next message of a transaction."""
@@ -270,6 +277,12 @@ class PostgresDatabase:
             return None
         table = next(table for table in self.tables.values() if table.oid == relation.oid)
         columns = [(column.name, column.type_oid, column.modifier) for column in relation.columns]
+        if not set(table.key) <= {name for name, _, _ in columns}:
+            raise InvalidInput(
+                f"the key of table '{table.name}', {', '.join(table.key)}, was renamed or dropped",
+                where=self.where,
+                next_step="capture the table under another name, into another topic",
+            )
         with explained(self._dsn):
             shape = self.types.shape(table, known.topic, columns)
         if shape.columns == known.columns:
@@ -301,25 +314,37 @@ class PostgresDatabase:
         return number_of(found[0])
 
     def has_reached(self, mark: int, position: Position) -> bool:
-        return not position.get("snapshot") and not self._pending and self.seen >= mark
+        return _being_read(position) is None and not self._pending and self.seen >= mark
 
     def progress(self, position: Position) -> Progress | None:
-        found = self._snapshot and self._snapshot.progress
-        return None if not found else Progress(found[0].name, found[1], found[0].rows)
+        return None if _being_read(position) is None else self.reading
 
     @contextmanager
-    def snapshot(self, exported: str) -> Iterator[Any]:
-        """A connection that sees the database as it was when the slot was created."""
+    def snapshot(self, ended: Sequence[int], before: int) -> Iterator[tuple[Any, Snapshot]]:
+        """A connection that sees the database at one moment.
+
+        These transactions have ended then, and so have all whose number is lower than `before`.
+        """
         with explained(self._dsn):
             db = connect(self._dsn)
             try:
                 db.execute("SET row_security = off")  # an error, instead of rows that are missing
-                db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                db.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
-                yield db
+                while True:
+                    db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                    seen = Snapshot.of(db.execute("SELECT pg_current_snapshot()::text").fetchone()[0])
+                    if seen.first_open >= before and all(seen.has(xid) for xid in ended):
+                        break
+                    db.execute("ROLLBACK")  # the server sends a commit a little before others see it
+                    time.sleep(VISIBLE_SECONDS)
+                yield db, seen
                 db.execute("COMMIT")
             finally:
                 db.close()
+
+    def current(self, db: Any, table: PostgresTable) -> tuple[PostgresTable, TableShape]:
+        """A table as it is in this transaction, which may be ahead of the changes that have arrived."""
+        found, known = find_table(db, table.name, self.where), self.shapes[table.oid]
+        return found, self.types.shape(found, known.topic, found.columns).since(known.stored, self.where)
 
     def remove(self) -> bool:
         """Drops the slot and the publication of the capture; whether there were any."""
@@ -336,3 +361,13 @@ class PostgresDatabase:
             self._replication.close()
         with suppress(driver().Error):
             self._db.close()
+
+
+def unread(since: int) -> dict[str, Any]:
+    """The state of a snapshot: up to which key rows were read, and from which transaction on changes are sent."""
+    return {"last": None, "done": False, "rows": 0, "since": since}
+
+
+def _being_read(position: Position) -> str | None:
+    """The table whose snapshot is not complete yet."""
+    return next((name for name, state in position["snapshot"].items() if not state["done"]), None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +15,13 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE, Change, TableShape
-from millstream.capture.ports import Piece, Position
+from millstream.capture.ports import Piece, Position, Progress
+from millstream.capture.postgres.connections import Snapshot
 from millstream.capture.postgres.pgoutput import UNSENT, Begin, Commit, Relation, Row, Texts, Truncate, Unsent
 from millstream.capture.postgres.tables import PostgresTable
 from millstream.capture.postgres.types import column, to_arrow
+from millstream.connectors.databases.postgres import quoted
+from millstream.errors import SourceUnavailable
 
 if TYPE_CHECKING:
     from millstream.capture.postgres.database import PostgresDatabase
@@ -23,7 +29,11 @@ if TYPE_CHECKING:
 PIECE_ROWS = 10_000
 STEP_CHANGES = 50_000
 CSV_BYTES = 4 << 20
+CHUNK_ROWS = 100_000
 IN_TRANSACTION_SECONDS = 60.0
+MARK_SECONDS = 0.1
+Sent = tuple[int, Change | TableShape]
+"""The oid of a table, and a change of a row, or of the table itself."""
 
 
 def as_text(value: bytes | None) -> str | None:
@@ -38,44 +48,6 @@ class Heartbeat:
 
     def pieces(self) -> Iterator[Piece]:
         return iter(())
-
-
-class SnapshotStep:
-    """All rows, as of the start of the slot."""
-
-    def __init__(self, database: PostgresDatabase, position: Position) -> None:
-        self._database = database
-        self._exported = position["snapshot"]
-        self.position: Position = {**position, "snapshot": None}
-        self.progress: tuple[PostgresTable, int] | None = None
-
-    def pieces(self) -> Iterator[Piece]:
-        with self._database.snapshot(self._exported) as db:
-            for table in self._database.tables.values():
-                yield from self._rows(db, table)
-        self.progress = None
-
-    def _rows(self, db: Any, table: PostgresTable) -> Iterator[Piece]:
-        shape = self._database.shapes[table.oid]
-        select = f"COPY (SELECT {table.selected} FROM {table.only}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
-        done = 0
-        with db.cursor() as cursor, cursor.copy(select) as copy:
-            for batch in _parsed(Copied(copy), len(table.columns)):
-                self.progress = (table, done)
-                yield Piece(shape, self._records(shape, batch, done))
-                done += batch.num_rows
-
-    def _records(self, shape: TableShape, raw: pa.RecordBatch, number: int) -> pa.RecordBatch:
-        lsn, at_us = self.position["lsn"], self.position["at_us"]
-        fields = zip(raw.columns, shape.columns.arrow, strict=True)
-        columns = [self._column(shape, texts, field) for texts, field in fields]
-        return shape.snapshot(columns, _keys(shape, raw), f"{SNAPSHOT} {lsn}", number, lsn, at_us)
-
-    def _column(self, shape: TableShape, texts: pa.Array, field: pa.Field) -> pa.Array:
-        try:
-            return column(texts, field.type)
-        except (pa.ArrowException, ValueError):  # again, to find the value
-            return to_arrow(shape.name, self._database.where, texts.to_pylist(), field)
 
 
 class Copied(io.RawIOBase):
@@ -142,16 +114,18 @@ class ChangesStep:
 
     def __init__(self, database: PostgresDatabase, position: Position) -> None:
         self._database = database
-        self.position: Position = {**position}
+        self.position: Position = copy.deepcopy(position)
 
     def pieces(self) -> Iterator[Piece]:
+        yield from self._gathered(self._sent(None))
+
+    def _gathered(self, sent: Iterable[Sent]) -> Iterator[Piece]:
         waiting: dict[int, list[Change]] = {}
-        for oid, change in self._changes():
+        for oid, change in sent:
             if isinstance(change, TableShape):  # what follows has other columns
                 if changes := waiting.pop(oid, None):
                     yield self._piece(oid, changes)
-                self._database.shapes[oid] = change
-                self.position["tables"] = {**self.position["tables"], change.name: change.stored.ddl}
+                self._follow(oid, change)
                 continue
             changes = waiting.setdefault(oid, [])
             changes.append(change)
@@ -160,21 +134,28 @@ class ChangesStep:
         for oid, changes in waiting.items():
             yield self._piece(oid, changes)
 
+    def _follow(self, oid: int, shape: TableShape) -> None:
+        self._database.shapes[oid] = shape
+        self.position["tables"][shape.name] = shape.stored.ddl
+
     def _piece(self, oid: int, changes: list[Change]) -> Piece:
         shape = self._database.shapes[oid]
         return Piece(shape, shape.batch(changes, partial(to_arrow, shape.name, self._database.where), as_text))
 
-    def _changes(self) -> Iterator[tuple[int, Change | TableShape]]:
+    def _sent(self, mark: int | None) -> Iterator[Sent]:
+        """The changes of transactions: without a mark those that are there, else those before it, waiting for them."""
         position, count = self.position, 0
         begun: Begin | None = None
         number, skipped = 0, False
         while True:
-            message = self._database.message(0.0 if begun is None else IN_TRANSACTION_SECONDS)
+            is_reached = mark is None or self._database.seen >= mark
+            wait_s = IN_TRANSACTION_SECONDS if begun is not None else 0.0 if is_reached else MARK_SECONDS
+            message = self._database.message(wait_s)
             if message is None:
-                if begun is None:
+                if begun is None and is_reached:
                     return
-                continue
-            if isinstance(message, Begin):
+                self._database.ask()
+            elif isinstance(message, Begin):
                 begun, number = message, 0
                 skipped = message.commit_lsn < position["lsn"]  # the log has it
                 if not skipped:
@@ -182,7 +163,7 @@ class ChangesStep:
             elif isinstance(message, Commit):
                 begun = None
                 position["lsn"] = max(position["lsn"], message.end_lsn)
-                if count >= STEP_CHANGES:
+                if self._database.seen >= mark if mark is not None else count >= STEP_CHANGES:
                     return
             elif isinstance(message, Relation):
                 if (changed := self._database.followed(message)) is not None:
@@ -223,3 +204,118 @@ class ChangesStep:
 
 def _image(texts: Texts | None) -> tuple[bytes | None, ...] | None:
     return None if texts is None else tuple(None if isinstance(text, Unsent) else text for text in texts)
+
+
+class ChunkStep(ChangesStep):
+    """The next chunk of a snapshot, between the changes before and after it.
+
+    The rows of the chunk are read in one snapshot of the database. Transactions that it sees are in the rows, and are
+    skipped; those that it does not see follow the rows. Changes of rows that are in no chunk yet are skipped, too: a
+    later chunk has their outcome, since its snapshot is not taken before it sees the skipped transactions. Nor is it
+    taken before those have ended that had begun when the table was published: what they changed before is not sent.
+    """
+
+    def __init__(self, database: PostgresDatabase, position: Position, table: PostgresTable) -> None:
+        super().__init__(database, position)
+        self._table = table
+        self._state: dict[str, Any] = self.position["snapshot"][table.name]
+        self._later: list[tuple[int, Change]] = []
+        self._skipped: set[int] = set()
+
+    def pieces(self) -> Iterator[Piece]:
+        with self._database.snapshot(self.position["skipped"], self._state["since"]) as (db, seen):
+            last = self._end_of_chunk(db)
+            mark = self._database.end()  # everything that the snapshot sees was committed before
+            yield from self._gathered(self._before(mark, seen, last))
+            yield from self._rows(db, last)
+        yield from self._gathered(self._later)
+        self._state["last"] = last
+        self._state["done"] = last is None
+        self.position["skipped"] = sorted(self._skipped)
+
+    def _end_of_chunk(self, db: Any) -> int | None:
+        """The last key of the chunk; None if it has all rows that are left."""
+        if self._table.number is None:
+            return None
+        key = quoted(self._table.number)
+        rows = f"SELECT {key} FROM {self._table.only}{self._after()} ORDER BY {key} LIMIT {CHUNK_ROWS}"
+        count, last = db.execute(f"SELECT count(*), max({key}) FROM ({rows}) AS rows").fetchone()
+        return int(last) if count == CHUNK_ROWS else None
+
+    def _after(self) -> str:
+        last = self._state["last"]
+        return "" if last is None else f" WHERE {quoted(str(self._table.number))} > {last}"
+
+    # ------------------------------------------------------------ changes
+
+    def _before(self, mark: int, seen: Snapshot, last: int | None) -> Iterator[Sent]:
+        """The changes before the chunk; those after it are noted. From the first of these on, all come after it."""
+        for oid, change in self._sent(mark):
+            if isinstance(change, TableShape):
+                if oid == self._table.oid and self._later:
+                    raise SourceUnavailable(f"table '{change.name}' was altered while its rows were being read")
+                yield oid, change
+                continue
+            xid = int(change.transaction)
+            if oid != self._table.oid:
+                state = self.position["snapshot"].get(self._database.shapes[oid].name)
+                if state is None or state["done"]:
+                    yield oid, change
+                else:
+                    self._skipped.add(xid)
+                continue
+            is_later = bool(self._later) or not seen.has(xid)
+            place = self._place(change, last)
+            if place == "beyond":
+                self._skipped.add(xid)
+            elif place == "before" or not seen.has(xid):
+                if is_later:
+                    self._later.append((oid, change))
+                else:
+                    yield oid, change
+
+    def _place(self, change: Change, last: int | None) -> str:
+        """Whether the row of a change is in an earlier chunk, in this one, or beyond it."""
+        if change.op == TRUNCATE:
+            return "before"  # it has deleted what earlier chunks have
+        if self._table.number is None:
+            return "here"
+        image = change.before if change.after is None else change.after
+        assert image is not None
+        names = self._database.shapes[self._table.oid].columns.names
+        key = int(image[names.index(self._table.number)] or 0)
+        if self._state["last"] is not None and key <= self._state["last"]:
+            return "before"
+        return "here" if last is None or key <= last else "beyond"
+
+    # ------------------------------------------------------------ rows
+
+    def _rows(self, db: Any, last: int | None) -> Iterator[Piece]:
+        table, shape = self._database.current(db, self._table)
+        self._follow(table.oid, replace(self._database.shapes[table.oid], stored=shape.stored))
+        bound = self._after()
+        if last is not None:
+            bound += f"{' AND' if bound else ' WHERE'} {quoted(str(self._table.number))} <= {last}"
+        if self._later:
+            _, first = self._later[0]
+            place = first.position, first.at_us
+        else:
+            self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
+            place = self.position["lsn"], self.position["at_us"]
+        select = f"COPY (SELECT {table.selected} FROM {table.only}{bound}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
+        with db.cursor() as cursor, cursor.copy(select) as copied:
+            for batch in _parsed(Copied(copied), len(table.columns)):
+                yield Piece(shape, self._records(shape, batch, *place))
+                self._state["rows"] += batch.num_rows
+                self._database.reading = Progress(table.name, self._state["rows"])
+
+    def _records(self, shape: TableShape, raw: pa.RecordBatch, lsn: int, at_us: int) -> pa.RecordBatch:
+        fields = zip(raw.columns, shape.columns.arrow, strict=True)
+        columns = [self._column(shape, texts, field) for texts, field in fields]
+        return shape.snapshot(columns, _keys(shape, raw), f"{SNAPSHOT} {lsn}", self._state["rows"], lsn, at_us)
+
+    def _column(self, shape: TableShape, texts: pa.Array, field: pa.Field) -> pa.Array:
+        try:
+            return column(texts, field.type)
+        except (pa.ArrowException, ValueError):  # again, to find the value
+            return to_arrow(shape.name, self._database.where, texts.to_pylist(), field)

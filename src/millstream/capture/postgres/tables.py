@@ -16,7 +16,7 @@ from millstream.records import Schema
 from millstream.user_lines import what_exists
 
 _TABLE = """
-SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, c.reltuples,
+SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
   has_table_privilege(c.oid, 'SELECT') AS readable, pg_has_role(c.relowner, 'USAGE') AS owned,
   c.relpersistence
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
@@ -40,6 +40,8 @@ SELECT CASE WHEN pg_table_is_visible(oid) THEN relname ELSE relnamespace::regnam
 FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace NOT IN
 ('pg_catalog'::regnamespace, 'information_schema'::regnamespace) ORDER BY 1
 """
+WHOLE_NUMBERS = (20, 21, 23)
+"""The oids of bigint, smallint and integer."""
 Column = tuple[str, int, int]
 """Name, and the oid and modifier of the type."""
 
@@ -53,9 +55,14 @@ class PostgresTable:
     """Quoted, with its schema."""
     is_partitioned: bool
     replica_identity: str
-    rows: int
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+
+    @property
+    def number(self) -> str | None:
+        """The key, if it is one column of whole numbers: then rows can be read in chunks."""
+        kinds = {name: oid for name, oid, _ in self.columns}
+        return self.key[0] if len(self.key) == 1 and kinds.get(self.key[0]) in WHOLE_NUMBERS else None
 
     @property
     def only(self) -> str:
@@ -105,7 +112,7 @@ def find_table(db: Any, name: str, where: str) -> PostgresTable:
     if found is None:
         there = [str(each) for (each,) in db.execute(_THERE).fetchall()]
         raise NotFound(f"there is no table '{name}'", where=where, next_step=what_exists(name, there, kind="tables"))
-    oid, schema, relation, kind, identity, rows, is_readable, is_owned, persistence = found
+    oid, schema, relation, kind, identity, is_readable, is_owned, persistence = found
     full_name = f"{quoted(schema)}.{quoted(relation)}"
     if kind not in ("r", "p") or persistence != "p":
         raise InvalidInput(
@@ -125,7 +132,7 @@ def find_table(db: Any, name: str, where: str) -> PostgresTable:
         )
     key = db.execute(_INDEX, (oid, identity == "i")).fetchone()[0]
     columns = tuple((str(column), int(kind), int(modifier)) for column, kind, modifier in db.execute(_COLUMNS, (oid,)))
-    made = PostgresTable(oid, name, full_name, kind == "p", identity, max(0, int(rows)), tuple(key or ()), columns)
+    made = PostgresTable(oid, name, full_name, kind == "p", identity, tuple(key or ()), columns)
     if identity == "n" or (identity != "f" and not made.key):
         raise InvalidInput(
             f"the table '{name}' has no key: once published, Postgres would refuse to update and delete its rows",

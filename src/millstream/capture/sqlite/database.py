@@ -201,7 +201,7 @@ class SqliteDatabase:
     def progress(self, position: Position) -> Progress | None:
         for name, table in position["tables"].items():
             if table["snapshot"] != DONE:
-                return Progress(name, table["rows"], None)
+                return Progress(name, table["rows"])
         return None
 
     def remove(self) -> bool:

@@ -65,7 +65,7 @@ class Sizes:
     batch: int
 
 
-QUICK = {"strict": Sizes(200_000, 2, 1_000_000), "relaxed": Sizes(200_000, 2, 300_000)}
+QUICK = {"strict": Sizes(150_000, 2, 1_000_000), "relaxed": Sizes(150_000, 2, 300_000)}
 FULL = {"strict": Sizes(500_000, 5, 1_000_000), **dict.fromkeys(("relaxed", "by_path"), Sizes(500_000, 4, 500_000))}
 """By statement, so that each takes Flink some seconds: it takes five times as long for an event of `relaxed`."""
 

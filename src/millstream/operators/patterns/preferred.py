@@ -35,6 +35,8 @@ class Fits:
     arcs: tuple[Fit, ...]
     step: tuple[int, str, bool] | None
     """If all they can do is to be taken: the next state, the variable, and whether they are excluded."""
+    is_end: bool
+    """Whether a match is complete before such a row, and there is nothing else to try."""
 
 
 class Result(Enum):
@@ -100,7 +102,8 @@ class PreferredMatcher:
         """The preferred match that begins with a row. Ways that are tried later wait on a stack."""
         times, masks, stop, watermark = self.times, self.masks, self._stop, self._watermark
         remembers, seen, failed, states = self._remembers, self._seen, self._failed, len(self.states)
-        limit_of_first = END if self.search.within is None else times[first] + self.search.within
+        within, between, fits_of = self.search.within, self.search.between, self._fits
+        limit_of_first = END if within is None else times[first] + within
         stack: list[tuple[int, int, Chain]] = [(0, first, None)]
         while stack:
             state, place, chain = stack.pop()
@@ -114,17 +117,19 @@ class PreferredMatcher:
                         break
                     seen.add(here)
                 limit = limit_of_first if chain is not None else END
-                if chain is not None and self.search.between is not None:
-                    limit = min(limit, times[chain[0][0]] + self.search.between)
+                if chain is not None and between is not None:
+                    limit = min(limit, times[chain[0][0]] + between)
                 is_over = limit < (times[place] if place < stop else watermark)
                 if is_over or place >= stop:
                     result = self._without_row(state, chain, limit, is_over=is_over)
                     if result is not Result.FAILED:
                         return result
                     break
-                fits = self._fits[state].get(masks[place])
+                fits = fits_of[state].get(masks[place])
                 if fits is None:
                     fits = self._fitting(state, masks[place])
+                if fits.is_end and chain is not None:
+                    return Complete(_path(chain), times[chain[0][0]])
                 if fits.step is None:
                     self._push(stack, fits.arcs, place, chain)
                     break
@@ -180,7 +185,8 @@ class PreferredMatcher:
             arcs = tuple(sorted(fits, key=lambda fit: fit[0].kind is not Kind.STOP))
             is_plain = len(arcs) == 1 and arcs[0][0].kind is Kind.TAKE and not arcs[0][1]
             step = (arcs[0][0].target, arcs[0][0].variable, arcs[0][0].is_excluded) if is_plain else None
-            found = self._fits[state][mask] = Fits(arcs, step)
+            is_end = len(arcs) == 1 and arcs[0][0].kind is Kind.END and not arcs[0][1]
+            found = self._fits[state][mask] = Fits(arcs, step, is_end)
         return found
 
 

@@ -232,7 +232,7 @@ class Packer:
             group = int(key_groups(rows.head(1), keys, count)[0])
             yield from ((group, to_bytes(part)) for part in _slices(rows))
             return
-        groups = key_groups(rows, keys, count)
+        groups = key_groups(rows, keys, count).astype(np.uint16)  # more than enough, and sorted by counting
         order = np.argsort(groups, kind="stable")
         rows, bounds = rows[order], np.searchsorted(groups[order], np.arange(count + 1))
         for group, (start, end) in enumerate(pairwise(bounds)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream import errors
+    from millstream.asking import ask
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -49,11 +50,13 @@ if TYPE_CHECKING:
     from millstream.plan.approximate import approx_count, approx_distinct, approx_quantiles, approx_set, approx_top
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.flow import Flow
+    from millstream.plan.learning import ewma, kmeans, zscore
     from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
     from millstream.plan.process import Key
     from millstream.plan.retries import retry
+    from millstream.plan.sampling import bloom, sample
     from millstream.plan.statistics import median, mode, percentile, stddev_pop, var_pop, var_samp, variance
     from millstream.plan.stream import Stream
     from millstream.plan.tables import Table
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.asking": "ask",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -105,11 +109,13 @@ _NAMES = {
     "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
+    "millstream.plan.learning": "ewma kmeans zscore",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
     "millstream.plan.parameters": "param",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
     "millstream.plan.retries": "retry",
+    "millstream.plan.sampling": "bloom sample",
     "millstream.plan.statistics": "median mode percentile stddev_pop var_pop var_samp variance",
     "millstream.plan.stream": "Stream",
     "millstream.plan.tables": "Table",
@@ -154,8 +160,10 @@ __all__ = [
     "approx_set",
     "approx_top",
     "ascending",
+    "ask",
     "at_expiry",
     "avg",
+    "bloom",
     "bool_and",
     "bool_or",
     "bounded",
@@ -182,6 +190,7 @@ __all__ = [
     "event_store",
     "every",
     "everything",
+    "ewma",
     "files",
     "first",
     "first_of",
@@ -190,6 +199,7 @@ __all__ = [
     "iceberg",
     "in_order",
     "kafka",
+    "kmeans",
     "last",
     "max",
     "max_by",
@@ -210,6 +220,7 @@ __all__ = [
     "repeatedly",
     "retry",
     "rows",
+    "sample",
     "sessions",
     "sliding",
     "socket",
@@ -228,6 +239,7 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variance",
+    "zscore",
 ]
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from millstream.serving.events import STREAMS
 from millstream.serving.http import BUSY, NOT_HTTP
 
 
@@ -39,6 +40,17 @@ class BoundedConnection(H11Protocol):
             self._timer.cancel()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """A stream of changes has no end of its own."""
+        if self._streams:
+            self.transport.close()
+        super().shutdown()
+
+    @property
+    def _streams(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and bool(cycle.scope.get(STREAMS))
+
     def on_response_complete(self) -> None:
         self._wait()
         super().on_response_complete()
@@ -59,7 +71,7 @@ class BoundedConnection(H11Protocol):
         self._timer = self.loop.call_later(self.patience_s, self._end_unless_looking_up)
 
     def _end_unless_looking_up(self) -> None:
-        looking_up = self.cycle is not None and not self.cycle.response_started
+        looking_up = self.cycle is not None and (not self.cycle.response_started or self._streams)
         if looking_up and not self.flow.write_paused:
             self._wait()
         else:

@@ -311,6 +311,24 @@ def test_saved_searches_find_news_while_they_change(run: Run) -> None:
 
 
 @pytest.mark.more
+def test_a_machine_is_odd_before_it_fails(run: Run) -> None:
+    _, printed = run("machine_anomalies")
+    assert cells(printed) == [
+        ("15:30", "lathe", "71.0", "63.2", "12.9", "13%"),
+        ("15:40", "lathe", "71.9", "63.6", "5.6", "72%"),
+    ]
+
+
+@pytest.mark.more
+def test_money_that_accounts_send_is_neither_lost_nor_made(run: Run) -> None:
+    _, printed = run("accounts")
+    assert re.findall(r"200 accounts hold ([\d,]+) after ([\d,]+) orders", printed) == [
+        ("20,000", "1,000"),
+        ("20,000", "2,000"),
+    ]
+
+
+@pytest.mark.more
 @pytest.mark.own_processes
 def test_an_example_runs_by_its_command() -> None:
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
+from cutting import cut
 from millstream.testing import Add, Watermark, play
 from properties import examples
 from times import t
@@ -64,17 +64,6 @@ def rows(draw: Any) -> list[dict[str, Any]]:
     return made
 
 
-def cut(made: list[dict[str, Any]], cuts: list[int]) -> list[Any]:
-    """Bundles of rows, each with the watermark of its last row behind it or not."""
-    places = sorted({0, len(made), *(each % (len(made) + 1) for each in cuts)})
-    steps: list[Any] = []
-    for number, (start, stop) in enumerate(pairwise(places)):
-        steps.append(Add(made[start:stop], to="events"))
-        if number % 2 or number == len(places) - 2:
-            steps.append(Watermark(made[stop - 1]["at"]))
-    return [*steps, Watermark(None)]
-
-
 def played(steps: list[Any], on: str, history: str | None) -> Any:
     def build(events: Any, rules: Any) -> Any:
         made = events.key_by("key").match(rules=rules.to_table(key="id"), history=history)
@@ -95,7 +84,7 @@ cutting = st.lists(st.integers(0, 20), max_size=5)
 
 def check(rules: list[dict[str, Any]], made: list[dict[str, Any]], cuts: list[int], history: str | None) -> None:
     known = [Add(rules, to="rules")]
-    steps = [*known, *cut(made, cuts)]
+    steps = [*known, *cut(made, cuts, "events")]
     expected = played(steps, "reference", history)
     assert played(steps, "local", history) == expected
     whole = played([*known, Add(made, to="events"), Watermark(None)], "local", history)
@@ -125,6 +114,6 @@ def test_cuts_make_no_difference_when_rules_change_in_event_time(
 def test_changes_that_come_late_are_treated_alike(
     rules: list[dict[str, Any]], made: list[dict[str, Any]], cuts: list[int], history: str | None, place: int
 ) -> None:
-    steps = cut(made, cuts)
+    steps = cut(made, cuts, "events")
     steps.insert(min(place, len(steps) - 1), Add(rules, to="rules"))
     assert played(steps, "local", history) == played(steps, "reference", history)

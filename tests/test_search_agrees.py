@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutting import cut
 from millstream.testing import Add, Watermark, play
 from properties import examples
 from times import t
@@ -50,17 +50,6 @@ def documents(draw: Any) -> list[dict[str, Any]]:
     return made
 
 
-def cut(made: list[dict[str, Any]], cuts: list[int]) -> list[Any]:
-    """Bundles of documents, each with the watermark of its last one behind it or not."""
-    places = sorted({0, len(made), *(each % (len(made) + 1) for each in cuts)})
-    steps: list[Any] = []
-    for number, (start, stop) in enumerate(pairwise(places)):
-        steps.append(Add(made[start:stop], to="documents"))
-        if number % 2 or number == len(places) - 2:
-            steps.append(Watermark(made[stop - 1]["at"]))
-    return [*steps, Watermark(None)]
-
-
 def played(steps: list[Any], on: str, history: str | None) -> Any:
     def build(documents: Any, queries: Any) -> Any:
         return documents.match_queries(
@@ -84,7 +73,7 @@ def test_cuts_make_no_difference(
     queries: list[dict[str, Any]], made: list[dict[str, Any]], cuts: list[int], history: str | None
 ) -> None:
     known = [Add(queries, to="queries")]
-    steps = [*known, *cut(made, cuts)]
+    steps = [*known, *cut(made, cuts, "documents")]
     expected = played(steps, "reference", history)
     assert played(steps, "local", history) == expected
     whole = played([*known, Add(made, to="documents"), Watermark(None)], "local", history)

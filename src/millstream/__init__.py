@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from millstream import errors
     from millstream.alerts.targets import command, email, slack
+    from millstream.asking import ask
     from millstream.bridges.webhook_sink import webhook
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
     from millstream.capture.topics import captured, debezium
@@ -55,11 +56,13 @@ if TYPE_CHECKING:
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.dashboards import dashboard, panel
     from millstream.plan.flow import Flow
+    from millstream.plan.learning import ewma, kmeans, zscore
     from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
     from millstream.plan.process import Key
     from millstream.plan.retries import retry
+    from millstream.plan.sampling import bloom, sample
     from millstream.plan.statistics import median, mode, percentile, stddev_pop, var_pop, var_samp, variance
     from millstream.plan.stream import Stream
     from millstream.plan.tables import Table
@@ -90,6 +93,7 @@ _NAMES = {
     "millstream.capture.topics": "captured debezium",
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
+    "millstream.asking": "ask",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -117,12 +121,14 @@ _NAMES = {
     "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
+    "millstream.plan.learning": "ewma kmeans zscore",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
     "millstream.plan.dashboards": "dashboard panel",
     "millstream.plan.parameters": "param",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
     "millstream.plan.retries": "retry",
+    "millstream.plan.sampling": "bloom sample",
     "millstream.plan.statistics": "median mode percentile stddev_pop var_pop var_samp variance",
     "millstream.plan.stream": "Stream",
     "millstream.plan.tables": "Table",
@@ -169,8 +175,10 @@ __all__ = [
     "approx_set",
     "approx_top",
     "ascending",
+    "ask",
     "at_expiry",
     "avg",
+    "bloom",
     "bool_and",
     "bool_or",
     "bounded",
@@ -202,6 +210,7 @@ __all__ = [
     "event_store",
     "every",
     "everything",
+    "ewma",
     "files",
     "first",
     "first_of",
@@ -210,6 +219,7 @@ __all__ = [
     "iceberg",
     "in_order",
     "kafka",
+    "kmeans",
     "last",
     "max",
     "max_by",
@@ -232,6 +242,7 @@ __all__ = [
     "repeatedly",
     "retry",
     "rows",
+    "sample",
     "sessions",
     "slack",
     "sliding",
@@ -254,6 +265,7 @@ __all__ = [
     "variance",
     "webhook",
     "why",
+    "zscore",
 ]
 
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from os import fspath
 from typing import Self
 
-from millstream.errors import AlreadyExists, InvalidInput, UnknownTopic
-from millstream.log import Broker, EmbeddedLog, connect
+from millstream.errors import InvalidInput
+from millstream.log import Broker, connect
+from millstream.log.preparing import prepared_topic
 from millstream.plan.flow import Flow
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
 from millstream.plan.watermarks import bounded
-from millstream.records import Schema
 from millstream.search.syntax import parsed
 from millstream.user_lines import AtUsersLine, users_line
 
 SCHEMA = "id string, query string, condition string, owner string, since timestamp, at timestamp"
-CREATION_SECONDS = 10.0
 IDLE = "1 second"
 
 
@@ -48,33 +46,13 @@ def queries(
     opened: Broker = connect(log) if isinstance(log, str | os.PathLike) else log
     address = fspath(log) if isinstance(log, str | os.PathLike) else None
     try:
-        _prepare_topic(opened, topic, compaction)
+        with AtUsersLine():
+            prepared_topic(opened, topic, SCHEMA, refused="does not hold stored queries", compaction=compaction)
         return StoredQueries(opened, topic, idle, address)
     except BaseException:
         if address is not None:
             opened.close()
         raise
-
-
-def _prepare_topic(broker: Broker, name: str, compaction: bool) -> None:
-    with AtUsersLine():
-        try:
-            settings = broker.topic(name).settings
-        except UnknownTopic:
-            try:
-                settings = broker.create_topic(name, schema=SCHEMA, compaction=compaction).settings
-            except AlreadyExists:
-                settings = broker.topic(name).settings
-        patience = time.monotonic() + CREATION_SECONDS
-        while settings.schema is None and not isinstance(broker, EmbeddedLog) and time.monotonic() < patience:
-            time.sleep(0.1)  # on Kafka another process may have created the topic, and be about to describe it
-            settings = broker.topic(name).settings
-        if settings.schema != Schema.of(SCHEMA) or settings.partitions != 1:
-            raise InvalidInput(
-                f"topic '{name}' does not hold stored queries",
-                where=f"{settings.partitions} partitions, schema: {settings.schema.ddl if settings.schema else 'none'}",
-                next_step="choose another name: the topic is created when it is missing",
-            )
 
 
 class StoredQueries:

@@ -13,6 +13,7 @@ from typing import Any
 
 from millstream.serving import http
 from millstream.serving.access import Access, ListenAddress
+from millstream.serving.events import Subscribers
 from millstream.serving.served import Served
 
 
@@ -30,13 +31,15 @@ class Answered:
 class Running:
     """A server in a thread, until it is closed."""
 
-    def __init__(self, served: Served, host: str = "127.0.0.1", **access: Any) -> None:
+    def __init__(
+        self, served: Served, host: str = "127.0.0.1", *, subscribers: Subscribers | None = None, **access: Any
+    ) -> None:
         address = ListenAddress.of(host, 0)
         self.host = host
         self._listening = http.listening(address)
         at = self._listening.__enter__()
         self.port: int = at.getsockname()[1]
-        self._server = http.server(http.app(served, Access.at(address, **access)))
+        self._server = http.server(http.app(served, Access.at(address, **access), subscribers=subscribers))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [at]})
         self._thread.start()
 

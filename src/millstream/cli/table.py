@@ -132,6 +132,9 @@ def serve(
     ] = None,
     max_tables: Annotated[int, typer.Option(min=1, help="How many tables can be open at once.")] = 64,
     index_mb: Annotated[int, typer.Option(min=1, help="Total memory for the indexes of topics.")] = 1024,
+    subscribe: Annotated[
+        bool, typer.Option("--subscribe", help="Let clients read all rows of a table and follow its changes.")
+    ] = False,
     at: Address = None,
     at_env: AddressVariable = None,
     at_file: AddressFile = None,
@@ -145,6 +148,8 @@ def serve(
       millstream table serve --port 8080
       curl http://127.0.0.1:8080/tables/totals/red
       millstream table serve totals --host 192.0.2.7 --token-file token
+      millstream table serve totals --subscribe
+      curl -N http://127.0.0.1:8080/changes/totals
     """
     from millstream.serving import Tables, http
     from millstream.serving.access import Access, ListenAddress, read_token
@@ -166,4 +171,4 @@ def serve(
             shown = f"[{host}]" if ":" in host else host
             number = taken.getsockname()[1]
             show_note(f"tables are served at http://{shown}:{number}/tables until Ctrl-C")
-            http.serve(served, taken, access)
+            http.serve(served, taken, access, subscribe=subscribe)

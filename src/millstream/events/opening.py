@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 
-from millstream.errors import AlreadyExists, InvalidInput, UnknownTopic
+from millstream.errors import InvalidInput
 from millstream.events.contents import Contents
 from millstream.events.embedded_log import EmbeddedEventLog
 from millstream.events.keys import Keys
@@ -15,9 +14,7 @@ from millstream.events.ports import EventLog
 from millstream.events.store import EventStore
 from millstream.events.upcasters import Upcaster, Upcasters
 from millstream.log import Broker, EmbeddedLog, connect
-from millstream.records import Schema
-
-CREATION_SECONDS = 10.0
+from millstream.log.preparing import prepared_topic
 
 
 def event_store(
@@ -56,23 +53,7 @@ def _log_of(broker: Broker) -> Callable[[str], EventLog]:
 
 
 def _prepare_topic(broker: Broker, name: str) -> None:
-    try:
-        settings = broker.topic(name).settings
-    except UnknownTopic:
-        try:
-            settings = broker.create_topic(name, schema=SCHEMA).settings
-        except AlreadyExists:
-            settings = broker.topic(name).settings
-    patience = time.monotonic() + CREATION_SECONDS
-    while settings.schema is None and not isinstance(broker, EmbeddedLog) and time.monotonic() < patience:
-        time.sleep(0.1)  # on Kafka another process may have created the topic, and be about to describe it
-        settings = broker.topic(name).settings
-    if settings.schema != Schema.of(SCHEMA) or settings.partitions != 1:
-        raise InvalidInput(
-            f"topic '{name}' is not an event store",
-            where=f"{settings.partitions} partitions, schema: {settings.schema.ddl if settings.schema else 'none'}",
-            next_step="choose another name: the store creates its topic itself",
-        )
+    settings = prepared_topic(broker, name, SCHEMA, refused="is not an event store")
     if settings.compaction:
         raise InvalidInput(
             f"topic '{name}' is compacted: it would lose events",

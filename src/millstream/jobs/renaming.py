@@ -36,7 +36,14 @@ def renamed(outputs: Sequence[Write], into: str) -> tuple[Write, ...]:
         return replace(node, sink=node.sink.renamed(into) if node is main[0] else node.sink.with_suffix(ending))
 
     changed = rewired(outputs, change)
-    sources = [node.source for node in in_order(changed) if isinstance(node, Read)]
+    reads = [node for node in in_order(changed) if isinstance(node, Read)]
+    if looped := next((node for node in reads if node.loop), None):
+        raise InvalidInput(
+            f"the flow reads what it writes to '{looped.source}', so its results cannot be recomputed beside them",
+            where=users_line(),
+            next_step="give the flow another name and its topics other names, and run it",
+        )
+    sources = [node.source for node in reads]
     check_loop(sources, [output.sink for output in changed])  # a pattern may match the new name
     return changed
 

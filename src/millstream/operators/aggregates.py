@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from millstream.operators import approximate, conditions, picks, statistics
+from millstream.operators import approximate, conditions, picks, sampling, statistics
 from millstream.operators.accumulators import (
     EMPTY,
     ORDER,
@@ -348,4 +348,5 @@ COLUMNS: Mapping[type[plan.Aggregate], type[Columns[Any]]] = {
     **picks.COLUMNS,
     **statistics.COLUMNS,
     **approximate.COLUMNS,
+    **sampling.COLUMNS,
 }

@@ -264,13 +264,13 @@ def approx_distinct(
     `bounds` gives a struct of the estimate and its bounds, with a confidence of 95 percent. `sketch` gives the HLL
     sketch itself, and `of_sketches` merges such sketches.
     """
-    _check_error("approx_distinct", error)
+    check_error("approx_distinct", error)
     return ApproxDistinct(text_of(expression, "approx_distinct"), bounds, sketch, of_sketches, error)
 
 
 def approx_set(expression: str, *, error: float = 0.02, of_sketches: bool = False) -> Aggregate:
     """The theta sketch of the different values; `millstream.sketches` has its size, union, intersection, difference."""
-    _check_error("approx_set", error)
+    check_error("approx_set", error)
     return ApproxSet(text_of(expression, "approx_set"), False, True, of_sketches, error)
 
 
@@ -296,7 +296,7 @@ def approx_quantiles(
             where=users_line(),
             next_step="approx_quantiles('latency', [0.5, 0.99])",
         )
-    _check_error("approx_quantiles", error)
+    check_error("approx_quantiles", error)
     return ApproxQuantiles(
         text_of(expression, "approx_quantiles"), bounds, sketch, of_sketches, tuple(map(float, asked)), is_list, error
     )
@@ -330,7 +330,7 @@ def approx_count(
     The sketch (`sketch=True`) holds the counts of every value: ask it with `millstream.sketches.count_of`.
     `of_sketches` merges such sketches. Rows may be retracted.
     """
-    _check_error("approx_count", error)
+    check_error("approx_count", error)
     if of is None and not sketch:
         raise InvalidAggregate(
             "approx_count needs a value to count",
@@ -340,7 +340,7 @@ def approx_count(
     return ApproxCount(text_of(expression, "approx_count"), bounds, sketch, of_sketches, of, error)
 
 
-def _check_error(what: str, error: object) -> None:
+def check_error(what: str, error: object) -> None:
     if not isinstance(error, float) or not 0.0005 <= error <= 0.5:
         raise InvalidAggregate(
             f"{what} takes an error from 0.0005 to 0.5, not {error!r}",

@@ -129,8 +129,13 @@ def check_loop(sources: Sequence[Endpoint], sinks: Sequence[Endpoint]) -> None:
                 continue
             raise refusal(
                 f"the flow reads and writes '{sink.topic_name}': it would consume its own output",
-                "write to another topic",
+                "write to another topic, or read it with loop=True: what is written in a batch is read in the next one",
             )
+
+
+def check_looped(source: Endpoint) -> None:
+    if source.broker_topic is None:
+        raise refusal(f"{source} cannot be part of a loop", "loop=True is for a topic of the flow's own log")
 
 
 def differences(one: Schema, other: Schema) -> str:

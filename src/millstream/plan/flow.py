@@ -16,6 +16,7 @@ from millstream.plan import engine
 from millstream.plan.checks import (
     NAME,
     check_loop,
+    check_looped,
     chosen_on_lost,
     refusal,
     schema_of,
@@ -91,6 +92,7 @@ class Flow:
         changes: bool = False,
         on_lost: str | None = None,
         format: str | None = None,
+        loop: bool = False,
     ) -> Stream:
         """Reads the rows of a topic, or of another source such as `ms.files(…)` or a Spark DataFrame.
 
@@ -105,6 +107,7 @@ class Flow:
         at the "earliest" or "latest" record that is left, with a warning about the gap.
         `format` is how the values of a topic without a schema are encoded: json (default), avro, protobuf, csv, string
         or bytes.
+        With `loop`, the flow may also write this topic: what it writes in a batch, it reads in the next one.
         """
         source, on_lost = chosen_on_lost(with_format(source_of(source), format), on_lost)
         columns = schema_of(engine.own_schema(source, self.log) if schema is None else schema)
@@ -113,11 +116,15 @@ class Flow:
             raise refusal("a watermark needs event_time", "set it with event_time='…'")
         moment = None if event_time is None else event_time_of(event_time, columns)
         is_computed = moment is not None and moment.column is None
-        check_loop([source], [write.sink for write in self.outputs])
+        if loop:
+            check_looped(source)
+        else:
+            check_loop([source], [write.sink for write in self.outputs])
+            self._sources.append(source)
         step = self.step(name, f"read {source.name}")
-        self._sources.append(source)
         column = None if moment is None else moment.column
-        read = Read(step, columns, (), users_line(), source, column, strategy if column else None, changes, on_lost)
+        followed = strategy if column else None
+        read = Read(step, columns, (), users_line(), source, column, followed, changes, on_lost, loop)
         node: Node = self._row_of(read) if changes else read
         if is_computed:
             node = with_event_time(Stream(self, node), event_time, watermark, None)

@@ -40,6 +40,7 @@ from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
     from millstream.plan.joining import Joined, On
+    from millstream.plan.learning import Learner
     from millstream.plan.patterns.matching import Found
     from millstream.plan.patterns.pattern import Pattern
     from millstream.plan.patterns.rule_matching import RuleMatches
@@ -114,6 +115,16 @@ class Keyed(Hinted):
         chosen = row_order(stream.node, order, has_on_timer=on_timer is not None)
         node = Process("", columns, (stream.node,), users_line(), self.keys, function, on_timer, event_time, chosen)
         return Stream(stream.flow, stream.flow.named(node, "process", name))
+
+    def learn(self, model: Learner, *, name: str | None = None) -> Stream:
+        """Updates a small model of each key with every row, in order of event time, and adds its columns to the row.
+
+        `model` is `ms.ewma(…)`, `ms.zscore(…)` or `ms.kmeans(…)`. The columns of a row are computed from what the
+        rows before it have taught; those of a row with a null or NaN are null, and it teaches nothing.
+        """
+        from millstream.plan.learning import learned
+
+        return learned(self, model, name)
 
     @overload
     def match(

@@ -118,6 +118,8 @@ class Read(Node):
     """Whether its rows have weights: one of weight -1 retracts an equal row."""
     on_lost: str = "error"
     """What to do if records of a topic were deleted before they were read."""
+    loop: bool = False
+    """Whether the flow may also write what it reads here."""
 
     @property
     def is_changing(self) -> bool:

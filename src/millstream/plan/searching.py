@@ -1,10 +1,10 @@
-"""The steps of a stream that ask stored questions."""
+"""The steps of a stream that match stored queries and apply models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from millstream.plan.viewed import Viewed
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Searching(Viewed):
-    """A stream whose rows may be documents."""
+    """A stream whose rows may be documents, or what a model knows about."""
 
     def match_queries(
         self,
@@ -39,3 +39,22 @@ class Searching(Viewed):
 
         stream = cast("Stream", self)
         return match_queries(stream, queries, text, analysers, history, name, score=score, highlight=highlight)
+
+    def predict(
+        self,
+        model: Any,
+        features: str | Sequence[str],
+        *,
+        into: str = "prediction",
+        type: str = "double",
+        name: str | None = None,
+    ) -> Stream:
+        """Adds the prediction of a model, computed for whole batches from the columns in `features`.
+
+        `model` is a function of a polars frame that returns a value for each row, a model with a method `predict` as
+        those of scikit-learn, or an ONNX file, given by its path or its bytes. `type` is that of the new column. Rows
+        that the model fails on go to `.dead`.
+        """
+        from millstream.plan.predicting import predict
+
+        return predict(cast("Stream", self), model, features, into, type, name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from millstream.serving.events import STREAMS
 from millstream.serving.http import BUSY, NOT_HTTP
 
 if TYPE_CHECKING:
@@ -47,6 +48,17 @@ class Bounded(Connection):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """A stream of changes has no end of its own."""
+        if self._streams:
+            self.transport.close()
+        super().shutdown()
+
+    @property
+    def _streams(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and bool(cycle.scope.get(STREAMS))
 
     def on_response_complete(self) -> None:
         self._wait()

@@ -1,7 +1,8 @@
 """Tables over HTTP: the current row of a key as JSON, by one GET.
 
-A caller learns which tables are served and the rows of keys it knows, and nothing else: everything missing gets the
-same answer, errors contain neither keys nor rows, and internal errors are only reported on stderr.
+A caller learns which tables are served and the rows of keys it knows, and nothing else, unless the server lets callers
+follow whole tables: everything missing gets the same answer, errors contain neither keys nor rows, and internal errors
+are only reported on stderr.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from millstream.connectors.catalog import Remembered
 from millstream.connectors.lookups import InvalidKey, TableUnavailable
 from millstream.errors import InvalidInput, KafkaUnavailable, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied, ListenAddress, unusable
+from millstream.serving.events import Subscribers
+from millstream.serving.following import Following, NotFollowed
 from millstream.serving.served import Served
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ LOOKUPS_MAX = 16  # at once; a lookup blocks its thread
 KEEP_ALIVE_SECONDS = 5
 SHUTDOWN_SECONDS = 10
 METHODS = ("GET", "HEAD")
+CHANGES = b"/changes/"
 HEADERS = (
     (b"content-type", b"application/json"),
     (b"x-content-type-options", b"nosniff"),
@@ -47,6 +51,7 @@ DESCRIPTION = {
     "GET /tables/NAME": "one of them",
     "GET /tables/NAME/KEY": "the row of a key of one column",
     "GET /tables/NAME?column=value&…": "the row of a key of any number of columns",
+    "GET /changes/NAME": "all rows of a table and then its changes, as server-sent events, if the server allows it",
 }
 BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 logger = terminal.logger("uvicorn.error")  # writes every line to stderr, unlike a command's warnings
@@ -87,19 +92,30 @@ INTERNAL = error(500, "InternalError", "the server failed to answer", "the serve
 KINDS = {400: "InvalidInput", 401: "Unauthorized", 403: "Forbidden"}
 
 
-def app(served: Served, access: Access) -> Application:
-    """The ASGI application."""
+def app(served: Served, access: Access, *, subscribers: Subscribers | None = None) -> Application:
+    """The ASGI application. With `subscribers`, clients may follow whole tables."""
     threads = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="millstream-lookup")
 
-    async def answer(scope: MutableMapping[str, Any], receive: object, send: Callable[..., Awaitable[None]]) -> None:
+    async def answer(
+        scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Message]], send: Callable[..., Awaitable[None]]
+    ) -> None:
         if scope["type"] != "http":
             return
         try:
             _check(scope, access)
             loop = asyncio.get_running_loop()
-            made = await loop.run_in_executor(
-                threads, _answered, served, bytes(scope["raw_path"]), bytes(scope["query_string"])
-            )
+            path, query = bytes(scope["raw_path"]), bytes(scope["query_string"])
+            if subscribers is not None and scope["method"] == "GET" and path.startswith(CHANGES):
+                if not subscribers.take():
+                    raise Refused(BUSY)
+                try:
+                    position = _position(scope["headers"], query)
+                    following = await loop.run_in_executor(threads, _followed, served, path, position)
+                    await subscribers.stream(following, scope, receive, send)
+                    return
+                finally:
+                    subscribers.give_back()
+            made = await loop.run_in_executor(threads, _answered, served, path, query)
         except Refused as refused:
             made = refused.answer
         await send({"type": "http.response.start", "status": made.status, "headers": made.headers})
@@ -127,13 +143,43 @@ def _check(scope: MutableMapping[str, Any], access: Access) -> None:
         raise Refused(TOO_LONG)
 
 
+def _position(headers: Iterable[tuple[bytes, bytes]], query: bytes) -> str | None:
+    """Where a client continues: a browser that has lost its connection sends the id of the last event."""
+    given = unquote_to_bytes(query.removeprefix(b"position=")) if query.startswith(b"position=") else b""
+    last = next((value for name, value in headers if name == b"last-event-id"), given)
+    return last.decode("latin-1") or None
+
+
+def _followed(served: Served, path: bytes, position: str | None) -> Following:
+    """The table of a path, to be followed; whatever prevents it is refused."""
+    made: list[Following] = []
+
+    def follow() -> Answer:
+        found = served.followed(_text(path.removeprefix(CHANGES)), position)
+        if found is None:
+            return NOT_FOUND
+        made.append(found)
+        return Answer(200, b"")
+
+    answer = _guarded(follow)
+    if not made:
+        raise Refused(answer)
+    return made[0]
+
+
 def _answered(served: Served, path: bytes, query: bytes) -> Answer:
+    return _guarded(lambda: _looked_up(served, path, query))
+
+
+def _guarded(answered: Callable[[], Answer]) -> Answer:
     try:
-        return _looked_up(served, path, query)
+        return answered()
     except Refused as refused:
         return refused.answer
     except NotFound:  # a topic that was just deleted
         return NOT_FOUND
+    except NotFollowed as failure:
+        return error(400, "InvalidInput", failure.what, failure.next_step or "")
     except (TableUnavailable, KafkaUnavailable) as failure:
         logger.error("%s", failure)
         return UNAVAILABLE
@@ -248,9 +294,9 @@ def server(application: Application, connection: type[asyncio.Protocol] | None =
     )
 
 
-def serve(served: Served, at: socket.socket, access: Access) -> None:
+def serve(served: Served, at: socket.socket, access: Access, *, subscribe: bool = False) -> None:
     """Serves until Ctrl-C."""
-    server(app(served, access)).run(sockets=[at])
+    server(app(served, access, subscribers=Subscribers() if subscribe else None)).run(sockets=[at])
 
 
 def check_installed() -> None:

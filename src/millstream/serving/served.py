@@ -10,6 +10,7 @@ from typing import Any
 
 from millstream.connectors.catalog import Remembered
 from millstream.connectors.lookups import Lookup, Row
+from millstream.serving.following import Following
 from millstream.serving.tables import Tables
 
 TABLES_MAX = 64
@@ -57,6 +58,11 @@ class Served:
             return None
         with self._in_use(table) as lookup:
             return lookup.row(key)
+
+    def followed(self, name: str, position: str | None) -> Following | None:
+        """A table whose changes the caller reads and closes; None if it is not listed."""
+        table = self.find(name)
+        return None if table is None else self._tables.followed(table, position)
 
     @property
     def open_tables(self) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
@@ -20,6 +20,7 @@ from millstream.connectors.lookups import Lookup, Row
 from millstream.connectors.registry import open_lookup
 from millstream.errors import InvalidInput, InvalidName, NotFound, UnknownTopic
 from millstream.log import Broker, EmbeddedLog, connect
+from millstream.serving.following import Change, Following
 from millstream.serving.newest import always
 from millstream.serving.topics import TopicTable, text_table
 from millstream.user_lines import what_exists
@@ -108,6 +109,10 @@ class Tables:
 
         return KafkaTopicTable(cast("KafkaLog", self._log), table, follows=self._follows, room=room)
 
+    def followed(self, table: Remembered, position: str | None = None) -> Following:
+        """The changes of a table, which the caller closes."""
+        return Following(self._log, table, position)
+
     def _topic(self, name: str, known: dict[str, Remembered]) -> Remembered:
         """A switched name has the key of the topic it refers to."""
         try:
@@ -182,6 +187,18 @@ class OpenTable:
         """The current row of a key, or None. A key of several columns is a dict, or a tuple in the order of `key`."""
         row = self._table.row(key)
         return None if row is None else row.values()
+
+    def subscribe(self, position: str | None = None) -> Iterator[Change]:
+        """All rows of a table in a topic, then an event `current`, then every change, without end.
+
+        With the position of an event, it continues after that event.
+        """
+        following = self._tables.followed(self._tables.find(self.name), position)
+        try:
+            while True:
+                yield from following.events()
+        finally:
+            following.close()
 
     def close(self) -> None:
         self._tables.close()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidInput, NotFound
+from millstream.errors import InvalidInput, NeedsSpark, NotFound
+from millstream.plan.needs_spark import SparkFunction
+from millstream.plan.stream import Stream
+from millstream.plan.walking import in_order
+from millstream.provenance.replaying import check_here
 from provenance.recorded import SCHEMA, Batch, at, record, score
 
 
@@ -120,3 +125,39 @@ def test_a_pane_that_was_never_sent_is_reported(log: Path, asked: dict[str, obje
 def test_a_job_that_has_not_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="has not run"):
         ms.why(scores_flow(tmp_path / "empty"), pane={"team": "red", "window": at(0)})
+
+
+def test_rows_behind_a_step_with_state_are_its_results(log: Path) -> None:
+    """Goal: no wrong origin. Method: a window over the panes of another one."""
+    flow = scores_flow(log)
+    panes = Stream(flow, next(node for node in in_order(flow.outputs) if node.name == "totals"))
+    hours = panes.select("total").window(ms.fixed("1 hour")).trigger(ms.repeatedly(ms.after_count(1)))
+    hours.agg(most=ms.max("total"), name="most").write("most")
+    with pytest.raises(InvalidInput, match="several windowed steps"):
+        ms.why(flow, pane={"window": at(0)})
+    answer = ms.why(flow, pane={"window": at(0)}, step="most")
+    assert answer["pane"]["most"] == 15
+    assert all("offset" not in row for row in answer["rows"])
+
+
+def test_a_step_that_only_spark_can_run_is_named(log: Path) -> None:
+    """Goal: no wrong answer about a flow that this process cannot run."""
+    read = scores_flow(log).outputs[0]
+    step = SparkFunction("checked", read.schema, (read,), None, "a function", cast(Any, None))
+    with pytest.raises(NeedsSpark, match="'checked' only runs on Spark"):
+        check_here([step])
+
+
+def test_records_that_have_expired_are_noted(tmp_path: Path) -> None:
+    """Goal: an answer without them says so. Method: retention deletes the first segments of the topic."""
+    folder = tmp_path / "log"
+    with ms.connect(folder) as log:
+        log.create_topic("scores", partitions=1, schema=SCHEMA, segment_bytes=4096, retention_bytes=8192)
+    batches = [Batch(number, {0: [score("red", 1, number)] * 100}) for number in range(10)]
+    batches.append(Batch(99, {0: [score("red", 1, 90)]}))
+    record(folder, "totals", "scores", "scores", batches)
+    with ms.connect(folder) as log:
+        log.clean("scores")
+        assert log.describe_topic("scores").partitions[0].start_offset > 0
+    answer = ms.why(scores_flow(folder), pane={"team": "red", "window": at(0)})
+    assert "have expired" in answer["notes"][0]

@@ -158,20 +158,22 @@ class Replay:
         with ExitStack() as opened:
             local = Local(self._observed)
             readers = [self._reader(node, opened) for node in self.sources]
+            opened.callback(self._note_losses, readers)
             clock = 0
             for batch in self._batches:
                 starts = batch.starts or {}
                 for reader in readers:
                     reader.begin(starts.get(reader.node.name, {}))
-                while True:
+                is_done = False
+                while not is_done:
                     ends = {reader: reader.end_of(batch) for reader in readers}
-                    moment = self._moment(local, readers, ends, batch, clock)
-                    yield moment
+                    yield self._moment(local, readers, ends, batch, clock)
                     clock = batch.clock
-                    if all(reader.is_at_end_of(batch) for reader in readers):
-                        break
-            for reader in readers:
-                self.notes += reader.source.take_losses()
+                    is_done = all(reader.is_at_end_of(batch) for reader in readers)
+
+    def _note_losses(self, readers: Sequence[_Reader]) -> None:
+        found = [loss for reader in readers for loss in (*reader.expired, *reader.source.take_losses())]
+        self.notes = list(dict.fromkeys([*self.notes, *found]))
 
     def _moment(
         self,
@@ -221,6 +223,8 @@ class _Reader:
         self._before = before
         self._position: Offsets = {}
         self._marks: dict[str, int] = {}
+        self.expired: list[str] = []
+        """Describes records that were deleted before the first one that can be read."""
 
     def begin(self, starts: Offsets) -> None:
         """Continues at the recorded offsets; a partition without one starts at its earliest record."""
@@ -234,6 +238,11 @@ class _Reader:
             with connector_errors(self.node.source, self.node.name):
                 earliest = self.source.earliest()
             self._position |= {name: min(ends[name], earliest.get(name, 0)) for name in missing}
+            self.expired += [
+                f"records of partition {name} of '{self.node.source}' before offset {earliest[name]} have expired"
+                for name in missing
+                if earliest.get(name, 0) > 0
+            ]
         if batch.is_whole:
             return ends
         share = max(1, STEP_ROWS // max(1, len(ends)))

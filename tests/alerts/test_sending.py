@@ -175,6 +175,16 @@ def test_a_target_that_fails_is_tried_again_and_reported(outbox: Outbox, tmp_pat
     assert read_health(tmp_path)["down"].failures == 0
 
 
+def test_a_target_that_fails_unexpectedly_is_reported_too(outbox: Outbox, tmp_path: Path) -> None:
+    class Broken(Target):
+        def send(self, notification: Any) -> None:
+            raise ValueError("a header with a line break")
+
+    outbox.put("broken", message("a"), 0.0)
+    assert Sender(outbox, lambda: {"broken": Broken()}).send_due(1.0) == 0
+    assert read_health(tmp_path)["broken"].error == "ValueError: a header with a line break"
+
+
 def test_what_was_accepted_survives(tmp_path: Path) -> None:
     first = Outbox(tmp_path)
     first.put("ops", message("a"), 0.0)
@@ -230,8 +240,12 @@ def test_settings(tmp_path: Path) -> None:
     path = tmp_path / "alerts.toml"
     assert read_settings(path).targets == {}
     path.write_text(SETTINGS)
+    path.chmod(0o644)
     found = read_settings(path)
     assert list(found.targets) == ["ops", "log"]
+    path.chmod(0o666)
+    with pytest.raises(InvalidInput, match="other users can change"):
+        read_settings(path)
     lag, failed = found.rules
     assert (lag.repeat_s, lag.jobs, found.recipients(lag)) == (14_400.0, ("team-*",), ["log"])
     assert (lag.applies_to("team-a"), lag.applies_to("other")) == (True, False)

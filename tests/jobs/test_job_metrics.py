@@ -104,7 +104,8 @@ def test_phases_of_a_batch() -> None:
     sample = sampled(metrics)[0]
     assert (sample.batch_s, sample.wait_s, sample.process_s, sample.other_s, sample.busy) == (2.0, 0.0, 0.75, 0.5, 0.75)
     assert sampled(metrics, NOW + 1, ends={("read_scores", "0"): 0})[0].busy == 0.0
-    assert plan_of(plan())[0].has_watermark
+    source, *_ = plan_of(plan())
+    assert (source.has_watermark, source.topic) == (True, "scores")
 
 
 def test_when_an_offset_was_passed() -> None:

@@ -13,7 +13,7 @@ from alerts.receivers import http_server
 from millstream.alerts.message import Message
 from millstream.alerts.outbox import Outbox
 from millstream.alerts.sender import FAILURES_REPORTED
-from millstream.errors import InvalidInput, NotFound
+from millstream.errors import DamagedState, InvalidInput, NotFound
 from millstream.metrics.history import History
 from millstream.metrics.samples import Sample, StepPlan, StepSample
 from millstream.supervision.alerting import Alerting
@@ -142,6 +142,14 @@ def test_a_file_that_cannot_be_used_is_reported_and_the_settings_before_stay(
     found = alerting.document()
     assert "is not a rule" in found["error"]
     assert [each["name"] for each in found["targets"]] == ["got"]
+
+
+def test_a_damaged_outbox_is_reported(supervisor: Supervisor, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    (folder / "alerts.db").write_bytes(b"not a database, but something else")
+    with pytest.raises(DamagedState, match="cannot be read"):
+        Alerting(folder, Status(supervisor))
 
 
 def test_a_rule_that_is_none_is_refused_when_a_job_is_submitted(supervisor: Supervisor, tmp_path: Path) -> None:

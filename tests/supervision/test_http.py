@@ -187,6 +187,7 @@ def test_metrics_of_a_job(supervisor: Supervisor, jobs: Jobs) -> None:
     assert [each["at"] for each in found["samples"]] == [102.0]
     assert found["samples"][0]["steps"]["read"]["lag_s"] == 2.5
     assert [each["name"] for each in found["plan"]] == ["read"]
+    assert (found["upstream"], found["lag_inherited_s"]) == ([], None)
     assert jobs.metrics("scores", last="1 minute", step="read")["samples"] == []
     with pytest.raises(InvalidInput, match="no step 'write'"):
         jobs.metrics("scores", step="write")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from millstream import terminal
 from millstream.alerts.message import SENDER, Message, together
 from millstream.alerts.outbox import Outbox
 from millstream.alerts.targets import Target
-from millstream.errors import MillstreamError
+from millstream.errors import AlertNotSent, MillstreamError
 
 GROUP_S = 5.0
 """How long a message waits for others to be sent with."""
@@ -40,23 +39,24 @@ class Sender:
         dropped = self._outbox.health()[name].dropped
         try:
             if name not in targets:
-                raise MillstreamError("there is no such target any more")
+                raise AlertNotSent("there is no such target any more")
             targets[name].send(together(list(messages.values()), dropped))
-        except MillstreamError as error:
-            self._failed(name, error, targets, now)
+        except Exception as error:  # whatever it is, it must be reported
+            why = error.what if isinstance(error, MillstreamError) else f"{type(error).__name__}: {error}"
+            self._failed(name, why, targets, now)
             return False
         before = self._outbox.sent(name, list(messages))
         if before.failures >= FAILURES_REPORTED:
             self._report(name, targets, now, f"Alerts to '{name}' are sent again", "It could not be reached before.")
         return True
 
-    def _failed(self, name: str, error: MillstreamError, targets: Mapping[str, Target], now: float) -> None:
+    def _failed(self, name: str, why: str, targets: Mapping[str, Target], now: float) -> None:
         failures = self._outbox.health()[name].failures
         again_at = now + min(AGAIN_S_MAX, AGAIN_S * 2**failures)
-        health = self._outbox.failed(name, error.what, now, again_at)
-        logger.warning("alerts to '%s' cannot be sent, %d times in a row: %s", name, health.failures, error)
+        health = self._outbox.failed(name, why, now, again_at)
+        logger.warning("alerts to '%s' cannot be sent, %d times in a row: %s", name, health.failures, why)
         if health.failures == FAILURES_REPORTED:
-            self._report(name, targets, now, f"Alerts to '{name}' cannot be sent", error.what)
+            self._report(name, targets, now, f"Alerts to '{name}' cannot be sent", why)
 
     def _report(self, about: str, targets: Mapping[str, Target], now: float, title: str, text: str) -> None:
         """To all other targets: a sender that fails must not fail silently."""
@@ -89,5 +89,5 @@ class SenderThread:
                 if self._before is not None:
                     self._before(now)
                 self._sender.send_due(now)
-            except (MillstreamError, OSError, sqlite3.Error) as error:  # a full disk, say: it is tried again
-                logger.warning("alerts wait: %s", error)
+            except Exception:  # a full disk, say: it is tried again
+                logger.exception("alerts wait")

@@ -51,14 +51,21 @@ def read_settings(path: Path) -> AlertSettings:
         raise InvalidInput(
             f"the alerts cannot be used: {what}", where=str(path), next_step=next_step or "see alerts.md"
         ) from error
-    has_secrets = any(name in table for table in document.get("targets", {}).values() for name in SECRETS)
-    if has_secrets and (found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid != os.geteuid()):
-        raise InvalidInput(
-            "the alerts have passwords or addresses that are secret, and other users can read the file",
-            where=str(path),
-            next_step=f"chmod 600 {path}",
-        )
+    _refuse_untrusted(path, found, document)
     return settings
+
+
+def _refuse_untrusted(path: Path, found: os.stat_result, document: Mapping[str, Any]) -> None:
+    """Changing the file allows to run commands as this user, and its secrets are for this user alone."""
+    what = None
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        what = "other users can change the file"
+    elif found.st_mode & (stat.S_IRGRP | stat.S_IROTH) and any(
+        name in table for table in document.get("targets", {}).values() for name in SECRETS
+    ):
+        what = "they have passwords or addresses that are secret, and other users can read the file"
+    if what is not None:
+        raise InvalidInput(f"the alerts cannot be used: {what}", where=str(path), next_step=f"chmod 600 {path}")
 
 
 def parse(document: Mapping[str, Any]) -> AlertSettings:

@@ -74,10 +74,10 @@ def up(
                 as_json=session.json,
             )
         show_note(f"the supervisor is at {url} until Ctrl-C; jobs go on without it. Its token: {home.folder / 'token'}")
-        looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
-        looking.start()
         status = Status(supervisor)
         alerting = Alerting(home.folder, status)
+        looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
+        looking.start()
         alerting.start()
         try:
             with with_console(

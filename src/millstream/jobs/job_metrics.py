@@ -278,6 +278,7 @@ def plan_of(physical_plan: PhysicalPlan) -> list[StepPlan]:
                 has_watermark=watermark is not None,
                 idle_s=None if watermark is None or watermark.idle is None else watermark.idle.total_seconds(),
                 drops_late=node.keeps_state and not physical_plan.takes_late(node),
+                topic=_topic(node),
             )
         )
     return made
@@ -294,6 +295,12 @@ def _kind(node: Node) -> str:
         case Dead():
             return "dead"
     return "stateful" if node.keeps_state else "step"
+
+
+def _topic(node: Node) -> str | None:
+    endpoint = node.source if isinstance(node, Read) else node.sink if isinstance(node, Write) else None
+    topic: str | None = getattr(endpoint, "broker_topic", None)  # a Spark DataFrame is no topic
+    return topic
 
 
 def _lowest(before: Reached, report: StepReport) -> Reached:

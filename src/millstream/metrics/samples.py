@@ -21,6 +21,8 @@ class StepPlan:
     """Of a source: how long a partition may be silent before it no longer holds the watermark back."""
     drops_late: bool = False
     """Whether its late rows are counted and then dropped."""
+    topic: str | None = None
+    """Of a source or an output: the topic on the job's own broker, if it is one."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from typing import Any
 
 from millstream import terminal
 from millstream.alerts.message import RESOLVED, SENDER, TEST, Message, together
+from millstream.alerts.outbox import FILE as DATABASE
 from millstream.alerts.outbox import Outbox, read_health
 from millstream.alerts.rules import Condition, JobView, Rule, described, judged
 from millstream.alerts.sender import FAILURES_REPORTED, GROUP_S, Sender, SenderThread
 from millstream.alerts.settings import FILE, AlertSettings, read_settings
-from millstream.errors import MillstreamError, NotFound
+from millstream.errors import DamagedState, MillstreamError, NotFound
 from millstream.supervision.status import Status
 from millstream.supervision.store import JobRecord
 from millstream.user_lines import what_exists
@@ -33,7 +34,14 @@ class Alerting:
         """`folder` is the supervisor's own."""
         self._path = folder / FILE
         self._status = status
-        self._outbox = Outbox(folder)
+        try:
+            self._outbox = Outbox(folder)
+        except sqlite3.DatabaseError as error:
+            raise DamagedState(
+                f"the alerts that wait to be sent cannot be read: {error}",
+                where=str(folder / DATABASE),
+                next_step="move the file away: a new one is created",
+            ) from error
         self._settings = AlertSettings()
         self._read_at: tuple[int, ...] | None = None
         self.error: str | None = None
@@ -185,5 +193,7 @@ class Alerting:
 
 def rules_of(job: JobRecord, rules: Iterable[Rule]) -> list[Rule]:
     """The rules that apply to a job: those of the file, and those it was submitted with."""
+    shared = [rule for rule in rules if rule.applies_to(job.name)]
     own = [replace(Rule.parse(text), jobs=(job.name,)) for text in job.specification.alerts]
-    return [*(rule for rule in rules if rule.applies_to(job.name)), *own]
+    known = [rule.text for rule in shared]
+    return [*shared, *(rule for rule in own if rule.text not in known)]

@@ -11,6 +11,7 @@ from millstream.jobs.job_progress import read_progress
 from millstream.metrics.history import read_metrics
 from millstream.metrics.samples import Metrics, as_document
 from millstream.metrics.silence import LOOK_BACK_S, why_silent
+from millstream.metrics.upstream import upstream_of
 from millstream.supervision.store import JobRecord, Observed
 from millstream.supervision.supervisor import Supervisor, described
 
@@ -46,8 +47,11 @@ class Status:
     def metrics(self, name: str, since: float | None = None, step: str | None = None) -> dict[str, Any]:
         """The metrics of a job from an instant on, by default the newest; an empty list if it has none yet."""
         job = self._supervisor.store.job(name)
-        found = read_metrics(self._supervisor.folder_of(job), since=since, step=step)
-        return as_document(found or Metrics(job.created), name, step)
+        found = read_metrics(self._supervisor.folder_of(job), since=since, step=step) or Metrics(job.created)
+        upstream = upstream_of(name, {**self.running_metrics(), name: found})
+        inherited_s = max((each.lag_s for each in upstream if each.lag_s is not None), default=None)
+        before = {"upstream": [asdict(each) for each in upstream], "lag_inherited_s": inherited_s}
+        return {**as_document(found, name, step), **before}
 
     def why_silent(self, name: str) -> dict[str, Any]:
         """Why nothing comes out of a job."""

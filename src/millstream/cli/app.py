@@ -8,6 +8,7 @@ import typer
 
 from millstream.cli import (
     bench,
+    bridge,
     consume,
     groups,
     init,
@@ -71,5 +72,8 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, up, jobs, table, topics, produce, consume, tail, groups, queues, switch, listen, pack, bench):
+for module in (
+    *(init, run, up, jobs, table),
+    *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, pack, bench),
+):
     module.register(app)

@@ -1,8 +1,10 @@
-"""Bridges into the log: webhooks that are durable before they are answered.
+"""Bridges into the log: webhooks that are durable before they are answered, and Arrow Flight beside Kafka.
 
 usage: bridges.py [--quick]
 
-The clients are processes of their own, with many connections. The last line is one JSON document with the figures.
+The clients of webhooks are processes of their own, with many connections. Flight: the same program sends typed rows in
+batches and reads them back as columns, on a log behind a server in another process and on a Kafka broker, both on this
+machine, in turn. The last line is one JSON document with the figures.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import selectors
 import shutil
 import socket
+import statistics
 import sys
 import tempfile
 import threading
@@ -20,13 +24,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
+import millstream as ms
 from millstream.bridges.connection import BridgeConnection
+from millstream.bridges.flight_server import FlightServer
 from millstream.bridges.http_listener import Rules, listener, share_processor
 from millstream.bridges.landing import Landing
 from millstream.log import EmbeddedLog
@@ -35,10 +44,16 @@ from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import listening, server
 from millstream.webhooks.signatures import Verifier, signed_headers
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+from kafka_cluster import KafkaCluster
+
 TOPIC = "events"
 SECRET = "a-secret-of-the-benchmark"
 CONNECTIONS = 64
 EVENTS_PER_BODY = 100
+SCHEMA = "user string, score int"
+BATCH_ROWS = 50_000
+ROUNDS = 3
 EVENT = {"user": "user-17", "team": "red", "score": 42, "at": "2026-01-01T00:00:00Z"}
 
 
@@ -128,6 +143,59 @@ def http_figures(folder: Path, requests: int) -> dict[str, float]:
     return {"http_requests_per_s": round(singles_per_s), "http_events_per_s": round(events_per_s)}
 
 
+# ---------------------------------------------------------------- Flight and Kafka
+
+
+def flight_server(folder: str, port: Connection) -> None:
+    """In its own process, until it is terminated."""
+    with EmbeddedLog(folder) as log, FlightServer(log, "grpc+tcp://127.0.0.1:0") as running:
+        port.send(running.port)
+        running.wait_until_interrupted()
+
+
+def there_and_back(log: ms.Broker, topic: str, batch: pa.RecordBatch, batches: int) -> float:
+    """Seconds to send all rows and to read them back."""
+    log.create_topic(topic, partitions=2, schema=SCHEMA)
+    begun = time.perf_counter()
+    with log.producer(acks=1) as producer:
+        for _ in range(batches):
+            producer.send_batch(topic, batch, key="user")
+    left = batches * batch.num_rows
+    with log.consumer(topic) as consumer:
+        while left:
+            left -= sum(map(len, consumer.poll_batches(1.0)))
+    return time.perf_counter() - begun
+
+
+def flight_figures(folder: Path, batches: int) -> dict[str, float]:
+    random = np.random.default_rng(7)
+    users = pa.array([f"user-{number}" for number in random.integers(0, 1000, BATCH_ROWS)])
+    scores = pa.array(random.integers(0, 100, BATCH_ROWS), pa.int32())
+    batch = pa.RecordBatch.from_arrays([users, scores], names=["user", "score"])
+    receive, send = multiprocessing.Pipe(duplex=False)
+    serving = multiprocessing.get_context("spawn").Process(target=flight_server, args=(str(folder / "flight"), send))
+    serving.start()
+    cluster = KafkaCluster(1)
+    cluster.start()
+    try:
+        places = [f"flight://127.0.0.1:{receive.recv()}", f"kafka://{cluster.bootstrap}"]
+        taken: list[list[float]] = [[], []]
+        for number in range(ROUNDS + 1):
+            for place, seconds in zip(places, taken, strict=True):
+                with ms.connect(place) as log:
+                    seconds.append(there_and_back(log, f"rows-{number}", batch, batches))
+    finally:
+        cluster.stop()
+        serving.terminate()
+        serving.join()
+    flight, kafka = (batches * BATCH_ROWS / statistics.median(seconds[1:]) for seconds in taken)  # the first warms up
+    return {
+        "flight_rows_per_s": round(flight),
+        "kafka_rows_per_s": round(kafka),
+        "flight_rows_vs_kafka": round(flight / kafka, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="within a minute")
@@ -136,11 +204,15 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="millstream-bridges-"))
     try:
         figures = http_figures(folder, 10_000 if quick else 50_000)
+        figures |= flight_figures(folder, 5 if quick else 40)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     table = Table("figure", "value", "at least")
     table.add_row("webhooks with one event, per second", f"{figures['http_requests_per_s']:,}", "2,000")
     table.add_row(f"events in bodies of {EVENTS_PER_BODY}, per second", f"{figures['http_events_per_s']:,}", "10,000")
+    table.add_row("rows through Flight, per second", f"{figures['flight_rows_per_s']:,}", "")
+    table.add_row("rows through Kafka, per second", f"{figures['kafka_rows_per_s']:,}", "")
+    table.add_row("Flight, as many times the rows of Kafka", f"{figures['flight_rows_vs_kafka']:.1f}", "2")
     Console(stderr=True).print(table)
     json.dump(figures, sys.stdout)
     print()

@@ -66,6 +66,21 @@ def rows_of(folder: Path, topic: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.more
+def test_every_line_of_a_device_goes_where_it_belongs(run: Run, tmp_path: Path) -> None:
+    _, printed = run("data_flow")
+    urgent = [("fan-1", "", "2", "stopped"), ("pump-2", "south", "3", "bearing at 92 degrees")]
+    others = [("fan-2", "", "6", "speed 1200"), ("pump-1", "north", "6", "started")]
+    assert cells(printed) == [
+        *(("urgent", *row) for row in urgent),
+        *(("files", *row) for row in sorted([*urgent, *others])),
+        ("repaired", "pump-2", "", "4", "pressure low"),
+        ("failures", "", "", "", "<4>pump-2[17]: pressure low"),
+        ("failures", "", "", "", '{"device": "pump-1", "level": "high"}'),
+        ("unknown", "", "", "", "reboot"),
+    ]
+
+
+@pytest.mark.more
 def test_the_average_is_that_of_all_rows_and_is_updated_by_new_ones(run: Run, tmp_path: Path) -> None:
     _, printed = run("average_of_topic")
     assert "after 1,000 readings" in printed

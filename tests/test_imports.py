@@ -47,7 +47,6 @@ MAY_IMPORT: dict[str, list[str]] = {
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark", "metrics"],
     "provenance": ["jobs", "reference"],
-    "jobs": ["spark"],
     "asking": ["jobs", "serving"],
     "supervision": ["jobs", "serving"],
     "web_console": ["supervision", "provenance"],

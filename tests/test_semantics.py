@@ -332,6 +332,19 @@ def test_split_routes_each_row_once_and_null_to_the_rest() -> None:
     }
 
 
+@pytest.mark.parametrize(("match", "even"), [("first", [4]), ("all", [12, 4])])
+def test_route_sends_each_row_to_one_branch_or_to_all(match: Any, even: list[int]) -> None:
+    out = run(
+        lambda rows: rows.route(big="n > 10", even="n % 2 = 0", rest="rest", match=match),
+        add((12, 0), (4, 0), (3, 0), (None, 0)),
+    )
+    assert {branch: [row["n"] for row in rows] for branch, rows in out[0].items()} == {
+        "big": [12],
+        "even": even,
+        "rest": [3, None],
+    }
+
+
 @pytest.mark.on_spark
 def test_a_row_that_a_function_fails_on_is_a_dead_letter() -> None:
     def build(rows: Any) -> Any:

@@ -89,7 +89,9 @@ VARIABLES = {
     "MILLSTREAM_KAFKA_SETTINGS": "A file of librdkafka settings, one name=value per line: the place for passwords.",
     "MILLSTREAM_HOME": "The folder in which jobs on Kafka keep theirs; default: .millstream in the current folder.",
     "MILLSTREAM_CACHE": "A folder for files that make Spark start faster; default: the user's cache folder.",
-    "MILLSTREAM_TOKEN": "The token that `millstream table serve` requires of callers.",
+    "MILLSTREAM_MQTT_PASSWORD": "The password with which `millstream listen mqtt` logs in to the broker.",
+    "MILLSTREAM_TOKEN": "The token that `millstream table serve` and `millstream listen` require of callers, and that "
+    "ms.connect('flight://…') sends.",
     "MILLSTREAM_PLAY_BROKER": "A Kafka address: tests played with on='spark' send their rows through it.",
 }
 

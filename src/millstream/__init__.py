@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from millstream.connectors.discard import discard
     from millstream.connectors.files.endpoint import files
     from millstream.connectors.foreach import foreach_batch
+    from millstream.connectors.generated import generate
     from millstream.connectors.kafka.endpoint import kafka
     from millstream.connectors.lakes.endpoints import delta_table, iceberg
     from millstream.connectors.memory import memory
@@ -99,6 +100,7 @@ _NAMES = {
     "millstream.connectors.discard": "discard",
     "millstream.connectors.files.endpoint": "files",
     "millstream.connectors.foreach": "foreach_batch",
+    "millstream.connectors.generated": "generate",
     "millstream.connectors.kafka.endpoint": "kafka",
     "millstream.connectors.lakes.endpoints": "delta_table iceberg",
     "millstream.connectors.memory": "memory",
@@ -216,6 +218,7 @@ __all__ = [
     "first_of",
     "fixed",
     "foreach_batch",
+    "generate",
     "iceberg",
     "in_order",
     "kafka",

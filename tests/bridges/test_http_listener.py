@@ -98,7 +98,7 @@ def test_unreadable_events_become_dead_letters(log: EmbeddedLog) -> None:
     assert values(log, "scores") == [{"user": "ann", "score": 1}]
     letters = values(log, "scores.dead")
     assert [letter["value"] for letter in letters] == [b'{"score": "x"}', b'[{"user": "ann"', b""]
-    assert {letter["origin"] for letter in letters} == {"http 127.0.0.1"}
+    assert {letter["topic"] for letter in letters} == {"http 127.0.0.1"}
 
 
 def test_only_signed_requests_are_stored(clicks: EmbeddedLog) -> None:

@@ -123,6 +123,9 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().split({"a b": "ok"}), "'a b' is not a valid name for a branch", "letters"),
     (lambda: stream().split({"a": "ok"}, rest="a"), "two branches named 'a'", "taken: a"),
     (lambda: stream().split({"a": "score"}), "a condition must be true or false", ""),
+    (lambda: stream().route(), "route takes branches", "match="),
+    (lambda: stream().route(a="ok", match="any"), "match='any' is unknown", "first"),
+    (lambda: stream().route(a="ok", rest="a"), "two branches named 'a'", "taken: a"),
     (lambda: stream().union(), "union needs at least two streams", "a.union(b)"),
     (lambda: stream().union("b"), "union takes streams, not 'b'", "a.union(b)"),  # type: ignore[arg-type]
     (two_flows, "union needs streams of one flow", "topic"),

@@ -172,6 +172,10 @@ class Gateway:
         self.sessions.close(asked.part("group"), asked.part("id"))
         return {"closed": asked.part("id")}
 
+    def begin_events(self, name: str, position: str) -> tuple[str, dict[int, int]]:
+        topic = self.topic_of(name)
+        return topic, position_of(self._log, topic, position)
+
     async def events(self, topic: str, position: dict[int, int], threads: ThreadPoolExecutor) -> AsyncIterator[bytes]:
         """Every event carries the position after it: a client that reconnects sends the last one it has seen."""
         loop = asyncio.get_running_loop()
@@ -241,7 +245,6 @@ def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Appli
         return answer
 
     async def events(request: Request) -> Response:
-        nonlocal streams
         try:
             access.check(request.scope["headers"])
             if streams >= STREAMS_MAX:
@@ -249,17 +252,15 @@ def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Appli
             asked = Asked(request, b"")
             given = request.headers.get("last-event-id") or asked.query("position", "latest")
 
-            def begin() -> tuple[str, dict[int, int]]:
-                topic = gateway.topic_of(asked.part("topic"))
-                return topic, position_of(gateway._log, topic, given)
-
-            topic, position = await asyncio.get_running_loop().run_in_executor(threads, begin)
+            topic, position = await asyncio.get_running_loop().run_in_executor(
+                threads, gateway.begin_events, asked.part("topic"), given
+            )
         except Exception as error:
             return _failed(error)
-        streams += 1
 
         async def counted() -> AsyncIterator[bytes]:
             nonlocal streams
+            streams += 1
             try:
                 async for part in gateway.events(topic, position, threads):
                     yield part

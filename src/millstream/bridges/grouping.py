@@ -76,6 +76,11 @@ class GroupedLanding:
             size += taken[-1].size_bytes
         return taken
 
+    async def finish(self) -> None:
+        """Returns when everything that was taken is stored or has its error."""
+        if self._committing is not None:
+            await self._committing
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 

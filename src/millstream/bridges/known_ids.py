@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from millstream.log import Batch, Broker
 
 ID_HEADER = "millstream-id"
-DEAD_ID_COLUMN = "id"
 POLL_SECONDS = 0.5
 MICROSECONDS = 1_000_000
 
@@ -50,7 +49,7 @@ class KnownIds:
         for name in (topic, dead_letters):
             if name in log.topics():
                 for batch in _newest(log, name, since, self.ids_max):
-                    found += _ids(batch, is_dead=name == dead_letters)
+                    found += _ids(batch)
         for at, id in sorted(found)[-self.ids_max :]:
             self.add(id, at)
 
@@ -69,16 +68,10 @@ def _newest(log: Broker, topic: str, since: datetime, records_max: int) -> Itera
             yield from consumer.poll_batches(POLL_SECONDS)
 
 
-def _ids(batch: Batch, *, is_dead: bool) -> list[tuple[float, str]]:
+def _ids(batch: Batch) -> list[tuple[float, str]]:
     """Time and id of every record that has one."""
-    if is_dead:
-        values = batch.values()
-        if DEAD_ID_COLUMN not in values.schema.names:
-            return []
-        ids = values.column(DEAD_ID_COLUMN)
-    else:
-        ids = pc.map_lookup(batch.columns.column("headers"), ID_HEADER, "last")
+    ids = pc.map_lookup(batch.columns.column("headers"), ID_HEADER, "last")
     times = batch.columns.column("timestamp").cast(pa.int64())
     has_id = pc.and_(ids.is_valid(), times.is_valid())
     read = zip(times.filter(has_id).to_pylist(), ids.filter(has_id).to_pylist(), strict=True)
-    return [(at / MICROSECONDS, id if isinstance(id, str) else id.decode(errors="replace")) for at, id in read]
+    return [(at / MICROSECONDS, id.decode(errors="replace")) for at, id in read]

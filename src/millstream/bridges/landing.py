@@ -18,9 +18,8 @@ from millstream.bridges.arrivals import Arrival, Outcome
 from millstream.bridges.known_ids import ID_HEADER, KnownIds
 from millstream.errors import AlreadyExists, InvalidRecord, MillstreamError, ProducerFenced, StorageError
 from millstream.log import Broker, Producer, Receipt
-from millstream.records import Schema, duration
+from millstream.records import DEAD_LETTER_SCHEMA, duration
 
-DEAD_LETTERS = Schema.of("value binary, bridge string, origin string, id string, reason string, at timestamp")
 RETRY_SECONDS = 0.2
 KEEP_IDS = "1 day"
 IDS_MAX = 1_000_000
@@ -28,6 +27,29 @@ IDS_MAX = 1_000_000
 
 def dead_letter_topic(topic: str) -> str:
     return f"{topic}.dead"
+
+
+def create_dead_letter_topic(log: Broker, topic: str) -> None:
+    with suppress(AlreadyExists):
+        log.create_topic(dead_letter_topic(topic), schema=DEAD_LETTER_SCHEMA)
+
+
+def send_dead_letter(producer: Producer, bridge: str, arrival: Arrival) -> Receipt:
+    """Dead letters have the same columns as everywhere: `topic` is where the message came from."""
+    letter = {
+        "value": arrival.value,
+        "topic": arrival.origin or bridge,
+        "partition": None,
+        "offset": None,
+        "reason": arrival.fault,
+        "at": datetime.now(UTC),
+    }
+    headers = (("bridge", bridge.encode()), *id_header(arrival))
+    return producer.send(dead_letter_topic(arrival.topic), letter, arrival.key, headers=headers)
+
+
+def id_header(arrival: Arrival) -> tuple[tuple[str, bytes], ...]:
+    return () if arrival.id is None else ((ID_HEADER, arrival.id.encode()),)
 
 
 @dataclass(slots=True)
@@ -82,6 +104,7 @@ class Landing:
         self._turn = threading.Lock()
         self._closing = False
         self._piers: dict[str, _Pier] = {}
+        self._with_dead_letters: set[str] = set()
         keep = duration(keep_ids, what="keep_ids")
         try:
             for topic in dict.fromkeys(topics):
@@ -150,25 +173,14 @@ class Landing:
             self._note(passage, error)
 
     def _send_record(self, arrival: Arrival) -> Receipt:
-        headers = arrival.headers
-        if arrival.id is not None:
-            headers = (*headers, (ID_HEADER, arrival.id.encode()))
         producer = self._piers[arrival.topic].producer
-        return producer.send(arrival.topic, arrival.value, arrival.key, headers=headers)
+        return producer.send(arrival.topic, arrival.value, arrival.key, headers=(*arrival.headers, *id_header(arrival)))
 
     def _send_dead_letter(self, arrival: Arrival) -> Receipt:
-        topic = dead_letter_topic(arrival.topic)
-        with suppress(AlreadyExists):
-            self._log.create_topic(topic, schema=DEAD_LETTERS)
-        letter = {
-            "value": arrival.value,
-            "bridge": self.bridge,
-            "origin": arrival.origin,
-            "id": arrival.id,
-            "reason": arrival.fault,
-            "at": datetime.now(UTC),
-        }
-        return self._piers[arrival.topic].producer.send(topic, letter, arrival.key)
+        if arrival.topic not in self._with_dead_letters:
+            create_dead_letter_topic(self._log, arrival.topic)
+            self._with_dead_letters.add(arrival.topic)
+        return send_dead_letter(self._piers[arrival.topic].producer, self.bridge, arrival)
 
     def _flush(self, passages: Sequence[_Passage], *, dead: bool = False) -> None:
         waiting = [each for each in passages if each.receipt is not None]

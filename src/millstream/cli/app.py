@@ -9,6 +9,7 @@ import typer
 from millstream.cli import (
     alerts,
     bench,
+    bridge,
     capture,
     consume,
     dead_letters,
@@ -78,26 +79,7 @@ def millstream(
 
 
 for module in (
-    init,
-    run,
-    up,
-    jobs,
-    measured,
-    why,
-    trace,
-    dead_letters,
-    alerts,
-    table,
-    topics,
-    produce,
-    consume,
-    tail,
-    groups,
-    queues,
-    switch,
-    listen,
-    capture,
-    pack,
-    bench,
+    *(init, run, up, jobs, measured, why, trace, dead_letters, alerts, table),
+    *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, capture, pack, bench),
 ):
     module.register(app)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from millstream.cli.failures import warn
+from millstream.cli.listen_sockets import COMMANDS
 from millstream.cli.output import show_note
 from millstream.cli.session import AllowedHosts, Session, complete_topics, subcommands
+from millstream.errors import InvalidInput
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC…", autocompletion=complete_topics)]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
@@ -25,7 +28,8 @@ KeepIds = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    subcommands(app, "listen", "Receive events over other protocols and store them in topics.", http, gateway)
+    help = "Receive events over other protocols and store them in topics."
+    subcommands(app, "listen", help, http, gateway, flight, mqtt, files, *COMMANDS)
 
 
 def http(
@@ -162,6 +166,131 @@ def gateway(
         url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local)
         show_note(f"the gateway is at {url}/ until Ctrl-C")
         server(application, BridgeConnection).run(sockets=[taken])
+
+
+def flight(
+    session: Session,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8815,
+    token_file: TokenFile = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The server's certificate, for flight+tls://.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None,
+) -> None:
+    """Serve a log to other machines over Arrow Flight until Ctrl-C: ms.connect("flight://HOST:PORT").
+
+    Clients send the token that is in their MILLSTREAM_TOKEN.
+
+    \b
+    Example:
+      millstream listen flight --host 192.0.2.7 --token-file token --tls-cert cert.pem --tls-key key.pem
+      MILLSTREAM_TOKEN=$(cat token) millstream topics list --log flight+tls://192.0.2.7:8815?ca=ca.pem
+    """
+    from millstream.bridges.flight_server import FlightServer
+    from millstream.log import open_embedded
+    from millstream.serving.access import ListenAddress, read_token, require_token
+
+    address = ListenAddress.of(host, port)
+    token = read_token(token_file, os.environ)
+    require_token(address, token)
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
+    tls = None if tls_cert is None or tls_key is None else (tls_cert.read_bytes(), tls_key.read_bytes())
+    shown = f"[{address.ip}]" if ":" in str(address.ip) else str(address.ip)
+    with open_embedded(session.existing()) as log:
+        location = f"grpc{'+tls' if tls else '+tcp'}://{shown}:{port}"
+        with FlightServer(log, location, token=token, tls=tls) as server:
+            if not address.is_local and tls is None:
+                warn("without --tls-cert, anyone on the network path can read the token and the records", as_json=False)
+            show_note(f"the log is at flight{'+tls' if tls else ''}://{host}:{server.port} until Ctrl-C")
+            server.wait_until_interrupted()
+
+
+def mqtt(
+    session: Session,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)],
+    at: Annotated[str, typer.Option(metavar="ADDRESS", help="The broker: mqtt://USER@HOST:1883, or mqtts:// for TLS.")],
+    subscribe: Annotated[
+        list[str], typer.Option(metavar="FILTER", help="Which messages, such as devices/+/readings; repeatable.")
+    ],
+    client_id: Annotated[str, typer.Option(help="Names the session that the broker keeps for this bridge.")],
+    qos: Annotated[int, typer.Option(min=0, max=2, help="0 may lose messages.")] = 1,
+    protocol: Annotated[Literal["5", "3"], typer.Option(help="The version of MQTT; 3 is 3.1.1.")] = "5",
+    id_property: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The user property with the id of a message, in MQTT 5.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificates to trust, if not the system's.")
+    ] = None,
+    keep_ids: KeepIds = "1 day",
+) -> None:
+    """Receive messages of an MQTT broker until Ctrl-C: each is acknowledged when it is safe on disk.
+
+    The key of a record is the MQTT topic. The password is in MILLSTREAM_MQTT_PASSWORD. Needs: pip install
+    'millstream[mqtt]'
+
+    \b
+    Example:
+      millstream listen mqtt readings --at mqtt://127.0.0.1 --subscribe 'devices/#' --client-id cellar
+    """
+    import signal
+
+    from millstream.bridges.landing import Landing
+    from millstream.bridges.mqtt import PASSWORD_VARIABLE, MqttBridge, MqttSource
+    from millstream.bridges.running import bridge_name
+    from millstream.secrets import Secret
+
+    given = os.environ.get(PASSWORD_VARIABLE)
+    password, trusted = None if given is None else Secret(given), None if tls_ca is None else str(tls_ca)
+    source = MqttSource(at, subscribe, client_id, qos, int(protocol), password, trusted, id_property)
+    name = bridge_name("mqtt", f"{at} {client_id}")
+    with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
+        bridge = MqttBridge(source, landing, topic)
+        bridge.on_ready = lambda: show_note(f"receiving {', '.join(subscribe)} for topic '{topic}' until Ctrl-C")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: bridge.stop())
+        try:
+            bridge.run()
+        finally:
+            show_note(landing.counts.summary())
+
+
+def files(
+    session: Session,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)],
+    patterns: Annotated[
+        list[str], typer.Argument(metavar="PATTERN…", help="Files, folders, or patterns such as 'logs/app.log*'.")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="End when all lines that are there are stored.")] = False,
+    max_line: Annotated[str, typer.Option(metavar="SIZE", help="The longest line.")] = "1 MiB",
+) -> None:
+    """Follow files that grow until Ctrl-C, as tail -F does: every line is a record, and stored exactly once.
+
+    Rotated files are followed if a pattern covers their new names. The positions are stored with the lines, so a
+    restart continues where it was. A bridge is known by its topic and patterns.
+
+    \b
+    Example:
+      millstream listen files logs '/var/log/app.log*'
+    """
+    import signal
+
+    from millstream.bridges.following import FolderFollower
+    from millstream.bridges.positioned import PositionedLanding
+    from millstream.bridges.running import bridge_name
+    from millstream.records import size_bytes
+
+    name = bridge_name("files", " ".join(sorted(str(Path(pattern).absolute()) for pattern in patterns)))
+    with session.log() as log, PositionedLanding(log, name, topic) as landing:
+        follower = FolderFollower(landing, patterns, bytes_max=size_bytes(max_line))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: follower.stop())
+        show_note(f"following {', '.join(patterns)} for topic '{topic}' until Ctrl-C")
+        try:
+            follower.run(once=once)
+        finally:
+            show_note(landing.counts.summary())
 
 
 def _announced(session: Session, host: str, port: int, *, is_local: bool) -> str:

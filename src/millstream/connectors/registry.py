@@ -26,6 +26,7 @@ BUILT_IN = {
     "discard": "millstream.connectors.discard:discard",
     "files": "millstream.connectors.files.endpoint:files",
     "foreach_batch": "millstream.connectors.foreach:foreach_batch",
+    "generate": "millstream.connectors.generated:generate",
     "iceberg": "millstream.connectors.lakes.endpoints:iceberg",
     "kafka": "millstream.connectors.kafka.endpoint:kafka",
     "memory": "millstream.connectors.memory:memory",

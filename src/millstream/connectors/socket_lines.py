@@ -1,15 +1,13 @@
 """Lines from a socket as a source: received lines are spooled to a log, and read from there.
 
-Only the planner receives, in a thread that starts with the first request for offsets; workers read the spool. So lines
-can be replayed, but those that a server sends while the job is down are lost. A line that is too long is spooled as a
-null, which becomes a dead letter.
+Lines can be replayed, but those that a server sends while the job is down are lost. A line that is too long is spooled
+as a null, which becomes a dead letter.
 """
 
 from __future__ import annotations
 
 import socket as sockets
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,16 +21,15 @@ from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
 from millstream.connectors.dead_letters import Origin, letters
 from millstream.connectors.rate import check_columns
-from millstream.connectors.source import Offsets, Slab, Slice, Source
-from millstream.connectors.topic.source import TopicSource
-from millstream.errors import AlreadyExists, ClosedError, MillstreamError
-from millstream.log import EmbeddedLog, Producer
+from millstream.connectors.source import Slab, Source
+from millstream.connectors.spooled import SpooledSource
+from millstream.errors import ClosedError, MillstreamError
+from millstream.log import Producer
 from millstream.private_files import make_folders
 from millstream.records import Failure, Schema
 
 COLUMNS = Schema.of("value string, at timestamp")
 TOPIC = "lines"
-RETENTION = "7 days"
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 RECEIVE_BYTES = 1 << 16
@@ -69,42 +66,15 @@ def socket(host: str, port: int) -> Socket:
     return Socket(arguments.text(host, "a host must be a string", "socket('localhost', 9999)"), port)
 
 
-class SocketSource(Source):
+class SocketSource(SpooledSource):
     def __init__(self, endpoint: Socket, schema: Schema, *, folder: Path) -> None:
         check_columns(str(endpoint), COLUMNS, schema)
+        super().__init__(TOPIC, COLUMNS, folder)
         self.endpoint = endpoint
         self.schema = schema
-        self._log = EmbeddedLog(folder / "spool")
-        with suppress(AlreadyExists):
-            self._log.create_topic(TOPIC, schema=COLUMNS, retention=RETENTION)
-        self._spool = TopicSource(TOPIC, COLUMNS, broker=str(folder / "spool"))
-        self._receiver: Receiver | None = None
 
-    @property
-    def partitions(self) -> list[str]:
-        return self._spool.partitions
-
-    def earliest(self) -> Offsets:
-        return self._spool.earliest()
-
-    def latest(self) -> Offsets:
-        self._receive()
-        return self._spool.latest()
-
-    def at(self, moment: datetime) -> Offsets:
-        """The first lines received at or after a time."""
-        return self._spool.at(moment)
-
-    def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
-        self._receive()
-        return self._spool.limited(start, limit_rows)
-
-    def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
-        return self._spool.slices(start, end, tasks)
-
-    def read(self, slice: Slice) -> Iterator[Slab]:
-        for slab in self._spool.read(slice):
-            yield self._checked(slab)
+    def _receiving(self) -> Receiver:
+        return Receiver(self.endpoint, self._log.producer(acks=1))
 
     def _checked(self, slab: Slab) -> Slab:
         """With the requested columns, and without lines that were too long."""
@@ -120,20 +90,6 @@ class SocketSource(Source):
             for field in self.schema.arrow
         ]
         return Slab(slab.partition, pa.Table.from_arrays(columns, schema=self.schema.arrow), offsets, dead)
-
-    def wait(self, start: Offsets, timeout_s: float) -> bool:
-        self._receive()
-        return self._spool.wait(start, timeout_s)
-
-    def _receive(self) -> None:
-        if self._receiver is None:
-            self._receiver = Receiver(self.endpoint, self._log.producer(acks=1))
-
-    def close(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
-        self._spool.close()
-        self._log.close()
 
 
 class Receiver:

@@ -48,7 +48,7 @@ __all__ = [
 
 
 def connect(address: str | os.PathLike[str] | None = None, *, shared_group: str | None = None) -> Broker:
-    """Opens a broker by its address: a folder, file://folder, memory://, or kafka://host:9092.
+    """Opens a broker by its address: a folder, file://folder, memory://, kafka://host:9092, or flight://host:8815.
 
     Default: MILLSTREAM_BROKER, else `.millstream` here. A log in a folder is private to this user unless it is shared
     with an operating system group. One in memory ends with this process.
@@ -64,6 +64,16 @@ def connect(address: str | os.PathLike[str] | None = None, *, shared_group: str 
         from millstream.log.kafka.log import KafkaLog  # imported lazily: the embedded log needs no Kafka client
 
         return KafkaLog(given)
+    if given.startswith(("flight://", "flight+tls://")):
+        if shared_group is not None:
+            raise InvalidInput(
+                "a log server cannot be shared with an operating system group",
+                where=given.partition("?")[0],
+                next_step="leave shared_group out: access is controlled by the server's token",
+            )
+        from millstream.log.flight.log import FlightLog  # imported lazily: it loads gRPC
+
+        return FlightLog(given)
     return EmbeddedLog(_folder(given), shared_group=shared_group)
 
 
@@ -102,6 +112,6 @@ def _folder(given: str) -> str:
         raise InvalidInput(
             f"there is no broker for '{scheme}://'",
             where=shown_address(given),
-            next_step="give a folder, or an address that begins with file://, memory:// or kafka://",
+            next_step="give a folder, or an address that begins with file://, memory://, kafka:// or flight://",
         )
     return rest if separator else given

@@ -168,6 +168,10 @@ class Membership:
         self._take()
         return bool(lost or going) or self.owned != before
 
+    def refresh_fully(self) -> None:
+        """The next refresh does not rely on what this one has seen: it was not completed."""
+        self._seen_version = -1
+
     def _check_others(self, now: float) -> None:
         """Removes dead and silent members, and assigns new partitions."""
         with self._coordinator.look() as db:

@@ -13,8 +13,6 @@ from millstream.expressions.expression import Expression, InDriver, expression
 from millstream.plan import engine
 from millstream.plan.bad_rows import check_dead_letters
 from millstream.plan.checks import (
-    NAME,
-    and_none,
     check_calls,
     check_function,
     check_keys,
@@ -32,6 +30,7 @@ from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import SparkFunction, check_variants
 from millstream.plan.nodes import Dead, Late, MapAsync, Mapped, MapRows, Node, Process, Project, Read, Where, Write
 from millstream.plan.retries import Retry
+from millstream.plan.routing import Match, branches_of
 from millstream.plan.searching import Searching
 from millstream.plan.viewed import Viewed
 from millstream.plan.watermarks import Watermark
@@ -251,24 +250,14 @@ class Stream(Searching):
 
     def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
         """Sends each row to the first branch whose condition is true, and the others to `rest`, if it is named."""
-        if not isinstance(branches, Mapping) or not branches:
-            raise refusal("split takes branches by name", "for example split({'big': 'n > 100'}, rest='small')")
-        for branch in (*branches, *([] if rest is None else [rest])):
-            if not isinstance(branch, str) or not NAME.fullmatch(branch):
-                raise refusal(f"{branch!r} is not a valid name for a branch", "use letters, digits and . _ -")
-        if rest in branches:
-            raise refusal(f"there are two branches named '{rest}'", f"taken: {', '.join(branches)}")
-        for condition in branches.values():
-            if expression(condition, self.schema, boolean=True).native is not None:
-                raise refusal("split takes conditions as text, not Columns", "write them as Spark SQL, or use where(…)")
-        taken: list[str] = []
-        streams = {}
-        for branch, condition in branches.items():
-            streams[branch] = self._where(and_none([f"({condition})"], taken), None, f"split {branch}")
-            taken.append(condition)
-        if rest is not None:
-            streams[rest] = self._where(and_none([], taken), None, f"split {rest}")
-        return streams
+        return branches_of(self, "split", branches, rest, "first")
+
+    def route(self, *, match: Match = "first", rest: str | None = None, **branches: str) -> dict[str, Stream]:
+        """Sends each row to the first branch whose condition is true, or with match="all" to every such branch.
+
+        The others go to `rest`, if it is named.
+        """
+        return branches_of(self, "route", branches, rest, match)
 
     def union(self, *others: Stream, missing: bool = False, name: str | None = None) -> Stream:
         """The rows of all streams, with columns matched by name; the watermark is the smallest of theirs.

@@ -262,6 +262,13 @@ def _bad(what: str, next_step: str) -> Refused:
 def listening(address: ListenAddress) -> Iterator[socket.socket]:
     """A listening socket, opened before anything else starts; port 0 is any free one."""
     check_installed()
+    with bound(address) as made:
+        yield made
+
+
+@contextmanager
+def bound(address: ListenAddress) -> Iterator[socket.socket]:
+    """A listening socket, for any server."""
     try:
         made = socket.create_server((str(address.ip), address.port), family=address.family)
     except (OSError, OverflowError) as failure:

@@ -49,6 +49,9 @@ class EmbeddedMember:
         has_changed = self._membership.refresh(release)
         return self._membership.owned if has_changed or is_due else None
 
+    def refresh_fully(self) -> None:
+        self._membership.refresh_fully()
+
     def committed(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         found = committed_offsets(self._log.coordinator, self._group)
         return {place: found[place] for place in places if place in found}

@@ -1,0 +1,236 @@
+"""`millstream listen tcp`, `unix`, `pipe`, `syslog` and `udp`: protocols without acknowledgements."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millstream.cli.output import show_note
+from millstream.cli.session import Session, complete_topics
+from millstream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from millstream.bridges.socket_listener import Doors, Reader
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)]
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Senders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from", metavar="NETWORK", help="Senders to accept, such as 10.0.0.0/8; repeatable. Needed beyond loopback."
+    ),
+]
+MaxMessage = Annotated[str, typer.Option(metavar="SIZE", help="The largest message.")]
+Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate, for TLS.")]
+Key = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")]
+Authorities = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Accept only clients with a certificate that this file trusts.")
+]
+
+
+def tcp(
+    session: Session,
+    topic: Topic,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 9000,
+    senders: Senders = None,
+    max_message: MaxMessage = "1 MiB",
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    tls_ca: Authorities = None,
+) -> None:
+    """Receive lines over TCP until Ctrl-C: every line is a record.
+
+    \b
+    Example:
+      millstream listen tcp logs --port 9000
+      tail -f app.log | nc 127.0.0.1 9000
+    """
+    from millstream.bridges.socket_listener import Doors
+    from millstream.serving.access import ListenAddress
+    from millstream.serving.http import bound
+
+    address = ListenAddress.of(host, port)
+    reader = _reader(topic, "lines", max_message, senders, is_local=address.is_local)
+    with bound(address) as taken:
+        number = taken.getsockname()[1]
+        doors = Doors(streams=[taken], tls=_tls(tls_cert, tls_key, tls_ca))
+        _serve(session, doors, reader, "tcp", f"{host}:{number}")
+
+
+def unix(
+    session: Session,
+    topic: Topic,
+    path: Annotated[Path, typer.Option(help="The path of the socket; only this user can connect.")],
+    max_message: MaxMessage = "1 MiB",
+) -> None:
+    """Receive lines over a Unix socket until Ctrl-C: every line is a record.
+
+    \b
+    Example:
+      millstream listen unix logs --path /tmp/logs.sock
+    """
+    from millstream.bridges.socket_listener import Doors, unix_socket
+
+    with unix_socket(path) as taken:
+        try:
+            _serve(session, Doors(streams=[taken]), _reader(topic, "lines", max_message), "unix", str(path))
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def pipe(
+    session: Session,
+    topic: Topic,
+    path: Annotated[Path, typer.Option(help="The path of the pipe, which is created if it does not exist.")],
+    max_message: MaxMessage = "1 MiB",
+) -> None:
+    """Receive lines from a named pipe until Ctrl-C: every line is a record.
+
+    \b
+    Example:
+      millstream listen pipe logs --path /tmp/logs.pipe
+      echo hello > /tmp/logs.pipe
+    """
+    from millstream.bridges.socket_listener import Doors, named_pipe
+
+    doors = Doors(pipe=named_pipe(path))
+    _serve(session, doors, _reader(topic, "lines", max_message), "pipe", str(path))
+
+
+def syslog(
+    session: Session,
+    topic: Topic,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of TCP and UDP; 0: any free port.")] = 5514,
+    senders: Senders = None,
+    max_message: MaxMessage = "64 KiB",
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    tls_ca: Authorities = None,
+) -> None:
+    """Receive syslog over TCP and UDP until Ctrl-C, as JSON: facility, severity, at, host, app, process, message.
+
+    RFC 5424 and RFC 3164; over TCP with lengths or by lines. The key of a record is the host. With a certificate,
+    TCP is TLS (RFC 5425), and UDP is off.
+
+    \b
+    Example:
+      millstream listen syslog logs --port 5514
+      logger --server 127.0.0.1 --port 5514 --tcp hello
+    """
+    from millstream.bridges.socket_listener import Doors, datagram_socket
+    from millstream.serving.access import ListenAddress
+    from millstream.serving.http import bound
+
+    address = ListenAddress.of(host, port)
+    reader = _reader(topic, "syslog", max_message, senders, is_local=address.is_local)
+    tls = _tls(tls_cert, tls_key, tls_ca)
+    with ExitStack() as opened:
+        taken = opened.enter_context(bound(address))
+        number = taken.getsockname()[1]
+        datagrams = [] if tls else [opened.enter_context(datagram_socket(str(address.ip), number))]
+        _serve(session, Doors([taken], datagrams, tls=tls), reader, "syslog", f"{host}:{number}")
+
+
+def udp(
+    session: Session,
+    topic: Topic,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on, or of the interface for multicast.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 9000,
+    multicast: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GROUP", help="A multicast group; repeatable: lines with the same numbers are merged."),
+    ] = None,
+    sequence: Annotated[
+        str | None,
+        typer.Option(metavar="AT:SIZE", help="Where datagrams have a big-endian number, in bytes: 0:8 is the first 8."),
+    ] = None,
+    senders: Senders = None,
+    max_message: MaxMessage = "64 KiB",
+) -> None:
+    """Receive datagrams until Ctrl-C: each is a record. Those that are lost are counted, not repeated.
+
+    \b
+    Example:
+      millstream listen udp quotes --port 9000 --multicast 239.0.0.1 --multicast 239.0.0.2 --sequence 0:8
+    """
+    from millstream.bridges.socket_listener import Doors, Numbered, datagram_socket
+    from millstream.serving.access import ListenAddress
+
+    address = ListenAddress.of(host, port)
+    reader = _reader(topic, "lines", max_message, senders, is_local=address.is_local)
+    numbered = None
+    if sequence is not None:
+        at, colon, size = sequence.partition(":")
+        if not (colon and at.isdecimal() and size.isdecimal() and 1 <= int(size) <= 8):
+            raise InvalidInput(f"{sequence!r} is not AT:SIZE", next_step="for example --sequence 0:8")
+        numbered = Numbered(int(at), int(size))
+    with ExitStack() as opened:
+        groups: list[str | None] = [*multicast] if multicast else [None]
+        taken = [opened.enter_context(datagram_socket(str(address.ip), port, group)) for group in groups]
+        where = ",".join(f"{group or host}:{port}" for group in groups)
+        _serve(session, Doors(datagrams=taken, numbered=numbered), reader, "udp", where)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (tcp, unix, pipe, syslog, udp)
+
+
+def _reader(
+    topic: str, kind: str, max_message: str, senders: list[str] | None = None, *, is_local: bool = True
+) -> Reader:
+    from ipaddress import ip_network
+
+    from millstream.bridges.socket_listener import Reader
+    from millstream.records import size_bytes
+
+    try:
+        allowed = [ip_network(sender) for sender in senders or ()]
+    except ValueError as error:
+        raise InvalidInput(f"not a network: {error}", next_step="for example --from 10.0.0.0/8") from error
+    if not is_local and not allowed:
+        raise InvalidInput(
+            "this address can be reached from other machines, and the protocol has no passwords",
+            next_step="name the senders, such as --from 10.0.0.0/8, or listen on this machine only: --host 127.0.0.1",
+        )
+    return Reader(topic, kind, size_bytes(max_message), allowed)
+
+
+def _tls(certificate: Path | None, key: Path | None, authorities: Path | None) -> ssl.SSLContext | None:
+    if certificate is None and key is None and authorities is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+        if authorities is not None:
+            context.load_verify_locations(authorities)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInput(f"the certificate cannot be used: {error}", next_step="give PEM files") from error
+    return context
+
+
+def _serve(session: Session, doors: Doors, reader: Reader, kind: str, where: str) -> None:
+    from millstream.bridges import running
+    from millstream.bridges.landing import Landing
+    from millstream.bridges.socket_listener import Traffic
+
+    traffic = Traffic()
+    with session.log() as log, Landing(log, running.bridge_name(kind, where), [reader.topic]) as landing:
+
+        def ready(stop: Callable[[], None]) -> None:
+            show_note(f"listening at {where} for topic '{reader.topic}' until Ctrl-C")
+
+        try:
+            running.serve(landing, doors, reader, traffic, ready)
+        finally:
+            show_note(f"{landing.counts.summary()}, {traffic.summary()}")

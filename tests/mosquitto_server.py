@@ -1,0 +1,61 @@
+"""A real MQTT broker, mosquitto, in a folder of its own; skipped by name where the machine does not have it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from waiting import until
+
+PROGRAM = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin")
+CONFIGURATION = """
+listener {port} 127.0.0.1
+allow_anonymous {anonymous}
+{passwords}
+persistence true
+persistence_location {folder}/
+autosave_interval 1
+autosave_on_changes true
+max_queued_messages 0
+max_inflight_messages 0
+"""
+
+
+class Mosquitto:
+    """It can be killed and started again with what it has stored."""
+
+    def __init__(self, folder: Path, passwords: Path | None = None) -> None:
+        if PROGRAM is None:
+            pytest.skip("mosquitto is not installed")
+        self.folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._file = folder / "mosquitto.conf"
+        named = "" if passwords is None else f"password_file {passwords}"
+        anonymous = "true" if passwords is None else "false"
+        text = CONFIGURATION.format(port=self.port, folder=folder, anonymous=anonymous, passwords=named)
+        self._file.write_text(text + ("user root\n" if Path.home() == Path("/root") else ""))
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        assert PROGRAM is not None
+        self._process = subprocess.Popen([PROGRAM, "-c", str(self._file)], stderr=subprocess.DEVNULL)
+        until(self._answers, "mosquitto listens")
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, "mosquitto has ended"
+        with socket.socket() as trying:
+            return trying.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self) -> None:
+        """It stores its sessions first."""
+        self._process.terminate()
+        self._process.wait()

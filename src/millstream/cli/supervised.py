@@ -84,7 +84,7 @@ def submit(
         restart=restart,
         restarts_max=restarts_max,
     )
-    when = f", next at {_time(made['next_start'])}" if schedule else ""
+    when = f", next at {shown_time(made['next_start'])}" if schedule else ""
     show_done(session, f"submitted '{made['name']}'{when}", document=made)
 
 
@@ -97,14 +97,16 @@ def show(session: Session, name: JobName) -> None:
     """
     job = supervisor_of(session).show(name)
     details: dict[str, Cell] = {each: job[each] for each in ("name", "state", "reason", "owner", "file", "flow")}
-    details |= {"schedule": job["schedule"], "next start": _time(job["next_start"]), "runs": job["runs"]}
+    details |= {"schedule": job["schedule"], "next start": shown_time(job["next_start"]), "runs": job["runs"]}
     details |= {each: job[each] for each in ("batch", "rows", "lag", "rows_per_s", "watermark", "late", "dead")}
     for run in job["last_runs"]:
-        end = "running" if run["ended"] is None else f"{_time(run['ended'])}: {run['result']}"
-        details[f"run {run['number']}"] = f"{run['why']}, {_time(run['started'])} - {end}"
+        end = "running" if run["ended"] is None else f"{shown_time(run['ended'])}: {run['result']}"
+        details[f"run {run['number']}"] = f"{run['why']}, {shown_time(run['started'])} - {end}"
     for each in job["processes"]:
         memory = f"{each['memory_bytes'] / 1e6:,.0f} MB"
-        details[f"{each['kind']} {each['pid']}"] = f"since {_time(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+        details[f"{each['kind']} {each['pid']}"] = (
+            f"since {shown_time(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+        )
     show_details(session, details, document=job)
 
 
@@ -173,7 +175,7 @@ def runs(session: Session, name: JobName) -> None:
     """
     found = supervisor_of(session).runs(name)
     rows = [
-        (run["number"], run["why"], _time(run["started"]), _time(run["ended"]), run["code"], run["result"])
+        (run["number"], run["why"], shown_time(run["started"]), shown_time(run["ended"]), run["code"], run["result"])
         for run in found
     ]
     show_table(
@@ -200,7 +202,8 @@ def supervisor_of(session: Session) -> Jobs:
     return supervisor(session.address)
 
 
-def _time(seconds: float | None) -> str | None:
+def shown_time(seconds: float | None) -> str | None:
+    """A time for people."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

@@ -238,7 +238,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             settings.on_batch,
             shift=kept.shift,
         )
-        query = _query(spark, written, feed, folder, settings, slots_of(kept.steps))
+        query = _query(spark, written, feed, folder, settings, kept)
         if settings.batch:
             opening.callback(_forget_if_done, query, folder, claims, feed.shipment.folder)
         is_bounded = settings.batch or settings.until == CAUGHT_UP
@@ -277,10 +277,10 @@ def _query(
     feed: JobFeed,
     folder: JobFolder,
     settings: Settings,
-    slots: Mapping[str, int],
+    kept: JobDescription,
 ) -> StreamingQuery:
     try:
-        packed = compiled(spark, feed.shipment, feed, slots)
+        packed = compiled(spark, feed.shipment, feed, slots_of(kept.steps), kept.stages_kept)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         if "pickle" not in str(error).lower():
             raise
@@ -331,7 +331,9 @@ def _feed(
     preparers: Mapping[str, Preparer],
 ) -> JobFeed:
     name = f"{kept.identity}-{time.time_ns()}"
-    shipment = Shipment(name, physical_plan, kept.partitions, f"{RUNS}{kept.identity}", preparers)
+    shipment = Shipment(
+        name, physical_plan, kept.partitions, f"{RUNS}{kept.identity}", preparers, evolved=tuple(kept.evolved)
+    )
     starts: dict[str, Offsets] = {}
     since = settings.since_instant
     if since is not None:

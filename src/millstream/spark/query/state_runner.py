@@ -150,6 +150,8 @@ class Shipment:
     """By output, how its rows become files."""
     mark: str = field(default_factory=new_mark)
     """Marks the failures of this run in Spark's errors."""
+    evolved: tuple[str, ...] = ()
+    """Steps whose state may be that of an earlier version of the flow."""
 
     @property
     def folder(self) -> Path:
@@ -178,6 +180,7 @@ class Shipment:
             self.runs_folder,
             dict(self.preparers),
             self.mark,
+            self.evolved,
         )
 
 
@@ -189,13 +192,19 @@ def scratch_folder() -> Path:
 
 
 def _unpacked_shipment(
-    name: str, packed_plan: bytes, partitions: int, runs_folder: str, preparers: dict[str, Preparer], mark: str
+    name: str,
+    packed_plan: bytes,
+    partitions: int,
+    runs_folder: str,
+    preparers: dict[str, Preparer],
+    mark: str,
+    evolved: tuple[str, ...],
 ) -> Shipment:
     """A worker unpickles a plan once, though it comes with every task."""
     if name not in _SHIPMENTS:
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
-        shipment = Shipment(name, cloudpickle.loads(packed_plan), partitions, runs_folder, preparers, mark)
+        shipment = Shipment(name, cloudpickle.loads(packed_plan), partitions, runs_folder, preparers, mark, evolved)
         shipment.__dict__["_packed_plan"] = packed_plan
         _SHIPMENTS[name] = shipment
     return _SHIPMENTS[name]
@@ -221,6 +230,7 @@ class StepRunner:
         self._step = self._plan.steps[number]
         self._node = self._plan.physical_plan.chain[number]
         physical_plan = self._plan.physical_plan
+        self._defaults = getattr(self._step, "defaults", {}) if self._node.name in shipment.evolved else None
         self._upstream = physical_plan.upstream(self._node)
         self._groups = {
             origin: 1 if physical_plan.shares_key_group(origin, self._node) else physical_plan.groups
@@ -291,7 +301,7 @@ class StepRunner:
     ) -> dict[str, pl.DataFrame]:
         step = self._step
         folder = private_folder(self._shipment.folder) / self._node.name / str(label)
-        runs = Runs(folder, step.keys, step.tables(), step.own_keys)
+        runs = Runs(folder, step.keys, step.tables(), step.own_keys, self._defaults)
         runs.open(head.version, self._stored_deltas)
         inputs = {**step.nothing, **inputs}
         asked = step.asked(inputs)

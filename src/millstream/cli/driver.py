@@ -67,7 +67,43 @@ def _state(_: str, folder: str, job: str, step: str, key: str) -> dict[str, obje
     return state_of(JobFolder(Path(folder), job), step, json.loads(key))
 
 
-QUESTIONS: dict[str, Callable[..., dict[str, object]]] = {"--check": _check, "--state": _state}
+def _compare(log_address: str, file: str, flow: str, folder: str, mapping: str) -> dict[str, object]:
+    """What becomes of the state of a job if it continues with the flow of a file."""
+    from millstream.cli.run import chosen_flow
+    from millstream.jobs.job_folder import JobFolder
+    from millstream.jobs.upgrading import compared
+    from millstream.spark.query.physical_plan import PhysicalPlan
+
+    found, _ = chosen_flow(Path(file), flow or None, log_address)
+    return compared(JobFolder(Path(folder), flow), PhysicalPlan(found.check(), 1), json.loads(mapping)).document()
+
+
+def _rehearse(log_address: str, file: str, flow: str, old_file: str, given: str) -> dict[str, object]:
+    """Runs the old and the new flow of a job over the same records, and compares their results."""
+    from millstream.cli.run import chosen_flow
+    from millstream.jobs.rehearsal import rehearsed
+    from millstream.jobs.savepoints import Savepoints
+    from millstream.records.durations import duration
+
+    asked = json.loads(given)
+    new, old = (chosen_flow(Path(each), flow or None, log_address)[0] for each in (file, old_file))
+    return rehearsed(
+        Savepoints(Path(asked["savepoints"])),
+        asked["job"],
+        old,
+        new,
+        broker=log_address,
+        last=duration(asked["last"], what="last"),
+        mapping=asked["map"],
+    )
+
+
+QUESTIONS: dict[str, Callable[..., dict[str, object]]] = {
+    "--check": _check,
+    "--state": _state,
+    "--compare": _compare,
+    "--rehearse": _rehearse,
+}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli import measured, savepoints, supervised
+from millstream.cli import measured, savepoints, supervised, upgrades
 from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, subcommands
 from millstream.errors import DamagedState, NotFound
@@ -34,6 +34,10 @@ def register(app: typer.Typer) -> None:
         savepoints.savepoints,
         savepoints.restore,
         savepoints.state,
+        upgrades.upgrade,
+        upgrades.rehearse,
+        upgrades.rollback,
+        upgrades.upgrades,
     )
     help = "List jobs; submit one to the supervisor, control and watch it; repair, rebuild or forget one."
     subcommands(app, "jobs", help, list_jobs, *supervised_commands, repair, rebuild, forget)

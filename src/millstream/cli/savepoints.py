@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli.output import show_details, show_done, show_table
 from millstream.cli.session import Session
-from millstream.cli.supervised import JobName, parameters, supervisor_of
+from millstream.cli.supervised import JobName, parameters, supervisor_of, time_text
 from millstream.errors import NotFound, SourceUnavailable
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def savepoints(
         return
     found: list[dict[str, Any]] = _saved(session).savepoints(name)
     rows = [
-        (each["name"], each["job"], _time(each["taken"]), each["batch"], each["size_bytes"], each["why"])
+        (each["name"], each["job"], time_text(each["taken"]), each["batch"], each["size_bytes"], each["why"])
         for each in found
     ]
     columns = ["savepoint", "job", "taken", "batch", "bytes", "why"]
@@ -124,7 +123,3 @@ def _saved(session: Session) -> Jobs | SavedJobs:
 
 def _cell(value: Any) -> str | int | None:
     return value if value is None or isinstance(value, int) else str(value)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

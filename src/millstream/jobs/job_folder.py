@@ -61,6 +61,8 @@ class JobDescription:
     """How many stages the checkpoint has, if it has more than the flow: those whose steps were dropped stay, empty."""
     dropped: dict[str, dict[str, str]] = field(default_factory=dict)
     """Steps that were dropped by an upgrade: their slots are not used again."""
+    evolved: list[str] = field(default_factory=list)
+    """Steps whose state may have been stored with fewer or narrower columns, before an upgrade."""
 
     @property
     def stages_kept(self) -> int:
@@ -139,9 +141,9 @@ class JobFolder:
                         "millstream run flow.py --start-over"
                     ),
                 )
-        progress = self._progress()
+        progress = self.progress()
         return (
-            fitted(self.job, str(self.path), physical_plan, kept.steps, progress)
+            fitted(self.job, str(self.path), physical_plan, kept.steps, progress, kept.dropped, kept.stages_kept)
             if progress
             else first_fit(physical_plan)
         )
@@ -199,7 +201,7 @@ class JobFolder:
         newest = newest_number(self.checkpoint / "offsets")
         return None if newest < 0 else self.checkpoint / "offsets" / str(newest)
 
-    def _progress(self) -> CheckpointProgress | None:
+    def progress(self) -> CheckpointProgress | None:
         newest = self.newest_offsets()
         if newest is None:
             return None

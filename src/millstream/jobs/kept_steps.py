@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import polars as pl
 
@@ -25,6 +26,7 @@ from millstream.terminal import escaped
 
 StepDescription = dict[str, str]
 DOES, STAGE, SLOT, SINCE, FROM, PATH = "does", "stage", "place", "since", "from", "way"
+NONE_DROPPED: Mapping[str, StepDescription] = MappingProxyType({})
 NOT_STATE = (SLOT, SINCE, FROM, PATH)
 """Recorded for a step, though its state does not depend on them."""
 
@@ -62,36 +64,50 @@ def first_fit(physical_plan: PhysicalPlan) -> Fit:
 
 
 def fitted(
-    job: str, where: str, physical_plan: PhysicalPlan, kept: Mapping[str, StepDescription], progress: CheckpointProgress
+    job: str,
+    where: str,
+    physical_plan: PhysicalPlan,
+    kept: Mapping[str, StepDescription],
+    progress: CheckpointProgress,
+    dropped: Mapping[str, StepDescription] = NONE_DROPPED,
+    stages: int = 0,
 ) -> Fit:
-    """The fit of a job with state; refuses a flow that does not match it."""
+    """The fit of a job with state; refuses a flow that does not match it.
+
+    `dropped` are steps of earlier versions of the flow; with them the checkpoint has at least this many `stages`.
+    """
     # Steps added in a run that started no batch have no state.
-    kept = {name: each for name, each in _with_default_slots(kept).items() if int(each[SINCE]) <= progress.started}
-    before = _Counterparts(physical_plan, kept).found
+    kept = {name: each for name, each in with_default_slots(kept).items() if int(each[SINCE]) <= progress.started}
+    before = Counterparts(physical_plan, kept).found
     steps = described(physical_plan, before)
     gone = [name for name in kept if name not in before.values()]
-    if gone or any(_of_state(kept[old]) != _of_state(steps[new]) for new, old in before.items()):
+    if gone or any(of_state(kept[old]) != of_state(steps[new]) for new, old in before.items()):
         raise JobChanged(
             f"the flow '{job}' has changed, and its state no longer fits:\n{differences(kept, steps, before)}",
             where=where,
             next_step=f"undo the change, {alternatives(physical_plan, job, where)}",
         )
     added = [node for node in physical_plan.chain if node.name not in before]
-    _check_added(job, where, physical_plan, kept, added, {*before, *progress.sources})
+    stages = max([stages, *(int(each[STAGE]) for each in kept.values())])
+    check_added(job, where, physical_plan, stages, added, {*before, *progress.sources})
     new_sources = [node.name for node in physical_plan.fed_sources if node.name not in progress.sources]
     return Fit(
-        _with_slots(described(physical_plan, {}), kept, before, progress.complete + 1),
+        with_slots(described(physical_plan, {}), kept, before, progress.complete + 1, dropped),
         tuple(node.name for node in added),
         tuple(new_sources),
     )
 
 
-def _with_slots(
-    steps: dict[str, StepDescription], kept: Mapping[str, StepDescription], before: Mapping[str, str], batch: int
+def with_slots(
+    steps: dict[str, StepDescription],
+    kept: Mapping[str, StepDescription],
+    before: Mapping[str, str],
+    batch: int,
+    dropped: Mapping[str, StepDescription],
 ) -> dict[str, StepDescription]:
-    """Steps that continue stay in their slots; new steps get the next free ones."""
+    """Steps that continue stay in their slots; new steps get the next free ones, never those of dropped steps."""
     taken: dict[str, set[int]] = {}
-    for each in kept.values():
+    for each in (*kept.values(), *dropped.values()):
         taken.setdefault(each[STAGE], set()).add(int(each[SLOT]))
     for name, each in steps.items():
         if name in before:
@@ -104,7 +120,7 @@ def _with_slots(
     return steps
 
 
-def _with_default_slots(kept: Mapping[str, StepDescription]) -> dict[str, StepDescription]:
+def with_default_slots(kept: Mapping[str, StepDescription]) -> dict[str, StepDescription]:
     """Versions that did not record slots numbered the steps of a stage in order."""
     found: dict[str, StepDescription] = {}
     for name, each in kept.items():
@@ -190,7 +206,7 @@ def _lineage(node: Node, known: set[Node], before: Mapping[str, str]) -> list[st
 # ---------------------------------------------------------------- then and now
 
 
-class _Counterparts:
+class Counterparts:
     """Finds the kept step that each step of a flow continues."""
 
     def __init__(self, physical_plan: PhysicalPlan, kept: Mapping[str, StepDescription]) -> None:
@@ -225,7 +241,8 @@ class _Counterparts:
         )
 
 
-def _of_state(step: StepDescription) -> StepDescription:
+def of_state(step: StepDescription) -> StepDescription:
+    """The parts of a description that the state of a step depends on."""
     return {part: text for part, text in step.items() if part not in NOT_STATE}
 
 
@@ -238,22 +255,17 @@ def differences(
         if name not in before:
             lines.append(f"  + {name}: {each[DOES]}")
             continue
-        then, now = _of_state(kept[before[name]]), _of_state(each)
+        then, now = of_state(kept[before[name]]), of_state(each)
         for part in dict.fromkeys([*then, *now]):
             if then.get(part) != now.get(part):
                 lines += [f"    {name}, {part}", f"  - {then.get(part)}", f"  + {now.get(part)}"]
     return "\n".join(map(escaped, lines))
 
 
-def _check_added(
-    job: str,
-    where: str,
-    physical_plan: PhysicalPlan,
-    kept: Mapping[str, StepDescription],
-    added: Sequence[Node],
-    old: Collection[str],
+def check_added(
+    job: str, where: str, physical_plan: PhysicalPlan, stages: int, added: Sequence[Node], old: Collection[str]
 ) -> None:
-    stages = max((int(each[STAGE]) for each in kept.values()), default=0)
+    """Refuses new steps that need more stages than the checkpoint has, or that would miss what is retracted."""
     for node in added:
         stage = next(
             number for number, stage in enumerate(physical_plan.stages, 1) if physical_plan.chain.index(node) in stage

@@ -230,7 +230,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             settings.on_batch,
             shift=kept.shift,
         )
-        query = _query(spark, written, feed, folder, settings, slots_of(kept.steps))
+        query = _query(spark, written, feed, folder, settings, kept)
         if settings.batch:
             opening.callback(_forget_if_done, query, folder, claims, feed.shipment.folder)
         opening.callback(sampler.close)
@@ -272,10 +272,10 @@ def _query(
     feed: JobFeed,
     folder: JobFolder,
     settings: Settings,
-    slots: Mapping[str, int],
+    kept: JobDescription,
 ) -> StreamingQuery:
     try:
-        packed = compiled(spark, feed.shipment, feed, slots)
+        packed = compiled(spark, feed.shipment, feed, slots_of(kept.steps), kept.stages_kept)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         if "pickle" not in str(error).lower():
             raise
@@ -327,7 +327,15 @@ def _feed(
 ) -> JobFeed:
     name = f"{kept.identity}-{time.time_ns()}"
     runs = f"{RUNS}{kept.identity}"
-    shipment = Shipment(name, physical_plan, kept.partitions, runs, preparers, counts_rows=settings.metrics)
+    shipment = Shipment(
+        name,
+        physical_plan,
+        kept.partitions,
+        runs,
+        preparers,
+        counts_rows=settings.metrics,
+        evolved=tuple(kept.evolved),
+    )
     starts: dict[str, Offsets] = {}
     since = settings.since_instant
     if since is not None:

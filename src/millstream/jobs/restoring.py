@@ -94,7 +94,7 @@ def restore(
 
     when_checked()
     swap(job, fill, removed=(REACHED,))
-    records = _records(savepoint.sources, entries[-1]["end"]["sources"]) if entries else 0
+    records = records_between(savepoint.sources, entries[-1]["end"]["sources"]) if entries else 0
     return Restored(savepoint, job.job, len(entries), records)
 
 
@@ -130,7 +130,7 @@ def _caught_up(
     assert start is not None
     ends: list[Mapping[str, Any]] = []
     if behind:
-        records = _records(start["sources"], reached.end["sources"])
+        records = records_between(start["sources"], reached.end["sources"])
         pieces = max(1, min(behind, -(-records // CATCH_UP_ROWS), int(reached.end["clock"]) - int(start["clock"])))
         ends = [_between(start, reached.end, piece, pieces) for piece in range(1, pieces)] + [reached.end]
     shift = reached.number - (savepoint.batch + len(ends))
@@ -157,7 +157,7 @@ def _between(start: Mapping[str, Any], end: Mapping[str, Any], piece: int, piece
     return {"clock": at(int(start["clock"]), int(end["clock"])), "ended": False, "sources": sources, "done": {}}
 
 
-def _records(start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]) -> int:
+def records_between(start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]) -> int:
     """How many records there are between two offsets; a new source counts from its beginning."""
     return sum(
         max(0, last - start.get(source, {}).get(name, 0))

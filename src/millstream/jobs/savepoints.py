@@ -112,7 +112,7 @@ class Savepoints:
         self, job: JobFolder, name: str | None = None, *, why: str = "requested", code: Path | None = None
     ) -> Savepoint:
         """Takes a savepoint of the newest completed batch of a job, whether the job runs or not."""
-        name = name or self._free_name(job.job)
+        name = name or self.free_name(job.job)
         check_savepoint_name(name)
         self._check_free(name)
         if has_started(job.path / REAL_TIME_CHECKPOINT):
@@ -223,8 +223,12 @@ class Savepoints:
 
     # ------------------------------------------------------------ names
 
-    def _free_name(self, job: str) -> str:
-        base = f"{job}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    def exists(self, name: str) -> bool:
+        return (self.folder / name / NOTE).exists()
+
+    def free_name(self, prefix: str) -> str:
+        """A name that no savepoint has, with the time."""
+        base = f"{prefix}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         names = (base if number == 1 else f"{base}-{number}" for number in range(1, 1000))
         return next(name for name in names if not (self.folder / name).exists())
 

@@ -54,6 +54,7 @@ class GroupedStep(PartsOfState):
         fed = self.fed(elementwise.frame_of([], node.inputs[0]), 0)
         self.nothing = {INPUTS[0]: fed}
         self._accumulators, listing = columns_of(node.aggregates, fed.schema, changing=self._changing, in_table=True)
+        self.defaults = {GROUPS: {name: of for fold in self._accumulators for name, of in fold.of_nothing().items()}}
         looked_up = [made.name for made in listing if made.can_be_looked_up]
         self._seen = Seen(self.keys, looked_up[:COUNTS_MAX], fed.schema)
         self.own_keys: Mapping[str, list[str]] = self._seen.own_keys

@@ -134,6 +134,9 @@ class WindowedStep(PartsOfState):
         nothing = self.fed(elementwise.frame_of([], given), 0)
         self.nothing = {INPUTS[0]: nothing}
         self.operator = WindowedOperator(node, nothing.schema, changing=given.is_changing)
+        self.defaults = {
+            "windows": {name: of for fold in self.operator.folding for name, of in fold.of_nothing().items()}
+        }
         self.keys = self.operator.keys
         self._types: Any = dict(elementwise.types_of(node.schema))
         self.partials = Partials(self.operator) if Partials.possible(self.operator) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,13 +33,18 @@ def to_delta(tables: dict[str, Rows]) -> bytes:
     return HEAD.pack(MAGIC, crc32c(body), len(head)) + body
 
 
-def from_delta(delta: bytes, empty: dict[str, pl.DataFrame]) -> dict[str, Rows]:
-    """The inverse. Raises ValueError or an error of polars if the bytes are not a delta of these tables."""
+def from_delta(
+    delta: bytes, empty: dict[str, pl.DataFrame], defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Rows]:
+    """The inverse. Raises ValueError or an error of polars if the bytes are not a delta of these tables.
+
+    With `defaults`, by table, the delta may be of an earlier version of the step.
+    """
     tables = {}
     for name, frame, gone in _parts(delta):
         if name not in empty:
             raise ValueError(f"it has a table {name!r}, the step has {', '.join(empty)}")
-        tables[name] = _sorted(rows_of(frame, empty[name]), gone)
+        tables[name] = _sorted(rows_of(frame, empty[name], None if defaults is None else defaults.get(name, {})), gone)
     return tables
 
 

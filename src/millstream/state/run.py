@@ -6,7 +6,7 @@ not searched for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -276,8 +276,15 @@ def decoded(content: pa.Buffer, empty: pl.DataFrame) -> Run:
     return Run(rows_of(frame, empty), orders)
 
 
-def rows_of(frame: pl.DataFrame, empty: pl.DataFrame) -> Rows:
-    """The inverse of `Rows.frame`. Raises ValueError if the columns are not those of the state."""
+def rows_of(frame: pl.DataFrame, empty: pl.DataFrame, defaults: Mapping[str, Any] | None = None) -> Rows:
+    """The inverse of `Rows.frame`. Raises ValueError if the columns are not those of the state.
+
+    With `defaults`, the frame may be of an earlier version of the step: columns that it lacks get these, or null.
+    """
+    if defaults is not None:
+        missing = [name for name in empty.columns if name not in frame.columns]
+        frame = frame.with_columns(pl.lit(defaults.get(name), empty.schema[name]).alias(name) for name in missing)
+        frame = frame.select(*empty.columns, *(name for name in frame.columns if name.startswith(OWN)))
     named = frame.columns
     own = [name for name in named if not name.startswith(OWN)]
     if own != empty.columns or HASH_COLUMN not in named:

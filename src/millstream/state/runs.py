@@ -75,8 +75,11 @@ class Runs:
         keys: list[str],
         empty: dict[str, pl.DataFrame],
         own_keys: Mapping[str, list[str]] = MappingProxyType({}),
+        defaults: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        """With `defaults`, by table, deltas may be of an earlier version of the step, which had fewer columns."""
         self._folder = folder
+        self._defaults = defaults
         self._version: str | None = None
         # Key groups grow alike; each merges at its own size, so that they do not all pause in the same step.
         like = LIKE + crc32c(str(folder).encode()) % 256 / 256
@@ -270,7 +273,7 @@ class Runs:
 
     def _from_delta(self, delta: bytes, number: int) -> dict[str, Rows]:
         try:
-            return from_delta(delta, self._tables.empty) if delta else {}
+            return from_delta(delta, self._tables.empty, self._defaults) if delta else {}
         except UNREADABLE as why:
             raise DamagedState(
                 f"change {number} of the state of a step cannot be read: {why}",

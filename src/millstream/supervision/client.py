@@ -29,6 +29,7 @@ KINDS: dict[str, type[MillstreamError]] = {
     each.__name__: each for each in (NotFound, AlreadyExists, JobRunning, JobChanged, InvalidInput)
 }
 REQUEST_S_MAX = 90.0
+REHEARSAL_S_MAX = 3600.0
 FOLLOW_S = 0.5
 ENDS = ("stopped", "finished", "failed", "scheduled")
 
@@ -106,6 +107,47 @@ class Jobs:
     def savepoints(self, name: str | None = None) -> Any:
         """The savepoints of a job, or of all, the newest first."""
         return self._call("GET", "/v1/savepoints" + ("" if name is None else f"?{urlencode({'job': name})}"))
+
+    def upgrade(
+        self,
+        name: str,
+        file: str | os.PathLike[str],
+        *,
+        map: Mapping[str, str] | None = None,
+        allow_dropped: bool = False,
+        watch: str | None = None,
+        check: bool = False,
+    ) -> dict[str, Any]:
+        """Continues a job with another flow file, on its state. With `check`, only says what becomes of each step.
+
+        `map` has the new names of renamed steps; `watch`, such as "10 minutes", lets it go back by itself.
+        """
+        given: dict[str, Any] = {"file": str(Path(file).expanduser().absolute()), "map": dict(map or {})}
+        given |= {"watch": watch, "allow_dropped": allow_dropped, "check": check}
+        made: dict[str, Any] = self._call("POST", f"{_path(name)}/upgrade", given)
+        return made
+
+    def rehearse(
+        self,
+        name: str,
+        file: str | os.PathLike[str],
+        *,
+        last: str = "1 hour",
+        map: Mapping[str, str] | None = None,
+        timeout_s: float = REHEARSAL_S_MAX,
+    ) -> dict[str, Any]:
+        """Runs a job's flow and another one from a savepoint over the same records, and compares their results."""
+        given = {"file": str(Path(file).expanduser().absolute()), "map": dict(map or {}), "last": last}
+        made: dict[str, Any] = self._call("POST", f"{_path(name)}/rehearse", given, timeout_s)
+        return made
+
+    def rollback(self, name: str) -> Any:
+        """Goes back to how a job was before its last upgrade."""
+        return self._call("POST", f"{_path(name)}/rollback")
+
+    def upgrades(self, name: str) -> Any:
+        """The upgrades of a job, the newest first."""
+        return self._call("GET", f"{_path(name)}/upgrades")
 
     def remove_savepoint(self, savepoint: str) -> Any:
         return self._call("DELETE", f"/v1/savepoints/{quote(savepoint, safe='')}")
@@ -209,9 +251,11 @@ class Jobs:
         found: dict[str, Any] = self._call(method, path)
         return found
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = REQUEST_S_MAX
+    ) -> Any:
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
-        connection = kind(self._url.hostname or "", self._url.port, timeout=REQUEST_S_MAX)
+        connection = kind(self._url.hostname or "", self._url.port, timeout=timeout_s)
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)

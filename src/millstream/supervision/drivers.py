@@ -104,6 +104,13 @@ class Drivers:
                 next_step="run it by itself: python FILE",
             ) from error
 
+    def compare(
+        self, specification: JobSpecification, folder: Path, mapping: Mapping[str, str], *, timeout_s: float
+    ) -> dict[str, Any]:
+        """What becomes of the state of a job under another flow: see jobs/upgrading.py."""
+        given = specification.document()
+        return self.ask("--compare", given, str(folder), json.dumps(dict(mapping)), timeout_s=timeout_s)
+
     def start(self, specification: JobSpecification, number: int) -> bool:
         """Starts a run. False if the job is already running."""
         job = self._job(specification.name)

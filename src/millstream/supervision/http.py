@@ -24,6 +24,7 @@ from millstream.supervision.alerting import Alerting
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor, described
+from millstream.supervision.upgrades import UpgradeRequest
 
 if TYPE_CHECKING:
     from millstream.serving.http import Application
@@ -48,6 +49,10 @@ DESCRIPTION = {
     "GET /v1/jobs/NAME/why-silent": "why nothing comes out of it, and what to do",
     "POST /v1/jobs/NAME/savepoint": "takes a savepoint of it: name",
     "GET /v1/jobs/NAME/state?step=NAME&key=COLUMN=VALUE": "the rows that one of its steps keeps",
+    "POST /v1/jobs/NAME/upgrade": "upgrades it: file, map, allow_dropped, watch; check: only returns what it would do",
+    "POST /v1/jobs/NAME/rehearse": "compares the results of its flow and another: file, map, last",
+    "POST /v1/jobs/NAME/rollback": "goes back to how it was before its last upgrade",
+    "GET /v1/jobs/NAME/upgrades": "its upgrades, the newest first",
     "GET /v1/savepoints?job=NAME": "savepoints, the newest first",
     "DELETE /v1/savepoints/NAME": "removes a savepoint",
     "POST /v1/savepoints/NAME/restore": "restores it into its job, or another one: into",
@@ -120,6 +125,20 @@ def app(
     def savepoint(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.savepoint(request.path_params["name"], user, _text(body, "name"))
 
+    def upgrade(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.upgrade(request.path_params["name"], user, UpgradeRequest.checked(body))
+
+    def rehearse(request: Request, body: dict[str, Any]) -> Any:
+        last = _text(body, "last")
+        asked = UpgradeRequest.checked({part: value for part, value in body.items() if part != "last"})
+        return supervisor.upgrades.rehearse(request.path_params["name"], user, asked.file, asked.map, last or "1 hour")
+
+    def rollback(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.rollback(request.path_params["name"], user)
+
+    def upgrades(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.upgrades.listed(request.path_params["name"])
+
     def savepoints(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.saved.savepoints(request.query_params.get("job"))
 
@@ -166,6 +185,10 @@ def app(
         Route(f"/{VERSION}/jobs/{{name}}/metrics", _endpoint(job_metrics, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/why-silent", _endpoint(silence, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/savepoint", _endpoint(savepoint, access), methods=["POST"]),
+        Route(f"/{VERSION}/jobs/{{name}}/upgrade", _endpoint(upgrade, access), methods=["POST"]),
+        Route(f"/{VERSION}/jobs/{{name}}/rehearse", _endpoint(rehearse, access), methods=["POST"]),
+        Route(f"/{VERSION}/jobs/{{name}}/rollback", _endpoint(rollback, access), methods=["POST"]),
+        Route(f"/{VERSION}/jobs/{{name}}/upgrades", _endpoint(upgrades, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/state", _endpoint(state, access), methods=["GET"]),
         Route(f"/{VERSION}/savepoints", _endpoint(savepoints, access), methods=["GET"]),
         Route(f"/{VERSION}/savepoints/{{name}}", _endpoint(one_savepoint, access), methods=["DELETE"]),

@@ -29,6 +29,9 @@ create table if not exists jobs (
 create table if not exists runs (
     job text not null, number integer not null, why text not null, started real not null, ended real, code integer,
     result text, primary key (job, number)) strict;
+create table if not exists upgrades (
+    job text not null, number integer not null, phase text not null, document text not null,
+    primary key (job, number)) strict;
 create table if not exists audit (
     number integer primary key, at real not null, user text not null, action text not null, job text,
     details text) strict;
@@ -142,6 +145,7 @@ class Store(SqliteFile):
     def remove(self, name: str) -> None:
         with self.transaction() as connection:
             connection.execute("delete from runs where job = ?", (name,))
+            connection.execute("delete from upgrades where job = ?", (name,))
             connection.execute("delete from jobs where name = ?", (name,))
 
     # ------------------------------------------------------------ runs
@@ -182,6 +186,45 @@ class Store(SqliteFile):
                 (name, at_most),
             )
             return [Run(*row) for row in rows]
+
+    # ------------------------------------------------------------ upgrades
+
+    def set_specification(self, name: str, specification: JobSpecification) -> None:
+        with self.transaction() as connection:
+            connection.execute(
+                "update jobs set specification = ? where name = ?", (json.dumps(specification.document()), name)
+            )
+
+    def add_upgrade(self, name: str, document: dict[str, Any]) -> None:
+        with self.transaction() as connection:
+            connection.execute(
+                "insert into upgrades select ?, coalesce(max(number), 0) + 1, ?, ? from upgrades where job = ?",
+                (name, document["phase"], json.dumps(document), name),
+            )
+
+    def set_upgrade(self, name: str, document: dict[str, Any]) -> None:
+        """Replaces the newest upgrade of a job."""
+        with self.transaction() as connection:
+            connection.execute(
+                "update upgrades set phase = ?, document = ? where job = ?"
+                " and number = (select max(number) from upgrades where job = ?)",
+                (document["phase"], json.dumps(document), name, name),
+            )
+
+    def upgrades(self, name: str, at_most: int = RUNS_KEPT) -> list[dict[str, Any]]:
+        """The newest first."""
+        with self._lock:
+            rows = self._connection.execute(
+                "select document from upgrades where job = ? order by number desc limit ?", (name, at_most)
+            )
+            return [json.loads(document) for (document,) in rows]
+
+    def jobs_with_upgrades(self, phases: list[str]) -> set[str]:
+        """The jobs that have an upgrade in one of these phases."""
+        marks = ", ".join("?" for _ in phases)
+        with self._lock:
+            rows = self._connection.execute(f"select distinct job from upgrades where phase in ({marks})", phases)
+            return {job for (job,) in rows}
 
     # ------------------------------------------------------------ audit
 

@@ -23,6 +23,7 @@ from millstream.supervision.drivers import Drivers
 from millstream.supervision.schedules import Schedule
 from millstream.supervision.specification import JobSpecification, Restart, check_name
 from millstream.supervision.store import RUNS_KEPT, Desired, JobRecord, Observed, Run, Store
+from millstream.supervision.upgrades import UpgradeRequest, Upgrades
 
 LOOK_S = 0.25
 KILL_AFTER_S = 60.0
@@ -55,6 +56,7 @@ class Supervisor:
         self.limits = limits or Limits()
         self.saved = SavedJobs(jobs, self._folder_if_known)
         self._lock = threading.RLock()
+        self.upgrades = Upgrades(self, self._lock)
         self._wake = threading.Event()
         self._ends = False
         self._asked_to_stop: dict[tuple[str, int], float] = {}
@@ -116,6 +118,30 @@ class Supervisor:
                 self.start(name, user)
         self._wake.set()
         return self.store.job(name)
+
+    def upgrade(self, name: str, user: str, given: UpgradeRequest) -> dict[str, Any]:
+        """Begins an upgrade; with `given.check`, only returns what it would do."""
+        if given.check:
+            return self.upgrades.compare(name, given.file, given.map)
+        begun = self.upgrades.upgrade(
+            name, user, given.file, given.map, allow_dropped=given.allow_dropped, watch=given.watch
+        )
+        self._wake.set()
+        return begun
+
+    def rollback(self, name: str, user: str) -> dict[str, Any]:
+        with self._lock:
+            begun = self.upgrades.rollback(name, user)
+        self._wake.set()
+        return begun
+
+    def wish_to_run(self, name: str) -> None:
+        """Lets a job run again from now on, or at its next time."""
+        job = self.store.job(name)
+        is_scheduled = job.specification.schedule is not None
+        next_start = _next(job.specification, time.time()) if is_scheduled else time.time()
+        values = {"next_start": next_start, "failures": 0, "reason": None, "desired": Desired.RUNNING}
+        self.store.update(name, observed=Observed.SCHEDULED if is_scheduled else Observed.WAITING, **values)
 
     def delete(self, name: str, user: str) -> None:
         """Forgets a job that does not run. What it wrote and its state stay, as with `millstream jobs forget`."""
@@ -200,14 +226,17 @@ class Supervisor:
 
     def look(self) -> None:
         """One look at every job."""
+        upgrading = self.upgrades.active()
         for job in self.store.jobs():
             with self._lock:
                 try:
-                    self._look(job.name)
+                    if job.name in upgrading:
+                        self.upgrades.watch(self.store.job(job.name))
+                    self._look(job.name, is_upgrading=job.name in upgrading)
                 except MillstreamError as error:  # a full disk, say: it is tried again
                     logger.warning("job '%s': %s", job.name, error)
 
-    def _look(self, name: str) -> None:
+    def _look(self, name: str, *, is_upgrading: bool) -> None:
         try:
             job = self.store.job(name)
         except MillstreamError:  # deleted meanwhile
@@ -217,6 +246,8 @@ class Supervisor:
             self._running(job, newest)
         elif newest is not None and newest.ended is None:
             self._ended(job, newest)
+        elif is_upgrading and job.desired is Desired.STOPPED:
+            self.upgrades.proceed(job)
         elif job.desired is Desired.RUNNING and job.next_start is not None and job.next_start <= time.time():
             self._due(job)
 

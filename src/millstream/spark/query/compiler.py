@@ -51,8 +51,13 @@ _starting = Lock()
 """One query at a time changes the session's settings."""
 
 
-def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping[str, int] | None = None) -> DataFrame:
-    """All packed rows for the outputs of a flow; `slots` has the slot of each step's state."""
+def compiled(
+    spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping[str, int] | None = None, stages_min: int = 0
+) -> DataFrame:
+    """All packed rows for the outputs of a flow; `slots` has the slot of each step's state.
+
+    A checkpoint with more stages than the flow needs keeps them, since Spark cannot remove a stateful operator.
+    """
     slots = shipment.physical_plan.first_slots() if slots is None else slots
     _check_refused(shipment.physical_plan)
     spark.sparkContext.environment.update(delivery())  # before Spark starts its Python processes
@@ -61,7 +66,8 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping
     for number, source in enumerate(shipment.physical_plan.dataframe_sources):
         packed = packed.unionByName(NativeSteps(shipment.physical_plan, source).packed(shipment, number))
     packed = _with_parts(packed, shipment, 0)
-    for stage, numbers in enumerate(shipment.physical_plan.stages, 1):
+    stages = shipment.physical_plan.stages
+    for stage, numbers in enumerate([*stages, *([] for _ in range(stages_min - len(stages)))], 1):
         stage_slots = [slots[shipment.physical_plan.chain[number].name] for number in numbers]
         packed = packed.groupBy("label").transformWithState(
             StageProcessor(shipment, numbers, stage_slots),
@@ -69,7 +75,7 @@ def compiled(spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping
             outputMode="append",
             timeMode="None",
         )
-        packed = _with_parts(packed, shipment, stage)
+        packed = _with_parts(packed, shipment, stage) if numbers else packed
     return packed
 
 

@@ -46,6 +46,8 @@ Result = TypeVar("Result")
 logger = terminal.logger(__name__)
 REACHED = "reached.json"
 REDO = "redo.json"
+HALTED = "halted"
+"""In the end of a batch: the job reads nothing behind it. Only a rehearsal has such a batch."""
 SEVERAL_WAIT_S = 0.02
 UNAVAILABLE_S_MAX, RETRY_S = 600.0, 1.0
 BATCH_BYTES_MAX = 256 << 20
@@ -116,7 +118,7 @@ class JobFeed:
         return end
 
     def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        if start["ended"] or (Path(self.folder) / STOP).exists():
+        if start["ended"] or start.get(HALTED) or (Path(self.folder) / STOP).exists():
             return start
         if start["clock"] in self._repeated_ends:
             return self._repeated_ends[start["clock"]]

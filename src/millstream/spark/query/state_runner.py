@@ -158,6 +158,8 @@ class Shipment:
     """Marks the failures of this run in Spark's errors."""
     counts_rows: bool = True
     """Whether tasks report the rows of each step."""
+    evolved: tuple[str, ...] = ()
+    """Steps whose state may be that of an earlier version of the flow."""
 
     @property
     def folder(self) -> Path:
@@ -187,6 +189,7 @@ class Shipment:
             dict(self.preparers),
             self.mark,
             self.counts_rows,
+            self.evolved,
         )
 
 
@@ -205,6 +208,7 @@ def _unpacked_shipment(
     preparers: dict[str, Preparer],
     mark: str,
     counts_rows: bool,
+    evolved: tuple[str, ...],
 ) -> Shipment:
     """A worker unpickles a plan once, though it comes with every task."""
     if not _SHIPMENTS:
@@ -213,7 +217,7 @@ def _unpacked_shipment(
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
         plan = cloudpickle.loads(packed_plan)
-        shipment = Shipment(name, plan, partitions, runs_folder, preparers, mark, counts_rows)
+        shipment = Shipment(name, plan, partitions, runs_folder, preparers, mark, counts_rows, evolved)
         shipment.__dict__["_packed_plan"] = packed_plan
         _SHIPMENTS[name] = shipment
     return _SHIPMENTS[name]
@@ -239,6 +243,7 @@ class StepRunner:
         self._step = self._plan.steps[number]
         self._node = self._plan.physical_plan.chain[number]
         physical_plan = self._plan.physical_plan
+        self._defaults = getattr(self._step, "defaults", {}) if self._node.name in shipment.evolved else None
         self._upstream = physical_plan.upstream(self._node)
         self._groups = {
             origin: 1 if physical_plan.shares_key_group(origin, self._node) else physical_plan.groups
@@ -311,7 +316,7 @@ class StepRunner:
     ) -> dict[str, pl.DataFrame]:
         step = self._step
         folder = private_folder(self._shipment.folder) / self._node.name / str(label)
-        runs = Runs(folder, step.keys, step.tables(), step.own_keys)
+        runs = Runs(folder, step.keys, step.tables(), step.own_keys, self._defaults)
         runs.open(head.version, self._stored_deltas)
         inputs = {**step.nothing, **inputs}
         changes, sent = step.step(held_for(step, runs, inputs, clock), inputs, clock)

@@ -309,8 +309,9 @@ class PostgresDatabase:
             self._replication.tell()
 
     def end(self) -> int:
+        """A message that is committed: so it is flushed, and sent at once."""
         with explained(self._dsn):
-            found = self._db.execute("SELECT pg_logical_emit_message(false, 'millstream', '')::text").fetchone()
+            found = self._db.execute("SELECT pg_logical_emit_message(true, 'millstream', '')::text").fetchone()
         return number_of(found[0])
 
     def has_reached(self, mark: int, position: Position) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import takewhile
@@ -157,15 +158,15 @@ def test_events_over_http_resume_after_the_last_one(log: EmbeddedLog, followed: 
         again.close()
 
 
+@pytest.mark.more
 def test_a_quiet_stream_stays_open(log: EmbeddedLog, followed: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: the server's patience with silent clients ends while nothing changes."""
-    monkeypatch.setattr(BoundedConnection, "patience_s", 0.1)
+    monkeypatch.setattr(BoundedConnection, "patience_s", 2.0)
     job = Job(log, totals_flow("totals"))
     job.write((total("red", 5), 1))
     client = Subscription(followed, "/changes/totals")
     assert [client.event()["event"] for _ in range(2)] == ["row", "current"]
-    assert followed.ask("/tables/totals/red").status == 200  # answered after at least that long
-    assert followed.ask("/tables/totals/red").status == 200
+    time.sleep(2.5)
     job.write((total("red", 5), -1), (total("red", 6), 1))
     assert json.loads(client.event()["data"])["row"] == total("red", 6)
     client.close()

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, TIME, TRUNCATE, UPDATE, envelope
 from millstream.capture.source import AT, OP, Rows, envelopes, rows_of_table
 from millstream.connectors import arguments
-from millstream.connectors.connector import Connector, Reading, WorkerNeeds
+from millstream.connectors.connector import Reading, WorkerNeeds
 from millstream.connectors.source import Offsets, Slab, Slice, Source
-from millstream.connectors.topic.endpoint import Topic
+from millstream.connectors.topic.endpoint import OneTopic, Topic
 from millstream.connectors.topic.own_schema import schema_of_topic
 from millstream.errors import InvalidSchema
 from millstream.log.kafka.address import as_kafka
@@ -78,26 +78,13 @@ class MappedSource(Source):
 
 
 @dataclass(frozen=True)
-class TopicOfChanges(Connector, TableSource):
+class TopicOfChanges(OneTopic, TableSource):
     """A topic of the job's broker with changes of one table."""
 
-    topic: str
     key: tuple[str, ...]
     as_rows: bool
     can_read: ClassVar[bool] = True
     counts_lag: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        return self.topic
-
-    @property
-    def topic_name(self) -> str:
-        return self.topic
-
-    @property
-    def broker_topic(self) -> str:
-        return self.topic
 
     @abstractmethod
     def row_schema(self, broker: str | None) -> Schema:

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 EPOCH_US = 946_684_800_000_000
 """The start of 2000, from where Postgres counts, in microseconds since 1970."""
 _BEGIN, _COMMIT = Struct(">QqI"), Struct(">BQQq")
-_U8, _U16, _U32, _U64 = Struct(">B"), Struct(">H"), Struct(">I"), Struct(">Q")
+_U16, _U32 = Struct(">H"), Struct(">I")
 _COLUMN = Struct(">Ii")
 
 
@@ -74,20 +74,11 @@ class Truncate:
     oids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LogicalMessage:
-    """A message of pg_logical_emit_message."""
-
-    is_transactional: bool
-    prefix: str
-    content: bytes
-
-
-Message: TypeAlias = Begin | Commit | Relation | Row | Truncate | LogicalMessage
+Message: TypeAlias = Begin | Commit | Relation | Row | Truncate
 
 
 def decoded(data: bytes) -> Message | None:
-    """A message; None for those without a meaning here: origins and types."""
+    """A message; None for those without a meaning here: origins, types, and logical messages."""
     kind = data[:1]
     if kind == b"I":
         new, _ = _row(data, 6)
@@ -107,10 +98,6 @@ def decoded(data: bytes) -> Message | None:
     if kind == b"T":
         count = _U32.unpack_from(data, 1)[0]
         return Truncate(tuple(_U32.unpack_from(data, 6 + 4 * number)[0] for number in range(count)))
-    if kind == b"M":
-        prefix, at = _text(data, 10)
-        length = _U32.unpack_from(data, at)[0]
-        return LogicalMessage(bool(data[1] & 1), prefix, data[at + 4 : at + 4 + length])
     return None
 
 

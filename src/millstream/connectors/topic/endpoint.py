@@ -28,13 +28,10 @@ KAFKA_LIBRARIES = {"confluent-kafka": "confluent_kafka"}
 
 
 @dataclass(frozen=True)
-class Topic(Connector):
+class OneTopic(Connector):
+    """What all endpoints have that are one topic of the job's own broker."""
+
     topic: str
-    format: str | None = None
-    """How values are encoded, if the topic has no schema; None: as JSON."""
-    can_read: ClassVar[bool] = True
-    can_write: ClassVar[bool] = True
-    counts_lag: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -47,6 +44,15 @@ class Topic(Connector):
     @property
     def broker_topic(self) -> str:
         return self.topic
+
+
+@dataclass(frozen=True)
+class Topic(OneTopic):
+    format: str | None = None
+    """How values are encoded, if the topic has no schema; None: as JSON."""
+    can_read: ClassVar[bool] = True
+    can_write: ClassVar[bool] = True
+    counts_lag: ClassVar[bool] = True
 
     @property
     def written_as(self) -> RecordFormat:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import (
+    accounts,
     bench,
     consume,
     groups,
@@ -70,5 +71,21 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, up, jobs, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
+for module in (
+    init,
+    run,
+    up,
+    jobs,
+    accounts,
+    table,
+    topics,
+    produce,
+    consume,
+    tail,
+    groups,
+    queues,
+    switch,
+    pack,
+    bench,
+):
     module.register(app)

@@ -99,10 +99,19 @@ class Access:
             named |= {str(address.ip), address.host.lower()}
         return cls(frozenset(named), address.is_local, None if token is None else token.encode())
 
-    def check(self, headers: Headers) -> None:
-        """Raises Denied."""
+    def admitted(self, headers: Headers, method: str) -> str | None:
+        """Raises Denied. The owner of the token may send any request, and has no other name."""
+        self.check(headers)
+        return None
+
+    def check_place(self, headers: Headers) -> None:
+        """Checks where a request comes from and which server it is for, not who sends it. Raises Denied."""
         host = self._check_host(_values(headers, b"host"))
         self._check_origin(headers, host)
+
+    def check(self, headers: Headers) -> None:
+        """Raises Denied."""
+        self.check_place(headers)
         if self.token is not None:
             self._check_token(_values(headers, b"authorization"))
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -224,7 +225,8 @@ def listening(address: ListenAddress) -> Iterator[socket.socket]:
         yield made
 
 
-def server(application: Application) -> uvicorn.Server:
+def server(application: Application, *, certificate: Path | None = None, key: Path | None = None) -> uvicorn.Server:
+    """With a certificate and its key, the server speaks TLS."""
     import uvicorn
 
     from millstream.serving.connection import BoundedConnection
@@ -243,6 +245,8 @@ def server(application: Application) -> uvicorn.Server:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
         )
     )
 

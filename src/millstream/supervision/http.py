@@ -1,6 +1,7 @@
 """The supervisor's HTTP interface, version 1: what the command line, Python and the console speak.
 
-Every route needs the token. Answers are JSON; an error has the same parts as everywhere: what, where and what to do.
+Every route needs the token, or an account. Answers are JSON; an error has the same parts as everywhere: what, where and
+what to do.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -17,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from millstream.errors import AlreadyExists, InvalidInput, JobChanged, JobRunning, MillstreamError, NotFound
-from millstream.serving.access import Access, Denied
+from millstream.serving.access import Denied, Headers
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor, described
@@ -55,18 +56,29 @@ DESCRIPTION = {
 Handler = Callable[[Request, dict[str, Any]], Any]
 
 
-def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Application:
+class Admission(Protocol):
+    """Decides who may send a request."""
+
+    def admitted(self, headers: Headers, method: str) -> str | None:
+        """The name of the sender's account, None for the owner of the supervisor. Raises Denied."""
+
+
+def app(supervisor: Supervisor, status: Status, access: Admission, user: str) -> Application:
     """The ASGI application. `user` is the owner of the token."""
+
+    def sender(request: Request) -> str:
+        account: str | None = request.state.account
+        return account or user
 
     def jobs(request: Request, body: dict[str, Any]) -> Any:
         if request.method == "POST":
-            return described(supervisor.submit(body, user))
+            return described(supervisor.submit(body, sender(request)))
         return status.listed()
 
     def job(request: Request, body: dict[str, Any]) -> Any:
         name = request.path_params["name"]
         if request.method == "DELETE":
-            supervisor.delete(name, user)
+            supervisor.delete(name, sender(request))
             return {"deleted": name}
         return status.shown(name)
 
@@ -75,7 +87,7 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         action = request.path_params["action"]
         if action not in acts:
             raise NotFound(f"a job cannot {action[:50]!r}", next_step=f"one of {', '.join(acts)}")
-        return described(acts[action](request.path_params["name"], user))
+        return described(acts[action](request.path_params["name"], sender(request)))
 
     def runs(request: Request, body: dict[str, Any]) -> Any:
         return [asdict(run) for run in supervisor.runs(request.path_params["name"])]
@@ -87,18 +99,20 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         return {"run": number, "text": text.decode(errors="replace"), "next": after}
 
     def savepoint(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.savepoint(request.path_params["name"], user, _text(body, "name"))
+        return supervisor.savepoint(request.path_params["name"], sender(request), _text(body, "name"))
 
     def upgrade(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.upgrade(request.path_params["name"], user, UpgradeRequest.checked(body))
+        return supervisor.upgrade(request.path_params["name"], sender(request), UpgradeRequest.checked(body))
 
     def rehearse(request: Request, body: dict[str, Any]) -> Any:
         last = _text(body, "last")
         asked = UpgradeRequest.checked({part: value for part, value in body.items() if part != "last"})
-        return supervisor.upgrades.rehearse(request.path_params["name"], user, asked.file, asked.map, last or "1 hour")
+        return supervisor.upgrades.rehearse(
+            request.path_params["name"], sender(request), asked.file, asked.map, last or "1 hour"
+        )
 
     def rollback(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.rollback(request.path_params["name"], user)
+        return supervisor.rollback(request.path_params["name"], sender(request))
 
     def upgrades(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.upgrades.listed(request.path_params["name"])
@@ -107,10 +121,10 @@ def app(supervisor: Supervisor, status: Status, access: Access, user: str) -> Ap
         return supervisor.saved.savepoints(request.query_params.get("job"))
 
     def one_savepoint(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.remove_savepoint(request.path_params["name"], user)
+        return supervisor.remove_savepoint(request.path_params["name"], sender(request))
 
     def restore(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.restore(request.path_params["name"], user, _text(body, "into"))
+        return supervisor.restore(request.path_params["name"], sender(request), _text(body, "into"))
 
     def state(request: Request, body: dict[str, Any]) -> Any:
         step, keys = request.query_params.get("step"), request.query_params.getlist("key")
@@ -156,17 +170,17 @@ def _unknown(request: Request, body: dict[str, Any]) -> Any:
     raise NotFound("there is no such route", next_step="GET / lists them")
 
 
-def _endpoint(handler: Handler, access: Access) -> Callable[..., Awaitable[Response]]:
+def _endpoint(handler: Handler, access: Admission) -> Callable[..., Awaitable[Response]]:
     async def answer(request: Request, _: object = None) -> Response:
         try:
-            access.check(request.scope["headers"])
-        except Denied as denied:
-            return _failure(denied.status, "Denied", denied.what, None, denied.next_step)
-        try:
+            headers = request.scope["headers"]
+            request.state.account = await run_in_threadpool(access.admitted, headers, request.method)
             made = await run_in_threadpool(handler, request, await _body(request))
             if isinstance(made, Response):
                 return made
             return JSONResponse(made, headers={"cache-control": "no-store"})
+        except Denied as denied:
+            return _failure(denied.status, "Denied", denied.what, None, denied.next_step)
         except MillstreamError as error:
             status = next((status for kind, status in STATUS_OF.items() if isinstance(error, kind)), 500)
             return _failure(status, type(error).__name__, error.what, error.where, error.next_step)

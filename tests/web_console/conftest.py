@@ -69,7 +69,7 @@ def console(tmp_path: Path) -> Iterator[Console]:
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
         url = f"http://127.0.0.1:{port}"
         door = opened.enter_context(
-            with_console(supervisor, Status(supervisor), str(tmp_path / "log"), access, TOKEN, url, "ann")
+            with_console(supervisor, Status(supervisor), str(tmp_path / "log"), access, access, TOKEN, url, "ann")
         )
         running = server(door)
         door.ends = lambda: running.should_exit

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import (
+    accounts,
     alerts,
     bench,
     bridge,
@@ -79,7 +80,7 @@ def millstream(
 
 
 for module in (
-    *(init, run, up, jobs, measured, why, trace, dead_letters, alerts, table),
+    *(init, run, up, jobs, accounts, measured, why, trace, dead_letters, alerts, table),
     *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, capture, pack, bench),
 ):
     module.register(app)

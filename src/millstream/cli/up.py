@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import ssl
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +26,8 @@ def up(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
     allowed_host: AllowedHosts = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this PEM file.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
 ) -> None:
     """Run the supervisor of a log until Ctrl-C. Its jobs go on without it, and it finds them when it starts again.
 
@@ -47,6 +51,7 @@ def up(
     from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
+    from millstream.supervision.accounts import Accounts, SharedAccess
     from millstream.supervision.alerting import Alerting
     from millstream.supervision.home import Home
     from millstream.supervision.status import Status
@@ -54,6 +59,7 @@ def up(
     from millstream.web_console.routes import with_console
 
     tables_http.check_installed()
+    _check_certificate(certificate, key)
     given = chosen_address(session.address)
     folder = log_folder(given)
     log_address = given if folder is None else str(folder.absolute())  # drivers run in other folders
@@ -66,11 +72,11 @@ def up(
         access = Access.at(listen_address, allowed_hosts=allowed_host or [], token=home.token())
         supervisor = Supervisor(home.folder, log_address, home.jobs)
         shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{taken.getsockname()[1]}"
-        home.announce(url)
-        if not listen_address.is_local:
+        url = f"{'http' if certificate is None else 'https'}://{shown}:{taken.getsockname()[1]}"
+        home.announce(url, certificate)
+        if not listen_address.is_local and certificate is None:
             warn(
-                "this is plain HTTP: anyone on the network path can read the token; put a TLS proxy in front of it",
+                "this is plain HTTP: anyone on the network path can read the token; use --certificate and --key",
                 as_json=session.json,
             )
         show_note(f"the supervisor is at {url} until Ctrl-C; jobs go on without it. Its token: {home.folder / 'token'}")
@@ -80,10 +86,12 @@ def up(
         looking.start()
         alerting.start()
         try:
+            shared = SharedAccess(access, Accounts(home.folder))
+            owner = getpass.getuser()
             with with_console(
-                supervisor, status, log_address, access, home.token(), url, getpass.getuser(), alerting
+                supervisor, status, log_address, access, shared, home.token(), url, owner, alerting
             ) as door:
-                server = tables_http.server(door)
+                server = tables_http.server(door, certificate=certificate, key=key)
                 door.ends = lambda: server.should_exit
                 show_note(f"open the console: {door.link()}")
                 server.run(sockets=[taken])
@@ -107,3 +115,19 @@ def console(session: Session) -> None:
         show_document({"url": link})
     else:
         show_text(link)
+
+
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Refuses files that TLS cannot start with, before anything is."""
+    if certificate is None and key is None:
+        return
+    if certificate is None:
+        raise InvalidInput("--key needs --certificate", next_step="name the PEM file of the certificate")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:  # also an error of the TLS library
+        raise InvalidInput(
+            f"the certificate cannot be used: {error}",
+            where=str(certificate),
+            next_step="name PEM files of a certificate and of its key: --certificate FILE --key FILE",
+        ) from error

@@ -78,7 +78,7 @@ def with_event_time(stream: Stream, given: Any, watermark: Watermark | None, nam
     text = as_text(given)
     made = event_time_of(text, stream.schema)
     strategy = checked_watermark(watermark, stream.schema)
-    _check_place(stream.node, stream.flow.timed_sources)
+    _check_address(stream.node, stream.flow.timed_sources)
     node = WithEventTime(
         "", stream.schema, (stream.node,), users_line(), text, made, strategy, follows_rows=watermark is not None
     )
@@ -87,7 +87,7 @@ def with_event_time(stream: Stream, given: Any, watermark: Watermark | None, nam
     return node
 
 
-def _check_place(node: Node, timed: dict[Read, WithEventTime]) -> None:
+def _check_address(node: Node, timed: dict[Read, WithEventTime]) -> None:
     before: Sequence[Node] = in_order([node])
     if state := next((given for given in before if given.keeps_state), None):
         raise refusal(

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -277,8 +278,17 @@ def bound(address: ListenAddress) -> Iterator[socket.socket]:
         yield made
 
 
-def server(application: Application, connection: type[asyncio.Protocol] | None = None) -> uvicorn.Server:
-    """`connection` is the class of its connections; default: those of the table server."""
+def server(
+    application: Application,
+    connection: type[asyncio.Protocol] | None = None,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+) -> uvicorn.Server:
+    """`connection` is the class of its connections; default: those of the table server.
+
+    With a certificate and its key, the server speaks TLS.
+    """
     import uvicorn
 
     from millstream.serving.connection import BoundedConnection
@@ -297,6 +307,8 @@ def server(application: Application, connection: type[asyncio.Protocol] | None =
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
         )
     )
 

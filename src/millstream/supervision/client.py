@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -37,8 +39,22 @@ ENDS = ("stopped", "finished", "failed", "scheduled")
 class Jobs:
     """The jobs of a supervisor. Each is a dictionary with the parts that `GET /v1/jobs/NAME` has."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self._url, self._token = urlsplit(url), token
+    def __init__(self, url: str, token: str, *, certificate: str | os.PathLike[str] | None = None) -> None:
+        """`token` is that of the owner, or a name and a password: "name:password". `certificate` is trusted."""
+        self._url = urlsplit(url)
+        is_account = ":" in token  # which no token contains
+        self._authorization = f"Basic {base64.b64encode(token.encode()).decode()}" if is_account else f"Bearer {token}"
+        self._certificate = certificate
+
+    def _connection(self, timeout_s: float) -> HTTPConnection:
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme != "https":
+            return HTTPConnection(host, port, timeout=timeout_s)
+        context = ssl.create_default_context(cafile=self._certificate)
+        if self._certificate is not None:  # exactly this one, whatever names it has
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.check_hostname = False
+        return HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
     def list(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._call("GET", "/v1/jobs")
@@ -254,9 +270,13 @@ class Jobs:
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = REQUEST_S_MAX
     ) -> Any:
-        kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
-        connection = kind(self._url.hostname or "", self._url.port, timeout=timeout_s)
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
+        try:
+            connection = self._connection(timeout_s)
+        except OSError as error:
+            raise InvalidInput(
+                f"the certificate cannot be read: {error}", next_step="name a PEM file of the supervisor's certificate"
+            ) from error
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
@@ -281,11 +301,29 @@ def _path(job: str) -> str:
     return f"/v1/jobs/{quote(job, safe='')}"
 
 
-def supervisor(log: str | os.PathLike[str] | None = None, *, url: str | None = None, token: str | None = None) -> Jobs:
-    """The jobs of the supervisor of a log (`millstream up`), or of one at another address, with its token."""
+def supervisor(
+    log: str | os.PathLike[str] | None = None,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+) -> Jobs:
+    """The jobs of the supervisor of a log (`millstream up`), or of one at another address.
+
+    That needs its token, or the name and the password of an account; and the `certificate` that it has, unless an
+    authority vouches for it.
+    """
+    if user is not None and password is not None:
+        token = f"{user}:{password}"
     if url is not None:
         if token is None:
-            raise InvalidInput("a supervisor at another address needs its token", next_step="pass token=…")
-        return Jobs(url, token)
-    known, secret = Home.of(chosen_address(log)).known()
-    return Jobs(known, token or secret)
+            raise InvalidInput(
+                "a supervisor at another address needs its token, or an account",
+                next_step="pass token=…, or user=… and password=…",
+            )
+        return Jobs(url, token, certificate=certificate)
+    home = Home.of(chosen_address(log))
+    known, secret = home.known()
+    return Jobs(known, token or secret, certificate=certificate or home.certificate())

@@ -57,8 +57,17 @@ class Home:
         assert token is not None
         return token
 
-    def announce(self, url: str) -> None:
-        write_document(self.folder / ADDRESS, {"url": url, "pid": os.getpid()})
+    def announce(self, url: str, certificate: Path | None = None) -> None:
+        """Lets programs on this machine find the supervisor, and trust its certificate."""
+        trusted = None if certificate is None else str(certificate.absolute())
+        write_document(self.folder / ADDRESS, {"url": url, "pid": os.getpid(), "certificate": trusted})
+
+    def certificate(self) -> Path | None:
+        try:
+            found = read_document(self.folder / ADDRESS).get("certificate")
+            return None if found is None else Path(found)
+        except (MillstreamError, OSError, ValueError, AttributeError):
+            return None
 
     def url(self) -> str | None:
         try:

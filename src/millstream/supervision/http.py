@@ -1,6 +1,7 @@
 """The supervisor's HTTP interface, version 1: what the command line, Python and the console speak.
 
-Every route needs the token. Answers are JSON; an error has the same parts as everywhere: what, where and what to do.
+Every route needs the token, or an account. Answers are JSON; an error has the same parts as everywhere: what, where and
+what to do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from millstream.errors import AlreadyExists, InvalidInput, JobChanged, JobRunning, MillstreamError, NotFound
-from millstream.serving.access import Access, Denied
+from millstream.serving.access import Denied, Headers
 from millstream.supervision.alerting import Alerting
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
@@ -64,6 +65,13 @@ DESCRIPTION = {
 Handler = Callable[[Request, dict[str, Any]], Any]
 
 
+class Admission(Protocol):
+    """Decides who may send a request."""
+
+    def admitted(self, headers: Headers, method: str) -> str | None:
+        """The name of the sender's account, None for the owner of the supervisor. Raises Denied."""
+
+
 @dataclass(frozen=True)
 class MoreRoute:
     """A route that another package adds. Its path starts after the version."""
@@ -78,7 +86,7 @@ class MoreRoute:
 def app(
     supervisor: Supervisor,
     status: Status,
-    access: Access,
+    access: Admission,
     user: str,
     *,
     alerting: Alerting | None = None,
@@ -87,15 +95,19 @@ def app(
     """The ASGI application. `user` is the owner of the token."""
     description = {**DESCRIPTION, **{path: does for each in more for path, does in each.description.items()}}
 
+    def sender(request: Request) -> str:
+        account: str | None = request.state.account
+        return account or user
+
     def jobs(request: Request, body: dict[str, Any]) -> Any:
         if request.method == "POST":
-            return described(supervisor.submit(body, user))
+            return described(supervisor.submit(body, sender(request)))
         return status.listed()
 
     def job(request: Request, body: dict[str, Any]) -> Any:
         name = request.path_params["name"]
         if request.method == "DELETE":
-            supervisor.delete(name, user)
+            supervisor.delete(name, sender(request))
             return {"deleted": name}
         return status.shown(name)
 
@@ -104,7 +116,7 @@ def app(
         action = request.path_params["action"]
         if action not in acts:
             raise NotFound(f"a job cannot {action[:50]!r}", next_step=f"one of {', '.join(acts)}")
-        return described(acts[action](request.path_params["name"], user))
+        return described(acts[action](request.path_params["name"], sender(request)))
 
     def runs(request: Request, body: dict[str, Any]) -> Any:
         return [asdict(run) for run in supervisor.runs(request.path_params["name"])]
@@ -123,18 +135,20 @@ def app(
         return status.why_silent(request.path_params["name"])
 
     def savepoint(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.savepoint(request.path_params["name"], user, _text(body, "name"))
+        return supervisor.savepoint(request.path_params["name"], sender(request), _text(body, "name"))
 
     def upgrade(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.upgrade(request.path_params["name"], user, UpgradeRequest.checked(body))
+        return supervisor.upgrade(request.path_params["name"], sender(request), UpgradeRequest.checked(body))
 
     def rehearse(request: Request, body: dict[str, Any]) -> Any:
         last = _text(body, "last")
         asked = UpgradeRequest.checked({part: value for part, value in body.items() if part != "last"})
-        return supervisor.upgrades.rehearse(request.path_params["name"], user, asked.file, asked.map, last or "1 hour")
+        return supervisor.upgrades.rehearse(
+            request.path_params["name"], sender(request), asked.file, asked.map, last or "1 hour"
+        )
 
     def rollback(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.rollback(request.path_params["name"], user)
+        return supervisor.rollback(request.path_params["name"], sender(request))
 
     def upgrades(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.upgrades.listed(request.path_params["name"])
@@ -143,10 +157,10 @@ def app(
         return supervisor.saved.savepoints(request.query_params.get("job"))
 
     def one_savepoint(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.remove_savepoint(request.path_params["name"], user)
+        return supervisor.remove_savepoint(request.path_params["name"], sender(request))
 
     def restore(request: Request, body: dict[str, Any]) -> Any:
-        return supervisor.restore(request.path_params["name"], user, _text(body, "into"))
+        return supervisor.restore(request.path_params["name"], sender(request), _text(body, "into"))
 
     def state(request: Request, body: dict[str, Any]) -> Any:
         step, keys = request.query_params.get("step"), request.query_params.getlist("key")
@@ -159,7 +173,7 @@ def app(
             raise NotFound("this supervisor sends no alerts", next_step="start it with: millstream up")
         if request.method == "POST":
             target = body.get("target")
-            supervisor.store.note(user, "test alerts", details=None if target is None else str(target)[:100])
+            supervisor.store.note(sender(request), "test alerts", details=None if target is None else str(target)[:100])
             return alerting.test(None if target is None else str(target))
         return alerting.document()
 
@@ -209,17 +223,17 @@ def _unknown(request: Request, body: dict[str, Any]) -> Any:
     raise NotFound("there is no such route", next_step="GET / lists them")
 
 
-def _endpoint(handler: Handler, access: Access) -> Callable[..., Awaitable[Response]]:
+def _endpoint(handler: Handler, access: Admission) -> Callable[..., Awaitable[Response]]:
     async def answer(request: Request, _: object = None) -> Response:
         try:
-            access.check(request.scope["headers"])
-        except Denied as denied:
-            return _failure(denied.status, "Denied", denied.what, None, denied.next_step)
-        try:
+            headers = request.scope["headers"]
+            request.state.account = await run_in_threadpool(access.admitted, headers, request.method)
             made = await run_in_threadpool(handler, request, await _body(request))
             if isinstance(made, Response):
                 return made
             return JSONResponse(made, headers={"cache-control": "no-store"})
+        except Denied as denied:
+            return _failure(denied.status, "Denied", denied.what, None, denied.next_step)
         except MillstreamError as error:
             status = next((status for kind, status in STATUS_OF.items() if isinstance(error, kind)), 500)
             return _failure(status, type(error).__name__, error.what, error.where, error.next_step)

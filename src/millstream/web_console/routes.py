@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 from millstream.serving.access import Access
 from millstream.supervision.alerting import Alerting
-from millstream.supervision.http import app
+from millstream.supervision.http import Admission, app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.dashboards import dashboard_routes
@@ -23,6 +23,7 @@ def with_console(
     status: Status,
     log_address: str,
     access: Access,
+    admission: Admission,
     token: str,
     url: str,
     user: str,
@@ -33,5 +34,5 @@ def with_console(
     topics = Topics(log_address, supervisor.store, user)
     with closing(planes), closing(topics):
         more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor, status)]
-        interface = app(supervisor, status, access, user, alerting=alerting, more=more)
+        interface = app(supervisor, status, admission, user, alerting=alerting, more=more)
         yield FrontDoor(interface, access, token, url, user)

@@ -110,7 +110,7 @@ class Topics:
         headers = {str(name): str(each).encode() for name, each in dict(body.get("headers") or {}).items()}
         with self.log.producer() as producer:
             sent = producer.send(topic, value, key, partition=partition, headers=headers or None)
-        self._store.note(self._user, "produce", None, topic)
+        self._store.note(request.state.account or self._user, "produce", None, topic)
         return {"partition": sent.partition, "offset": sent.offset}
 
     # ------------------------------------------------------------ groups, queues and tables

@@ -82,7 +82,7 @@ class Topics:
     def _records(self, request: Request, body: dict[str, Any]) -> Any:
         topic = request.path_params["topic"]
         if request.method == "POST":
-            return self._produce(topic, body)
+            return self._produce(topic, body, request.state.account or self._user)
         given = request.query_params
         asked = Search(
             partition=number_of(request, "partition"),
@@ -95,7 +95,7 @@ class Topics:
         )
         return search(self.log, topic, asked).document()
 
-    def _produce(self, topic: str, body: dict[str, Any]) -> Any:
+    def _produce(self, topic: str, body: dict[str, Any], user: str) -> Any:
         schema = self.log.topic(topic).settings.schema
         value, key, partition = body.get("value"), body.get("key"), body.get("partition")
         if not isinstance(key, str | None) or not isinstance(partition, int | None):
@@ -110,7 +110,7 @@ class Topics:
         headers = {str(name): str(each).encode() for name, each in dict(body.get("headers") or {}).items()}
         with self.log.producer() as producer:
             sent = producer.send(topic, value, key, partition=partition, headers=headers or None)
-        self._store.note(request.state.account or self._user, "produce", None, topic)
+        self._store.note(user, "produce", None, topic)
         return {"partition": sent.partition, "offset": sent.offset}
 
     # ------------------------------------------------------------ groups, queues and tables

@@ -38,7 +38,7 @@ more, Flink found other matches, and which of the engines is right was not exami
 
 
 def answer(run: Callable[[str, Path], Any], rows: Callable[[str, Path], list[Any]]) -> None:
-    """Does what the command line asks for: folder, then statements. One JSON line with the results.
+    """Does what the command line asks for: folder, then statements, each with a folder in it. One JSON line of results.
 
     Every statement runs over the first events, to warm up, then over them again, then over all. The difference between
     the last two is what the further events cost, whatever it takes to start.
@@ -47,9 +47,9 @@ def answer(run: Callable[[str, Path], Any], rows: Callable[[str, Path], list[Any
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # and so for all it starts
     results = {}
     for name in names:
-        found = sorted(rows(STATEMENTS[name], Path(folder) / FIRST))
+        found = sorted(rows(STATEMENTS[name], Path(folder) / name / FIRST))
         (elapsed_first, cpu_first), (elapsed_all, cpu_all) = (
-            timed(run, STATEMENTS[name], Path(folder) / events) for events in (FIRST, ALL)
+            timed(run, STATEMENTS[name], Path(folder) / name / events) for events in (FIRST, ALL)
         )
         results[name] = {"found": found, "elapsed_s": elapsed_all - elapsed_first, "cpu_s": cpu_all - cpu_first}
     print(json.dumps(results), flush=True)

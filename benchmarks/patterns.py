@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import millstream as ms
 from local_runs import timed_run
 from millstream.errors import MillstreamError
 from millstream.operators.accumulators import TIME, WEIGHT
-from pattern_statements import ALL, BATCHES, CORES, FIRST, READERS, STATEMENTS
+from pattern_statements import ALL, BATCHES, CORES, FIRST, READERS
 
 HERE = Path(__file__).resolve().parent
 START = 1_700_000_000_000_000
@@ -51,6 +52,22 @@ PATTERN = (
 )
 """Of conditions on single rows, and with one that depends on the rows before."""
 LIMIT_S = 900
+ROW_GROUP = 100_000
+"""Rows in a row group of a Parquet file: what a task reads at least."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many events: those that warm up, and then in batches those that count."""
+
+    first: int
+    batches: int
+    batch: int
+
+
+QUICK = {"strict": Sizes(200_000, 2, 1_000_000), "relaxed": Sizes(200_000, 2, 300_000)}
+FULL = {"strict": Sizes(500_000, 5, 1_000_000), **dict.fromkeys(("relaxed", "by_path"), Sizes(500_000, 4, 500_000))}
+"""By statement, so that each takes Flink some seconds: it takes five times as long for an event of `relaxed`."""
 
 
 def events(rows: int, keys: int, first: int) -> pl.DataFrame:
@@ -136,21 +153,24 @@ def in_one_process(count: int, rounds: int) -> dict[str, float]:
 # ---------------------------------------------------------------- beside Flink
 
 
-def make_files(folder: Path, batches: int, batch_events: int) -> None:
+def make_files(folder: Path, sizes: Sizes) -> None:
     """One file for each batch. Flink promises no order among files: it gets one for each of its readers."""
-    parts = [events(batch_events, KEYS, number * batch_events) for number in range(batches)]
+    counts = [sizes.first, *[sizes.batch] * sizes.batches]
+    parts = [events(count, KEYS, sum(counts[:number])) for number, count in enumerate(counts)]
     for name, given in ((FIRST, parts[:1]), (ALL, parts)):
         for number, part in enumerate(given):
             path = folder / name / BATCHES / f"{number:04}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.select("card", "amount", paid_at="at").write_parquet(path, compression="snappy", use_pyarrow=True)
+            write_file(path, part)
             os.utime(path, (START // 1_000_000 + number,) * 2)  # files are read in the order of their times
         for reader in range(CORES):
-            path = folder / name / READERS / f"{reader}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pl.concat(given).gather_every(CORES, reader).select("card", "amount", paid_at="at").write_parquet(
-                path, compression="snappy", use_pyarrow=True
-            )
+            write_file(folder / name / READERS / f"{reader}.parquet", pl.concat(given).gather_every(CORES, reader))
+
+
+def write_file(path: Path, rows: pl.DataFrame) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows.select("card", "amount", paid_at="at").write_parquet(
+        path, compression="snappy", use_pyarrow=True, row_group_size=ROW_GROUP
+    )
 
 
 def asked(command: Sequence[str], environment: Mapping[str, str], folder: Path, names: Sequence[str]) -> Any:
@@ -169,7 +189,7 @@ def asked(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
     return json.loads(lines[-1])
 
 
-def beside_flink(flink: Path | None, names: Sequence[str], batches: int, batch_events: int) -> dict[str, float]:
+def beside_flink(flink: Path | None, sizes: Mapping[str, Sizes]) -> dict[str, float]:
     sys.path.insert(0, str(HERE / "nexmark"))
     import flink_home
 
@@ -177,11 +197,12 @@ def beside_flink(flink: Path | None, names: Sequence[str], batches: int, batch_e
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="millstream-patterns-") as given:
         folder = Path(given)
-        make_files(folder, batches, batch_events)
-        theirs = asked([peer.command[0], str(HERE / "patterns_on_flink.py")], peer.environment, folder, names)
-        ours = asked([sys.executable, str(HERE / "patterns_on_millstream.py")], {}, folder, names)
-    more_events = (batches - 1) * batch_events
-    for name in names:
+        for name, size in sizes.items():
+            make_files(folder / name, size)
+        theirs = asked([peer.command[0], str(HERE / "patterns_on_flink.py")], peer.environment, folder, list(sizes))
+        ours = asked([sys.executable, str(HERE / "patterns_on_millstream.py")], {}, folder, list(sizes))
+    for name, size in sizes.items():
+        more_events = size.batches * size.batch
         assert ours[name]["found"], "there are no matches to compare"
         _compare(name, ours[name]["found"], theirs[name]["found"])
         figures |= {
@@ -190,7 +211,7 @@ def beside_flink(flink: Path | None, names: Sequence[str], batches: int, batch_e
             f"speed_vs_flink_{name}": theirs[name]["elapsed_s"] / ours[name]["elapsed_s"],
             f"cpu_of_flink_vs_ours_{name}": theirs[name]["cpu_s"] / ours[name]["cpu_s"],
         }
-    return figures | {"speed_vs_flink": min(figures[f"speed_vs_flink_{name}"] for name in names)}
+    return figures | {"speed_vs_flink": min(figures[f"speed_vs_flink_{name}"] for name in sizes)}
 
 
 def _compare(name: str, ours: list[list[float]], theirs: list[list[float]]) -> None:
@@ -210,8 +231,7 @@ def main() -> None:
     figures = in_one_process(*((3, 1) if given.quick else (10, 3)))
     if given.peer == "flink":
         try:
-            sizes = (("strict", "relaxed"), 3, 150_000) if given.quick else (tuple(STATEMENTS), 5, 500_000)
-            figures |= beside_flink(given.flink, *sizes)
+            figures |= beside_flink(given.flink, QUICK if given.quick else FULL)
         except MillstreamError as error:  # there is no Flink here, and it cannot be installed
             raise SystemExit(str(error)) from None
     table = Table("figure", "value", "bar", title="patterns")

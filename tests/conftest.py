@@ -82,7 +82,7 @@ def kafka_log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A Postgres. Each test takes a database of its own, and restarts the server if it stops it."""
-    made = Server()
+    made = Server(wal_level="logical")  # its changes can be captured
     yield made
     made.close()
 

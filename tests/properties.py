@@ -1,7 +1,8 @@
 """Tests of random examples (Hypothesis) are properties: they get the mark by themselves, and may have a budget of time.
 
-`make test` gives each property a few seconds: once they are over no further example is generated, and a failure found
-until then is shrunk and reported as usual. Without a budget, as in `make test-more`, a property tries all its examples.
+`make test` and `make test-more` give each property some seconds: once they are over no further example is generated,
+and a failure found until then is shrunk and reported as usual. Without a budget, as in `make soak`, a property tries
+all its examples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The long runs of `make soak`: which tests belong to which part, and for how long each property is tried.
 
-A property is run in rounds. A round has all its examples, as in `make test-more`, and a seed of its own; rounds follow
+A property is run in rounds. A round has all its examples and a seed of its own; rounds follow
 one another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
 The examples that Hypothesis completed are counted and printed at the end; examples it discarded are not among them.
 Tests that repeat something by themselves ask `rounds` how often: with less than a minute per property, less often.
@@ -18,7 +18,7 @@ import pytest
 from hypothesis.statistics import collector
 
 PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
-PART_OF_FOLDER = {"events": "log", "jobs": "spark", "tools": "kafka", "records": "properties"}
+PART_OF_FOLDER = {"capture": "connectors", "events": "log", "jobs": "spark", "tools": "kafka", "records": "properties"}
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 MINUTES_HELP = "how long each property is tried (default: 1); below 1, other tests do fewer rounds too"
 LIMIT_S = 7200.0

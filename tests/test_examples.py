@@ -152,6 +152,16 @@ def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run
 
 
 @pytest.mark.more
+def test_clicks_find_the_plan_of_their_time_in_a_captured_database(run: Run) -> None:
+    _, printed = run("profiles_of_a_database")
+    assert cells(printed) == [
+        ("ann", "/news", "free"),
+        ("ann", "/weather", "free"),
+        ("ann", "/films", "paid"),
+    ]
+
+
+@pytest.mark.more
 def test_activity_finds_the_profile_of_its_time_whatever_comes_first(run: Run) -> None:
     module, printed = run("enrichment")
     profiles, expected = [], []
@@ -278,6 +288,20 @@ def test_orders_follow_rules_that_are_changed_while_the_job_runs(run: Run) -> No
     ]
     assert "line 1, column" in printed
     assert "prize" in printed
+
+
+@pytest.mark.more
+def test_saved_searches_find_news_while_they_change(run: Run) -> None:
+    _, printed = run("media_monitoring")
+    assert cells(printed) == [
+        ("ann", "energy", "12:01", "Daily", "<em>Solar</em> <em>power</em> is cheaper than ever"),
+        ("cyd", "big news", "12:02", "Herald", "Acme recalls its anvils"),
+        ("bob", "rivals", "12:02", "Herald", "<em>Acme</em> <em>recalls</em> its anvils"),
+        ("cyd", "big news", "12:11", "Daily", "Lawsuits against Acme"),
+        ("bob", "rivals", "12:11", "Daily", "<em>Lawsuits</em> against <em>Acme</em>"),
+        ("cyd", "big news", "12:13", "Daily", "Strong wind, strong turbine"),
+    ]
+    assert "column 1: there is no field 'titel' to search" in printed
 
 
 @pytest.mark.more

@@ -32,8 +32,8 @@ def sources_hash() -> str:
 
 
 def install() -> None:
-    """The packages that the build needs, as the lock file has them."""
-    npm("ci", "--no-audit", "--no-fund")
+    """The packages that the build needs."""
+    npm("install", "--no-package-lock", "--no-audit", "--no-fund")
 
 
 def npm(*arguments: str) -> None:

@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream import errors
+    from millstream.alerts.targets import command, email, slack
+    from millstream.bridges.webhook_sink import webhook
+    from millstream.capture.endpoints import postgres_changes, sqlite_changes
+    from millstream.capture.topics import captured, debezium
+    from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
     from millstream.connectors.discard import discard
@@ -73,12 +78,18 @@ if TYPE_CHECKING:
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
     from millstream.provenance.asking import why
+    from millstream.stored_queries import queries
     from millstream.supervision.client import supervisor
     from millstream.views import merged
 
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.bridges.webhook_sink": "webhook",
+    "millstream.capture.endpoints": "postgres_changes sqlite_changes",
+    "millstream.capture.topics": "captured debezium",
+    "millstream.alerts.targets": "command email slack",
+    "millstream.connectors.alerts": "alert",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -121,6 +132,7 @@ _NAMES = {
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
     "millstream.provenance.asking": "why",
+    "millstream.stored_queries": "queries",
     "millstream.supervision.client": "supervisor",
     "millstream.views": "merged",
 }
@@ -145,6 +157,7 @@ __all__ = [
     "after",
     "after_count",
     "after_watermark",
+    "alert",
     "all",
     "all_of",
     "alternatives",
@@ -162,11 +175,13 @@ __all__ = [
     "bool_or",
     "bounded",
     "calendar",
+    "captured",
     "closed_by",
     "collect",
     "collect_list",
     "collect_set",
     "combine",
+    "command",
     "connect",
     "connector",
     "console",
@@ -175,11 +190,13 @@ __all__ = [
     "count_if",
     "custom",
     "dashboard",
+    "debezium",
     "delta_table",
     "delta_window",
     "discard",
     "distinct_count",
     "each",
+    "email",
     "errors",
     "event",
     "event_store",
@@ -208,16 +225,20 @@ __all__ = [
     "pattern",
     "percentile",
     "postgres",
+    "postgres_changes",
     "punctuated",
+    "queries",
     "rate",
     "repeatedly",
     "retry",
     "rows",
     "sessions",
+    "slack",
     "sliding",
     "socket",
     "some",
     "sqlite",
+    "sqlite_changes",
     "std",
     "stddev",
     "stddev_pop",
@@ -231,6 +252,7 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variance",
+    "webhook",
     "why",
 ]
 

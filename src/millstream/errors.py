@@ -289,6 +289,10 @@ class InvalidPattern(InvalidPlan):
     """A pattern that cannot match, or cannot be matched in bounded time or space."""
 
 
+class InvalidQuery(InvalidPlan):
+    """A stored query that cannot be read, or that does not fit the columns of the documents."""
+
+
 class InvalidAggregate(InvalidPlan):
     """An aggregate that cannot be computed."""
 
@@ -367,3 +371,7 @@ class StartOverRefused(MillstreamError):
 
 class StepFailed(MillstreamError):
     """A step of a job failed, and not because of a single record."""
+
+
+class AlertNotSent(MillstreamError):
+    """An alert could not be sent; it is tried again."""

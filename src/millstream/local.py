@@ -15,7 +15,7 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.lateness import with_ahead_marked, without_ahead
-from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, TIMED_OUT, Stateful, stateful
+from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, TIMED_OUT, Stateful, held_for, stateful
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, Bundle, Row
@@ -132,8 +132,7 @@ class LocalState:
         """One step over what it is fed."""
         step = self._step
         clock = step.clock(flowing)
-        before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
-        changes, self.sent = step.step(self._tables.held(step.asked(fed), before, now), fed, clock)
+        changes, self.sent = step.step(held_for(step, self._tables, fed, clock), fed, clock)
         marks = step.marks(clock)
         if not self._passes_on:  # no later step needs the hold
             marks = {name: replace(each, hold=None) for name, each in marks.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from millstream.connectors.file_ledger import FileLedger
 from millstream.jobs.job_folder import DESCRIPTION, JobFolder
 from millstream.jobs.rebuilding import Rebuild, requested_rebuild
 from millstream.log import EmbeddedLog
+from millstream.metrics.history import History
+from millstream.metrics.samples import Sample, StepPlan, StepSample
 
 from .conftest import Run
 
@@ -80,3 +83,29 @@ def test_a_job_whose_note_is_damaged_does_not_hide_the_others(ms: Run, job: JobF
     assert states == {"copies": "stopped", "other": "damaged"}
     done = ms("jobs", "rebuild", "other", "--yes")
     assert done.code == 0, done.err
+
+
+def test_metrics_of_a_job(ms: Run, job: JobFolder) -> None:
+    assert "has no metrics yet" in ms("jobs", "metrics", "copies").err
+    history = History(job.path)
+    history.begin_run(1.0, [StepPlan("read", "source", "read in"), StepPlan("write", "output", "write out", ("read",))])
+    steps = {"read": StepSample(1200, 1200, lag_records=7, lag_s=2.5), "write": StepSample(1200, 1200)}
+    history.add(Sample(time.time(), 3, 1200, waits_for="write: it is down", steps=steps), [])
+    history.close()
+    done = ms("jobs", "metrics", "copies")
+    assert done.lines[1].split()[:3] == ["read", "1200", "1200"]
+    assert "it waits for write: it is down" in done.err
+    assert len(ms("jobs", "metrics", "copies", "--last", "1 hour").lines) == 5
+    found = ms("jobs", "metrics", "copies", "--step", "read", "--json").json
+    assert found["samples"][0]["steps"]["read"]["lag_records"] == 7
+    assert ms("jobs", "metrics", "copies", "--step", "nowhere").code == 2
+    assert "there is no job 'other'" in ms("jobs", "metrics", "other").err
+
+
+def test_why_nothing_comes_out_of_a_job(ms: Run, job: JobFolder) -> None:
+    done = ms("why-silent", "copies")
+    assert done.lines[0] == "the job is stopped"
+    assert "millstream jobs start copies" in done.lines[1]
+    assert ms("why-silent", "copies", "--json").json["findings"][0]["kind"] == "not_running"
+    with job.held():
+        assert "it is starting" in ms("why-silent", "copies").out

@@ -30,3 +30,15 @@ def test_a_result_has_as_many_as_the_largest_topic_that_feeds_it() -> None:
         "write_ticks": 1,
         "write_chosen": 2,
     }
+
+
+def test_results_that_are_not_by_key_are_one_sequence_in_one_partition() -> None:
+    flow = ms.Flow("totals")
+    scores = flow.read("scores", SCHEMA, event_time="at")
+    panes = scores.window(ms.fixed("1 minute")).agg(total=ms.sum("n"))
+    panes.write("totals")
+    panes.where("total > 0").select("total").write("positive")
+    panes.write("spread", partitions=3)
+    scores.where("n > 0").write("scored")
+    found = {output.name: partitions_of(output, READ) for output in flow.check()}
+    assert found == {"write_totals": 1, "write_positive": 1, "write_spread": 3, "write_scored": 4}

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidInput, NotFound, SourceUnavailable
+from jobs.test_savepoints import made_job
+from millstream.errors import AlreadyExists, InvalidInput, JobRunning, NotFound, SourceUnavailable
+from millstream.metrics.history import History
+from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
 from millstream.supervision.client import Jobs
@@ -90,7 +93,18 @@ def test_errors_arrive_as_they_were_raised(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1/jobs", "/v1/jobs/a", "/v1/jobs/a/logs", "/v1/audit", "/metrics", "/nowhere"]
+    "path",
+    [
+        "/",
+        "/v1/jobs",
+        "/v1/jobs/a",
+        "/v1/jobs/a/logs",
+        "/v1/jobs/a/metrics",
+        "/v1/jobs/a/why-silent",
+        "/v1/audit",
+        "/metrics",
+        "/nowhere",
+    ],
 )
 def test_every_route_needs_the_token(port: int, path: str) -> None:
     for token in ("", "Bearer wrong", f"Basic {TOKEN}"):
@@ -111,6 +125,10 @@ def test_every_route_needs_the_token(port: int, path: str) -> None:
         ("POST", "/v1/jobs/a/explode", None, 404),
         ("GET", "/v1/jobs/..%2F..%2Fetc", None, 404),
         ("GET", "/v1/jobs/a/logs?run=x", None, 400),
+        ("GET", "/v1/jobs/a/metrics?since=yesterday", None, 400),
+        ("GET", "/v1/jobs/a/metrics?since=nan", None, 400),
+        ("GET", "/v1/jobs/a/metrics", None, 404),
+        ("GET", "/v1/jobs/a/why-silent", None, 404),
         ("PUT", "/v1/jobs", None, 404),
     ],
 )
@@ -134,6 +152,7 @@ def test_metrics_for_prometheus(supervisor: Supervisor, port: int) -> None:
     folder.mkdir(parents=True)
     progress = {"rows": 120, "lag": 7, "rows_per_s": 40, "late": 2, "dead": 1, "batch": 3}
     (folder / "progress.json").write_text(json.dumps({**progress, "watermark": "2026-01-01 00:00:00"}))
+    measured(folder)
     connection = HTTPConnection("127.0.0.1", port)
     connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
     answer = connection.getresponse()
@@ -143,3 +162,56 @@ def test_metrics_for_prometheus(supervisor: Supervisor, port: int) -> None:
     assert 'millstream_job_lag_records{job="scores"} 7.0' in lines
     assert 'millstream_job_rows_total{job="scores"} 120.0' in lines
     assert any(line.startswith('millstream_job_watermark_delay_seconds{job="scores"}') for line in lines)
+    assert 'millstream_step_rows_in_total{job="scores",step="read"} 120.0' in lines
+    assert 'millstream_step_lag_seconds{job="scores",step="read"} 2.5' in lines
+    assert 'millstream_job_batch_seconds{job="scores",phase="process"} 0.5' in lines
+
+
+def measured(folder: Path) -> None:
+    """Metrics as a job writes them."""
+    history = History(folder)
+    history.begin_run(100.0, [StepPlan("read", "source", "read scores")])
+    for at in (101.0, 102.0):
+        step = StepSample(120, 120, lag_records=7, lag_s=2.5)
+        history.add(Sample(at, 3, 120, lag_s=2.5, process_s=0.5, steps={"read": step}), [PartitionSample("read", "0")])
+    history.close()
+
+
+def test_metrics_of_a_job(supervisor: Supervisor, jobs: Jobs) -> None:
+    supervisor.store.add(JobSpecification("scores", "/nowhere/flow.py", "scores"), "ann", Observed.RUNNING, None)
+    assert jobs.metrics("scores")["samples"] == []
+    folder = supervisor.jobs / "scores"
+    folder.mkdir(parents=True)
+    measured(folder)
+    found = jobs.metrics("scores")
+    assert [each["at"] for each in found["samples"]] == [102.0]
+    assert found["samples"][0]["steps"]["read"]["lag_s"] == 2.5
+    assert [each["name"] for each in found["plan"]] == ["read"]
+    assert jobs.metrics("scores", last="1 minute", step="read")["samples"] == []
+    with pytest.raises(InvalidInput, match="no step 'write'"):
+        jobs.metrics("scores", step="write")
+
+
+def test_why_nothing_comes_out_of_a_job(supervisor: Supervisor, jobs: Jobs) -> None:
+    supervisor.store.add(JobSpecification("scores", "/nowhere/flow.py", "scores"), "ann", Observed.FAILED, None)
+    found = jobs.why_silent("scores")
+    assert [(each["kind"], each["what"]) for each in found["findings"]] == [("not_running", "the job is failed")]
+
+
+def test_savepoints_are_taken_and_restored(jobs: Jobs, supervisor: Supervisor) -> None:
+    job = made_job(supervisor.jobs.parent)
+    taken = jobs.savepoint("job", "early")
+    assert (taken["name"], taken["batch"], taken["why"]) == ("early", 2, "requested")
+    assert [each["name"] for each in jobs.savepoints("job")] == ["early"]
+    with pytest.raises(AlreadyExists, match="already a savepoint 'early'"):
+        jobs.savepoint("job", "early")
+    assert jobs.restore("early", into="copy")["job"] == "copy"
+    with pytest.raises(AlreadyExists, match="progress of its own"):
+        jobs.restore("early", into="copy")
+    with job.held(), pytest.raises(JobRunning):
+        jobs.restore("early")
+    jobs.remove_savepoint("early")
+    assert jobs.savepoints() == []
+    assert [each["action"] for each in jobs.audit()] == ["remove savepoint", "restore", "savepoint"]
+    with pytest.raises(NotFound, match="no job 'jop'"):
+        jobs.state("jop", "step", {"user": "a"})

@@ -7,11 +7,15 @@ from typing import Annotated
 import typer
 
 from millstream.cli import (
+    alerts,
     bench,
+    capture,
     consume,
     groups,
     init,
     jobs,
+    listen,
+    measured,
     pack,
     produce,
     queues,
@@ -71,5 +75,25 @@ def millstream(
     ctx.obj = Session(address=log, json=as_json)
 
 
-for module in (init, run, up, jobs, why, table, topics, produce, consume, tail, groups, queues, switch, pack, bench):
+for module in (
+    init,
+    run,
+    up,
+    jobs,
+    measured,
+    why,
+    alerts,
+    table,
+    topics,
+    produce,
+    consume,
+    tail,
+    groups,
+    queues,
+    switch,
+    listen,
+    capture,
+    pack,
+    bench,
+):
     module.register(app)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from millstream.errors import MillstreamError
 
 
 def main(arguments: list[str]) -> int:
-    if arguments[0] == "--check":
-        return _check(arguments[1], Path(arguments[2]), arguments[3] if len(arguments) > 3 else None)
+    if arguments[0] in QUESTIONS:
+        return _answer(QUESTIONS[arguments[0]], *arguments[1:])
     from millstream.supervision.drivers import note_end, note_process
 
     run, lock, *command = arguments
@@ -39,17 +40,34 @@ def _run(command: list[str]) -> int:
     return 0
 
 
-def _check(log_address: str, file: Path, flow: str | None) -> int:
-    """Loads a file, and prints the name of its flow or what is wrong with it."""
+def _answer(question: Callable[..., dict[str, object]], *arguments: str) -> int:
+    """Prints what the supervisor asked for, or what is wrong, behind what the file itself prints."""
+    try:
+        document = question(*arguments)
+    except MillstreamError as error:
+        failure = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
+        document = {"error": failure}
+    sys.stdout.write(f"\n{json.dumps(document)}\n")
+    return 0
+
+
+def _check(log_address: str, file: str, flow: str) -> dict[str, object]:
+    """Loads a file, and returns the name of its flow."""
     from millstream.cli.run import chosen_flow
 
-    try:
-        found, _ = chosen_flow(file, flow, log_address)
-        document: dict[str, object] = {"flow": found.name}
-    except MillstreamError as error:
-        document = {"error": {"what": error.what, "where": error.where, "next": error.next_step}}
-    sys.stdout.write(f"\n{json.dumps(document)}\n")  # behind what the file itself prints
-    return 0
+    found, _ = chosen_flow(Path(file), flow or None, log_address)
+    return {"flow": found.name}
+
+
+def _state(_: str, folder: str, job: str, step: str, key: str) -> dict[str, object]:
+    """The state of a step, read by a Spark session of this process."""
+    from millstream.jobs.job_folder import JobFolder
+    from millstream.jobs.state_rows import state_of
+
+    return state_of(JobFolder(Path(folder), job), step, json.loads(key))
+
+
+QUESTIONS: dict[str, Callable[..., dict[str, object]]] = {"--check": _check, "--state": _state}
 
 
 if __name__ == "__main__":

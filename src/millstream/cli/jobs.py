@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli import supervised
+from millstream.cli import measured, savepoints, supervised
 from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, subcommands
 from millstream.errors import DamagedState, NotFound
@@ -24,13 +24,18 @@ def register(app: typer.Typer) -> None:
         supervised.submit,
         supervised.show,
         supervised.logs,
+        measured.metrics,
         supervised.runs,
         supervised.start,
         supervised.stop,
         supervised.restart,
         supervised.delete,
+        savepoints.savepoint,
+        savepoints.savepoints,
+        savepoints.restore,
+        savepoints.state,
     )
-    help = "List jobs; submit one to the supervisor, and control it; repair, rebuild or forget one."
+    help = "List jobs; submit one to the supervisor, control and watch it; repair, rebuild or forget one."
     subcommands(app, "jobs", help, list_jobs, *supervised_commands, repair, rebuild, forget)
 
 
@@ -46,7 +51,7 @@ def list_jobs(session: Session) -> None:
     rows, document = [], []
     submitted = {job["name"]: job for job in supervised.listed(session)}
     for folder in _folders(session):
-        state, batches, steps = _state(folder)
+        state, batches, steps = state_of(folder)
         job = submitted.pop(folder.name, None)
         state = state if job is None or state == "damaged" else job["state"]
         live = read_progress(folder) if state == "running" else {}
@@ -72,7 +77,7 @@ def repair(session: Session, name: JobName, folder: Folder = None) -> None:
     """
     from millstream.jobs.repairing import repair as repaired
 
-    job = _job(session, name, folder)
+    job = job_folder(session, name, folder)
     with job.held():
         done = repaired(job)
     if done is None:
@@ -105,7 +110,7 @@ def rebuild(
     """
     from millstream.jobs.rebuilding import Rebuild, request_rebuild
 
-    job = _job(session, name, folder)
+    job = job_folder(session, name, folder)
     ask(f"Empty the outputs of '{name}' and start over with its next run?", yes=yes)
     with job.held():
         request_rebuild(job, Rebuild(allow_loss))
@@ -130,14 +135,15 @@ def forget(
     Example:
       millstream jobs forget team-scores --yes
     """
-    job = _job(session, name)
+    job = job_folder(session, name)
     ask(f"Delete the state and progress of '{name}'?", yes=yes)
     with job.held():
         job.remove()
     show_done(session, f"forgot '{name}'", document={"forgot": name})
 
 
-def _job(session: Session, name: str, folder: Path | None = None) -> JobFolder:
+def job_folder(session: Session, name: str, folder: Path | None = None) -> JobFolder:
+    """The folder of a job that has run on the log, or the one that is given."""
     from millstream.jobs.job_folder import JobFolder, is_job
 
     if folder is not None:
@@ -164,7 +170,8 @@ def _folders(session: Session) -> list[Path]:
     return sorted(folder for folder in jobs.iterdir() if is_job(folder)) if jobs.is_dir() else []
 
 
-def _state(folder: Path) -> tuple[str, int, list[str]]:
+def state_of(folder: Path) -> tuple[str, int, list[str]]:
+    """What a job's folder says: its state, its number of batches, and the steps that keep state."""
     from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT, JobFolder
     from millstream.log.disk import FileLock
 

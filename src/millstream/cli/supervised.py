@@ -53,6 +53,10 @@ def submit(
         Literal["on-failure", "always", "never"], typer.Option(help="When it is started again after it has ended.")
     ] = "on-failure",
     restarts_max: Annotated[int, typer.Option(min=0, help="Failures in a row after which it is given up.")] = 5,
+    alert: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="A rule for alerts, as 'lag_seconds > 60 for 5 minutes'; repeatable."),
+    ] = None,
 ) -> None:
     """Submit a flow to the supervisor, which keeps it running: it restarts the job when it fails.
 
@@ -73,7 +77,7 @@ def submit(
         options += [] if value is None else [option, str(value)]
     for each in conf or []:
         options += ["--conf", each]
-    made = _jobs(session).submit(
+    made = supervisor_of(session).submit(
         file,
         name=name,
         flow=flow,
@@ -83,8 +87,9 @@ def submit(
         time_zone=time_zone,
         restart=restart,
         restarts_max=restarts_max,
+        alerts=alert or [],
     )
-    when = f", next at {_time(made['next_start'])}" if schedule else ""
+    when = f", next at {time_text(made['next_start'])}" if schedule else ""
     show_done(session, f"submitted '{made['name']}'{when}", document=made)
 
 
@@ -95,16 +100,18 @@ def show(session: Session, name: JobName) -> None:
     Example:
       millstream jobs show team-scores
     """
-    job = _jobs(session).show(name)
+    job = supervisor_of(session).show(name)
     details: dict[str, Cell] = {each: job[each] for each in ("name", "state", "reason", "owner", "file", "flow")}
-    details |= {"schedule": job["schedule"], "next start": _time(job["next_start"]), "runs": job["runs"]}
+    details |= {"schedule": job["schedule"], "next start": time_text(job["next_start"]), "runs": job["runs"]}
     details |= {each: job[each] for each in ("batch", "rows", "lag", "rows_per_s", "watermark", "late", "dead")}
     for run in job["last_runs"]:
-        end = "running" if run["ended"] is None else f"{_time(run['ended'])}: {run['result']}"
-        details[f"run {run['number']}"] = f"{run['why']}, {_time(run['started'])} - {end}"
+        end = "running" if run["ended"] is None else f"{time_text(run['ended'])}: {run['result']}"
+        details[f"run {run['number']}"] = f"{run['why']}, {time_text(run['started'])} - {end}"
     for each in job["processes"]:
         memory = f"{each['memory_bytes'] / 1e6:,.0f} MB"
-        details[f"{each['kind']} {each['pid']}"] = f"since {_time(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+        details[f"{each['kind']} {each['pid']}"] = (
+            f"since {time_text(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+        )
     show_details(session, details, document=job)
 
 
@@ -125,7 +132,7 @@ def logs(
 
     if follow and run is not None:
         raise InvalidInput("--follow follows the newest run", next_step="leave out --run")
-    jobs = _jobs(session)
+    jobs = supervisor_of(session)
     rest = ""
     for part in jobs.follow(name, tail_bytes=tail or 0) if follow else jobs.logs(name, run=run, tail_bytes=tail):
         *lines, rest = (rest + part).split("\n")
@@ -136,17 +143,24 @@ def logs(
 
 def start(session: Session, name: JobName) -> None:
     """Start a job that has stopped, finished or failed; a scheduled one runs now."""
-    _show_asked(session, "starting", _jobs(session).start(name))
+    _show_asked(session, "starting", supervisor_of(session).start(name))
 
 
-def stop(session: Session, name: JobName) -> None:
+def stop(
+    session: Session,
+    name: JobName,
+    savepoint: Annotated[bool, typer.Option("--savepoint", help="Wait for that, and take a savepoint.")] = False,
+) -> None:
     """Stop a job after its current batch. It continues there when it is started again."""
-    _show_asked(session, "stopping", _jobs(session).stop(name))
+    job = supervisor_of(session).stop(name, savepoint=savepoint)
+    _show_asked(session, "stopping", job)
+    if savepoint and not session.json:
+        show_done(session, f"took the savepoint '{job['savepoint']}'", document=None)
 
 
 def restart(session: Session, name: JobName) -> None:
     """Stop a job after its current batch and start it again, with the file as it is now."""
-    _show_asked(session, "restarting", _jobs(session).restart(name))
+    _show_asked(session, "restarting", supervisor_of(session).restart(name))
 
 
 def delete(
@@ -154,7 +168,7 @@ def delete(
 ) -> None:
     """Let the supervisor forget a job that does not run. Its outputs and its state stay: see millstream jobs forget."""
     ask(f"Delete '{name}' from the supervisor, with the logs of its runs?", yes=yes)
-    show_done(session, f"deleted '{name}'", document=_jobs(session).delete(name))
+    show_done(session, f"deleted '{name}'", document=supervisor_of(session).delete(name))
 
 
 def runs(session: Session, name: JobName) -> None:
@@ -164,9 +178,9 @@ def runs(session: Session, name: JobName) -> None:
     Example:
       millstream jobs runs report
     """
-    found = _jobs(session).runs(name)
+    found = supervisor_of(session).runs(name)
     rows = [
-        (run["number"], run["why"], _time(run["started"]), _time(run["ended"]), run["code"], run["result"])
+        (run["number"], run["why"], time_text(run["started"]), time_text(run["ended"]), run["code"], run["result"])
         for run in found
     ]
     show_table(
@@ -177,7 +191,7 @@ def runs(session: Session, name: JobName) -> None:
 def listed(session: Session) -> list[dict[str, Any]]:
     """The jobs of the supervisor; none if there is no supervisor, or it does not answer."""
     try:
-        return _jobs(session).list()
+        return supervisor_of(session).list()
     except MillstreamError:
         return []
 
@@ -186,13 +200,15 @@ def _show_asked(session: Session, doing: str, job: dict[str, Any]) -> None:
     show_done(session, f"{doing} '{job['name']}', which was {job['state']}", document=job)
 
 
-def _jobs(session: Session) -> Jobs:
+def supervisor_of(session: Session) -> Jobs:
+    """The jobs of the supervisor of a log."""
     from millstream.supervision.client import supervisor
 
     return supervisor(session.address)
 
 
-def _time(seconds: float | None) -> str | None:
+def time_text(seconds: float | None) -> str | None:
+    """An instant as people read it."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

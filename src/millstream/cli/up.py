@@ -47,7 +47,9 @@ def up(
     from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
+    from millstream.supervision.alerting import Alerting
     from millstream.supervision.home import Home
+    from millstream.supervision.status import Status
     from millstream.supervision.supervisor import Supervisor
     from millstream.web_console.routes import with_console
 
@@ -74,13 +76,19 @@ def up(
         show_note(f"the supervisor is at {url} until Ctrl-C; jobs go on without it. Its token: {home.folder / 'token'}")
         looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
         looking.start()
+        status = Status(supervisor)
+        alerting = Alerting(home.folder, status)
+        alerting.start()
         try:
-            with with_console(supervisor, log_address, access, home.token(), url, getpass.getuser()) as door:
+            with with_console(
+                supervisor, status, log_address, access, home.token(), url, getpass.getuser(), alerting
+            ) as door:
                 server = tables_http.server(door)
                 door.ends = lambda: server.should_exit
                 show_note(f"open the console: {door.link()}")
                 server.run(sockets=[taken])
         finally:
+            alerting.close()
             supervisor.close()
             looking.join(10)
 

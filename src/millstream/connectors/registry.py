@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 GROUP = "millstream.connectors"
 BUILT_IN = {
+    "captured": "millstream.capture.topics:captured",
     "console": "millstream.connectors.console:console",
+    "debezium": "millstream.capture.topics:debezium",
     "delta_table": "millstream.connectors.lakes.endpoints:delta_table",
     "discard": "millstream.connectors.discard:discard",
     "files": "millstream.connectors.files.endpoint:files",
@@ -28,11 +30,14 @@ BUILT_IN = {
     "kafka": "millstream.connectors.kafka.endpoint:kafka",
     "memory": "millstream.connectors.memory:memory",
     "postgres": "millstream.connectors.databases.endpoints:postgres",
+    "postgres_changes": "millstream.capture.endpoints:postgres_changes",
     "rate": "millstream.connectors.rate:rate",
     "socket": "millstream.connectors.socket_lines:socket",
     "sqlite": "millstream.connectors.databases.endpoints:sqlite",
+    "sqlite_changes": "millstream.capture.endpoints:sqlite_changes",
     "topic": "millstream.connectors.topic.endpoint:topic",
     "topics": "millstream.connectors.topic.several_endpoint:topics",
+    "webhook": "millstream.bridges.webhook_sink:webhook",
 }
 LOOKUP_GROUP = "millstream.lookups"
 LOOKUPS = {

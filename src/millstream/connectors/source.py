@@ -84,6 +84,10 @@ class Source(ABC):
             next_step="start at 'earliest' or 'latest'",
         )
 
+    def written_at(self, partition: str, offset: int) -> float | None:
+        """When the first record from an offset on was written, in seconds since 1970; None: not known quickly."""
+        return None
+
     def row_bytes(self) -> float | None:
         """The average size of a row, if known: it limits a batch to what fits into memory."""
         return None

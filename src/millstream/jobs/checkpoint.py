@@ -126,6 +126,26 @@ class Checkpoint:
         offsets: dict[str, Any] = json.loads(lines[2])
         return offsets
 
+    def files_after(self, batch: int) -> list[Path]:
+        """The files from which the batch after a complete one can start."""
+        found = [self.path / "metadata"]
+        for each in range(max(0, batch - 1), batch + 1):  # Spark also looks at the batch before
+            found += [self._offsets(each), self._commit(each)]
+        for number in self._operators:
+            for part in ("_metadata", "_stateSchema"):
+                folder = self.path / "state" / str(number) / part
+                found += [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".crc"]
+        for folder in self._state_folders():
+            files = _state_files(folder)
+            version = batch + 1
+            start = max((number for number, kind in files if kind == "zip" and number <= version), default=0)
+            if start:
+                archive = folder / f"{start}.zip"
+                found += [archive, *(folder / "SSTs" / name for name, _ in _tables_of(archive))]
+            found += [folder / f"{number}.changelog" for number in range(start + 1, version + 1)]
+            found += [path for path in sorted(folder.rglob("_metadata/*")) if path.is_file() and path.suffix != ".crc"]
+        return found
+
     # ------------------------------------------------------------ recovery
 
     def _recovery_at(self, batch: int) -> RecoveryPoint | None:

@@ -6,6 +6,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -14,7 +16,11 @@ from millstream.jobs.job_progress import Progress
 from millstream.jobs.job_view import whole_page
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.showing import show
+from millstream.metrics.history import read_metrics
+from millstream.metrics.samples import as_document
 from millstream.plan.nodes import Write
+from millstream.records import duration
+from millstream.user_lines import AtUsersLine
 
 POLL_S = 0.1
 """How often to check whether a job is still running."""
@@ -81,6 +87,21 @@ class Job(ABC):
     @abstractmethod
     def lag(self) -> int:
         """The number of rows in topics that have not been read yet."""
+
+    def metrics(self, *, last: str | timedelta | None = None, step: str | None = None) -> dict[str, Any]:
+        """The metrics of each step at this moment; with `last`, such as "10 minutes", also those of that time.
+
+        `docs/metrics.md` lists them. With `step`, only those of one step.
+        """
+        with AtUsersLine():
+            since = None if last is None else time.time() - duration(last, what="last").total_seconds()
+        self._take_sample()
+        found = read_metrics(self.folder.path, since=since, step=step)
+        return {} if found is None else as_document(found, self.name, step)
+
+    def _take_sample(self) -> None:
+        """Makes the newest metrics those of this moment."""
+        return
 
     def batch_times(self) -> list[float]:
         """The durations, in seconds, of the last batches that had rows."""

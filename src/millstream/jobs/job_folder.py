@@ -55,6 +55,17 @@ class JobDescription:
     """By source: the identity of its topic, which a recreated topic of the same name does not share."""
     written: dict[str, str] = field(default_factory=dict)
     """By output: the topic it is written to, if that is on the job's broker."""
+    shift: int = 0
+    """Added to the numbers of Spark's batches for those that outputs know. Not 0 once a savepoint was restored."""
+    stages: int = 0
+    """How many stages the checkpoint has, if it has more than the flow: those whose steps were dropped stay, empty."""
+    dropped: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Steps that were dropped by an upgrade: their slots are not used again."""
+
+    @property
+    def stages_kept(self) -> int:
+        """The number of stages in the checkpoint."""
+        return max([self.stages, *(int(step.get("stage", 1)) for step in self.steps.values())])
 
 
 class JobFolder:

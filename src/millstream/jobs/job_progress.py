@@ -71,13 +71,13 @@ class ProgressFile:
         if time.monotonic() - self._written_at < WRITE_S:
             return
         with suppress(MillstreamError):  # the lag is unknown while a broker is unavailable
-            self._write(progress.document(job, lag()))
+            self.write(job, progress, lag())
 
-    def _write(self, document: dict[str, Any]) -> None:
+    def write(self, job: str, progress: Progress, lag: int) -> None:
         self._written_at = time.monotonic()
         draft = self._path.with_suffix(".tmp")
         with suppress(OSError):  # no batch fails because its progress cannot be written
-            draft.write_text(json.dumps(document))
+            draft.write_text(json.dumps(progress.document(job, lag)))
             draft.replace(self._path)
 
 

@@ -29,27 +29,29 @@ from millstream.jobs.broker_address import address_of
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import RUNS, SINKS, JobDescription, JobFolder, claim_runs
-from millstream.jobs.job_progress import Progress, ProgressFile
+from millstream.jobs.job_progress import Progress
 from millstream.jobs.kept_steps import notice_of, slots_of
 from millstream.jobs.modes import refuse_after_real_time
 from millstream.jobs.notices import Notices, warn_of_bad_records
 from millstream.jobs.notices import logger as job_logger
-from millstream.jobs.output_claims import NewestBatches, OutputClaims
+from millstream.jobs.output_claims import OutputClaims
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.plan_document import write_plan
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
-from millstream.jobs.repairing import check_checkpoint, check_ledgers, known_batch, unusable
-from millstream.jobs.result_topics import partitions_of
+from millstream.jobs.repairing import check_checkpoint, check_ledgers, newest_batches, unusable
+from millstream.jobs.result_topics import keys_of, partitions_of
+from millstream.jobs.sampling import Sampler
 from millstream.jobs.start_over import restart, starts_over
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
+from millstream.jobs.swapping import complete_swap
+from millstream.jobs.topic_lag import TopicLag
 from millstream.log import EmbeddedLog, connect
 from millstream.plan.bad_rows import listened_to
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
 from millstream.plan.run_settings import CAUGHT_UP, Settings, refused
-from millstream.plan.table_nodes import Join
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.spark.query.bounded_frames import as_files
@@ -69,24 +71,6 @@ GIVE_UP_S = 10.0
 logger = terminal.logger(__name__)
 
 
-class TopicLag:
-    """The number of rows in a job's topics that it has not read yet."""
-
-    def __init__(self, feed: JobFeed, progress: Progress) -> None:
-        self._feed = feed
-        self._progress = progress
-
-    def rows(self) -> int:
-        behind = 0
-        for node in self._feed.shipment.physical_plan.fed_sources:
-            if not node.source.counts_lag:
-                continue  # only the planner may ask other sources: asking receives lines, or lists new files
-            latest = self._feed.source(node).latest()
-            done = self._progress.offsets.get(node.name, {})
-            behind += sum(max(0, end - done.get(partition, 0)) for partition, end in latest.items())
-        return behind
-
-
 class MicroBatchJob(Job):
     """A flow in micro-batches. Results are written exactly once."""
 
@@ -103,6 +87,7 @@ class MicroBatchJob(Job):
         notices: Notices | None,
         shipment: Shipment,
         recent: RecentRows,
+        sampler: Sampler,
     ) -> None:
         """`notices` is set for a bounded run; `shipment` marks the failures of this run in Spark's errors."""
         super().__init__(name, folder, progress, query, closing)
@@ -111,6 +96,7 @@ class MicroBatchJob(Job):
         self._notices = notices
         self._shipment = shipment
         self.recent = recent
+        self._sampler = sampler
 
     @property
     def outputs(self) -> tuple[Write, ...]:
@@ -118,6 +104,10 @@ class MicroBatchJob(Job):
 
     def lag(self) -> int:
         return self._lag.rows()
+
+    def _take_sample(self) -> None:
+        if self.is_running:
+            self._sampler.sample()
 
     def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
         if not self._query.isActive:
@@ -178,6 +168,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
     with ExitStack() as opening:
         opening.callback(log.close)
         opening.enter_context(folder.held())
+        complete_swap(folder)
         is_new = starts_over(folder, settings)
         if not is_new:
             refuse_after_real_time(folder)
@@ -192,7 +183,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         _check_kept(folder, PhysicalPlan(tuple(outputs), 1), identities)
         display.phase("checking the outputs")
         claims = opening.enter_context(OutputClaims(name, folder, outputs, log))
-        claims.settle(NewestBatches(known_batch(folder), folder.newest_batches()[1]))
+        claims.settle(newest_batches(folder))
         spark = session_of(settings, name, display, stop)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
@@ -222,7 +213,8 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
         stop.check()
-        lag, file = TopicLag(feed, progress), ProgressFile(folder.path)
+        lag = TopicLag(feed, progress)
+        sampler = Sampler(name, folder.path, physical_plan, progress, lag, keeps=settings.metrics)
         notices = Notices(name, physical_plan)
         recent = RecentRows({output: keys_of(output) for output in outputs})
         written = Outputs(
@@ -231,15 +223,18 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             claims,
             folder.path,
             progress,
-            lambda: file.update(name, progress, lag.rows),
+            sampler.metrics,
             notices,
             recent,
             FailingRows(feed.shipment, feed, folder.checkpoint),
             settings.on_batch,
+            shift=kept.shift,
         )
         query = _query(spark, written, feed, folder, settings, slots_of(kept.steps))
         if settings.batch:
             opening.callback(_forget_if_done, query, folder, claims, feed.shipment.folder)
+        opening.callback(sampler.close)
+        sampler.start()
         is_bounded = settings.batch or settings.until == CAUGHT_UP
         job = MicroBatchJob(
             name,
@@ -252,6 +247,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             notices=notices if is_bounded else None,
             shipment=feed.shipment,
             recent=recent,
+            sampler=sampler,
         )
         _STARTED[folder.path] = job
     return job
@@ -330,7 +326,8 @@ def _feed(
     preparers: Mapping[str, Preparer],
 ) -> JobFeed:
     name = f"{kept.identity}-{time.time_ns()}"
-    shipment = Shipment(name, physical_plan, kept.partitions, f"{RUNS}{kept.identity}", preparers)
+    runs = f"{RUNS}{kept.identity}"
+    shipment = Shipment(name, physical_plan, kept.partitions, runs, preparers, counts_rows=settings.metrics)
     starts: dict[str, Offsets] = {}
     since = settings.since_instant
     if since is not None:
@@ -367,19 +364,6 @@ def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partition
         table=output.net,
         partitions=partitions,
     )
-
-
-def keys_of(output: Write) -> tuple[str, ...]:
-    """The key columns of an output's rows."""
-    if output.net:
-        return output.keys
-    node = output.inputs[0]
-    while node.inputs:
-        keys = tuple(own for own, _ in node.on) if isinstance(node, Join) else getattr(node, "keys", None)
-        if keys is not None:
-            return keys if all(key in output.schema.names for key in keys) else ()
-        node = node.inputs[0]
-    return ()
 
 
 @dataclass(frozen=True)

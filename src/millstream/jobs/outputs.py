@@ -24,6 +24,7 @@ from millstream.connectors.refusals import Refusal
 from millstream.connectors.sink import Sink
 from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
 from millstream.jobs.job_folder import SINKS
+from millstream.jobs.job_metrics import JobMetrics, Phases
 from millstream.jobs.job_progress import Progress
 from millstream.jobs.notices import Notices
 from millstream.jobs.output_claims import OutputClaims
@@ -79,23 +80,27 @@ class Outputs:
         claims: OutputClaims,
         folder: Path,
         progress: Progress,
-        on_progress: Callable[[], None],
+        metrics: JobMetrics,
         notices: Notices,
         recent: RecentRows,
         failing_rows: FailingRows,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
+        *,
+        shift: int = 0,
     ) -> None:
+        """`shift` is added to the numbers of Spark's batches: a restored job counts on from what its outputs have."""
         self._physical_plan = physical_plan
         self._sinks = sinks
         self._claims = claims
         self._folder = folder
         self._progress = progress
-        self._on_noted = on_progress
+        self._metrics = metrics
         self._notices = notices
         self._recent = recent
         self._failing_rows = failing_rows
         self._on_batch = on_batch
-        self._ended_at = time.monotonic()
+        self._shift = shift
+        self._ended_at = self._written_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
         self.failure: BaseException | None = None
 
@@ -107,9 +112,28 @@ class Outputs:
             raise
 
     def _write_batch(self, batch: DataFrame, number: int) -> None:
+        began = time.monotonic()
         rows = self._failing_rows.without_them(batch, number, collected)
+        number += self._shift
         reports = [report_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
         self._record_progress(reports, number)
+        self._metrics.observe(reports, time.time())
+        processed = time.monotonic()
+        self._write_outputs(rows, reports, number)
+        written = time.monotonic()
+        sources = [report for report in reports if isinstance(report, SourceReport)]
+        self._metrics.ended(
+            Phases(
+                total=written - self._written_at,
+                wait=sum(report.waited_s for report in sources),
+                plan=sum(report.planned_s for report in sources),
+                process=processed - began,
+                write=written - processed,
+            )
+        )
+        self._written_at = written
+
+    def _write_outputs(self, rows: Sequence[PackedRow], reports: Sequence[Report], number: int) -> None:
         tables = {}
         refused: dict[Node, list[pl.DataFrame]] = {}
         for step, output in enumerate(self._physical_plan.outputs, len(self._physical_plan.chain)):
@@ -128,6 +152,7 @@ class Outputs:
             dead_letters = self._write(output, number, frame, table, weights, receipts)
             if len(dead_letters):
                 self._progress.rows_dead += len(dead_letters)
+                self._metrics.refused(output.name, len(dead_letters))
                 region = self._physical_plan.refused(output)
                 made = region.run({SENT: frame.clear(), DEAD: dead_letters}, self._progress.now)
                 for other in self._physical_plan.outputs:
@@ -238,7 +263,6 @@ class Outputs:
         progress.watermarks |= watermarks
         progress.rows_held |= held
         self._notices.observe(reports, progress.watermarks)
-        self._on_noted()
         known = [
             progress.watermarks.get(step.name, END) for step in self._physical_plan.chain
         ]  # not reported yet: may be anything

@@ -61,6 +61,6 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     """None if the job has not started yet."""
     try:
         found: dict[str, Any] = read_document(folder / FILE)
-        return found
     except (MillstreamError, OSError, ValueError):
         return None
+    return found

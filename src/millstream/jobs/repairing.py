@@ -16,6 +16,7 @@ from pathlib import Path
 from millstream.errors import DamagedState
 from millstream.jobs.checkpoint import Checkpoint, Damage, RecoveryPoint, flaw
 from millstream.jobs.job_folder import DESCRIPTION, SINKS, JobFolder
+from millstream.jobs.output_claims import NewestBatches
 from millstream.log.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.private_files import make_folders
 from millstream.spark.query.job_feed import REDO, redo_entries
@@ -63,8 +64,9 @@ def unusable(folder: JobFolder, why: str, place: Path | str | None = None) -> Da
 
 def checkpoint_of(folder: JobFolder, *, thorough: bool = False) -> Checkpoint:
     kept = folder.description()
-    stages = 0 if kept is None else max((int(step.get("stage", 1)) for step in kept.steps.values()), default=0)
-    return Checkpoint(folder.checkpoint, stages, 0 if kept is None else kept.partitions, thorough)
+    if kept is None:
+        return Checkpoint(folder.checkpoint, 0, 0, thorough)
+    return Checkpoint(folder.checkpoint, kept.stages_kept, kept.partitions, thorough)
 
 
 def damage_of(folder: JobFolder, checkpoint: Checkpoint) -> list[Damage]:
@@ -80,6 +82,14 @@ def _is_undescribed(folder: JobFolder, checkpoint: Checkpoint) -> bool:
 def known_batch(folder: JobFolder) -> int:
     """The newest batch whose offsets are known: no output can have a newer one."""
     return max([checkpoint_of(folder).started, *(int(entry["batch"]) for entry in redo_entries(folder.path))])
+
+
+def newest_batches(folder: JobFolder) -> NewestBatches:
+    """The newest batches of a job, as its outputs number them."""
+    kept = folder.description()
+    shift = 0 if kept is None else kept.shift
+    started, complete = known_batch(folder), folder.newest_batches()[1]
+    return NewestBatches(*(-1 if batch < 0 else batch + shift for batch in (started, complete)))
 
 
 def has_batches_to_redo(folder: JobFolder) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from crc32c import crc32c
 
 if TYPE_CHECKING:
@@ -119,6 +120,19 @@ def draft(
     rows = batch.num_rows
     span = rows if span is None else span
     return Draft(batch.schema, body, padding, body_crc, span, rows, max_timestamp, producer_id, epoch, sequence, flags)
+
+
+def timed_draft(records: pa.RecordBatch, *, producer_id: int, epoch: int, sequence: int, flags: int) -> Draft:
+    """A draft whose newest time is that of its records."""
+    newest = pc.max(records.column("timestamp").cast(pa.int64())).as_py()
+    return draft(
+        records,
+        NO_TIMESTAMP if newest is None else newest,
+        producer_id=producer_id,
+        epoch=epoch,
+        sequence=sequence,
+        flags=flags,
+    )
 
 
 def marker(producer_id: int, epoch: int, *, commit: bool) -> Draft:

@@ -25,7 +25,7 @@ from millstream.operators.aggregates import columns_of
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.distinct_values import COUNTS_MAX, MASK, Seen
 from millstream.operators.elementwise import computed
-from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, of_keys
+from millstream.operators.stateful import INPUTS, NO_MARKS, PARTIALS, SENT, PartsOfState, of_keys
 from millstream.plan.bad_rows import sum_too_large
 from millstream.plan.table_nodes import Grouped
 from millstream.state.tables import Marks
@@ -42,7 +42,7 @@ class Arrived(NamedTuple):
     entries: dict[str, pl.DataFrame]
 
 
-class GroupedStep:
+class GroupedStep(PartsOfState):
     def __init__(self, node: Grouped) -> None:
         self.node = node
         self.keys = [

@@ -14,6 +14,7 @@ from millstream.operators.ordered_process import process_step
 from millstream.operators.patterns.rules_step import RulesStep
 from millstream.operators.patterns.step import MatchStep
 from millstream.operators.stateful import Stateful
+from millstream.operators.stored_queries import MatchQueriesStep
 from millstream.operators.table_join import TableJoinStep
 from millstream.operators.take import TakeStep
 from millstream.operators.top import TopStep
@@ -21,11 +22,13 @@ from millstream.operators.window_join import WindowJoinStep
 from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node
 from millstream.plan.patterns.node import Match, MatchRules
+from millstream.plan.search.node import MatchQueries
 
 STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
     nodes.Process: process_step,
     Match: MatchStep,
     MatchRules: RulesStep,
+    MatchQueries: MatchQueriesStep,
     table_nodes.Grouped: GroupedStep,
     table_nodes.Distinct: DistinctStep,
     table_nodes.Latest: LatestStep,

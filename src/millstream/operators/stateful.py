@@ -75,6 +75,9 @@ class Stateful(Protocol):
     def asked(self, inputs: Frames) -> Frames:
         """By table, the rows whose keys are looked up; all rows that are kept or added must have such keys."""
 
+    def whole_tables(self, held: Frames, inputs: Frames, clock: Clock) -> Sequence[str]:
+        """The tables that this step must read as a whole, given what is held. They are held under `whole(name)`."""
+
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
         """The new state that replaces what was held, and the output (`sent`, and `late` or `dead`).
 
@@ -90,7 +93,14 @@ class Stateful(Protocol):
 NO_OWN_KEYS: Mapping[str, list[str]] = MappingProxyType({})
 
 
-class PlainStep:
+class PartsOfState:
+    """A step that never needs a whole table."""
+
+    def whole_tables(self, held: Frames, inputs: Frames, clock: Clock) -> Sequence[str]:
+        return ()
+
+
+class PlainStep(PartsOfState):
     """A step without pre-aggregation that sees the clock as it is."""
 
     own_keys = NO_OWN_KEYS
@@ -110,7 +120,7 @@ class PlainStep:
         return clock
 
 
-class WindowedStep:
+class WindowedStep(PartsOfState):
     """A windowed aggregation."""
 
     own_keys = NO_OWN_KEYS
@@ -237,6 +247,28 @@ def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:
     from millstream.operators.registry import STEPS  # imports this module
 
     return STEPS[type(node)](node)
+
+
+class Holding(Protocol):
+    """Where the tables of a step are stored."""
+
+    def held(
+        self, keys: Mapping[str, pl.DataFrame], before: tuple[int, int], now: tuple[int, int]
+    ) -> dict[str, pl.DataFrame]: ...
+
+    def whole(self, name: str) -> pl.DataFrame: ...
+
+
+def held_for(step: Stateful, tables: Holding, inputs: Frames, clock: Clock) -> Frames:
+    """What a step reads of its tables."""
+    before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
+    held = tables.held(step.asked(inputs), before, now)
+    return held | {whole(name): tables.whole(name) for name in step.whole_tables(held, inputs, clock)}
+
+
+def whole(table: str) -> str:
+    """The name under which a whole table is held."""
+    return f"whole {table}"
 
 
 def of_keys(keys: list[str], inputs: Frames) -> pl.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from millstream.errors import InvalidPlan
@@ -11,6 +12,20 @@ from millstream.user_lines import users_line
 
 LOST_CHOICES = ("error", "earliest", "latest")
 VALUE_FORMATS = ("json", "avro", "protobuf", "csv", "string", "bytes")
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """A source of the rows of a table that changes, each with its key."""
+
+    source: Endpoint
+    schema: Schema
+    key: tuple[str, ...]
+    event_time: str
+    deleted: str
+    """A condition: the row was deleted."""
+    apart: tuple[str, ...]
+    """Columns that are not those of the table."""
 
 
 class Endpoint:
@@ -105,3 +120,11 @@ class Endpoint:
         raise InvalidPlan(
             f"format applies to topics only, and {self} is not a topic", where=users_line(), next_step="remove format="
         )
+
+
+class TableSource(Endpoint):
+    """A source that `flow.table` keeps up to date, instead of reading its rows once."""
+
+    def as_table(self, broker: str | None) -> KeptTable:
+        """`broker` is the address of the flow's log, if it is set."""
+        raise NotImplementedError

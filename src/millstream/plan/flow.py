@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -22,7 +22,7 @@ from millstream.plan.checks import (
     source_of,
     with_format,
 )
-from millstream.plan.endpoints import Endpoint
+from millstream.plan.endpoints import Endpoint, TableSource
 from millstream.plan.explain import Format, explained
 from millstream.plan.html import drawing, note, page, schema_table
 from millstream.plan.naming import default_name, plain
@@ -39,7 +39,7 @@ from millstream.plan.stream import Stream
 from millstream.plan.timing import checked_watermark, event_time_of, with_event_time
 from millstream.plan.viewed import previewed_rows
 from millstream.plan.walking import in_order
-from millstream.plan.watermarks import Watermark
+from millstream.plan.watermarks import Watermark, ascending
 from millstream.plan.written_stream import check_behind_sinks
 from millstream.records import Schema, SchemaLike
 from millstream.user_lines import users_line
@@ -47,7 +47,9 @@ from millstream.user_lines import users_line
 if TYPE_CHECKING:
     from millstream.jobs.job import Job
     from millstream.plan.joining import Side
+    from millstream.plan.tables import Table
 
+KEPT_TABLE_IDLE = "5 seconds"
 AnyNode = TypeVar("AnyNode", bound=Node)
 
 
@@ -185,15 +187,34 @@ class Flow:
         on_spark = str(engine.call(self, "explained", {"format": format}))
         return f"{logical}\n{on_spark}" if format == "text" else on_spark
 
-    def table(self, rows: Any, schema: SchemaLike | None = None) -> Side:
+    @overload
+    def table(self, rows: TableSource) -> Table: ...
+
+    @overload
+    def table(self, rows: Any, schema: SchemaLike | None = None) -> Side: ...
+
+    def table(self, rows: Any, schema: SchemaLike | None = None) -> Side | Table:
         """A lookup table to join a stream with: static rows from files, a database table, a list of dicts, or a frame.
 
         They are read once, now, and do not change while the flow runs. A frame (Spark, polars, pandas, pyarrow) has a
-        schema of its own; everything else needs `schema`.
+        schema of its own; everything else needs `schema`. Of a source that captures changes, such as
+        `ms.sqlite_changes(…)`, it is a table that is kept up to date.
         """
         from millstream.plan.joining import Side
 
+        if isinstance(rows, TableSource):
+            return self._kept_table(rows, schema)
         return Side.of(self, rows, None if schema is None else schema_of(schema))
+
+    def _kept_table(self, source: TableSource, schema: SchemaLike | None) -> Table:
+        """A quiet database does not hold back the streams that are joined with its table."""
+        if schema is not None:
+            raise refusal(f"{source} knows its columns", "remove schema=")
+        found = source.as_table(self.log)
+        rows = self.read(found.source, found.schema, found.event_time, ascending(idle=KEPT_TABLE_IDLE))
+        own = [column for column in found.schema.names if column not in found.apart]
+        kept = rows.to_table(found.key, deleted=found.deleted).select(*own)
+        return cast("Table", kept)
 
     def _repr_html_(self) -> str:
         """In a notebook: the plan, the columns of each output, and the rows of its last preview."""

@@ -7,6 +7,7 @@ import pyarrow as pa
 from millstream.plan.needs_spark import COMPUTED
 from millstream.plan.nodes import SPAN, Node, Process, RowOrder, WindowedAggregate
 from millstream.plan.patterns.node import Match, MatchRules
+from millstream.plan.search.node import MatchQueries
 from millstream.plan.table_nodes import Distinct, IntervalJoin, Join, Latest, LookupJoin, WindowJoin
 
 REASON = pa.field("reason", pa.string())
@@ -22,7 +23,7 @@ def late_columns(node: Node) -> pa.Schema | None:
         (isinstance(node, Latest) and node.by_time)
         or (isinstance(node, Distinct) and node.within is not None)
         or (isinstance(node, Process) and node.order is RowOrder.EVENT_TIME)
-        or isinstance(node, Match | MatchRules)
+        or isinstance(node, Match | MatchRules | MatchQueries)
     ):
         return pa.schema([*_without(node.inputs[0].schema.arrow, "reason"), REASON])
     if isinstance(node, IntervalJoin | WindowJoin) or (isinstance(node, LookupJoin) and node.at_event_time):

@@ -77,6 +77,8 @@ class Settings:
     """Outputs that were removed: the job is replayed, and all of its outputs are written again."""
     archive: str | None = None
     """The workers' libraries, packed with `millstream pack`."""
+    metrics: bool = True
+    """Whether to keep metrics of every step, and their history."""
     progress: ShowProgress = "none"
     """How progress is shown on stderr; "auto" is a live line on a terminal and a line every ten seconds elsewhere."""
 
@@ -98,6 +100,8 @@ class Settings:
     def checked(self) -> Self:
         if not isinstance(self.start_over, bool):
             raise refused(f"start_over is True or False, not {self.start_over!r}", "flow.run(start_over=True)")
+        if not isinstance(self.metrics, bool):
+            raise refused(f"metrics is True or False, not {self.metrics!r}", "flow.run(metrics=False)")
         if not isinstance(self.rebuild_output, str | list | tuple | None) or not all(
             isinstance(name, str) for name in self.rebuilt
         ):

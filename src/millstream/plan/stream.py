@@ -32,6 +32,7 @@ from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import SparkFunction, check_variants
 from millstream.plan.nodes import Dead, Late, MapAsync, Mapped, MapRows, Node, Process, Project, Read, Where, Write
 from millstream.plan.retries import Retry
+from millstream.plan.searching import Searching
 from millstream.plan.viewed import Viewed
 from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window
@@ -51,7 +52,7 @@ Batch = Literal["polars", "pandas", "arrow"]
 BATCHES = get_args(Batch)
 
 
-class Stream(Viewed):
+class Stream(Searching):
     """Rows that keep coming."""
 
     if not TYPE_CHECKING:  # for type checkers, a name that does not exist stays an error

@@ -19,12 +19,14 @@ from millstream.plan.nodes import Node
 from millstream.plan.outside_calls import answers
 from millstream.plan.parsing import decoded
 from millstream.plan.patterns.node import Match, MatchRules
+from millstream.plan.search.node import MatchQueries
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
 from millstream.reference.operator import Operator, dead_letter, timed_at
 from millstream.reference.patterns.rules import RulesOperator
 from millstream.reference.patterns.step import MatchOperator
 from millstream.reference.process import OrderedProcessOperator, ProcessOperator
+from millstream.reference.stored_queries import QueriesOperator
 from millstream.reference.stream_joins import IntervalJoinOperator, WindowJoinOperator
 from millstream.reference.table_joins import LookupJoinOperator, SideJoinOperator, TableJoinOperator
 from millstream.reference.tables import DistinctOperator, LatestOperator, TakeOperator, TopOperator, computed
@@ -210,6 +212,7 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     nodes.Process: ProcessStep,
     Match: MatchOperator,
     MatchRules: RulesOperator,
+    MatchQueries: QueriesOperator,
     table_nodes.AllRows: Operator,
     table_nodes.Grouped: GroupedOperator,
     table_nodes.AsOf: AsOfOperator,

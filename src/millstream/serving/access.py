@@ -69,6 +69,16 @@ def unusable(host: str, port: int, error: Exception) -> InvalidInput:
     )
 
 
+def require_token(address: ListenAddress, token: str | None) -> None:
+    """Rejects an address that other machines can reach without a token."""
+    if not address.is_local and token is None:
+        raise InvalidInput(
+            f"{address.host or address.ip} can be reached from other machines, but no token is set",
+            next_step=f"create one, {MAKE_TOKEN}, and pass --token-file token, or set {TOKEN_VARIABLE}; "
+            "or listen on this machine only: --host 127.0.0.1",
+        )
+
+
 @dataclass(frozen=True)
 class Access:
     """What a request must contain."""
@@ -79,15 +89,19 @@ class Access:
     token: bytes | None = field(default=None, repr=False)
 
     @classmethod
-    def at(cls, address: ListenAddress, *, allowed_hosts: Sequence[str] = (), token: str | None = None) -> Access:
-        """Rejects an address that other machines can reach, unless there is a token and the names are known."""
+    def at(
+        cls,
+        address: ListenAddress,
+        *,
+        allowed_hosts: Sequence[str] = (),
+        token: str | None = None,
+        is_signed: bool = False,
+    ) -> Access:
+        """Rejects an address that other machines can reach, unless the names are known and there is a token, or every
+        request is signed."""
         named = {_checked_host(host) for host in allowed_hosts}
-        if not address.is_local and token is None:
-            raise InvalidInput(
-                f"{address.host or address.ip} can be reached from other machines, but no token is set",
-                next_step=f"create one, {MAKE_TOKEN}, and pass --token-file token, or set {TOKEN_VARIABLE}; "
-                "or listen on this machine only: --host 127.0.0.1",
-            )
+        if not is_signed:
+            require_token(address, token)
         if address.ip.is_unspecified:
             if not named:
                 raise InvalidInput(

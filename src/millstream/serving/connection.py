@@ -6,18 +6,25 @@ Uvicorn limits neither: it waits forever for a first request, and counts connect
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from millstream.serving.http import BUSY, NOT_HTTP
 
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as Connection
+else:
+    Connection = object
 
-class BoundedConnection(H11Protocol):
-    """Closed unless a request arrives, and its answer is read, within `patience_s`. The time that making the answer
-    takes does not count: that of the lookup, or of a stream of events whose client keeps up."""
+
+class Bounded(Connection):
+    """For a connection of uvicorn: closed unless a request arrives, and its answer is read, within `patience_s`. The
+    time that making the answer takes does not count: that of the lookup, or of a stream of events whose client keeps
+    up."""
 
     connections_max: ClassVar[int] = 64
     """Connections beyond it get the answer "busy"; beyond twice as many, they are closed immediately."""
@@ -27,6 +34,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Headers and body are two writes: without this, the second may wait 40 ms for the client's acknowledgement.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > 2 * self.connections_max:
             transport.abort()
             return
@@ -43,6 +52,22 @@ class BoundedConnection(H11Protocol):
         self._wait()
         super().on_response_complete()
 
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(self.patience_s, self._end_unless_answering)
+
+    def _end_unless_answering(self) -> None:
+        if self._is_answering() and not self.flow.write_paused:
+            self._wait()
+        else:
+            self.transport.abort()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+
+class BoundedConnection(Bounded, H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """As JSON, like all other answers."""
         try:
@@ -51,18 +76,6 @@ class BoundedConnection(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
         except h11.LocalProtocolError:  # the answer to an earlier request is being sent
-            self.transport.abort()
-
-    def _wait(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(self.patience_s, self._end_unless_answering)
-
-    def _end_unless_answering(self) -> None:
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if answering and not self.flow.write_paused:
-            self._wait()
-        else:
             self.transport.abort()
 
 

@@ -224,7 +224,8 @@ def listening(address: ListenAddress) -> Iterator[socket.socket]:
         yield made
 
 
-def server(application: Application) -> uvicorn.Server:
+def server(application: Application, connection: type[asyncio.Protocol] | None = None) -> uvicorn.Server:
+    """`connection` is the class of its connections; default: those of the table server."""
     import uvicorn
 
     from millstream.serving.connection import BoundedConnection
@@ -232,7 +233,7 @@ def server(application: Application) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             application,
-            http=BoundedConnection,
+            http=connection or BoundedConnection,
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
 from crc32c import crc32c
 
 from millstream.state.arrow_bytes import from_stream, to_stream
-from millstream.state.run import NO_HASHES, Rows, rows_of, sorted_rows
+from millstream.state.run import NO_HASHES, OWN, Hashes, Rows, rows_of, sorted_rows
 
 HEAD = struct.Struct("<4sII")
 MAGIC = b"MSd1"
@@ -33,18 +34,37 @@ def to_delta(tables: dict[str, Rows]) -> bytes:
 
 def from_delta(delta: bytes, empty: dict[str, pl.DataFrame]) -> dict[str, Rows]:
     """The inverse. Raises ValueError or an error of polars if the bytes are not a delta of these tables."""
+    tables = {}
+    for name, frame, gone in _parts(delta):
+        if name not in empty:
+            raise ValueError(f"it has a table {name!r}, the step has {', '.join(empty)}")
+        tables[name] = _sorted(rows_of(frame, empty[name]), gone)
+    return tables
+
+
+def tables_in(delta: bytes) -> dict[str, Rows]:
+    """The tables of a delta, with the columns that they were stored with."""
+    found = {}
+    for name, frame, gone in _parts(delta):
+        own = [column for column in frame.columns if not column.startswith(OWN)]
+        found[name] = _sorted(rows_of(frame, frame.select(own).clear()), gone)
+    return found
+
+
+def _sorted(live: Rows, gone: Hashes) -> Rows:
+    return sorted_rows(live.content, live.hashes, live.marks, gone)
+
+
+def _parts(delta: bytes) -> Iterator[tuple[str, pl.DataFrame, Hashes]]:
+    """By table: its name, its new rows, and the hashes that no longer have any."""
     if len(delta) < HEAD.size:
         raise ValueError("it is truncated")
     magic, checksum, head_bytes = HEAD.unpack_from(delta)
     body = memoryview(delta)[HEAD.size :]
     if magic != MAGIC or checksum != crc32c(body):
         raise ValueError("its checksum does not match")
-    start, tables = head_bytes, {}
+    start = head_bytes
     for name, size, gone_count in json.loads(bytes(body[:head_bytes])):
-        if name not in empty:
-            raise ValueError(f"it has a table {name!r}, the step has {', '.join(empty)}")
-        live = rows_of(from_stream(body[start : start + size]), empty[name])
         gone = np.frombuffer(body, "<u8", gone_count, start + size)
-        tables[name] = sorted_rows(live.content, live.hashes, live.marks, gone)
+        yield name, from_stream(body[start : start + size]), gone
         start += size + gone.nbytes
-    return tables

@@ -63,6 +63,8 @@ class Applied:
     next_clock: int
     hold: int
     rows: int
+    size_bytes: int
+    """In files, where a replaced row counts until its run is merged."""
     delta_rows: int
 
 
@@ -153,6 +155,9 @@ class Runs:
     ) -> dict[str, pl.DataFrame]:
         return self._tables.held(keys, before, now)
 
+    def whole(self, name: str) -> pl.DataFrame:
+        return self._tables.whole(name)
+
     def apply(self, changes: Mapping[str, pl.DataFrame], marks: Mapping[str, Marks]) -> Applied:
         """Replaces the rows that were last held by these, and gives the result a version."""
         change = self._tables.changed(changes, marks)
@@ -173,6 +178,7 @@ class Runs:
             next_clock=change.first[CLOCK],
             hold=change.first[HOLD],
             rows=change.rows,
+            size_bytes=sum(stored.size_bytes for _, stored in self._stored()),
             delta_rows=sum(len(rows) for rows in change.written.values()),
         )
 

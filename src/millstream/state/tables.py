@@ -170,6 +170,11 @@ class Tables:
         self._touched = {}
         return {name: self._held_of(name, keys.get(name), before, now) for name in self.tables}
 
+    def whole(self, name: str) -> pl.DataFrame:
+        """All rows of a table, to be looked at: a step replaces only what it has requested."""
+        runs = [run.rows for run in self.tables[name].runs()]
+        return merged(runs, oldest=True).content if runs else self.tables[name].empty
+
     def _held_of(
         self, name: str, asked: pl.DataFrame | None, before: tuple[int, int], now: tuple[int, int]
     ) -> pl.DataFrame:

@@ -6,17 +6,27 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound, SourceUnavailable
+from millstream.errors import (
+    AlreadyExists,
+    InvalidInput,
+    JobChanged,
+    JobRunning,
+    MillstreamError,
+    NotFound,
+    SourceUnavailable,
+)
 from millstream.log import chosen_address
+from millstream.records import duration
 from millstream.supervision.home import Home
 
 KINDS: dict[str, type[MillstreamError]] = {
-    each.__name__: each for each in (NotFound, AlreadyExists, JobRunning, InvalidInput)
+    each.__name__: each for each in (NotFound, AlreadyExists, JobRunning, JobChanged, InvalidInput)
 }
 REQUEST_S_MAX = 90.0
 FOLLOW_S = 0.5
@@ -49,8 +59,12 @@ class Jobs:
         time_zone: str = "UTC",
         restart: str = "on-failure",
         restarts_max: int = 5,
+        alerts: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Submits the flow of a file. `options` are those of `millstream run`, such as ["--master", "local[2]"]."""
+        """Submits the flow of a file. `options` are those of `millstream run`, such as ["--master", "local[2]"].
+
+        `alerts` are rules such as "lag_seconds > 60 for 5 minutes".
+        """
         given = {
             "file": str(Path(file).expanduser().absolute()),
             "folder": str(Path.cwd()),
@@ -61,6 +75,7 @@ class Jobs:
             "time_zone": time_zone,
             "restart": restart,
             "restarts_max": restarts_max,
+            "alerts": list(alerts),
         }
         made: dict[str, Any] = self._call("POST", "/v1/jobs", {**given, **({} if name is None else {"name": name})})
         return made
@@ -69,9 +84,40 @@ class Jobs:
         """Starts a job that has stopped, finished or failed; a scheduled one runs now."""
         return self._job("POST", name, "start")
 
-    def stop(self, name: str) -> dict[str, Any]:
-        """Stops a job after its current batch."""
-        return self._job("POST", name, "stop")
+    def stop(self, name: str, *, savepoint: str | bool = False, timeout_s: float = 120.0) -> dict[str, Any]:
+        """Stops a job after its current batch; with `savepoint`, waits for that and takes one, under a name if given.
+
+        The answer then has its name as `savepoint`.
+        """
+        if savepoint is False:
+            return self._job("POST", name, "stop")
+        given = savepoint if isinstance(savepoint, str) else None
+        if given is not None and any(each["name"] == given for each in self.savepoints()):
+            raise AlreadyExists(f"there is already a savepoint '{given}'", next_step="choose another name")
+        job = self._job("POST", name, "stop")
+        self.wait(name, *ENDS, timeout_s=timeout_s)
+        return {**job, "savepoint": self.savepoint(name, given)["name"]}
+
+    def savepoint(self, name: str, savepoint: str | None = None) -> dict[str, Any]:
+        """Takes a savepoint of a job, whether it runs or not: its offsets, its state and its plan."""
+        made: dict[str, Any] = self._call("POST", f"{_path(name)}/savepoint", {"name": savepoint})
+        return made
+
+    def savepoints(self, name: str | None = None) -> Any:
+        """The savepoints of a job, or of all, the newest first."""
+        return self._call("GET", "/v1/savepoints" + ("" if name is None else f"?{urlencode({'job': name})}"))
+
+    def remove_savepoint(self, savepoint: str) -> Any:
+        return self._call("DELETE", f"/v1/savepoints/{quote(savepoint, safe='')}")
+
+    def restore(self, savepoint: str, *, into: str | None = None) -> Any:
+        """Restores a savepoint into its job, or into another one. The job must not run."""
+        return self._call("POST", f"/v1/savepoints/{quote(savepoint, safe='')}/restore", {"into": into})
+
+    def state(self, name: str, step: str, key: Mapping[str, Any] | None = None) -> Any:
+        """The rows that a step of a job keeps, by table; with `key`, those of one key."""
+        asked = [("step", step), *(("key", f"{column}={value}") for column, value in (key or {}).items())]
+        return self._call("GET", f"{_path(name)}/state?{urlencode(asked)}")
 
     def restart(self, name: str) -> dict[str, Any]:
         return self._job("POST", name, "restart")
@@ -80,9 +126,30 @@ class Jobs:
         """Forgets a job that does not run. What it wrote stays, and so does its state."""
         return self._job("DELETE", name)
 
+    def metrics(self, name: str, *, last: str | timedelta | None = None, step: str | None = None) -> dict[str, Any]:
+        """The newest metrics of a job, like `Job.metrics`; with `last`, such as "10 minutes", those of that time."""
+        since = None if last is None else time.time() - duration(last, what="last").total_seconds()
+        asked = {name: value for name, value in (("since", since), ("step", step)) if value is not None}
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/metrics?{urlencode(asked)}")
+        return found
+
+    def why_silent(self, name: str) -> dict[str, Any]:
+        """Why nothing comes out of a job: `findings`, each with `what` and `next_step`."""
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/why-silent")
+        return found
+
     def runs(self, name: str) -> Any:
         """The runs of a job, the newest first."""
-        return self._call("GET", f"/v1/jobs/{quote(name, safe='')}/runs")
+        return self._call("GET", f"{_path(name)}/runs")
+
+    def alerts(self) -> dict[str, Any]:
+        """The `targets` and `rules` for alerts, and the rules that hold now (`active`)."""
+        found: dict[str, Any] = self._call("GET", "/v1/alerts")
+        return found
+
+    def test_alerts(self, target: str | None = None) -> Any:
+        """Sends a test message to a target, or to all, and returns what became of it."""
+        return self._call("POST", "/v1/alerts/test", {} if target is None else {"target": target})
 
     def audit(self) -> Any:
         """Who did what, the newest first."""
@@ -134,11 +201,11 @@ class Jobs:
 
     def _log(self, name: str, run: int | None, offset: int) -> dict[str, Any]:
         asked = {"offset": offset} | ({} if run is None else {"run": run})
-        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{quote(name, safe='')}/logs?{urlencode(asked)}")
+        found: dict[str, Any] = self._call("GET", f"{_path(name)}/logs?{urlencode(asked)}")
         return found
 
     def _job(self, method: str, name: str, action: str | None = None) -> dict[str, Any]:
-        path = f"/v1/jobs/{quote(name, safe='')}" + ("" if action is None else f"/{action}")
+        path = _path(name) + ("" if action is None else f"/{action}")
         found: dict[str, Any] = self._call(method, path)
         return found
 
@@ -164,6 +231,10 @@ class Jobs:
             what = failure.get("what", f"the supervisor answered {answer.status}")
             raise made(what, where=failure.get("where"), next_step=failure.get("next"))
         return document
+
+
+def _path(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}"
 
 
 def supervisor(log: str | os.PathLike[str] | None = None, *, url: str | None = None, token: str | None = None) -> Jobs:

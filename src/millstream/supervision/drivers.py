@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from millstream.errors import InvalidInput, MillstreamError
+from millstream.errors import InvalidInput, JobChanged, MillstreamError, NotFound
 from millstream.log.disk import read_document, storage_errors, write_document
 from millstream.plan.parameters import VARIABLE as PARAMETERS
 from millstream.private_files import make_folders, open_alike
@@ -32,6 +33,8 @@ LOCK = "lock"
 RUN = "run.json"
 ENDED = "ended.json"
 LOG = "log.txt"
+CODE = "flow.py"
+"""The file of the flow as it was when a run started."""
 CHECK_S_MAX = 60.0
 TAIL_BYTES = 16384
 ERROR = "error: "
@@ -60,14 +63,20 @@ class Drivers:
 
     def check(self, specification: dict[str, Any]) -> str:
         """Loads a flow file in a process of its own; returns the name of the flow."""
-        command = [sys.executable, "-m", DRIVER, "--check", self._log_address, str(specification["file"])]
-        command += [str(specification["flow"])] if specification.get("flow") else []
+        return str(self.ask("--check", specification)["flow"])
+
+    def ask(
+        self, what: str, specification: Mapping[str, Any], *more: str, timeout_s: float = CHECK_S_MAX
+    ) -> dict[str, Any]:
+        """Asks something about a flow file, in a process of its own: the file is other people's code."""
+        command = [sys.executable, "-m", DRIVER, what, self._log_address, str(specification["file"])]
+        command += [str(specification.get("flow") or ""), *more]
         environment = {**os.environ, PARAMETERS: json.dumps(specification.get("params", {}))}
         try:
             done = subprocess.run(
                 command,
                 capture_output=True,
-                timeout=CHECK_S_MAX,
+                timeout=timeout_s,
                 cwd=specification.get("folder"),
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -75,7 +84,7 @@ class Drivers:
             )
         except subprocess.TimeoutExpired:
             raise InvalidInput(
-                f"'{specification['file']}' is not loaded after {CHECK_S_MAX:.0f} seconds",
+                f"'{specification['file']}' is not loaded after {timeout_s:.0f} seconds",
                 next_step="the file only has to build its flow: move long work into its steps",
             ) from None
         except OSError as error:
@@ -84,10 +93,10 @@ class Drivers:
                 next_step="submit it from a folder that exists",
             ) from error
         try:
-            document = json.loads(done.stdout.splitlines()[-1])
+            document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
             if "error" in document:
                 raise _error(document["error"])
-            return str(document["flow"])
+            return document
         except (ValueError, IndexError, KeyError) as error:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise InvalidInput(
@@ -119,6 +128,8 @@ class Drivers:
         command += specification.options
         with storage_errors(run):
             log = open_alike(run / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with suppress(FileNotFoundError):  # the run itself reports it
+                shutil.copyfile(specification.file, run / CODE)
         try:
             with storage_errors(Path(specification.folder)):
                 child = subprocess.Popen(
@@ -136,6 +147,10 @@ class Drivers:
         self._children.append(child)
         with suppress(psutil.NoSuchProcess):
             note_process(run, child.pid)
+
+    def code_of(self, name: str, number: int) -> Path:
+        """The file of the flow as a run found it."""
+        return self._run(name, number) / CODE
 
     def is_running(self, name: str) -> bool:
         self._children = [child for child in self._children if child.poll() is None]
@@ -257,4 +272,5 @@ def _kind(process: psutil.Process, driver: psutil.Process) -> str:
 
 
 def _error(document: dict[str, Any]) -> MillstreamError:
-    return InvalidInput(str(document["what"]), where=document.get("where"), next_step=document.get("next"))
+    kind = {each.__name__: each for each in (NotFound, JobChanged, InvalidInput)}.get(document["kind"], InvalidInput)
+    return kind(str(document["what"]), where=document.get("where"), next_step=document.get("next"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound
+from millstream.errors import AlreadyExists, InvalidInput, JobChanged, JobRunning, MillstreamError, NotFound
 from millstream.serving.access import Access, Denied
+from millstream.supervision.alerting import Alerting
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor, described
@@ -30,10 +32,11 @@ VERSION = "v1"
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
 LOG_BYTES_MAX = 1 << 20
-STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, InvalidInput: 400}
+STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, JobChanged: 409, InvalidInput: 400}
 DESCRIPTION = {
     "GET /v1/jobs": "all jobs",
-    "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, restarts_max",
+    "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, "
+    "restarts_max, alerts",
     "GET /v1/jobs/NAME": "one job: its progress, its runs and its processes",
     "DELETE /v1/jobs/NAME": "forgets a job that does not run",
     "POST /v1/jobs/NAME/start": "starts it again; a scheduled job runs now",
@@ -41,6 +44,15 @@ DESCRIPTION = {
     "POST /v1/jobs/NAME/restart": "stops it and starts it again",
     "GET /v1/jobs/NAME/runs": "its runs, the newest first",
     "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
+    "GET /v1/jobs/NAME/metrics?since=SECONDS&step=NAME": "metrics of its steps, the newest or those since an instant",
+    "GET /v1/jobs/NAME/why-silent": "why nothing comes out of it, and what to do",
+    "POST /v1/jobs/NAME/savepoint": "takes a savepoint of it: name",
+    "GET /v1/jobs/NAME/state?step=NAME&key=COLUMN=VALUE": "the rows that one of its steps keeps",
+    "GET /v1/savepoints?job=NAME": "savepoints, the newest first",
+    "DELETE /v1/savepoints/NAME": "removes a savepoint",
+    "POST /v1/savepoints/NAME/restore": "restores it into its job, or another one: into",
+    "GET /v1/alerts": "targets and rules for alerts, and the rules that hold now",
+    "POST /v1/alerts/test": "sends a test message: target, or all",
     "GET /v1/audit": "who did what, the newest first",
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
@@ -59,7 +71,13 @@ class MoreRoute:
 
 
 def app(
-    supervisor: Supervisor, status: Status, access: Access, user: str, more: Sequence[MoreRoute] = ()
+    supervisor: Supervisor,
+    status: Status,
+    access: Access,
+    user: str,
+    *,
+    alerting: Alerting | None = None,
+    more: Sequence[MoreRoute] = (),
 ) -> Application:
     """The ASGI application. `user` is the owner of the token."""
     description = {**DESCRIPTION, **{path: does for each in more for path, does in each.description.items()}}
@@ -92,6 +110,40 @@ def app(
         text, after, number = supervisor.read_log(request.path_params["name"], run, offset or 0, at_most)
         return {"run": number, "text": text.decode(errors="replace"), "next": after}
 
+    def job_metrics(request: Request, body: dict[str, Any]) -> Any:
+        since, step = _instant(request, "since"), request.query_params.get("step")
+        return status.metrics(request.path_params["name"], since, step)
+
+    def silence(request: Request, body: dict[str, Any]) -> Any:
+        return status.why_silent(request.path_params["name"])
+
+    def savepoint(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.savepoint(request.path_params["name"], user, _text(body, "name"))
+
+    def savepoints(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.saved.savepoints(request.query_params.get("job"))
+
+    def one_savepoint(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.remove_savepoint(request.path_params["name"], user)
+
+    def restore(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.restore(request.path_params["name"], user, _text(body, "into"))
+
+    def state(request: Request, body: dict[str, Any]) -> Any:
+        step, keys = request.query_params.get("step"), request.query_params.getlist("key")
+        if not step or not all("=" in key for key in keys):
+            raise InvalidInput("step=NAME is missing, or a key is not COLUMN=VALUE", next_step="GET / lists the routes")
+        return supervisor.state(request.path_params["name"], step, dict(key.split("=", 1) for key in keys))
+
+    def alerts(request: Request, body: dict[str, Any]) -> Any:
+        if alerting is None:
+            raise NotFound("this supervisor sends no alerts", next_step="start it with: millstream up")
+        if request.method == "POST":
+            target = body.get("target")
+            supervisor.store.note(user, "test alerts", details=None if target is None else str(target)[:100])
+            return alerting.test(None if target is None else str(target))
+        return alerting.document()
+
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
@@ -111,7 +163,16 @@ def app(
         Route(f"/{VERSION}/jobs/{{name}}", _endpoint(job, access), methods=["GET", "DELETE"]),
         Route(f"/{VERSION}/jobs/{{name}}/runs", _endpoint(runs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/metrics", _endpoint(job_metrics, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/why-silent", _endpoint(silence, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/savepoint", _endpoint(savepoint, access), methods=["POST"]),
+        Route(f"/{VERSION}/jobs/{{name}}/state", _endpoint(state, access), methods=["GET"]),
+        Route(f"/{VERSION}/savepoints", _endpoint(savepoints, access), methods=["GET"]),
+        Route(f"/{VERSION}/savepoints/{{name}}", _endpoint(one_savepoint, access), methods=["DELETE"]),
+        Route(f"/{VERSION}/savepoints/{{name}}/restore", _endpoint(restore, access), methods=["POST"]),
         Route(f"/{VERSION}/jobs/{{name}}/{{action}}", _endpoint(act, access), methods=["POST"]),
+        Route(f"/{VERSION}/alerts", _endpoint(alerts, access), methods=["GET"]),
+        Route(f"/{VERSION}/alerts/test", _endpoint(alerts, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
         Route("/metrics", _endpoint(metrics, access), methods=["GET"]),
     ]
@@ -156,6 +217,13 @@ async def _body(request: Request) -> dict[str, Any]:
     return found
 
 
+def _text(body: dict[str, Any], name: str) -> str | None:
+    found = body.get(name)
+    if found is not None and not isinstance(found, str):
+        raise InvalidInput(f"'{name}' must be a text, not {found!r}", next_step=f"leave {name} out, or give a text")
+    return found
+
+
 async def read_body(request: Request, bytes_max: int) -> bytes:
     """The whole body of a request, unless it is too large or takes too long."""
     parts, size = [], 0
@@ -182,6 +250,19 @@ def number_of(request: Request, name: str) -> int | None:
         return int(text)
     except ValueError:
         raise InvalidInput(f"{name}={text[:50]!r} is not a number", next_step="give a whole number") from None
+
+
+def _instant(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise InvalidInput(f"{name}={text[:50]!r} is not an instant", next_step="give seconds since 1970")
+    return found
 
 
 def _failure(status: int, kind: str, what: str, where: str | None, next_step: str | None) -> JSONResponse:

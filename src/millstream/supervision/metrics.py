@@ -1,14 +1,15 @@
-"""The state and progress of all jobs for Prometheus."""
+"""The state and metrics of all jobs for Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from millstream.metrics.samples import METRICS, Metrics
 from millstream.supervision.status import Status
 from millstream.supervision.store import Observed
 
@@ -24,11 +25,30 @@ COUNTERS = {
     "late": ("millstream_job_late_rows", "Late rows in the current run."),
     "dead": ("millstream_job_dead_rows", "Rows and records that became dead letters in the current run."),
 }
+STEP_COUNTERS = {
+    "rows_in": "millstream_step_rows_in",
+    "rows_out": "millstream_step_rows_out",
+    "rows_late": "millstream_step_late_rows",
+    "rows_dead": "millstream_step_dead_rows",
+}
+STEP_GAUGES = {
+    "rows_per_s": "millstream_step_rows_per_second",
+    "watermark": "millstream_step_watermark_seconds",
+    "delay_s": "millstream_step_delay_seconds",
+    "delay_own_s": "millstream_step_delay_own_seconds",
+    "delay_inherited_s": "millstream_step_delay_inherited_seconds",
+    "lag_records": "millstream_step_lag_records",
+    "lag_s": "millstream_step_lag_seconds",
+    "state_rows": "millstream_step_state_rows",
+    "state_bytes": "millstream_step_state_bytes",
+}
+PHASES = ("wait", "plan", "process", "write", "other")
 
 
 class _Collector:
-    def __init__(self, jobs: list[dict[str, Any]]) -> None:
+    def __init__(self, jobs: list[dict[str, Any]], metrics: Mapping[str, Metrics]) -> None:
         self._jobs = jobs
+        self._newest = {job: found.newest for job, found in metrics.items() if found.newest is not None}
 
     def collect(self) -> Iterator[Metric]:
         states = GaugeMetricFamily("millstream_job_state", "1 for the state that a job is in.", labels=["job", "state"])
@@ -46,6 +66,11 @@ class _Collector:
             yield self._family(GaugeMetricFamily(name, help, labels=["job"]), column)
         for column, (name, help) in COUNTERS.items():
             yield self._family(CounterMetricFamily(name, help, labels=["job"]), column)
+        yield from self._of_batches()
+        for column, name in STEP_COUNTERS.items():
+            yield self._step_family(CounterMetricFamily(name, METRICS[column], labels=["job", "step"]), column)
+        for column, name in STEP_GAUGES.items():
+            yield self._step_family(GaugeMetricFamily(name, METRICS[column], labels=["job", "step"]), column)
 
     def _family(self, family: Any, column: str) -> Metric:
         for job in self._jobs:
@@ -54,11 +79,38 @@ class _Collector:
         found: Metric = family
         return found
 
+    def _of_batches(self) -> Iterator[Metric]:
+        lag = GaugeMetricFamily(
+            "millstream_job_lag_seconds", "How long the oldest record that was not read has waited.", labels=["job"]
+        )
+        busy = GaugeMetricFamily(
+            "millstream_job_busy_ratio", "The share of time in which the job did not wait for rows.", labels=["job"]
+        )
+        phases = GaugeMetricFamily(
+            "millstream_job_batch_seconds", "The time of the last batch, by phase.", labels=["job", "phase"]
+        )
+        for job, sample in self._newest.items():
+            if sample.lag_s is not None:
+                lag.add_metric([job], sample.lag_s)
+            if sample.busy is not None:
+                busy.add_metric([job], sample.busy)
+            for phase in PHASES:
+                phases.add_metric([job, phase], getattr(sample, f"{phase}_s"))
+        yield from (lag, busy, phases)
+
+    def _step_family(self, family: Any, column: str) -> Metric:
+        for job, sample in self._newest.items():
+            for step, values in sample.steps.items():
+                if (value := getattr(values, column)) is not None:
+                    family.add_metric([job, step], float(value))
+        found: Metric = family
+        return found
+
 
 def exposed(status: Status) -> bytes:
     """The metrics in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(status.listed()))
+    registry.register(_Collector(status.listed(), status.running_metrics()))
     return bytes(generate_latest(registry))
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from millstream.alerts.rules import Rule
 from millstream.errors import InvalidInput, NotFound
 from millstream.secrets import is_likely_secret
 from millstream.supervision.schedules import Schedule
@@ -43,6 +44,8 @@ class JobSpecification:
     """How many failures in a row are followed by another start."""
     folder: str = "."
     """The working folder of the job's process."""
+    alerts: tuple[str, ...] = ()
+    """Rules such as "lag_seconds > 60 for 5 minutes"."""
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> JobSpecification:
@@ -63,6 +66,7 @@ class JobSpecification:
             restart=_restart(given.get("restart", Restart.ON_FAILURE.value)),
             restarts_max=_count(given.get("restarts_max", 5)),
             folder=_text(given, "folder") if "folder" in given else str(Path(_text(given, "file")).parent),
+            alerts=_alerts(given.get("alerts", [])),
         )
         check_name(made.name)
         if not Path(made.file).is_absolute() or not Path(made.folder).is_absolute():
@@ -74,7 +78,12 @@ class JobSpecification:
         return made
 
     def document(self) -> dict[str, Any]:
-        return {**asdict(self), "restart": self.restart.value, "options": list(self.options)}
+        return {
+            **asdict(self),
+            "restart": self.restart.value,
+            "options": list(self.options),
+            "alerts": list(self.alerts),
+        }
 
     def shown(self) -> dict[str, Any]:
         """The document for people and programs: values that look like secrets are hidden."""
@@ -86,7 +95,8 @@ class JobSpecification:
         """From the store: it was checked when it was submitted, and its file may be gone by now."""
         given = dict(document)
         restart = Restart(given.pop("restart"))
-        return cls(**{**given, "options": tuple(given["options"])}, restart=restart)
+        lists = {name: tuple(given.get(name, ())) for name in ("options", "alerts")}
+        return cls(**{**given, **lists}, restart=restart)
 
 
 def check_name(name: str) -> None:
@@ -122,6 +132,12 @@ def _options(given: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) and "\0" not in each for each in given):
         raise InvalidInput("options must be a list of texts", next_step="such as ['--master', 'local[2]']")
     return tuple(given)
+
+
+def _alerts(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple):
+        raise InvalidInput("alerts must be a list of rules", next_step="such as ['lag_seconds > 60 for 5 minutes']")
+    return tuple(Rule.parse(each).text for each in given)
 
 
 def _restart(given: Any) -> Restart:

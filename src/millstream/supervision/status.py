@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from millstream.jobs.job_progress import read_progress
+from millstream.metrics.history import read_metrics
+from millstream.metrics.samples import Metrics, as_document
+from millstream.metrics.silence import LOOK_BACK_S, why_silent
 from millstream.supervision.store import JobRecord, Observed
 from millstream.supervision.supervisor import Supervisor, described
 
@@ -33,15 +37,29 @@ class Status:
         }
 
     def folder_of(self, name: str) -> Path:
-        return self.folder(self._supervisor.store.job(name))
+        return self._supervisor.folder_of(self._supervisor.store.job(name))
 
     def _progress(self, job: JobRecord) -> dict[str, Any]:
-        live = read_progress(self.folder(job)) if job.observed is Observed.RUNNING else {}
+        live = read_progress(self._supervisor.folder_of(job)) if job.observed is Observed.RUNNING else {}
         return {name: live.get(name) for name in PROGRESS}
 
-    def folder(self, job: JobRecord) -> Path:
-        """The folder that a job keeps its state in."""
-        options = list(job.specification.options)
-        if "--folder" in options[:-1]:
-            return Path(job.specification.folder) / options[options.index("--folder") + 1]
-        return self._supervisor.jobs / (job.specification.flow or job.name)
+    def metrics(self, name: str, since: float | None = None, step: str | None = None) -> dict[str, Any]:
+        """The metrics of a job from an instant on, by default the newest; an empty list if it has none yet."""
+        job = self._supervisor.store.job(name)
+        found = read_metrics(self._supervisor.folder_of(job), since=since, step=step)
+        return as_document(found or Metrics(job.created), name, step)
+
+    def why_silent(self, name: str) -> dict[str, Any]:
+        """Why nothing comes out of a job."""
+        job, now = self._supervisor.store.job(name), time.time()
+        found = read_metrics(self._supervisor.folder_of(job), since=now - LOOK_BACK_S)
+        return why_silent(name, found, job.observed.value, now, job.reason).document(name)
+
+    def jobs(self) -> list[JobRecord]:
+        return self._supervisor.store.jobs()
+
+    def running_metrics(self) -> dict[str, Metrics]:
+        """The newest metrics of each running job."""
+        running = [job for job in self._supervisor.store.jobs() if job.observed is Observed.RUNNING]
+        found = {job.name: read_metrics(self._supervisor.folder_of(job)) for job in running}
+        return {name: metrics for name, metrics in found.items() if metrics is not None}

@@ -6,15 +6,19 @@ where it was: jobs that run are found by their locks, and those that ended meanw
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from millstream import terminal
-from millstream.errors import JobRunning, MillstreamError
+from millstream.errors import JobRunning, MillstreamError, NotFound
+from millstream.jobs.saved_jobs import SavedJobs
 from millstream.supervision.drivers import Drivers
 from millstream.supervision.schedules import Schedule
 from millstream.supervision.specification import JobSpecification, Restart, check_name
@@ -27,6 +31,7 @@ HEALTHY_S = 600.0
 """A run that lasted this long ends a row of failures."""
 BACK_OFF_S, BACK_OFF_S_MAX = 1.0, 60.0
 MISSED_MAX = 100
+STATE_S_MAX = 80.0
 RESTARTING = "restarting"
 logger = terminal.logger("millstream.supervisor")
 
@@ -48,6 +53,7 @@ class Supervisor:
         self.store = Store(folder / "supervisor.db")
         self.drivers = Drivers(folder / "jobs", log_address)
         self.limits = limits or Limits()
+        self.saved = SavedJobs(jobs, self._folder_if_known)
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._ends = False
@@ -135,6 +141,48 @@ class Supervisor:
             number = 0 if newest is None else newest.number
         text, after = self.drivers.read_log(name, number, offset, at_most)
         return text, after, number
+
+    # ------------------------------------------------------------ savepoints
+
+    def savepoint(self, name: str, user: str, savepoint: str | None = None, why: str = "requested") -> dict[str, Any]:
+        """Takes a savepoint of a job, with its code if this supervisor runs it."""
+        with self._lock:
+            code = None
+            with suppress(NotFound):  # a job of `millstream run`
+                code = self.drivers.code_of(name, self.store.job(name).runs)
+            taken = self.saved.savepoint(name, savepoint, why=why, code=code)
+            self.store.note(user, "savepoint", name, taken["name"])
+            return taken
+
+    def restore(self, savepoint: str, user: str, into: str | None = None) -> dict[str, Any]:
+        with self._lock:
+            done = self.saved.restore(savepoint, into)
+            self.store.note(user, "restore", done["job"], savepoint)
+            return done
+
+    def remove_savepoint(self, savepoint: str, user: str) -> dict[str, Any]:
+        with self._lock:
+            gone = self.saved.remove_savepoint(savepoint)
+            self.store.note(user, "remove savepoint", gone["job"], savepoint)
+            return gone
+
+    def state(self, name: str, step: str, key: Mapping[str, str]) -> dict[str, Any]:
+        """The rows of a step. Spark reads them, in a process of its own."""
+        folder = self.saved.existing(name).path
+        return self.drivers.ask("--state", {"file": folder, "flow": name}, step, json.dumps(key), timeout_s=STATE_S_MAX)
+
+    def folder_of(self, job: JobRecord) -> Path:
+        """The folder with the checkpoint of a job."""
+        options = list(job.specification.options)
+        if "--folder" in options[:-1]:
+            return Path(job.specification.folder) / options[options.index("--folder") + 1]
+        return self.jobs / (job.specification.flow or job.name)
+
+    def _folder_if_known(self, name: str) -> Path | None:
+        try:
+            return self.folder_of(self.store.job(name))
+        except NotFound:
+            return None
 
     # ------------------------------------------------------------ what is done for it
 

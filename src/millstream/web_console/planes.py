@@ -20,7 +20,6 @@ from millstream.errors import InvalidInput
 from millstream.plan.parameters import VARIABLE as PARAMETERS
 from millstream.supervision.http import MoreRoute, number_of
 from millstream.supervision.specification import JobSpecification
-from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 
 PROCESS = "millstream.cli.plane"
@@ -100,8 +99,8 @@ class Watch:
 
 
 class Planes:
-    def __init__(self, supervisor: Supervisor, status: Status, log_address: str) -> None:
-        self._supervisor, self._status, self._log_address = supervisor, status, log_address
+    def __init__(self, supervisor: Supervisor, log_address: str) -> None:
+        self._supervisor, self._log_address = supervisor, log_address
         self._lock = threading.Lock()
         self._watched: dict[tuple[str, str], Watch] = {}
 
@@ -133,7 +132,7 @@ class Planes:
                         f"{PLANES_MAX} time planes are open already", next_step="close one of them; it ends soon after"
                     )
                 specification = job.specification
-                arguments = [self._log_address, name, str(self._status.folder(job)), specification.file]
+                arguments = [self._log_address, name, str(self._supervisor.folder_of(job)), specification.file]
                 command = [sys.executable, "-m", PROCESS, *arguments, specification.flow or "", step]
                 found = self._watched[name, step] = Watch(command, specification)
             return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from millstream.serving.access import Access
+from millstream.supervision.alerting import Alerting
 from millstream.supervision.http import app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
@@ -18,13 +19,19 @@ from millstream.web_console.topics import Topics
 
 @contextmanager
 def with_console(
-    supervisor: Supervisor, log_address: str, access: Access, token: str, url: str, user: str
+    supervisor: Supervisor,
+    status: Status,
+    log_address: str,
+    access: Access,
+    token: str,
+    url: str,
+    user: str,
+    alerting: Alerting | None = None,
 ) -> Iterator[FrontDoor]:
     """The application that `millstream up` serves. `user` is the owner of the token."""
-    status = Status(supervisor)
-    planes = Planes(supervisor, status, log_address)
+    planes = Planes(supervisor, log_address)
     topics = Topics(log_address, supervisor.store, user)
     with closing(planes), closing(topics):
-        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor, status)]
-        interface = app(supervisor, status, access, user, more)
+        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor)]
+        interface = app(supervisor, status, access, user, alerting=alerting, more=more)
         yield FrontDoor(interface, access, token, url, user)

@@ -9,7 +9,8 @@ import pytest
 import millstream as ms
 from millstream.errors import InvalidPlan
 from millstream.plan.bundles import BEGINNING
-from millstream.plan.patterns.rule_versions import Change, Version, next_change, revised
+from millstream.plan.patterns.rule_versions import revised
+from millstream.plan.versions import Change, Version, next_change
 
 EVENTS = "key string, n int, at timestamp"
 RULES = "id string, version int, filter string, pattern string, since timestamp"

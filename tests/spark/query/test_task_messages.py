@@ -11,6 +11,7 @@ from millstream.spark.query.task_messages import (
     DiscardReport,
     PreparedReport,
     Report,
+    RowsReport,
     SourceControl,
     SourceReport,
     StepControl,
@@ -30,6 +31,8 @@ REPORTS: list[Report] = [
     SourceReport("read", 10),
     SourceReport("read", 10, 1, 7, {"0": 10}, {"0": 5, "1": None}, ("the clock is behind",)),
     StepReport("agg", 5, 100, 2, 7),
+    StepReport("agg", 5, 100, 2, 7, ("note",), 4, 1000),
+    RowsReport({"agg": 3, "where": 100}),
     DiscardReport({"out": 3}),
     PreparedReport("out", 3, [["a", 1]]),
 ]

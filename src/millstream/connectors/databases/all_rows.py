@@ -50,7 +50,7 @@ def sqlite_rows(endpoint: Sqlite, schema: Schema) -> pa.Table:
             where=str(path),
             next_step="check that it is a database and is not locked",
         ) from error
-    return _converted(found, schema, _from_sqlite, f"table '{endpoint.table}'", str(path))
+    return _converted(found, schema, from_sqlite, f"table '{endpoint.table}'", str(path))
 
 
 def postgres_rows(endpoint: Postgres, schema: Schema) -> pa.Table:
@@ -142,7 +142,7 @@ def _converted(
     return fitted(made, schema, what, where)
 
 
-def _from_sqlite(value: Any, kind: pa.DataType) -> Any:
+def from_sqlite(value: Any, kind: pa.DataType) -> Any:
     """SQLite has integers, floats, texts and bytes: times are texts, in UTC unless they have an offset."""
     types = pa.types
     if types.is_boolean(kind):

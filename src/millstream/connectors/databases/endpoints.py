@@ -164,8 +164,18 @@ def postgres(
     """A table ("table" or "schema.table") in Postgres: every row, or with `key` the newest row of each key."""
     made, columns = mode_of(mode, key)
     example = "postgres('postgresql://user@host/database', 'totals')"
-    address = arguments.text(dsn, "a database address must be a string", example)
+    address = checked_address(dsn, example)
     name = arguments.text(table, "a table name must be a string", example)
+    if name.count(".") > 1 or not all(name.split(".")):
+        raise arguments.refused(f"{name!r} is not a table name", "write 'table' or 'schema.table'")
+    if name.rpartition(".")[2].startswith("_millstream"):
+        raise arguments.refused(f"the table name '{name}' is reserved", "choose another name")
+    return Postgres(name, made, columns, Secret(address))
+
+
+def checked_address(dsn: str, example: str) -> str:
+    """The address of a Postgres database, as the user gave it."""
+    address = arguments.text(dsn, "a database address must be a string", example)
     scheme = scheme_of(address)
     if scheme not in (None, "postgresql", "postgres"):
         raise arguments.refused(f"'{scheme}://' is not a Postgres address", f"for example {example}")
@@ -176,11 +186,7 @@ def postgres(
             "the address of the database has an extra '@', '/' or '?'",
             "in a password write %40 for '@', %2F for '/' and %3F for '?'",
         )
-    if name.count(".") > 1 or not all(name.split(".")):
-        raise arguments.refused(f"{name!r} is not a table name", "write 'table' or 'schema.table'")
-    if name.rpartition(".")[2].startswith("_millstream"):
-        raise arguments.refused(f"the table name '{name}' is reserved", "choose another name")
-    return Postgres(name, made, columns, Secret(address))
+    return address
 
 
 def mode_of(mode: object, key: str | Sequence[str] | None) -> tuple[TableMode, tuple[str, ...]]:

@@ -119,7 +119,7 @@ class SqliteSink(Sink):
         try:
             self._apply(db, self._layout.changes(units))
         except sqlite3.Error as error:
-            if not _name(error).startswith(OF_A_ROW) or not db.in_transaction:
+            if not error_name(error).startswith(OF_A_ROW) or not db.in_transaction:
                 raise
             db.execute(f"ROLLBACK TO {ATTEMPT}")
             db.execute(f"RELEASE {ATTEMPT}")
@@ -143,7 +143,7 @@ class SqliteSink(Sink):
         db.executemany(f"INSERT INTO {table} ({listed(names)}) VALUES ({marks})", changes.put.rows())
 
     def _error(self, error: sqlite3.Error, batch: int | None) -> MillstreamError:
-        name = _name(error)
+        name = error_name(error)
         where = f"step '{self._step}', table '{self._table}' of {self._path}"
         if name.startswith(PASSING):
             return SinkUnavailable(
@@ -159,7 +159,8 @@ class SqliteSink(Sink):
         return SinkFailed(f"{what}: {error}", where=where, next_step=next_step)
 
 
-def _name(error: sqlite3.Error) -> str:
+def error_name(error: sqlite3.Error) -> str:
+    """SQLite's own name of an error, such as BUSY."""
     return (getattr(error, "sqlite_errorname", "") or "").removeprefix("SQLITE_")
 
 

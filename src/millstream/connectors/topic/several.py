@@ -84,6 +84,10 @@ class SeveralTopics(Source):
     def at(self, moment: datetime) -> Offsets:
         return _joined((topic, self._source(topic).at(moment)) for topic in self._topics())
 
+    def written_at(self, partition: str, offset: int) -> float | None:
+        topic, _, number = partition.rpartition("/")
+        return self._source(topic).written_at(number, offset)
+
     # ------------------------------------------------------------ planning a batch
 
     def row_bytes(self) -> float:

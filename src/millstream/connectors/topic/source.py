@@ -97,6 +97,13 @@ class TopicSource(Source):
     def at(self, moment: datetime) -> Offsets:
         return {name: self._log.offset_at_time(self.topic, int(name), moment) for name in self.partitions}
 
+    def written_at(self, partition: str, offset: int) -> float | None:
+        found = self._partition(partition)
+        reader = PartitionReader(found, max(offset, found.start_offset()), committed=True)
+        fetch = next(reader.stream(), None)
+        moment = None if fetch is None else fetch.stored.column("timestamp")[0].as_py()
+        return None if moment is None else float(moment.timestamp())
+
     def _end_abandoned(self, partitions: list[Partition]) -> None:
         """Transactions of dead producers would block readers forever."""
         if time.monotonic() - self._freed_at < LOOK_SECONDS:

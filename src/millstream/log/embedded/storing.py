@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.errors import MillstreamError
 from millstream.log.buffer import Chunk, PartitionWork
 from millstream.log.channel import Placed
 from millstream.log.disk import SharedLock
 from millstream.log.embedded.topic import Topic
-from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft, parts
+from millstream.log.frame import TRANSACTIONAL, Draft, parts, timed_draft
 from millstream.log.groups import TopicPartition
 from millstream.log.partition import RETRIES_LOCK, Partition
 from millstream.log.ports import Acks, Sender
@@ -89,11 +88,9 @@ class EmbeddedStorage:
         for piece in parts(records):
             sequence = self._sequences.get(place, 0)
             self._sequences[place] = (sequence + 1) & 0x7FFFFFFF
-            newest = pc.max(piece.column("timestamp").cast(pa.int64())).as_py()
             drafts.append(
-                draft(
+                timed_draft(
                     piece,
-                    NO_TIMESTAMP if newest is None else newest,
                     producer_id=self._id,
                     epoch=self.named.epoch if self.named else 0,
                     sequence=sequence,

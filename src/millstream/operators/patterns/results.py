@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,12 @@ from millstream.plan.patterns.node import (
     VARIABLE,
     Match,
     Rows,
-    last_variable,
 )
 from millstream.plan.patterns.node import ROW as WHOLE_ROW
 from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
 
+Bounds = np.ndarray[tuple[int], np.dtype[np.int64]]
 INSTANT = pl.Datetime("us", "UTC")
 
 
@@ -41,6 +41,36 @@ class Numbered:
 
     match: Complete
     number: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The rows of all matches, one match after the other: their places, and the variables that they play."""
+
+    places: list[int]
+    variables: list[str | None]
+    starts: Bounds
+    ends: Bounds
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[tuple[int, str | None, bool]]]) -> _Steps:
+        places = [place for path in paths for place, *_ in path]
+        variables = [variable for path in paths for _, variable, _ in path]
+        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
+        return cls(places, variables, np.concatenate([[0], ends[:-1]]).astype(np.int64), ends)
+
+    def chosen(
+        self, counts: Callable[[str | None], bool], *, is_first: bool, offset: int = 0, shift: int = 0
+    ) -> list[int]:
+        """By match, the position of its first or last row that counts, or one so many further; -1 if there is none."""
+        does = {variable: counts(variable) for variable in set(self.variables)}
+        before = np.cumsum([0, *(does[variable] for variable in self.variables)])
+        low, high = before[self.starts], before[self.ends]
+        wanted = low + 1 + offset if is_first else high - offset
+        at = np.searchsorted(before, wanted) - 1 + shift
+        exists = (wanted > low) & (wanted <= high) & (at >= self.starts) & (at < self.ends)
+        found: list[int] = np.where(exists, at, -1).tolist()
+        return found
 
 
 class Results:
@@ -93,19 +123,22 @@ class Results:
     def _measured(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.DataFrame:
         """One row per match with its measures. Values of single rows are taken from their columns, all at once."""
         paths = [self._with_neighbours(each, rows) for each in found]
-        variables = [[variable for _, variable, _ in path] for path in paths]
+        steps = _Steps.of(paths)
         whole = rows[ROW].struct
         firsts = [each.match.first for each in found]
         columns = [_gathered(whole.field(name), firsts).alias(name) for name in self.node.keys]
         columns += self._times(found, rows)
-        columns.append(pl.Series(CLASSIFIER, [last_variable(names) for names in variables], pl.String))
+        last = steps.chosen(lambda variable: variable is not None, is_first=False)
+        columns.append(pl.Series(CLASSIFIER, [None if at < 0 else steps.variables[at] for at in last], pl.String))
         for each in self.node.measures:
             name = each.reference.column
             if each.is_of_one_row:
                 assert each.field is not None
-                chosen = [each.place(names, len(names)) for names in variables]
-                places = [None if at is None else path[at][0] for path, at in zip(paths, chosen, strict=True)]
-                columns.append(_gathered(whole.field(each.field), places).alias(name))
+                chosen = steps.chosen(
+                    each.counts, is_first=each.reference.kind == "first", offset=each.reference.offset, shift=each.shift
+                )
+                places = pl.Series([None if at < 0 else steps.places[at] for at in chosen], dtype=pl.UInt32)
+                columns.append(whole.field(each.field).gather(places).alias(name))
             else:
                 columns.append(self._aggregated(each, paths, rows).alias(name))
         return pl.DataFrame(columns)

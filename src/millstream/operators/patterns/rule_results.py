@@ -22,7 +22,7 @@ from millstream.plan.patterns.node import (
     VARIABLE,
     MatchRules,
 )
-from millstream.plan.patterns.rule_versions import Version
+from millstream.plan.versions import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.found import Complete, first_after
 from millstream.plan.patterns.rule_text import Rule
-from millstream.plan.patterns.rule_versions import Version
+from millstream.plan.versions import Version
 from millstream.records import Schema
 
 Ruled = tuple[Version, Rule]

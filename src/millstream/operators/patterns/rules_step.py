@@ -28,7 +28,8 @@ from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT, PlainSte
 from millstream.plan.bundles import END
 from millstream.plan.patterns.node import MatchRules
 from millstream.plan.patterns.rule_text import FILTER, ID, TEXT, VERSION, WEIGHT, rule_input, rule_of
-from millstream.plan.patterns.rule_versions import Change, Version, next_change, revised
+from millstream.plan.patterns.rule_versions import revised
+from millstream.plan.versions import Change, Version, next_change
 from millstream.plan.windows import microseconds
 from millstream.state.tables import EVERY_KEY, Marks
 

@@ -24,7 +24,8 @@ from millstream.plan.patterns.node import (
     MatchRules,
 )
 from millstream.plan.patterns.rule_text import FILTER, ID, TEXT, VERSION, WEIGHT, Rule, rule_input, rule_of
-from millstream.plan.patterns.rule_versions import Change, Version, revised
+from millstream.plan.patterns.rule_versions import revised
+from millstream.plan.versions import Change, Version
 from millstream.plan.windows import microseconds
 from millstream.reference.event_order import EventOrder, time_of
 from millstream.reference.operator import StatefulOperator

@@ -68,6 +68,9 @@ class Task:
     now: int
     ended: bool
     watermark_max: int
+    waited_s: float
+    """How long the planner waited for rows; one task reports it."""
+    planned_s: float
 
 
 @dataclass
@@ -89,6 +92,9 @@ class JobFeed:
     _planned_at: float = field(default=-math.inf, repr=False)
     _notes: list[str] = field(default_factory=list, repr=False)
     """Losses that sources reported while a batch was planned."""
+    _waited_s: float = field(default=0.0, repr=False)
+    _planned_s: float = field(default=0.0, repr=False)
+    """Since the last batch."""
     _kafka: KafkaAddress | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,13 +110,21 @@ class JobFeed:
         self._until = {node.name: self.source(node).latest() for node in self._nodes()}
 
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
+        began, waited_s = time.monotonic(), self._waited_s
+        end = self._latest(start)
+        self._planned_s += time.monotonic() - began - (self._waited_s - waited_s)
+        return end
+
+    def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
         if start["ended"] or (Path(self.folder) / STOP).exists():
             return start
         if start["clock"] in self._repeated_ends:
             return self._repeated_ends[start["clock"]]
         sources = self._retrying(lambda: self._reachable(start["sources"]))
         if sources == start["sources"] and self._until is None:
+            began = time.monotonic()
             self._retrying(lambda: self._wait(start["sources"]))
+            self._waited_s += time.monotonic() - began
             sources = self._retrying(lambda: self._reachable(start["sources"]))
         ended = self.ends and self._is_all(sources)
         moves = sources != start["sources"] or ended != start["ended"]
@@ -201,6 +215,7 @@ class JobFeed:
                 return
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
+        began = time.monotonic()
         slices: dict[int, dict[int, list[Slice]]] = {0: {}}
         silent: dict[int, list[str]] = {}
         for number, node in enumerate(self._nodes()):
@@ -217,6 +232,8 @@ class JobFeed:
         watermark_max = self._watermark_max(start["clock"])
         notes = [*([self._clock.report] if self._clock.report else []), *self._notes]
         self._notes.clear()
+        waited_s, planned_s = self._waited_s, self._planned_s + time.monotonic() - began
+        self._waited_s = self._planned_s = 0.0
         return [
             Task(
                 task,
@@ -228,6 +245,8 @@ class JobFeed:
                 end["clock"],
                 end["ended"],
                 watermark_max,
+                waited_s if task == 0 else 0.0,
+                planned_s if task == 0 else 0.0,
             )
             for task, parts in slices.items()
         ]
@@ -292,6 +311,8 @@ class JobFeed:
             task.ends.get(node.name, {}),
             {name: watermark for name, (watermark, _) in partitions.items()},
             (*task.notes, *self.source(node).take_losses()),
+            task.waited_s if number == 0 else 0.0,
+            task.planned_s if number == 0 else 0.0,
         )
         yield plan.labels[0], DRIVER, REPORT, task.number, task_messages.to_bytes(report)
 

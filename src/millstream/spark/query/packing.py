@@ -24,10 +24,10 @@ from millstream.operators.lateness import without_ahead
 from millstream.operators.stateful import Stateful
 from millstream.plan.bundles import END
 from millstream.plan.late import late_columns
-from millstream.plan.nodes import Node, Write
+from millstream.plan.nodes import Node, Read, Write
 from millstream.spark.query import task_messages
 from millstream.spark.query.physical_plan import Frames, PhysicalPlan, SourcePartition, evaluated
-from millstream.spark.query.task_messages import Control, DiscardReport, PreparedReport, RowsOrigin
+from millstream.spark.query.task_messages import Control, DiscardReport, PreparedReport, RowsOrigin, RowsReport
 from millstream.state.arrow_bytes import from_stream, to_stream
 from millstream.state.hashing import key_groups
 
@@ -102,12 +102,15 @@ class Packer:
     """The steps of the same stage, which run here for the same key group."""
     preparers: Mapping[str, Preparer] = field(default_factory=dict)
     """By output, what prepares its rows here if there are many."""
+    counts_rows: bool = True
+    """Whether to report the number of rows of each step."""
     _fed: dict[tuple[int, int], list[pl.DataFrame]] = field(default_factory=dict)
     _partials: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _outputs: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     _discarded: dict[str, int] = field(default_factory=dict)
     _for_spark: dict[tuple[int, bytes], list[pl.DataFrame]] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
+    _rows_of: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._region = self.physical_plan.region(self.origin)
@@ -119,6 +122,10 @@ class Packer:
     ) -> Mapping[Node, pl.DataFrame]:
         """Runs the steps of the region on rows of the origin, or of `entry`, and returns the rows of each."""
         made = self._region.run(sent, now, entry or self.entry, partition)
+        if self.counts_rows:
+            for node, frame in made.items():
+                if len(frame) and not isinstance(node, Read):  # a source reports its rows itself
+                    self._rows_of[node.name] = self._rows_of.get(node.name, 0) + len(frame)
         for part in self._parts:
             if part.given in made and len(made[part.given]):
                 came = RowsOrigin(self.origin.name, self.task, self.own_label, now, self.watermark_max)
@@ -168,6 +175,8 @@ class Packer:
                 yield self.own_label, number, ROWS, self.task, to_bytes(part)
         if self._discarded:
             yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(DiscardReport(self._discarded))
+        if self._rows_of:
+            yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(RowsReport(self._rows_of))
 
     def _controls(self, control: bytes) -> Iterable[Packed]:
         for number in self.physical_plan.steps_after(self.origin):

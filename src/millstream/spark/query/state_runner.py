@@ -8,6 +8,7 @@ together, so a repeated batch finds exactly its own version.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from millstream.connectors.sink import Preparer
 from millstream.errors import DamagedState
 from millstream.operators.accumulators import ORDER
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, Stateful, stateful
+from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, Stateful, held_for, stateful
 from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.endpoints import Endpoint
@@ -81,6 +82,7 @@ class Head:
     deltas: int = 0
     first_delta: int = 0
     inputs: tuple[Any, ...] | None = None
+    size_bytes: int = 0
 
     def to_bytes(self) -> bytes:
         return msgspec.msgpack.encode([getattr(self, name) for name in self.__slots__])
@@ -93,9 +95,12 @@ class Head:
 class WorkerPlan:
     """A physical plan prepared for a worker: built once per process, since it is expensive."""
 
-    def __init__(self, physical_plan: PhysicalPlan, partitions: int, preparers: Mapping[str, Preparer]) -> None:
+    def __init__(
+        self, physical_plan: PhysicalPlan, partitions: int, preparers: Mapping[str, Preparer], counts_rows: bool
+    ) -> None:
         self.physical_plan = physical_plan
         self._preparers = preparers
+        self._counts_rows = counts_rows
         self.labels = labels(physical_plan.groups, partitions)
         self.steps: list[Stateful] = []
         for node in physical_plan.chain:
@@ -134,6 +139,7 @@ class WorkerPlan:
             entry,
             local_steps,
             self._preparers,
+            self._counts_rows,
         )
 
 
@@ -150,6 +156,8 @@ class Shipment:
     """By output, how its rows become files."""
     mark: str = field(default_factory=new_mark)
     """Marks the failures of this run in Spark's errors."""
+    counts_rows: bool = True
+    """Whether tasks report the rows of each step."""
 
     @property
     def folder(self) -> Path:
@@ -157,7 +165,7 @@ class Shipment:
 
     @cached_property
     def worker_plan(self) -> WorkerPlan:
-        return WorkerPlan(self.physical_plan, self.partitions, self.preparers)
+        return WorkerPlan(self.physical_plan, self.partitions, self.preparers, self.counts_rows)
 
     @cached_property
     def _packed_plan(self) -> bytes:
@@ -178,6 +186,7 @@ class Shipment:
             self.runs_folder,
             dict(self.preparers),
             self.mark,
+            self.counts_rows,
         )
 
 
@@ -189,13 +198,22 @@ def scratch_folder() -> Path:
 
 
 def _unpacked_shipment(
-    name: str, packed_plan: bytes, partitions: int, runs_folder: str, preparers: dict[str, Preparer], mark: str
+    name: str,
+    packed_plan: bytes,
+    partitions: int,
+    runs_folder: str,
+    preparers: dict[str, Preparer],
+    mark: str,
+    counts_rows: bool,
 ) -> Shipment:
     """A worker unpickles a plan once, though it comes with every task."""
+    if not _SHIPMENTS:
+        gc.freeze()  # modules are never garbage: a full collection that scans them takes longer than most steps
     if name not in _SHIPMENTS:
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
-        shipment = Shipment(name, cloudpickle.loads(packed_plan), partitions, runs_folder, preparers, mark)
+        plan = cloudpickle.loads(packed_plan)
+        shipment = Shipment(name, plan, partitions, runs_folder, preparers, mark, counts_rows)
         shipment.__dict__["_packed_plan"] = packed_plan
         _SHIPMENTS[name] = shipment
     return _SHIPMENTS[name]
@@ -258,7 +276,9 @@ class StepRunner:
         self._head.update((head.to_bytes(),))
         idle = inputs.is_idle() and clock.watermark == watermark  # a step in processing time never is
         yield from packer.pack(StepControl(self._node.name, group, head.passed_on, idle, clock.now))
-        report = StepReport(self._node.name, watermark, head.rows, late, inputs.now, notes)
+        report = StepReport(
+            self._node.name, watermark, head.rows, late, inputs.now, notes, head.passed_on, head.size_bytes
+        )
         yield label, DRIVER, REPORT, group, task_messages.to_bytes(report)
 
     def _read_head(self, blob: bytes) -> Head:
@@ -294,12 +314,9 @@ class StepRunner:
         runs = Runs(folder, step.keys, step.tables(), step.own_keys)
         runs.open(head.version, self._stored_deltas)
         inputs = {**step.nothing, **inputs}
-        asked = step.asked(inputs)
-        before, now = (clock.watermark_before, clock.now_before), (clock.watermark, clock.now)
-        held = runs.held(asked, before, now)
-        changes, sent = step.step(held, inputs, clock)
+        changes, sent = step.step(held_for(step, runs, inputs, clock), inputs, clock)
         applied = runs.apply(changes, step.marks(clock))
-        head.version, head.rows = applied.version, applied.rows
+        head.version, head.rows, head.size_bytes = applied.version, applied.rows, applied.size_bytes
         head.next_event, head.next_clock, head.hold = applied.next_event, applied.next_clock, applied.hold
         head.delta_rows += applied.delta_rows
         many = head.deltas - head.first_delta > DELTAS_MAX

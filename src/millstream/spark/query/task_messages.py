@@ -76,6 +76,10 @@ class SourceReport(Message, frozen=True):
     """By partition, the watermark of its rows."""
     notes: tuple[str, ...] = ()
     """Notices for the user."""
+    waited_s: float = 0.0
+    """How long the planner waited for rows before this batch, if this task reports it."""
+    planned_s: float = 0.0
+    """How long it took to plan, without waiting."""
 
 
 class StepReport(Message, frozen=True):
@@ -88,6 +92,16 @@ class StepReport(Message, frozen=True):
     now: int
     notes: tuple[str, ...] = ()
     """Notices for the user."""
+    passed_on: int | None = None
+    """The watermark that it passes on."""
+    size_bytes: int = 0
+    """The size of the rows it holds."""
+
+
+class RowsReport(Message, frozen=True):
+    """By step, the number of rows that came out of it in a task."""
+
+    rows: dict[str, int]
 
 
 class DiscardReport(Message, frozen=True):
@@ -104,7 +118,7 @@ class PreparedReport(Message, frozen=True):
     receipt: Any
 
 
-Report = SourceReport | StepReport | DiscardReport | PreparedReport
+Report = SourceReport | StepReport | RowsReport | DiscardReport | PreparedReport
 
 _controls: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

@@ -17,6 +17,7 @@ import pytest
 import chromium
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
+from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.front_door import FrontDoor
 from millstream.web_console.routes import with_console
@@ -66,8 +67,8 @@ def console(tmp_path: Path) -> Iterator[Console]:
         at = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = at.getsockname()[1]
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
-        url = f"http://127.0.0.1:{port}"
-        door = opened.enter_context(with_console(supervisor, str(tmp_path / "log"), access, TOKEN, url, "ann"))
+        url, address = f"http://127.0.0.1:{port}", str(tmp_path / "log")
+        door = opened.enter_context(with_console(supervisor, Status(supervisor), address, access, TOKEN, url, "ann"))
         running = server(door)
         door.ends = lambda: running.should_exit
         thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)

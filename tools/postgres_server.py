@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -22,7 +23,7 @@ START_SECONDS = 60
 UNPRIVILEGED = "nobody"  # Postgres refuses to run as root
 
 
-def _as_whom() -> dict[str, str | int | list[str]]:
+def _as_whom() -> dict[str, Any]:
     """The user that runs the server, as arguments of subprocess."""
     if os.geteuid():
         return {}
@@ -98,15 +99,16 @@ class Server:
     def start(self) -> None:
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._scratch / "log").open("ab") as log:
-            command = [self._bin / "postgres", "-D", self._data, *options]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **_as_whom())
+            command = [str(self._bin / "postgres"), "-D", str(self._data), *options]
+            process: subprocess.Popen[bytes] = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **_as_whom())
+            self._process = process
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
                 psycopg.connect(self.dsn(), connect_timeout=2).close()
                 return
             except psycopg.OperationalError as error:
-                if time.monotonic() > deadline or self._process.poll() is not None:
+                if time.monotonic() > deadline or process.poll() is not None:
                     raise RuntimeError(f"Postgres did not start: {(self._scratch / 'log').read_text()}") from error
                 time.sleep(0.02)
 

@@ -1,0 +1,45 @@
+"""What a bridge receives, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+ARRIVAL_BYTES = 200  # memory overhead of a small one
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One message from outside, on its way into a topic."""
+
+    topic: str
+    value: bytes
+    key: bytes | None = None
+    id: str | None = None
+    """Stable: a message that is delivered again has the same. None: it is stored as often as it is delivered."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    origin: str = ""
+    """Where it came from, for a dead letter."""
+    fault: str | None = None
+    """Why it cannot be used: it becomes a dead letter."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.value) + ARRIVAL_BYTES
+
+
+class Outcome(Enum):
+    """What became of a message that was acknowledged."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    DEAD = "dead"
+
+
+class Landed(NamedTuple):
+    """What became of several messages."""
+
+    stored: int
+    duplicates: int
+    dead: int

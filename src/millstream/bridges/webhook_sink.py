@@ -1,0 +1,109 @@
+"""A sink that sends every row as a webhook: at least once, with an id that is the same when a batch is repeated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from millstream.alerts.targets import WebhookTarget
+from millstream.connectors import arguments
+from millstream.connectors.connector import Connector, Writing
+from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
+from millstream.connectors.sink import Sink
+from millstream.connectors.weights import one_batch, with_weights
+from millstream.records import Schema, codec
+from millstream.secrets import Secret, shown_address
+from millstream.webhooks.sender import TRIES, WebhookRefused, host_of
+
+ID_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Webhook(WebhookTarget, Connector):
+    """A sink, and a target of alerts."""
+
+    can_write: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"webhook {host_of(self.url)}"
+
+    def open_sink(self, writing: Writing) -> Sink:
+        return WebhookSink(self, writing)
+
+    def __str__(self) -> str:
+        return f"webhook({shown_address(self.url)})"
+
+
+def webhook(
+    url: str,
+    *,
+    secret: str | Secret | None = None,
+    headers: Mapping[str, str] | None = None,
+    tries: int = TRIES,
+    ca_file: str | None = None,
+) -> Webhook:
+    """A sink that posts every row as JSON to a URL, in order, signed with a secret.
+
+    A request that fails is tried `tries` times, with pauses that grow, and then with the whole batch again, until the
+    receiver accepts it. A row that the receiver rejects becomes a dead letter. Headers, such as `Authorization`, are
+    never shown. `ca_file` has the certificates to trust, if not those of the system.
+    """
+    text = arguments.text(url, "a webhook needs a URL", "webhook('https://example.org/hook')")
+    count = arguments.whole_number(tries, "tries", "for example webhook(…, tries=5)")
+    return Webhook.of(text, secret=secret, headers=headers, tries=max(count, 1), ca_file=ca_file)
+
+
+class WebhookSink(Sink):
+    def __init__(self, endpoint: Webhook, writing: Writing) -> None:
+        self._sender = endpoint.sender()
+        self._tries = endpoint.tries
+        self._ledger = writing.ledger
+        self._run = f"{writing.job}/{writing.step}/{writing.run}"
+        self._done: tuple[int, dict[str, str | None]] = (-1, {})
+        """The ids of the last batch that were answered, with the reason if they were rejected."""
+
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        if self._ledger.has(batch):
+            return
+        refused = unfit(rows, AS_TEXT)
+        if self._done[0] != batch:
+            self._done = (batch, {})
+        answered = self._done[1]
+        for row, (id, body) in enumerate(self._messages(batch, with_weights(rows, weights), set(refused))):
+            if id is None:
+                continue
+            if id not in answered:
+                try:
+                    self._sender.deliver(id, body, tries=self._tries)
+                    answered[id] = None
+                except WebhookRefused as error:
+                    answered[id] = error.what
+            if (reason := answered[id]) is not None:
+                refused[row] = reason
+        refuse(refusals_of(refused))
+        self._ledger.record(batch)
+        self._done = (batch, {})
+
+    def _messages(self, batch: int, rows: pa.Table, unfit_rows: set[int]) -> list[tuple[str | None, bytes]]:
+        """Id and body of each row. The id is of its contents: it does not depend on the order of a batch's rows."""
+        if not rows.num_rows:
+            return []
+        usable = [row for row in range(rows.num_rows) if row not in unfit_rows]
+        found = rows.take(pa.array(usable, pa.int64()))
+        bodies = codec("json", Schema.of(found.schema)).encode(one_batch(found)).to_pylist() if usable else []
+        seen: Counter[bytes] = Counter()
+        made: list[tuple[str | None, bytes]] = [(None, b"")] * rows.num_rows
+        for row, body in zip(usable, bodies, strict=True):
+            text = f"{self._run}/{batch}/{seen[body]}/".encode()
+            seen[body] += 1
+            made[row] = (hashlib.blake2b(text + body, digest_size=ID_BYTES).hexdigest(), body)
+        return made
+
+    def close(self) -> None:
+        self._sender.close()

@@ -1,0 +1,165 @@
+"""`ms.sqlite_changes(…)` and `ms.postgres_changes(…)`: the changes of a database table as a source of a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+
+from millstream.capture.changes import DELETE, TIME, TableShape
+from millstream.capture.ports import Opener
+from millstream.capture.source import AT, OP, CaptureSource, envelopes, rows_of_table
+from millstream.connectors import arguments
+from millstream.connectors.connector import Connector, Reading
+from millstream.connectors.databases.endpoints import checked_address
+from millstream.connectors.source import Source
+from millstream.errors import InvalidInput, MillstreamError
+from millstream.plan.endpoints import KeptTable, TableSource
+from millstream.postgres_address import without_password
+from millstream.records import Schema
+from millstream.secrets import Secret
+from millstream.user_lines import users_line
+
+TOPIC = "changes"
+Types = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class CapturedTable(Connector, TableSource):
+    """The changes of one table, or with `as_rows` its rows."""
+
+    table: str
+    types: Types
+    as_rows: bool
+    can_read: ClassVar[bool] = True
+    can_peek: ClassVar[bool] = False
+
+    def opener(self) -> Opener:
+        raise NotImplementedError
+
+    def shape(self) -> TableShape:
+        """Looked up in the database, while a flow is being built."""
+        try:
+            database = self.opener()("flow")
+            try:
+                return database.check(None)[0]
+            finally:
+                database.close()
+        except MillstreamError as error:
+            raise type(error)(error.what, where=f"{users_line()} ({error.where})", next_step=error.next_step) from error
+
+    def own_schema(self, broker: str | None) -> Schema:
+        return self.shape().envelope
+
+    def as_table(self, broker: str | None) -> KeptTable:
+        shape = self.shape()
+        if not shape.key:
+            raise InvalidInput(
+                f"the table '{shape.name}' has no key, so its rows cannot be kept up to date",
+                where=users_line(),
+                next_step="give it a primary key; or read its changes: flow.read(…)",
+            )
+        columns = Schema.of(pa.schema([*shape.columns.arrow, (OP, pa.string()), (AT, TIME)]))
+        return KeptTable(replace(self, as_rows=True), columns, shape.key, AT, f"{OP} = '{DELETE}'", (OP, AT))
+
+    def open_source(self, reading: Reading) -> Source:
+        made = rows_of_table(reading.schema, str(self)) if self.as_rows else envelopes(reading.schema)
+        return CaptureSource(self.opener(), TOPIC, reading.folder, made)
+
+
+@dataclass(frozen=True)
+class SqliteChanges(CapturedTable):
+    path: str
+
+    @property
+    def name(self) -> str:
+        return f"changes of {self.table}"
+
+    def opener(self) -> Opener:
+        from millstream.capture.sqlite.database import SqliteDatabase
+
+        return partial(SqliteDatabase, Path(self.path), {self.table: TOPIC}, types=column_types(dict(self.types)))
+
+    def __str__(self) -> str:
+        return f"sqlite_changes({self.path}, {self.table})"
+
+
+def sqlite_changes(
+    path: str | PathLike[str], tables: str | Sequence[str], *, types: Mapping[str, str] | None = None
+) -> SqliteChanges:
+    """The rows of a table in a SQLite file, and every change of them. Triggers in the file record the changes.
+
+    `flow.read` returns changes with their images before and after, `flow.table` the rows as a table that is kept up to
+    date. `types` has the types of columns whose values are not of the declared one: {"orders.at": "timestamp"}.
+    """
+    example = "sqlite_changes('app.db', tables=['orders'])"
+    table = one_table(tables, example)
+    chosen = checked_types(types)
+    return SqliteChanges(table, chosen, False, str(Path(arguments.path(path, example)).expanduser().absolute()))
+
+
+@dataclass(frozen=True)
+class PostgresChanges(CapturedTable):
+    dsn: Secret = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"changes of {self.table}"
+
+    def opener(self) -> Opener:
+        from millstream.capture.postgres.database import PostgresDatabase
+
+        types = column_types(dict(self.types))
+        return partial(PostgresDatabase, self.dsn.reveal(), {self.table: TOPIC}, types=types)
+
+    def __str__(self) -> str:
+        return f"postgres_changes({without_password(self.dsn.reveal())}, {self.table})"
+
+
+def postgres_changes(
+    dsn: str, tables: str | Sequence[str], *, types: Mapping[str, str] | None = None
+) -> PostgresChanges:
+    """The rows of a table in Postgres, and every change of them, by logical replication.
+
+    `flow.read` returns changes with their images before and after, `flow.table` the rows as a table that is kept up to
+    date. `types` has the types of columns that are not to be mapped as usual: {"orders.price": "string"}.
+    """
+    example = "postgres_changes('postgresql://user@host/database', tables=['orders'])"
+    table = one_table(tables, example)
+    return PostgresChanges(table, checked_types(types), False, Secret(checked_address(dsn, example)))
+
+
+def one_table(given: object, example: str) -> str:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise arguments.refused(f"tables must be names, not {given!r}", f"for example {example}")
+    if len(names) != 1:
+        raise arguments.refused(
+            f"a source has the changes of one table, not of {len(names)}",
+            "read each table by itself; or capture them into topics (millstream capture), and read those",
+        )
+    return str(names[0])
+
+
+def checked_types(types: Mapping[str, str] | None) -> Types:
+    try:
+        column_types(types or {})
+    except InvalidInput as error:
+        raise arguments.refused(error.what, error.next_step) from error
+    return tuple(sorted((types or {}).items()))
+
+
+def column_types(types: Mapping[str, str]) -> dict[tuple[str, str], pa.DataType]:
+    """By table and column, from 'table.column' and a type such as 'timestamp'."""
+    found = {}
+    for place, kind in types.items():
+        table, _, column = place.rpartition(".")
+        if not table or not column:
+            raise InvalidInput(f"{place!r} is not a column", next_step="write TABLE.COLUMN, for example orders.at")
+        found[table, column] = Schema.of(f"c {kind}").field("c").type
+    return found

@@ -1,0 +1,78 @@
+"""What a database must provide to be captured.
+
+A position is a small JSON document, and only its database knows what it means. It is stored with the changes before it
+in one transaction of the log: so a capture that starts at a stored position repeats nothing, and misses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from millstream.capture.changes import TableShape
+
+Position = dict[str, Any]
+
+
+class Piece(NamedTuple):
+    """Consecutive changes of one table."""
+
+    shape: TableShape
+    records: pa.RecordBatch
+
+
+class Step(Protocol):
+    """Changes that belong together: whole transactions of the database, or a part of a snapshot."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Called once; reads from the database while the pieces are being stored."""
+
+    @property
+    def position(self) -> Position:
+        """Where the next step starts; known after the last piece."""
+
+
+class Progress(NamedTuple):
+    """How much of the snapshot is done."""
+
+    table: str
+    rows: int
+    rows_total: int | None
+    """About how many rows the table has."""
+
+
+class Database(Protocol):
+    @property
+    def where(self) -> str:
+        """For messages; without a password."""
+
+    def check(self, position: Position | None) -> list[TableShape]:
+        """The captured tables. Raises if they cannot be captured from this position, and changes nothing."""
+
+    def begin(self, position: Position | None) -> Position:
+        """Prepares the database; without a position, to start with a snapshot. Returns where the first step starts."""
+
+    def next(self, position: Position, wait_s: float) -> Step | None:
+        """The next step, waiting for changes up to so long."""
+
+    def confirm(self, position: Position) -> None:
+        """Called when the log durably has everything before this position: the database may forget it."""
+
+    def end(self) -> int:
+        """A mark behind everything that was committed before."""
+
+    def has_reached(self, mark: int, position: Position) -> bool:
+        """Whether everything before a mark, and the whole snapshot, is before this position."""
+
+    def progress(self, position: Position) -> Progress | None:
+        """The table whose snapshot is being read; None after the snapshot."""
+
+    def close(self) -> None: ...
+
+
+class Opener(Protocol):
+    """Opens a database for a capture of this name; it must not change anything yet."""
+
+    def __call__(self, name: str) -> Database: ...

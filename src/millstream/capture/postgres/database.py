@@ -1,0 +1,338 @@
+"""A Postgres database: a snapshot at the position where its slot starts, then the slot's changes.
+
+The whole snapshot is one step. Later steps are whole transactions, in the order of their commits. The slot is moved
+only past changes that the log has stored durably; so after a crash the server sends the rest again, and what the log
+has already is skipped by its position.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.capture.changes import TableShape
+from millstream.capture.ports import Position, Progress
+from millstream.capture.postgres.connections import (
+    Replication,
+    connect,
+    driver,
+    explained,
+    number_of,
+    text_of,
+)
+from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
+from millstream.capture.postgres.steps import ChangesStep, Heartbeat, SnapshotStep
+from millstream.capture.postgres.tables import PostgresTable, Types, find_table
+from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
+from millstream.postgres_address import without_password
+from millstream.records import Schema
+
+VERSION_MIN = 140000
+FREE_SECONDS = 10.0
+LOOK_SECONDS = 5.0
+BEAT_SECONDS = 10.0
+_RIGHTS = (
+    "SELECT rolsuper OR rolreplication, has_database_privilege(current_database(), 'CREATE') "
+    "FROM pg_roles WHERE rolname = current_user"
+)
+_SLOT = (
+    "SELECT plugin, database = current_database(), active_pid, confirmed_flush_lsn, wal_status "
+    "FROM pg_replication_slots WHERE slot_name = %s"
+)
+_PUBLISHED = "SELECT prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s"
+
+
+class PostgresDatabase:
+    def __init__(
+        self,
+        dsn: str,
+        tables: Mapping[str, str],
+        name: str,
+        types: Mapping[tuple[str, str], pa.DataType] | None = None,
+    ) -> None:
+        """`tables` are the captured ones, each with its topic; `types`, by table and column, replace Postgres's."""
+        self._dsn = dsn
+        self._wanted = tables
+        self._name = name
+        self.where = without_password(dsn)
+        self.slot = "millstream_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
+        self._replication: Replication | None = None
+        self._pending: list[Message] = []
+        self._snapshot: SnapshotStep | None = None
+        self._started = False
+        self.seen = 0
+        """Up to where the change log was received."""
+        with explained(dsn):
+            self._db = connect(dsn)
+            self.types = Types(self._db, types or {})
+        self.tables: dict[str, PostgresTable] = {}
+        self.shapes: dict[int, TableShape] = {}
+        """By the oid of the table."""
+        self._looked_at = self._beat_at = 0.0
+
+    # ------------------------------------------------------------ start
+
+    def check(self, position: Position | None) -> list[TableShape]:
+        with explained(self._dsn):
+            self._check_server()
+            self._look(position)
+            self._check_slot(position)
+            if position is not None:
+                self._check_continues(position)
+        return list(self.shapes.values())
+
+    def begin(self, position: Position | None) -> Position:
+        with explained(self._dsn):
+            self._look(position)
+            self._publish()
+            if position is not None:
+                return {**position, "tables": self._columns()}
+            if self._db.execute(_SLOT, (self.slot,)).fetchone():  # of a capture that was killed before its snapshot
+                self._db.execute("SELECT pg_drop_replication_slot(%s)", (self.slot,))
+        self._replication = Replication(self._dsn)
+        system = self._replication.execute("IDENTIFY_SYSTEM")[0]
+        made = self._replication.execute(f"CREATE_REPLICATION_SLOT {self.slot} LOGICAL pgoutput EXPORT_SNAPSHOT")
+        return {
+            "system": system,
+            "lsn": number_of(made[1]),
+            "at_us": time.time_ns() // 1000,
+            "snapshot": made[2],
+            "tables": self._columns(),
+        }
+
+    def _columns(self) -> dict[str, str]:
+        return {shape.name: shape.stored.ddl for shape in self.shapes.values()}
+
+    def _look(self, position: Position | None) -> None:
+        """Reads the definitions of the tables."""
+        known = {} if position is None else position["tables"]
+        self.tables = {name: find_table(self._db, name, self.where) for name in self._wanted}
+        if known and (added := self.tables.keys() - known.keys()):
+            raise InvalidInput(
+                f"capture '{self._name}' has started without {', '.join(sorted(added))}",
+                where=self.where,
+                next_step="capture more tables under another name",
+            )
+        for name, table in self.tables.items():
+            shape = self.types.shape(table, self._wanted[name], table.columns)
+            self.shapes[table.oid] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
+
+    def _publish(self) -> None:
+        published = {oid for (oid,) in self._db.execute(_PUBLISHED, (self.slot,)).fetchall()}
+        if published == set(self.shapes):
+            return
+        listed = ", ".join(table.only for table in self.tables.values())
+        exists = self._db.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (self.slot,)).fetchone()
+        if exists:
+            self._db.execute(f"ALTER PUBLICATION {self.slot} SET TABLE {listed}")
+        else:
+            self._db.execute(
+                f"CREATE PUBLICATION {self.slot} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+            )
+
+    # ------------------------------------------------------------ what must be so
+
+    def _check_server(self) -> None:
+        if self._db.info.server_version < VERSION_MIN:
+            raise self._refused("Postgres is older than version 14", "upgrade the server")
+        if (level := self._setting("wal_level")) != "logical":
+            raise self._refused(
+                f"wal_level is '{level}', and changes can only be captured if it is 'logical'",
+                "ALTER SYSTEM SET wal_level = logical, then restart Postgres",
+            )
+        may_replicate, may_create = self._db.execute(_RIGHTS).fetchone()
+        user = self._db.info.user
+        if not may_replicate:
+            raise self._refused(f"the user '{user}' may not replicate", f'ALTER ROLE "{user}" REPLICATION')
+        if not may_create:
+            raise self._refused(
+                f"the user '{user}' may not create a publication", f'GRANT CREATE ON DATABASE … TO "{user}"'
+            )
+
+    def _check_slot(self, position: Position | None) -> None:
+        found = self._db.execute(_SLOT, (self.slot,)).fetchone()
+        deadline = time.monotonic() + FREE_SECONDS
+        while found and found[2] and time.monotonic() < deadline:  # of a capture that was just killed
+            time.sleep(0.1)
+            found = self._db.execute(_SLOT, (self.slot,)).fetchone()
+        if found and not found[1]:
+            raise self._refused(f"the slot '{self.slot}' belongs to another database", "use another name")
+        if found and found[2]:
+            raise SourceUnavailable(
+                f"the slot '{self.slot}' is in use by process {found[2]} of the server",
+                where=self.where,
+                next_step="stop the other capture of this name, or use another name",
+            )
+        if found is None and position is None:
+            used, most = self._db.execute(
+                "SELECT count(*), current_setting('max_replication_slots')::int FROM pg_replication_slots"
+            ).fetchone()
+            if used >= most:
+                raise self._refused(
+                    f"all {most} replication slots of the server are taken",
+                    "drop one that is not needed (pg_replication_slots), or increase max_replication_slots",
+                )
+
+    def _check_continues(self, position: Position) -> None:
+        """Raises if the server cannot send the changes after a position."""
+        found = self._db.execute(_SLOT, (self.slot,)).fetchone()
+        replication = Replication(self._dsn)
+        try:
+            system = replication.execute("IDENTIFY_SYSTEM")[0]
+        finally:
+            replication.close()
+        flushed = number_of(self._db.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()[0])
+        if system != position["system"]:
+            what = f"the server is not the one that capture '{self._name}' has read"
+        elif flushed < position["lsn"]:
+            what = (
+                f"the change log of the server ends at {text_of(flushed)}, and the log has changes up to "
+                f"{text_of(position['lsn'])}: the database is an older copy"
+            )
+        elif found is None:
+            what = f"the slot '{self.slot}' was dropped: changes since {text_of(position['lsn'])} are lost"
+        elif found[4] == "lost":
+            what = f"the server has removed changes that the slot '{self.slot}' needs (max_slot_wal_keep_size)"
+        elif found[3] is not None and number_of(str(found[3])) > position["lsn"]:
+            what = (
+                f"the slot '{self.slot}' is at {found[3]}, and the log has changes up to {text_of(position['lsn'])} "
+                "only: the log is an older copy, or something else has read the slot"
+            )
+        else:
+            return
+        raise OffsetLost(
+            what,
+            where=self.where,
+            next_step="capture the tables under another name, into other topics: they start with a new snapshot",
+        )
+
+    def _refused(self, what: str, next_step: str) -> MillstreamError:
+        return InvalidInput(what, where=self.where, next_step=next_step)
+
+    def _setting(self, name: str) -> str:
+        return str(self._db.execute("SELECT current_setting(%s)", (name,)).fetchone()[0])
+
+    # ------------------------------------------------------------ steps
+
+    def next(self, position: Position, wait_s: float) -> SnapshotStep | ChangesStep | Heartbeat | None:
+        if position.get("snapshot"):
+            self._snapshot = SnapshotStep(self, position)
+            return self._snapshot
+        self._start(position)
+        self._check_tables()
+        assert self._replication is not None
+        if not self._pending and (received := self._received(wait_s)) is not None:
+            self._pending.append(received)
+        if self._pending:
+            return ChangesStep(self, position)
+        self._replication.tell(asks=True)
+        if self.seen > position["lsn"] and time.monotonic() - self._beat_at > BEAT_SECONDS:
+            self._beat_at = time.monotonic()
+            return Heartbeat({**position, "lsn": self.seen})
+        return None
+
+    def _start(self, position: Position) -> None:
+        if self._started:
+            return
+        if self._replication is None:
+            self._replication = Replication(self._dsn)
+        self._replication.start(self.slot, self.slot, position["lsn"])
+        self.seen, self._beat_at, self._started = position["lsn"], time.monotonic(), True
+
+    def message(self, wait_s: float) -> Message | None:
+        """The next message of a transaction."""
+        return self._pending.pop(0) if self._pending else self._received(wait_s)
+
+    def _received(self, wait_s: float) -> Message | None:
+        """Waits for a message with a meaning here; keep-alives only move `seen`."""
+        assert self._replication is not None
+        deadline = time.monotonic() + wait_s
+        while True:
+            received = self._replication.receive(max(0.0, deadline - time.monotonic()))
+            if received is None:
+                return None
+            if received.data is None:
+                self.seen = max(self.seen, received.lsn)
+            elif (message := decoded(received.data)) is not None:
+                if isinstance(message, Commit):
+                    self.seen = max(self.seen, message.end_lsn)
+                return message
+
+    def followed(self, relation: Relation) -> TableShape | None:
+        """The new shape of a table, if its columns have changed."""
+        known = self.shapes.get(relation.oid)
+        if known is None:
+            return None
+        table = next(table for table in self.tables.values() if table.oid == relation.oid)
+        columns = [(column.name, column.type_oid, column.modifier) for column in relation.columns]
+        with explained(self._dsn):
+            shape = self.types.shape(table, known.topic, columns)
+        if shape.columns == known.columns:
+            return None
+        return shape.since(known.stored, self.where)
+
+    def _check_tables(self) -> None:
+        """A table that was dropped and created again is not published: its changes would be missed silently."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        with explained(self._dsn):
+            published = {oid for (oid,) in self._db.execute(_PUBLISHED, (self.slot,)).fetchall()}
+        if gone := [shape.name for oid, shape in self.shapes.items() if oid not in published]:
+            raise OffsetLost(
+                f"{', '.join(gone)} was dropped, or removed from the publication '{self.slot}'",
+                where=self.where,
+                next_step="capture the tables that are left, or created again, under another name",
+            )
+        self._looked_at = time.monotonic()
+
+    def confirm(self, position: Position) -> None:
+        if self._replication is not None and self._started:
+            self._replication.confirmed = position["lsn"]
+            self._replication.tell()
+
+    def end(self) -> int:
+        with explained(self._dsn):
+            found = self._db.execute("SELECT pg_logical_emit_message(false, 'millstream', '')::text").fetchone()
+        return number_of(found[0])
+
+    def has_reached(self, mark: int, position: Position) -> bool:
+        return not position.get("snapshot") and not self._pending and self.seen >= mark
+
+    def progress(self, position: Position) -> Progress | None:
+        found = self._snapshot and self._snapshot.progress
+        return None if not found else Progress(found[0].name, found[1], found[0].rows)
+
+    @contextmanager
+    def snapshot(self, exported: str) -> Iterator[Any]:
+        """A connection that sees the database as it was when the slot was created."""
+        with explained(self._dsn):
+            db = connect(self._dsn)
+            try:
+                db.execute("SET row_security = off")  # an error, instead of rows that are missing
+                db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                db.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
+                yield db
+                db.execute("COMMIT")
+            finally:
+                db.close()
+
+    def remove(self) -> bool:
+        """Drops the slot and the publication of the capture; whether there were any."""
+        with explained(self._dsn):
+            found = self._db.execute(_SLOT, (self.slot,)).fetchone()
+            if found:
+                self._db.execute("SELECT pg_drop_replication_slot(%s)", (self.slot,))
+            published = self._db.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (self.slot,)).fetchone()
+            self._db.execute(f"DROP PUBLICATION IF EXISTS {self.slot}")
+        return bool(found or published)
+
+    def close(self) -> None:
+        if self._replication is not None:
+            self._replication.close()
+        with suppress(driver().Error):
+            self._db.close()

@@ -1,0 +1,206 @@
+"""`millstream capture`: the rows of database tables, and every change of them, into topics."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.cli.output import count_text, show_done, show_note
+from millstream.cli.progress import ImportProgress
+from millstream.cli.session import Session, subcommands
+from millstream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pyarrow import DataType
+
+    from millstream.capture.capturing import Capture
+    from millstream.capture.ports import Opener
+    from millstream.capture.postgres.database import PostgresDatabase
+    from millstream.capture.sqlite.database import SqliteDatabase
+
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="TABLE[=TOPIC]", help="A table, and its topic; default: its name. Repeatable."),
+]
+Into = Annotated[str | None, typer.Option("--into", metavar="ADDRESS", help="The log with the topics; like --log.")]
+Name = Annotated[
+    str | None, typer.Option(help="Identifies the capture, which continues under its name; default: by the database.")
+]
+Partitions = Annotated[int, typer.Option(min=1, help="Of new topics; changes of a key are in the same one.")]
+UntilCaughtUp = Annotated[
+    bool, typer.Option("--until-caught-up", help="Stop when everything that is in the database now is captured.")
+]
+Remove = Annotated[
+    bool, typer.Option("--remove", help="Remove what the capture has created in the database; its topics stay.")
+]
+ColumnTypes = Annotated[
+    list[str] | None,
+    typer.Option("--type", metavar="TABLE.COLUMN=TYPE", help="The type of a column in its topic. Repeatable."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    subcommands(
+        app, "capture", "Capture the rows of database tables, and every change of them.", sqlite_tables, postgres_tables
+    )
+
+
+def sqlite_tables(
+    session: Session,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The database.")],
+    table: Tables = None,
+    into: Into = None,
+    name: Name = None,
+    partitions: Partitions = 1,
+    type: ColumnTypes = None,
+    until_caught_up: UntilCaughtUp = False,
+    remove: Remove = False,
+) -> None:
+    """Capture tables of a SQLite database into topics, until Ctrl-C.
+
+    Each table becomes a topic: first all its rows, then every change. Triggers in the database record the changes, and
+    are there until --remove: changes between two runs are captured, too.
+
+    \b
+    Example:
+      millstream capture sqlite app.db --table orders --table customers=shop.customers
+      millstream capture sqlite app.db --remove
+    """
+    from millstream.capture.sqlite.database import SqliteDatabase
+
+    opened = partial(SqliteDatabase, path, types=_types(type))
+    chosen = name or path.stem
+    if remove:
+        _remove(session, opened({}, chosen), chosen)
+    else:
+        _run(session, into, chosen, partial(opened, _tables(table)), until_caught_up, {"partitions": partitions})
+
+
+def postgres_tables(
+    session: Session,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Of the database: postgresql://user@host/database.")
+    ],
+    table: Tables = None,
+    into: Into = None,
+    name: Name = None,
+    partitions: Partitions = 1,
+    type: ColumnTypes = None,
+    until_caught_up: UntilCaughtUp = False,
+    remove: Remove = False,
+) -> None:
+    """Capture tables of a Postgres database into topics, until Ctrl-C.
+
+    Each table becomes a topic: first all its rows, then every change, by logical replication. A replication slot keeps
+    changes between two runs on the server, and uses its disk, until --remove.
+
+    Needs: pip install 'millstream[postgres]'. A password is better in PGPASSWORD or a .pgpass file.
+
+    \b
+    Example:
+      millstream capture postgres postgresql://shop@db/shop --table orders --table sales.items=items
+      millstream capture postgres postgresql://shop@db/shop --remove
+    """
+    from millstream.capture.postgres.connections import database_name
+    from millstream.capture.postgres.database import PostgresDatabase
+    from millstream.connectors.databases.endpoints import checked_address
+
+    dsn = checked_address(address, "postgresql://user@host/database")
+    opened = partial(PostgresDatabase, dsn, types=_types(type))
+    chosen = name or database_name(dsn)
+    if remove:
+        _remove(session, opened({}, chosen), chosen)
+    else:
+        _run(session, into, chosen, partial(opened, _tables(table)), until_caught_up, {"partitions": partitions})
+
+
+def _remove(session: Session, database: SqliteDatabase | PostgresDatabase, name: str) -> None:
+    try:
+        found = database.remove()
+    finally:
+        database.close()
+    what = f"removed capture '{name}' from" if found else f"there is no capture '{name}' in"
+    show_done(session, f"{what} {database.where}", document={"capture": name, "removed": found})
+
+
+def _run(
+    session: Session, into: str | None, name: str, opened: Opener, until_caught_up: bool, settings: dict[str, Any]
+) -> None:
+    from millstream.capture.capturing import Capture
+
+    session = replace(session, address=into or session.address)
+    with session.log(create=True) as log, Capture(log, name, opened, **settings) as capture, _stopping() as stop:
+        shown = SnapshotProgress(capture)
+        try:
+            if until_caught_up:
+                capture.catch_up(stop, shown.show)
+            else:
+                show_note(f"capturing {capture.database.where} until Ctrl-C; the next run continues there")
+                capture.run(stop, shown.show)
+        finally:
+            shown.close()
+        said = f"captured {count_text(capture.changes, 'change')}"
+        show_done(session, said, document={"capture": name, "changes": capture.changes})
+
+
+class SnapshotProgress:
+    """How many rows were captured, while the snapshot is being read."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._table: str | None = None
+        self._bar: ImportProgress | None = None
+
+    def show(self) -> None:
+        """Called after each step."""
+        found = self._capture.database.progress(self._capture.position)
+        if (found and found.table) != self._table:
+            self.close()
+            self._table = found and found.table
+            self._bar = None if found is None else ImportProgress(f"snapshot of {found.table}", found.rows_total)
+        if found is not None and self._bar is not None:
+            self._bar.show(found.rows, found.rows)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM end the capture after its current step."""
+    stop = threading.Event()
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _tables(given: list[str] | None) -> dict[str, str]:
+    if not given:
+        raise InvalidInput("no table is named", next_step="add --table TABLE, once for each")
+    return {table: topic or table for table, topic in _pairs(given, "TABLE[=TOPIC]", optional=True)}
+
+
+def _types(given: list[str] | None) -> dict[tuple[str, str], DataType]:
+    from millstream.capture.endpoints import column_types
+
+    return column_types(dict(_pairs(given or [], "TABLE.COLUMN=TYPE")))
+
+
+def _pairs(given: list[str], form: str, *, optional: bool = False) -> Iterator[tuple[str, str]]:
+    for text in given:
+        left, separator, right = text.partition("=")
+        if not left or (separator and not right) or not (separator or optional):
+            raise InvalidInput(f"{text!r} is not {form}")
+        yield left, right

@@ -1,0 +1,1 @@
+"""Stored queries as a step of a plan."""

@@ -1,0 +1,41 @@
+"""The steps of a stream that ask stored questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+from millstream.plan.viewed import Viewed
+
+if TYPE_CHECKING:
+    from millstream.plan.search.matching import Queries, QueryMatches
+    from millstream.plan.stream import Stream
+    from millstream.plan.tables import Table
+
+
+class Searching(Viewed):
+    """A stream whose rows may be documents."""
+
+    def match_queries(
+        self,
+        queries: Table | Queries,
+        text: str | Sequence[str],
+        *,
+        analysers: str | Mapping[str, str] = "standard",
+        score: bool = False,
+        highlight: bool = False,
+        history: str | timedelta | None = None,
+        name: str | None = None,
+    ) -> QueryMatches:
+        """Matches each row with stored queries, which may change while the job runs: a row for each query that matches.
+
+        `queries` is `ms.queries(…)`, or a table with the key `id` and a column `query`. `text` names the fields that
+        are searched by their words, and that words without a field are looked for in. `analysers` is a language, such
+        as "english", or one by field. `score` and `highlight` add columns. `history` is how long rows are held for
+        queries that are put with `since=`. `.dead` has the queries that are wrong.
+        """
+        from millstream.plan.search.matching import match_queries
+
+        stream = cast("Stream", self)
+        return match_queries(stream, queries, text, analysers, history, name, score=score, highlight=highlight)

@@ -1,0 +1,1 @@
+"""Stored queries: Lucene's query language, read, checked against the columns of documents, and matched."""

@@ -1,0 +1,64 @@
+"""What the tests of bridges share: servers in threads, requests, and what a topic has."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import Any
+
+from millstream.bridges.connection import BridgeConnection
+from millstream.log import Broker, Record
+from millstream.serving.access import ListenAddress
+from millstream.serving.http import Application, listening, server
+from waiting import until
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@contextmanager
+def serving(application: Application, connection: Any = BridgeConnection) -> Iterator[int]:
+    """The port of a server in a thread."""
+    with listening(ListenAddress.of("127.0.0.1", 0)) as at:
+        running = server(application, connection)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)
+        thread.start()
+        until(lambda: running.started, "the server has started")
+        try:
+            yield at.getsockname()[1]
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+def request(port: int, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answer:
+    """Names of headers have _ for -."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+    finally:
+        connection.close()
+
+
+def records(log: Broker, topic: str) -> list[Record]:
+    with log.consumer(topic) as consumer:
+        found = list(consumer.until_caught_up())
+    return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+def values(log: Broker, topic: str) -> list[Any]:
+    return [record.value for record in records(log, topic)]

@@ -1,0 +1,445 @@
+"""Capture of Postgres: a topic replayed is the table itself, whatever happened to the table and to the capture."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import partial
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+import millstream as ms
+from millstream.capture.capturing import Capture
+from millstream.capture.postgres import pgoutput
+from millstream.capture.postgres.database import PostgresDatabase
+from millstream.capture.postgres.types import column
+from millstream.connectors.opening import open_source
+from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLost, SourceUnavailable
+from millstream.log import EmbeddedLog
+from waiting import until
+
+from .support import check_transactions, records, replayed
+
+TABLES = """
+CREATE TABLE orders (id int PRIMARY KEY, product text, amount numeric(10, 2), tags text[]);
+ALTER TABLE orders REPLICA IDENTITY FULL;
+CREATE TABLE places (x int, name text, PRIMARY KEY (x, name));
+CREATE TABLE notes (text text);
+ALTER TABLE notes REPLICA IDENTITY FULL;
+"""
+KEYS = {"orders": lambda row: row["id"], "places": lambda row: (row["x"], row["name"])}
+
+
+@pytest.fixture
+def db(dsn):
+    """A connection to a database of its own; slots, which would outlive it, are dropped."""
+    with psycopg.connect(dsn, autocommit=True) as db:
+        db.execute(TABLES)
+        yield db
+        slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+        for (slot,) in db.execute(slots).fetchall():
+            wait_until_free(db, slot)
+            db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
+def wait_until_free(db, slot):
+    idle = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NULL"
+    until(lambda: db.execute(idle, (slot,)).fetchone(), "the slot is free")
+
+
+def opened(dsn, topics, name, types=None):
+    return PostgresDatabase(dsn, topics, name, types)
+
+
+def capture(log, dsn, *tables, name="app", types=None):
+    """Slots belong to the server, which tests share: their names have that of the database."""
+    own = f"{name}_{dsn.rpartition('/')[2][-12:]}"
+    return Capture(log, own, partial(opened, dsn, {table: table for table in tables}, types=types))
+
+
+def rows(db, table):
+    cursor = db.execute(f"SELECT * FROM {table}")
+    names = [each.name for each in cursor.description]
+    return {KEYS[table](row): row for row in (dict(zip(names, values, strict=True)) for values in cursor)}
+
+
+# ---------------------------------------------------------------- what is captured
+
+
+def test_a_snapshot_then_every_change_in_commit_order(log, db, dsn) -> None:
+    db.execute("INSERT INTO orders VALUES (1, 'tea', 2.5, '{a,NULL}')")
+    with capture(log, dsn, "orders", "places", "notes") as running:
+        running.catch_up()
+        with db.transaction():
+            db.execute("UPDATE orders SET amount = 3 WHERE id = 1")
+            db.execute("INSERT INTO places VALUES (1, 'here')")
+        with suppress(ZeroDivisionError), db.transaction():
+            db.execute("DELETE FROM orders")
+            raise ZeroDivisionError
+        db.execute("UPDATE places SET x = 2")
+        db.execute("INSERT INTO notes VALUES ('hello'), (NULL)")
+        db.execute("TRUNCATE notes")
+        running.catch_up()
+    tea = {"id": 1, "product": "tea", "amount": Decimal("2.50"), "tags": ["a", None]}
+    found = [(change["op"], change["before"], change["after"]) for change in records(log, "orders")]
+    assert found == [("snapshot", None, tea), ("update", tea, tea | {"amount": Decimal("3.00")})]
+    places = records(log, "places")
+    here, there = {"x": 1, "name": "here"}, {"x": 2, "name": "here"}
+    assert [(each["op"], each["key"], each["before"], each["after"]) for each in places] == [
+        ("insert", '["1", "here"]', None, here),
+        ("delete", '["1", "here"]', here, None),
+        ("insert", '["2", "here"]', None, there),
+    ]
+    assert places[0]["transaction"] == records(log, "orders")[1]["transaction"]
+    assert [each["number"] for each in places] == [1, 0, 1]
+    notes = records(log, "notes")
+    assert [(each["op"], each["key"], each["after"]) for each in notes] == [
+        ("insert", None, {"text": "hello"}),
+        ("insert", None, {"text": None}),
+        ("truncate", None, None),
+    ]
+    check_transactions(places)
+
+
+TYPES = {
+    "n": ("numeric(10,2)", "-1.50", Decimal("-1.50")),
+    "m": ("numeric", "NaN", "NaN"),
+    "i": ("smallint", "-7", -7),
+    "f": ("real", "Infinity", float("inf")),
+    "b": ("bytea", "\\x00ff", b"\x00\xff"),
+    "a": ("int[]", "{1,NULL,3}", [1, None, 3]),
+    "t": ("text[]", '{"a b",NULL,"NULL","q\\"x\\\\y","","{,}"}', ["a b", None, "NULL", 'q"x\\y', "", "{,}"]),
+    "ts": ("timestamptz[]", '{"2024-01-01 10:00:00+02"}', [datetime(2024, 1, 1, 8, tzinfo=UTC)]),
+    "j": ("jsonb", '{"a": [1, "x"]}', '{"a": [1, "x"]}'),
+    "r": ("int4range", "[1,5)", "[1,5)"),
+    "e": ("mood", "ok", "ok"),
+    "c": ("cents", "12.34", Decimal("12.34")),
+    "tz": ("timestamptz", "2024-01-01 10:00:00.5+02", datetime(2024, 1, 1, 8, 0, 0, 500_000, tzinfo=UTC)),
+    "at": ("timestamp", "infinity", datetime(9999, 12, 31, 23, 59, 59, 999_999)),
+    "day": ("date", "-infinity", date(1, 1, 1)),
+    "iv": ("interval", "1 day 2 hours", "P1DT2H"),
+    "ok": ("boolean", "true", True),
+    "text": ("text", 'a,"b"\n\\N\t', 'a,"b"\n\\N\t'),
+    "empty": ("text", "", ""),
+}
+
+
+def test_types_are_kept_by_snapshot_and_changes_alike(log, db, dsn) -> None:
+    db.execute("CREATE TYPE mood AS ENUM ('sad', 'ok')")
+    db.execute("CREATE DOMAIN cents AS numeric(8, 2)")
+    columns = ", ".join(f"{name} {kind}" for name, (kind, *_) in TYPES.items())
+    db.execute(f"CREATE TABLE kinds (id int PRIMARY KEY, {columns})")
+    values = [text for _, text, _ in TYPES.values()]
+    insert = f"INSERT INTO kinds VALUES (%s, {', '.join(f'%s::{kind}' for kind, *_ in TYPES.values())})"
+    for id in (1, 2):
+        db.execute("SET TimeZone TO 'Asia/Tokyo'")
+        db.execute(insert, [10 * id, *values])
+        db.execute("INSERT INTO kinds (id) VALUES (%s)", [10 * id + 1])
+        with capture(log, dsn, "kinds") as running:
+            running.catch_up()
+    expected = {name: value for name, (_, _, value) in TYPES.items()}
+    nothing = dict.fromkeys(TYPES)
+    assert [change["after"] for change in records(log, "kinds")] == [
+        {"id": id, **kept} for start in (10, 20) for id, kept in ((start, expected), (start + 1, nothing))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.decimal128(10, 2), b"NaN"),
+        (pa.list_(pa.int32()), b"{{1,2},{3,4}}"),
+        (pa.list_(pa.int32()), b"[0:1]={1,2}"),
+        (pa.timestamp("us"), b"10000-01-01 00:00:00"),
+        (pa.date32(), b"0044-03-15 BC"),
+    ],
+)
+def test_what_a_type_cannot_hold_is_an_error(kind, text) -> None:
+    with pytest.raises((ValueError, pa.ArrowException)):
+        column(pa.array([text]), kind)
+
+
+def test_a_value_that_cannot_be_mapped_names_the_row_and_what_to_do(log, db, dsn) -> None:
+    db.execute("INSERT INTO orders VALUES (1, 'tea', 'NaN')")
+    said = "'amount' of table 'orders' has 'NaN'"
+    with capture(log, dsn, "orders") as running, pytest.raises(InvalidInput, match=said):
+        running.catch_up()
+    with EmbeddedLog(log.path.parent / "other") as other:
+        types = {("orders", "amount"): pa.string()}
+        with capture(other, dsn, "orders", name="texts", types=types) as running:
+            running.catch_up()
+        assert records(other, "orders")[0]["after"]["amount"] == "NaN"
+
+
+def test_a_large_value_that_was_not_sent_is_marked(log, db, dsn) -> None:
+    db.execute("CREATE TABLE pages (id int PRIMARY KEY, title text, body text)")
+    db.execute("ALTER TABLE pages ALTER body SET STORAGE EXTERNAL")
+    db.execute("INSERT INTO pages VALUES (1, 'a', repeat('x', 10000))")
+    with capture(log, dsn, "pages") as running:
+        running.catch_up()
+        db.execute("UPDATE pages SET title = 'b'")
+        db.execute("ALTER TABLE pages REPLICA IDENTITY FULL")
+        db.execute("UPDATE pages SET title = 'c'")
+        running.catch_up()
+    _, unsent, whole = records(log, "pages")
+    assert (unsent["unsent"], unsent["after"]["body"]) == (["body"], None)
+    assert (whole["unsent"], whole["after"]["body"]) == (None, "x" * 10000)
+
+
+def test_columns_may_change(log, db, dsn) -> None:
+    """Goal: also while no capture runs, so that the change log has rows with the old columns before the new ones."""
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+        db.execute("INSERT INTO orders VALUES (1, 'tea')")
+        db.execute("ALTER TABLE orders ADD COLUMN more text, ALTER id TYPE bigint")
+        db.execute("INSERT INTO orders VALUES (3000000000, 'milk', 1, NULL, 'x')")
+        running.catch_up()
+    db.execute("INSERT INTO orders VALUES (2, 'jam', 1, NULL, 'y')")
+    db.execute("ALTER TABLE orders DROP COLUMN tags, ADD COLUMN extra int")
+    db.execute("INSERT INTO orders VALUES (4, 'egg', 1, 'z', 5)")
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+    found = [(each["after"]["id"], each["after"]["more"], each["after"]["extra"]) for each in records(log, "orders")]
+    assert found == [(1, None, None), (3000000000, "x", None), (2, "y", None), (4, "z", 5)]
+    with capture(log, dsn, "orders") as running:
+        db.execute("ALTER TABLE orders ALTER product TYPE int USING NULL")
+        db.execute("INSERT INTO orders VALUES (5, 7)")
+        with pytest.raises(InvalidInput, match="do not fit the topic 'orders'"):
+            running.catch_up()
+
+
+def test_the_slot_moves_past_what_the_log_has_and_on_a_quiet_database(log, db, dsn, monkeypatch) -> None:
+    monkeypatch.setattr("millstream.capture.postgres.database.BEAT_SECONDS", 0.0)
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+        slot = running.database.slot
+
+        def confirmed():
+            running.step(0.05)
+            behind = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+            return db.execute(behind, (target, slot)).fetchone()[0]
+
+        for statement in ("INSERT INTO orders VALUES (1)", "CREATE TABLE other AS SELECT generate_series(1, 100)"):
+            db.execute(statement)
+            target = db.execute("SELECT pg_current_wal_lsn()::text").fetchone()[0]
+            until(confirmed, "the slot has moved")
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+    assert len(records(log, "orders")) == 1
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn) -> None:
+    user = f"u{dsn[-12:]}"
+    db.execute(f"CREATE ROLE {user} LOGIN; GRANT SELECT ON orders TO {user}")
+    as_user = dsn.replace("millstream@", f"{user}@")
+    db.execute("CREATE TABLE keyless (n int); CREATE VIEW seen AS SELECT 1 AS n")
+
+    def refused(error, match, table="orders", address=dsn):
+        with pytest.raises(error, match=match) as found:
+            capture(log, address, table)
+        assert found.value.next_step
+
+    refused(InvalidInput, "may not replicate", address=as_user)
+    db.execute(f"ALTER ROLE {user} REPLICATION")
+    refused(InvalidInput, "may not create a publication", address=as_user)
+    db.execute(f"GRANT CREATE ON DATABASE {dsn.rpartition('/')[2]} TO {user}")
+    refused(InvalidInput, "does not own", address=as_user)
+    refused(InvalidInput, "may not read", "places", address=as_user)
+    refused(NotFound, "there is no table 'ordres'", "ordres")
+    refused(InvalidInput, "is not a table name", "a.b.c")
+    refused(InvalidInput, "is not a permanent table", "seen")
+    refused(InvalidInput, "has no key", "keyless")
+    refused(MillstreamError, "cannot be captured", address=dsn + "x")
+    assert log.topics() == []
+    assert not db.execute("SELECT 1 FROM pg_publication").fetchall()
+    assert not db.execute("SELECT 1 FROM pg_replication_slots WHERE database = current_database()").fetchall()
+    db.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
+
+
+def test_a_slot_in_use_and_a_lost_slot_are_refused(log, db, dsn, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("millstream.capture.postgres.database.FREE_SECONDS", 0.2)
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+        running.step(0.05)
+        with pytest.raises(SourceUnavailable, match="is in use by process"):
+            capture(log, dsn, "orders")
+        slot = running.database.slot
+    wait_until_free(db, slot)
+    db.execute("INSERT INTO orders VALUES (1)")
+    db.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot,))
+    with pytest.raises(OffsetLost, match="the log is an older copy"):
+        capture(log, dsn, "orders")
+    db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    with pytest.raises(OffsetLost, match="was dropped"):
+        capture(log, dsn, "orders")
+
+
+def test_a_table_that_is_dropped_stops_the_capture(log, db, dsn, monkeypatch) -> None:
+    monkeypatch.setattr("millstream.capture.postgres.database.LOOK_SECONDS", 0.0)
+    with capture(log, dsn, "orders", "places") as running:
+        running.catch_up()
+        db.execute("DROP TABLE places; CREATE TABLE places (x int PRIMARY KEY)")
+        with pytest.raises(OffsetLost, match="places was dropped"):
+            running.catch_up()
+
+
+def test_remove_leaves_nothing_in_the_database(log, db, dsn) -> None:
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+    name = running.name
+    left = PostgresDatabase(dsn, {}, name)
+    wait_until_free(db, left.slot)
+    assert left.remove()
+    assert not left.remove()
+    left.close()
+    assert not db.execute("SELECT 1 FROM pg_publication").fetchall()
+
+
+def test_a_message_of_a_relation() -> None:
+    relation = b"R\0\0\0\x07public\0orders\0d\0\x01\x01id\0\0\0\0\x17\xff\xff\xff\xff"
+    columns = (pgoutput.Column("id", 23, -1, True),)
+    assert pgoutput.decoded(relation) == pgoutput.Relation(7, "public", "orders", "d", columns)
+
+
+# ---------------------------------------------------------------- random work, and kills
+
+
+class Workload:
+    def __init__(self, dsn, seed):
+        self._random = random.Random(seed)
+        self._db = psycopg.connect(dsn, autocommit=True)
+
+    def run(self, transactions):
+        for _ in range(transactions):
+            with suppress(ZeroDivisionError), self._db.transaction():
+                for _ in range(self._random.choice([1, 1, 2, 5, 40])):
+                    with suppress(psycopg.errors.UniqueViolation), self._db.transaction():
+                        self._db.execute(*self._statement())
+                if self._random.randrange(5) == 0:
+                    raise ZeroDivisionError
+
+    def _statement(self):
+        pick, n = self._random.choice, self._random.randrange
+        return pick(
+            [
+                ("INSERT INTO orders VALUES (%s, %s, %s, %s)", (n(40), pick(["a", "", None]), n(900), ["x"] * n(3))),
+                ("UPDATE orders SET amount = amount + 1 WHERE id %% 7 = %s", (n(7),)),
+                ("UPDATE orders SET id = %s WHERE id = %s", (n(40), n(40))),
+                ("DELETE FROM orders WHERE id = %s", (n(40),)),
+                ("INSERT INTO places VALUES (%s, %s)", (n(5), pick("ab"))),
+                ("UPDATE places SET x = %s WHERE x = %s AND name = %s", (n(5), n(5), pick("ab"))),
+                ("DELETE FROM places WHERE x = %s", (n(5),)),
+            ]
+        )
+
+
+def check_equal(log, db):
+    orders, places = records(log, "orders"), records(log, "places")
+    assert replayed(orders, KEYS["orders"]) == rows(db, "orders")
+    assert replayed(places, KEYS["places"]) == rows(db, "places")
+    check_transactions(orders)
+    check_transactions(places)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.more) for seed in (1, 2)])
+def test_a_random_workload_is_captured_exactly(log, db, dsn, seed, monkeypatch) -> None:
+    monkeypatch.setattr("millstream.capture.postgres.steps.PIECE_ROWS", 7)
+    monkeypatch.setattr("millstream.capture.postgres.steps.STEP_CHANGES", 20)
+    work = Workload(dsn, seed)
+    work.run(10)
+    for _ in range(3):
+        with capture(log, dsn, "orders", "places") as running:
+            work.run(10)
+            running.step(1.0)
+            work.run(10)
+            running.catch_up()
+    check_equal(log, db)
+
+
+KILLED = """
+import sys, threading
+from millstream.capture.capturing import Capture
+from millstream.capture.postgres.database import PostgresDatabase
+from millstream.log import EmbeddedLog
+
+folder, dsn, name = sys.argv[1:]
+with EmbeddedLog(folder) as log:
+    opened = lambda name: PostgresDatabase(dsn, {"orders": "orders", "places": "places"}, name)
+    with Capture(log, name, opened) as capture:
+        print("ready", flush=True)
+        capture.run(threading.Event())
+"""
+
+
+@pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
+def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
+    chance, work = random.Random(kills), Workload(dsn, kills)
+    work.run(20)
+    name = f"app_{dsn.rpartition('/')[2][-12:]}"
+    for _ in range(kills):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "log"), dsn, name]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        for _ in range(chance.randrange(1, 20)):
+            work.run(1)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        work.run(2)
+    with EmbeddedLog(tmp_path / "log") as log:
+        with capture(log, dsn, "orders", "places") as running:
+            running.catch_up()
+        check_equal(log, db)
+
+
+def test_a_broken_connection_is_restored(log, db, dsn) -> None:
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+        before, stop = running.database, threading.Event()
+        thread = threading.Thread(target=running.run, args=(stop,))
+        thread.start()
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        db.execute(f"SELECT pg_terminate_backend(pid) {others}")
+        db.execute("INSERT INTO orders VALUES (1)")
+        until(lambda: running.changes == 1 or not thread.is_alive(), "the change is captured")
+        stop.set()
+        thread.join()
+        assert running.database is not before
+    assert [change["op"] for change in records(log, "orders")] == ["insert"]
+
+
+# ---------------------------------------------------------------- as a source
+
+
+def test_changes_and_rows_are_sources(db, dsn, tmp_path) -> None:
+    db.execute("INSERT INTO orders VALUES (1, 'tea', 2.5)")
+    flow = ms.Flow("f")
+    endpoint = ms.postgres_changes(dsn, tables=["orders"])
+    table = flow.table(endpoint)
+    assert (table.is_table, table.schema.names) == (True, ("id", "product", "amount", "tags"))
+    kept = endpoint.as_table(None)
+    source = open_source(kept.source, kept.schema, broker=None, folder=tmp_path / "job", name="orders")
+    try:
+        reached = source.latest()
+        db.execute("DELETE FROM orders")
+        assert source.wait(reached, 60)
+        found = [
+            row
+            for task in source.slices(source.earliest(), source.latest(), 1)
+            for piece in task
+            for slab in source.read(piece)
+            for row in slab.rows.to_pylist()
+        ]
+    finally:
+        source.close()
+    assert [(row["id"], row["__op"]) for row in found] == [(1, "snapshot"), (1, "delete")]
+    assert dsn not in repr(endpoint)

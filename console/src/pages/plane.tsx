@@ -58,6 +58,7 @@ function LivePlane({ path }: { path: string }) {
         path,
         (feed) => {
           plane.take(feed);
+          setFailure(null);
           changed((before) => before + 1);
         },
         setFailure,

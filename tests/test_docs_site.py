@@ -33,9 +33,9 @@ def generated() -> dict[str, str]:
 
 
 def text_of(path: Path) -> str | None:
-    """A page, also one that exists only on the site."""
+    """A page, also one that exists only on the site; None for a picture."""
     made = generated().get(path.relative_to(ROOT / "docs").as_posix()) if path.is_relative_to(ROOT / "docs") else None
-    return made or (path.read_text() if path.is_file() else None)
+    return made or (path.read_text() if path.is_file() and path.suffix != ".png" else None)
 
 
 def anchors(text: str) -> set[str]:

@@ -63,7 +63,9 @@ export class Plane {
 
   take(feed: Feed): void {
     this.heading = feed.heading ?? this.heading;
-    for (const batch of feed.batches) this.add(batch);
+    for (const batch of feed.batches) {
+      if (batch.batch >= (this.last?.batch ?? 0)) this.add(batch);
+    }
     if (this.batches.length > BATCHES_KEPT + 50) this.rebuild(this.batches.slice(-BATCHES_KEPT));
   }
 

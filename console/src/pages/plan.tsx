@@ -1,7 +1,7 @@
 // The plan of a job as a graph: the steps as they were written, or the parts that Spark runs, with what they measure.
 import dagre from "@dagrejs/dagre";
 import { useMemo, useState } from "preact/hooks";
-import { useAnswer, useLive } from "../api";
+import { useLive } from "../api";
 import { count, Problem, Sheet, span } from "../shown";
 
 interface Step {
@@ -43,7 +43,7 @@ const HEIGHT = 82;
 
 export function PlanPage({ name }: { name: string }) {
   const path = `/v1/jobs/${encodeURIComponent(name)}`;
-  const { answer, failure } = useAnswer<Plan>(`${path}/plan`);
+  const { answer, failure } = useLive<Plan>(`${path}/plan`);
   const metrics = useLive<Metrics>(`${path}/metrics`).answer;
   const [chosen, choose] = useState<string | null>(null);
   const newest = metrics?.samples.at(-1);

@@ -1,6 +1,6 @@
 // The time plane of a windowed step, live: what came when, how the watermark moved, and which panes were sent.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type Failure, follow, useAnswer } from "../api";
+import { type Failure, follow, useLive } from "../api";
 import { areaOf, coloursOf, Drawing } from "../plane_canvas";
 import { type Feed, moved, newestView, Plane, type View, zoomed } from "../plane_model";
 import { count, Problem, Sheet } from "../shown";
@@ -16,7 +16,7 @@ const KEYS_LISTED = 1000;
 
 export function PlanePage({ name, step }: { name: string; step: string | undefined }) {
   const path = `/v1/jobs/${encodeURIComponent(name)}`;
-  const plan = useAnswer<{ logical: { name: string; windowed: boolean }[] }>(`${path}/plan`);
+  const plan = useLive<{ logical: { name: string; windowed: boolean }[] }>(`${path}/plan`);
   const windowed = plan.answer?.logical.filter((each) => each.windowed) ?? [];
   const chosen = step ?? windowed[0]?.name;
   if (!plan.answer) return <Problem failure={plan.failure} />;
@@ -58,6 +58,7 @@ function LivePlane({ path }: { path: string }) {
         path,
         (feed) => {
           plane.take(feed);
+          setFailure(null);
           changed((before) => before + 1);
         },
         setFailure,

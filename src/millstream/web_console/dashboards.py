@@ -9,15 +9,14 @@ from starlette.requests import Request
 from millstream.errors import NotFound
 from millstream.jobs.plan_document import read_plan
 from millstream.supervision.http import MoreRoute
-from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.user_lines import what_exists
 
 
-def dashboard_routes(supervisor: Supervisor, status: Status) -> list[MoreRoute]:
+def dashboard_routes(supervisor: Supervisor) -> list[MoreRoute]:
     def known() -> dict[str, Any]:
         """By name; of two with the same name, that of the job whose name comes last."""
-        plans = ((job.name, read_plan(status.folder_of(job.name))) for job in supervisor.store.jobs())
+        plans = ((job.name, read_plan(supervisor.folder_of(job))) for job in supervisor.store.jobs())
         return {
             each["name"]: {**each, "job": job} for job, plan in plans if plan for each in plan.get("dashboards", [])
         }

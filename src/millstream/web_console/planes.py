@@ -20,7 +20,6 @@ from millstream.errors import InvalidInput
 from millstream.plan.parameters import VARIABLE as PARAMETERS
 from millstream.supervision.http import MoreRoute, number_of
 from millstream.supervision.specification import JobSpecification
-from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 
 PROCESS = "millstream.cli.plane"
@@ -39,6 +38,7 @@ class Watch:
 
     def __init__(self, command: list[str], specification: JobSpecification) -> None:
         self.asked_at = time.monotonic()
+        self.ended_at: float | None = None
         self._lock = threading.Lock()
         self._heading: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
@@ -68,6 +68,7 @@ class Watch:
                     self._count += 1
                     self._batches.append((self._count, document))
         self._process.wait()
+        self.ended_at = time.monotonic()
 
     def _guard(self) -> None:
         """Ends the process when nobody asks any more."""
@@ -89,6 +90,7 @@ class Watch:
                 raise InvalidInput(str(error["what"]), where=error["where"], next_step=error["next"])
             if self.has_ended:
                 raise InvalidInput("the replay of the job's batches has ended", next_step="open the page again")
+            after = after if after <= self._count else 0  # of a process before this one
             found: Iterator[tuple[int, dict[str, Any]]] = (each for each in self._batches if each[0] > after)
             sent = list(islice(found, BATCHES_SENT_MAX))
             after = sent[-1][0] if sent else after
@@ -100,8 +102,8 @@ class Watch:
 
 
 class Planes:
-    def __init__(self, supervisor: Supervisor, status: Status, log_address: str) -> None:
-        self._supervisor, self._status, self._log_address = supervisor, status, log_address
+    def __init__(self, supervisor: Supervisor, log_address: str) -> None:
+        self._supervisor, self._log_address = supervisor, log_address
         self._lock = threading.Lock()
         self._watched: dict[tuple[str, str], Watch] = {}
 
@@ -133,13 +135,13 @@ class Planes:
                         f"{PLANES_MAX} time planes are open already", next_step="close one of them; it ends soon after"
                     )
                 specification = job.specification
-                arguments = [self._log_address, name, str(self._status.folder_of(job.name)), specification.file]
+                arguments = [self._log_address, name, str(self._supervisor.folder_of(job)), specification.file]
                 command = [sys.executable, "-m", PROCESS, *arguments, specification.flow or "", step]
                 found = self._watched[name, step] = Watch(command, specification)
             return found
 
     def _forget_ended(self) -> None:
-        """One that has ended by itself is asked for its error first."""
+        """One that has ended reports its error for a moment; then it is tried again, as a job may have begun since."""
         for place, watch in list(self._watched.items()):
-            if watch.has_ended and time.monotonic() - watch.asked_at > ERROR_S:
+            if watch.ended_at is not None and time.monotonic() - watch.ended_at > ERROR_S:
                 del self._watched[place]

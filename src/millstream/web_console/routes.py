@@ -30,9 +30,9 @@ def with_console(
     alerting: Alerting | None = None,
 ) -> Iterator[FrontDoor]:
     """The application that `millstream up` serves. `user` is the owner of the token."""
-    planes = Planes(supervisor, status, log_address)
+    planes = Planes(supervisor, log_address)
     topics = Topics(log_address, supervisor.store, user)
     with closing(planes), closing(topics):
-        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor, status)]
+        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor)]
         interface = app(supervisor, status, admission, user, alerting=alerting, more=more)
         yield FrontDoor(interface, access, token, url, user)

@@ -61,7 +61,7 @@ def main(broker: str) -> None:
     time.sleep(A_WHILE_S)
     change(database, "UPDATE profiles SET plan = 'trial' WHERE user = 'bob'")
     click(broker, "bob", "/end")
-    # No one has told the job about the changes: it continues where it was, and finds them.
+    # The job was not notified of the changes: it continues where it was, and finds them.
     enriched(database).run(until="caught up", broker=broker)
 
     with ms.connect(broker) as log, log.consumer("enriched") as consumer:

@@ -1,6 +1,6 @@
 """Where a record came from, and what came of it, across jobs that are chained by topics: found by repeating batches.
 
-A record of an output is recognized by its row: jobs store no link. Equal rows cannot be told apart: all are followed.
+A record of an output is recognized by its row: jobs store no link. Equal rows look the same: all are followed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 
 import millstream as ms
 from millstream.operators import aggregates as on_columns
-from millstream.operators import approximate
+from millstream.operators import approximate, sampling
 from millstream.operators.accumulators import Accumulator, OverRows, Stretches
 from millstream.plan import aggregates as plan
 from millstream.plan import conditions, picks, statistics
@@ -51,7 +51,8 @@ def test_every_aggregate_has_its_columns() -> None:
         for _, made in inspect.getmembers(module, inspect.isclass)
         if issubclass(made, plan.Aggregate) and hasattr(made, "kind")
     }
-    assert set(on_columns.COLUMNS) - set(approximate.COLUMNS) == planned  # sketches are in test_approximate_semantics
+    elsewhere = {*approximate.COLUMNS, *sampling.COLUMNS}  # in test_approximate_semantics and test_sampling
+    assert set(on_columns.COLUMNS) - elsewhere == planned
     assert {made.kind for made in planned} == set(EVERY)
     assert {type(made) for made in EVERY.values()} == planned
 

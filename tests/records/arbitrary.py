@@ -83,16 +83,16 @@ def protobuf_schemas() -> st.SearchStrategy[Schema]:
         one = leaf | _fields(types, plain=True).map(pa.struct)
         types = st.one_of(one, one.map(pa.list_), st.tuples(keys, one).map(lambda pair: pa.map_(*pair)))
     found = _fields(types, plain=True).map(lambda fields: Schema.of(pa.schema(fields)))
-    return found.filter(lambda schema: not _has_maps_of_one_name(list(schema.arrow)))
+    return found.filter(lambda schema: not _has_names_alike(list(schema.arrow)))
 
 
-def _has_maps_of_one_name(fields: list[pa.Field]) -> bool:
-    """Whether two maps differ only by underscores: Protobuf cannot have both."""
-    maps = [field.name.replace("_", "").lower() for field in fields if pa.types.is_map(field.type)]
+def _has_names_alike(fields: list[pa.Field]) -> bool:
+    """Whether two names differ only by underscores and case: Protobuf cannot have both, in JSON or as maps."""
+    names = [field.name.replace("_", "").lower() for field in fields]
     inner = [field.type.value_type if pa.types.is_list(field.type) else field.type for field in fields]
     inner = [dtype.item_type if pa.types.is_map(dtype) else dtype for dtype in inner]
-    return len(set(maps)) < len(maps) or any(
-        _has_maps_of_one_name(list(dtype)) for dtype in inner if pa.types.is_struct(dtype)
+    return len(set(names)) < len(names) or any(
+        _has_names_alike(list(dtype)) for dtype in inner if pa.types.is_struct(dtype)
     )
 
 

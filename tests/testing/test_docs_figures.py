@@ -27,12 +27,12 @@ script = load()
 @pytest.mark.parametrize("page", script.pages(), ids=lambda page: page.name)
 def test_the_figures_of_a_page_are_up_to_date(page: Path) -> None:
     drawn = script.figures(page)
-    shown = re.findall(r"\(figures/([^)]+)\)", page.read_text())
+    shown = re.findall(r"\(figures/([^)]+\.svg)\)", page.read_text())
     assert sorted(drawn) == sorted(shown), "a page shows what it draws"
     for name, text in drawn.items():
         assert (DOCS / "figures" / name).read_text(encoding="utf-8") == text, f"{name}: run python docs/figures.py"
 
 
 def test_no_figure_is_left_over() -> None:
-    shown = {name for page in DOCS.glob("*.md") for name in re.findall(r"\(figures/([^)]+)\)", page.read_text())}
+    shown = {name for page in DOCS.glob("*.md") for name in re.findall(r"\(figures/([^)]+\.svg)\)", page.read_text())}
     assert {path.name for path in (DOCS / "figures").glob("*.svg")} == shown

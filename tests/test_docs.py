@@ -63,7 +63,7 @@ def run_shell(source: str) -> str:
 def of_its_kind(page: Path) -> object:
     """Only pages whose Python runs Spark share a session; what a shell starts has its own.
 
-    Of the pages that start Spark or Kafka, `make test` runs the README, and `make test-more` the others.
+    Of the pages that start Spark, Kafka or programs, `make test` runs the README, and `make test-more` the others.
     """
     text = page.read_text()
     python = "".join(block.source for block in blocks(text) if block.language == "python")
@@ -72,7 +72,7 @@ def of_its_kind(page: Path) -> object:
     marks = [pytest.mark.xdist_group("spark")] if on_spark else [pytest.mark.own_processes]
     if KAFKA in text and not on_spark:
         marks.append(pytest.mark.xdist_group("kafka"))
-    if page.name not in READ_FIRST and (on_spark or "millstream run" in shell or KAFKA in text):
+    if page.name not in READ_FIRST and (on_spark or shell or KAFKA in text):
         marks.append(pytest.mark.more)
     return pytest.param(page, id=page.name, marks=marks)
 

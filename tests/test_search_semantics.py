@@ -43,7 +43,7 @@ def found(steps: list[Any], **options: Any) -> list[list[str]]:
     return [sorted(f"{row['query']}: {row['title']}" for row in step) for step in out]
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_queries_are_put_changed_and_removed_while_documents_come() -> None:
     steps = [
         put(0, "a", "spark"),

@@ -266,6 +266,7 @@ def test_named_groups_are_texts_without_a_schema() -> None:
 # ---------------------------------------------------------------- calls of other systems
 
 
+@pytest.mark.more
 @pytest.mark.on_spark("more")
 def test_async_calls_give_rows_in_order_and_dead_letters_after_their_retries() -> None:
     async def ask(row: Any) -> Any:

@@ -185,7 +185,7 @@ def test_a_row_is_joined_with_joined_tables_as_of_its_time_in_any_order_of_arriv
 # ---------------------------------------------------------------- a stream and a table
 
 
-@pytest.mark.on_spark
+@pytest.mark.on_spark("more")
 def test_a_row_is_joined_with_the_table_as_of_its_time() -> None:
     out = run(
         lookup("left", "event_time"),

@@ -118,6 +118,7 @@ def test_when_an_offset_was_passed() -> None:
 # ---------------------------------------------------------------- of real runs
 
 
+@pytest.mark.more
 def test_metrics_of_a_run(log: EmbeddedLog, spark: SparkSession) -> None:
     put(log, "scores", [("ann", 1, 0), ("bob", 2, 30), ("ann", 3, 2), ("ann", -3, 31)])
     flow = ms.Flow("watched")

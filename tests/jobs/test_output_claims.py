@@ -170,6 +170,7 @@ def test_a_job_is_started_over_and_rebuilt_from_the_command_line(log: EmbeddedLo
     assert len(read(log, "copy")) == len(ROWS)
 
 
+@pytest.mark.more
 def test_a_start_over_that_was_cut_short_is_completed(shop: Shop) -> None:
     shop.database.unlink()  # emptied already when the process died
     (shop.job / "starting_over").touch()
@@ -178,6 +179,7 @@ def test_a_start_over_that_was_cut_short_is_completed(shop: Shop) -> None:
     assert not (shop.job / "starting_over").exists()
 
 
+@pytest.mark.more
 def test_nothing_is_emptied_if_an_output_holds_rows_of_others(shop: Shop) -> None:
     with shop.log.producer() as producer:
         producer.send("totals", read(shop.log, "totals")[0])

@@ -63,6 +63,7 @@ def rows(broker: Broker, topic: str) -> list[tuple[str, str]]:
         return [(record.value["value"], record.value["topic"]) for record in consumer.until_caught_up()]
 
 
+@pytest.mark.more
 def test_each_topic_has_a_watermark_of_its_own(log: EmbeddedLog) -> None:
     """The slower topic holds windows open; a job goes on from its offsets in both."""
     flow = ms.Flow("totals")

@@ -196,6 +196,7 @@ def test_dead_letters_let_the_job_continue(log: EmbeddedLog) -> None:
     assert b"'n': 3" in letter["value"]
 
 
+@pytest.mark.more
 def test_a_record_that_is_not_json(log: EmbeddedLog) -> None:
     log.create_topic("raw")
     with log.producer() as producer:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 from millstream.testing import Add, Clock, Watermark, play
@@ -47,6 +48,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.more
 def test_process_sends_on_spark_what_the_reference_sends(spark: SparkSession) -> None:
     sent = {on: play(build, STEPS, schema=SCHEMA, event_time="at", on=on) for on in ("reference", "spark")}
     assert sent["spark"] == sent["reference"]

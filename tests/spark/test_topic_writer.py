@@ -78,6 +78,7 @@ def forget_last_commit(checkpoint: Path) -> None:
 # ---------------------------------------------------------------- streams
 
 
+@pytest.mark.more
 def test_a_stream_writes_each_batch_once_and_a_repeated_one_not_again(
     broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_viewer_looks_and_changes_nothing(port: int) -> None:
         jobs.savepoint("a")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "authorization",
     [None, "Basic", "Basic !!!", "Basic YW5u", "Basic YW5uOndyb25n", "Basic ZXZlOndyb25n", "Bearer wrong", "Digest x"],

@@ -24,7 +24,12 @@ def load() -> ModuleType:
 script = load()
 
 
-@pytest.mark.parametrize("page", script.pages(), ids=lambda page: page.name)
+def of_its_kind(page: Path) -> object:
+    """The page about notebooks runs one."""
+    return pytest.param(page, id=page.name, marks=[pytest.mark.more] if page.name == "notebooks.md" else [])
+
+
+@pytest.mark.parametrize("page", [of_its_kind(page) for page in script.pages()])
 def test_the_figures_of_a_page_are_up_to_date(page: Path) -> None:
     drawn = script.figures(page)
     shown = re.findall(r"\(figures/([^)]+\.svg)\)", page.read_text())

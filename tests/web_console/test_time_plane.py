@@ -55,6 +55,7 @@ def recorded(console: Console) -> None:
     planned_in(console, namespace["flow"])
 
 
+@pytest.mark.more
 def test_batches_are_repeated_as_they_complete(console: Console) -> None:
     recorded(console)
     session = console.logged_in()

@@ -292,6 +292,7 @@ def test_a_dataframe_of_a_flow_brings_the_users_modules(
     assert (list(needs.written), list(needs.read)) == ([], [log.path])
 
 
+@pytest.mark.more
 def test_spark_reads_kafka_by_our_format(kafka: KafkaCluster, spark: SparkSession, tmp_path: Path) -> None:
     topic = made(kafka.bootstrap, 2)
     for partition in (0, 1):

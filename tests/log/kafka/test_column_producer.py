@@ -160,6 +160,7 @@ def test_addresses_of_bytes(values: list[bytes | None]) -> None:
         assert buffers == values
 
 
+@pytest.mark.more
 def test_members_of_a_group_read_columns(kafka: KafkaCluster) -> None:
     """What a partition's reader has received is dropped when the partition goes to another member."""
     with connect(f"kafka://{kafka.bootstrap}") as log:

@@ -107,6 +107,7 @@ def test_a_schema_goes_along_and_groups_continue(log: EmbeddedLog, target: Kafka
     assert str(target.describe_topic(topic).settings.schema) == SCHEMA
 
 
+@pytest.mark.more
 def test_a_move_that_was_cut_short_can_be_called_again(log: EmbeddedLog, target: KafkaLog, topic: str) -> None:
     """Goal: called again after a failure in the middle, every record is there once. Method: fail after some frames."""
     log.create_topic(topic)

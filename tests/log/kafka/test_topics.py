@@ -70,6 +70,7 @@ def test_a_log_is_not_sent_and_not_used_after_its_end(kafka: KafkaCluster) -> No
             use()
 
 
+@pytest.mark.more
 def test_with_a_password_and_a_certificate(
     kafka: KafkaCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def soaked(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.more
 def test_examples_are_counted_as_they_ran(tmp_path: Path) -> None:
     """The tests note each example they look at: the summary has the same numbers, for several rounds."""
     done = soaked(tmp_path, "-k", "numbers or machine")

@@ -43,12 +43,12 @@ def found_rows(target):
 KINDS = [
     pytest.param("topic", None, False, marks=pytest.mark.more),
     ("topic", None, True),
-    ("parquet", None, True),
+    pytest.param("parquet", None, True, marks=pytest.mark.more),
     pytest.param("csv", None, False, marks=pytest.mark.more),
     pytest.param("sqlite", None, True, marks=pytest.mark.more),
     ("sqlite", "team", True),
     pytest.param("postgres", None, True, marks=pytest.mark.more),
-    ("postgres", "team", True),
+    pytest.param("postgres", "team", True, marks=pytest.mark.more),
     *(
         pytest.param(kind, key, changing, marks=pytest.mark.more)
         for kind in LAKES

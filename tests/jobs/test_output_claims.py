@@ -125,6 +125,7 @@ def test_a_job_whose_checkpoint_is_gone_starts_over(shop: Shop) -> None:
     assert shop.written() == SECOND
 
 
+@pytest.mark.more
 def test_outputs_that_are_gone_are_rebuilt(shop: Shop) -> None:
     """One is created again by hand: it is not the one that the job wrote to."""
     shop.log.delete_topic("totals")

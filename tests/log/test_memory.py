@@ -66,6 +66,7 @@ def test_it_is_on_no_disk_and_private(address: str) -> None:
         assert log.path.parent.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.more
 def test_flows_are_previewed_on_it(address: str) -> None:
     with ms.connect(address) as log:
         log.create_topic("scores", schema="team string, score int")

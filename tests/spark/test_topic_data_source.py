@@ -179,6 +179,7 @@ def test_a_missing_column_is_reported(source, log):
 # ---------------------------------------------------------------- reading on
 
 
+@pytest.mark.more
 def test_a_query_takes_what_is_there_in_limited_batches_and_resumes_from_its_checkpoint(source, log, tmp_path):
     log.create_topic("scores", schema=SCORES)
     send(log, "scores", scores(7))

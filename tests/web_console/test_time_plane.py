@@ -91,6 +91,7 @@ def test_batches_are_repeated_as_they_complete(console: Console) -> None:
     assert found[-1]["batch"] == 6
 
 
+@pytest.mark.more
 def test_what_cannot_be_repeated_is_refused(console: Console) -> None:
     recorded(console)
     session = console.logged_in()

@@ -268,6 +268,7 @@ def test_a_commit_that_was_not_answered_is_finished_by_the_next_transaction(log:
     assert read(log, topic) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.more
 def test_records_of_a_commit_that_was_not_answered_are_stored_once(log: KafkaLog, stopped: Stopped) -> None:
     topic = filled(log, 0)
     with log.producer(name=new("p")) as producer:

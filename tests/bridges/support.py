@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Any
 
@@ -14,18 +12,8 @@ from millstream.bridges.connection import BridgeConnection
 from millstream.log import Broker, Record
 from millstream.serving.access import ListenAddress
 from millstream.serving.http import Application, listening, server
+from serving.running import Answered
 from waiting import until
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @contextmanager
@@ -43,13 +31,13 @@ def serving(application: Application, connection: Any = BridgeConnection) -> Ite
             thread.join()
 
 
-def request(port: int, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answer:
+def request(port: int, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answered:
     """Names of headers have _ for -."""
     connection = HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
-        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        return Answered(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
     finally:
         connection.close()
 

@@ -17,7 +17,7 @@ from millstream.log import EmbeddedLog
 from millstream.serving.access import Access, ListenAddress
 from waiting import until
 
-from .support import Answer, records, request, serving
+from .support import Answered, records, request, serving
 
 ADDRESS = ListenAddress.of("127.0.0.1", 0)
 TOKEN = "0123456789abcdef"
@@ -39,7 +39,7 @@ def port(log: EmbeddedLog) -> Iterator[int]:
         yield made
 
 
-def produce(port: int, body: Any, topic: str = "clicks") -> Answer:
+def produce(port: int, body: Any, topic: str = "clicks") -> Answered:
     return request(port, "POST", f"/v1/topics/{topic}/records", json.dumps(body))
 
 

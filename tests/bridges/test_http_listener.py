@@ -24,7 +24,7 @@ from millstream.serving.access import Access, ListenAddress
 from millstream.webhooks.signatures import Verifier, signed_headers
 from waiting import until
 
-from .support import Answer, records, request, serving, values
+from .support import Answered, records, request, serving, values
 
 SECRET = Secret("a-secret-of-the-tests")
 ACCESS = Access.at(ListenAddress.of("127.0.0.1", 0))
@@ -41,7 +41,7 @@ def listening(log: EmbeddedLog, *topics: str, waiting_bytes_max: int = 1 << 20, 
         yield port
 
 
-def post(port: int, path: str, body: bytes | str, kind: str = "application/json", **headers: str) -> Answer:
+def post(port: int, path: str, body: bytes | str, kind: str = "application/json", **headers: str) -> Answered:
     return request(port, "POST", path, body, Content_Type=kind, **headers)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millstream.expressions.lowered import type_name
+from millstream.plan.checked_matches import CheckedMatches
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.nodes import Node
 from millstream.plan.patterns.matching import check_rows
@@ -37,17 +38,8 @@ COLUMNS = (ID, VERSION, FILTER, TEXT)
 EXAMPLE = "flow.read('rules', 'id string, version int, filter string, pattern string').to_table(key='id')"
 
 
-class RuleMatches(Stream):
+class RuleMatches(CheckedMatches):
     """The matches of rules that may change: one row each, with the rule, its version and the matched rows."""
-
-    def __init__(self, stream: Stream, checked: Stream) -> None:
-        super().__init__(stream.flow, stream.node)
-        self._checked = checked
-
-    @property
-    def dead(self) -> Stream:
-        """The rules that are wrong, with the reason, and the line and column in their text."""
-        return self._checked.dead
 
 
 def match_rules(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from millstream.expressions.lowered import type_name
+from millstream.plan.checked_matches import CheckedMatches
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import INSTANT
@@ -47,17 +48,8 @@ class Queries(Protocol):
         """The queries as a table of a flow."""
 
 
-class QueryMatches(Stream):
+class QueryMatches(CheckedMatches):
     """The matches of stored queries: one row for each document and query."""
-
-    def __init__(self, stream: Stream, checked: Stream) -> None:
-        super().__init__(stream.flow, stream.node)
-        self._checked = checked
-
-    @property
-    def dead(self) -> Stream:
-        """The queries that are wrong, with the reason and the column in their text."""
-        return self._checked.dead
 
 
 def match_queries(

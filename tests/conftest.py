@@ -32,9 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
             uses = {*item.fixturenames, *_texts(item)}
-            for shared in ("spark", "kafka"):
+            for shared, group in (("spark", "spark"), ("kafka", "kafka"), ("kafka3", "kafka")):
                 if shared in uses:
-                    item.add_marker(pytest.mark.xdist_group(shared))
+                    item.add_marker(pytest.mark.xdist_group(group))
                     break
     items.sort(key=lambda item: item.get_closest_marker("own_processes") is None)  # the longest; none should be last
 

@@ -57,8 +57,8 @@ PASSING = frozenset(
         "UNKNOWN_LEADER_EPOCH",
     )
 )
-# The client keeps using the epoch it knows for as long as it lives; a new one looks up the current leader.
-OUTDATED = frozenset(("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION"))
+# The client keeps using the leaders and epochs it knows for as long as it lives; a new one looks up the current ones.
+OUTDATED = frozenset(("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION", "_NOENT"))
 UNKNOWN = frozenset(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"))
 NEWS_SECONDS = 10.0  # until every broker knows a new topic
 END = "_PARTITION_EOF"

@@ -51,16 +51,17 @@ def test_a_transaction_over_topics_and_partitions_is_seen_whole_or_not_at_all(lo
     assert read(other, "a", partitions=[0], isolation="read_uncommitted") == [b"1", b"2", b"3", b"outside"]
 
 
-def test_aborted_transactions_are_forgotten_with_their_segments(log, other, read):
+@pytest.mark.parametrize("settings", [{"retention_bytes": 4096}, {"compaction": True}], ids=["deleted", "compacted"])
+def test_aborted_transactions_are_forgotten_with_their_segments(log, other, read, settings):
     """Also those of a reader with an older count, of the next process, and after a repair."""
-    log.create_topic("t", segment_bytes=4096, retention_bytes=4096)
+    log.create_topic("t", segment_bytes=4096, **settings)
     sizes = []
     with log.producer(name="p") as producer:
         for number in range(60):
             with producer.transaction():
-                producer.send("t", b"%d" % number + b"x" * 300)
+                producer.send("t", b"%d" % number + b"x" * 300, key=b"%d" % (number % 7))
             with pytest.raises(ZeroDivisionError), producer.transaction():
-                producer.send("t", b"aborted" + b"x" * 300)
+                producer.send("t", b"aborted" + b"x" * 300, key=b"%d" % (number % 7))
                 producer.flush()
                 raise ZeroDivisionError
             if number % 10 == 9:
@@ -76,7 +77,7 @@ def test_aborted_transactions_are_forgotten_with_their_segments(log, other, read
         next_process.repair_topic("t")
         assert read(next_process, "t") == kept
         with next_process.producer(name="q") as producer, pytest.raises(ZeroDivisionError), producer.transaction():
-            producer.send("t", b"aborted")
+            producer.send("t", b"aborted", key=b"1")
             producer.flush()
             raise ZeroDivisionError
         assert read(next_process, "t") == kept

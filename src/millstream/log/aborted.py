@@ -1,8 +1,8 @@
 """The aborted transactions of a partition: their records stay in its segments, and committed readers skip them.
 
-An entry is written before the mark that counts it, so a reader that sees the count finds the entry. Once retention has
-deleted the records of the oldest ones, these are removed; the first entry is then the number of removed ones, so that
-the count in the mark stays as it was.
+An entry is written before the mark that counts it, so a reader that sees the count finds the entry. Once retention or
+compaction has deleted the records of the oldest ones, these are removed; the first entry is then the number of removed
+ones, so that the count in the mark stays as it was.
 """
 
 from __future__ import annotations

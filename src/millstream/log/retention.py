@@ -9,7 +9,6 @@ from millstream.log.segment import Segment, SegmentName, delete, segment_names
 
 def delete_old(partition: Partition, before_us: int | None, bytes_max: int | None) -> list[SegmentName]:
     """Deletes the segments whose newest record is older than a time, and the oldest beyond a total size."""
-    _forget_aborted(partition)
     if before_us is not None and _newest_active(partition) < before_us:
         partition.roll()
     mark = partition.marks.read()
@@ -39,12 +38,24 @@ def delete_old(partition: Partition, before_us: int | None, bytes_max: int | Non
     return old
 
 
-def _forget_aborted(partition: Partition) -> None:
-    """Of the segments that earlier rounds have deleted: nobody reads these any more."""
+def forget_aborted(partition: Partition) -> None:
+    """Of the segments that earlier rounds have deleted or compacted: nobody reads their aborted records any more."""
     if partition.marks.read().aborted_count:
         start = partition.start_offset()  # before the lock: the archive may be slow
+        if partition.archive is None:
+            start = max(start, _compacted_before(partition))
         with partition.lock:
             partition.aborted.forget(partition.marks.read().aborted_count, start)
+
+
+def _compacted_before(partition: Partition) -> int:
+    """The offset before which every segment has been compacted, which leaves no aborted record in it."""
+    before = 0
+    for name in segment_names(partition.folder)[0]:
+        if name.end is None:
+            break
+        before = name.end
+    return before
 
 
 def delete_replaced(partition: Partition) -> None:

@@ -15,7 +15,7 @@ from millstream.errors import MillstreamError, NotFound
 from millstream.log.compaction import compact
 from millstream.log.disk import FileLock, storage_errors
 from millstream.log.partition import UPKEEP_LOCK, Partition
-from millstream.log.retention import delete_old, delete_replaced
+from millstream.log.retention import delete_old, delete_replaced, forget_aborted
 from millstream.log.topics import TopicSettings
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def clean_partition(partition: Partition, settings: TopicSettings, now: float, *
     partition.check_alive()
     now_us = int(now * 1_000_000)
     delete_replaced(partition)
+    forget_aborted(partition)
     if settings.retention is not None or settings.retention_bytes is not None:
         retention_us = None if settings.retention is None else settings.retention // timedelta(microseconds=1)
         delete_old(partition, None if retention_us is None else now_us - retention_us, settings.retention_bytes)

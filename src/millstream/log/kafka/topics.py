@@ -18,13 +18,14 @@ from millstream.errors import (
     UnknownPartition,
 )
 from millstream.log.groups import TopicPartition
-from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
+from millstream.log.kafka.clients import ANSWER_SECONDS, NEWS_SECONDS, Clients
 from millstream.log.kafka.failures import admin_module, client_module
 from millstream.log.layout import stored_schema
 from millstream.log.topics import TopicSettings
 from millstream.records import Schema
 
 REPLICAS = 3
+LOOK_SECONDS = 0.05
 MILLISECOND = timedelta(milliseconds=1)
 FOREVER = "-1"
 MIN_IN_SYNC = "min.insync.replicas"
@@ -150,7 +151,14 @@ def kept_settings(clients: Clients, topic: str, seconds: float = ANSWER_SECONDS)
 
 
 def change_settings(clients: Clients, topic: str, settings: Mapping[str, str]) -> None:
+    """Returns when the broker that is asked for settings knows the change, or after a while."""
     alter_configs(clients, "TOPIC", topic, settings, f"topic '{topic}'")
+    deadline = time.monotonic() + NEWS_SECONDS
+    while time.monotonic() < deadline:
+        known = kept_settings(clients, topic)
+        if all(known.get(name) == value for name, value in settings.items()):
+            return
+        time.sleep(LOOK_SECONDS)
 
 
 def alter_configs(clients: Clients, kind: str, name: str, settings: Mapping[str, str], where: str) -> None:
@@ -225,7 +233,7 @@ def wait_for_leaders(clients: Clients, name: str, partitions: int) -> None:
                 where=clients.where,
                 next_step="check its brokers",
             )
-        time.sleep(0.05)
+        time.sleep(LOOK_SECONDS)
 
 
 def remove_topic(clients: Clients, name: str) -> None:
@@ -235,7 +243,7 @@ def remove_topic(clients: Clients, name: str) -> None:
     while name in clients.retrying(lambda: clients.admin.list_topics(timeout=ANSWER_SECONDS).topics, name):
         if time.monotonic() > deadline:
             raise KafkaUnavailable(f"topic '{name}' is still being deleted", where=clients.where)
-        time.sleep(0.05)
+        time.sleep(LOOK_SECONDS)
 
 
 # ---------------------------------------------------------------- offsets

@@ -3,9 +3,10 @@
 usage: demo.py [--seconds N] [--keep FOLDER]
 
 Eight pumps report how many litres they moved: out of order, late and sometimes malformed (demo_fleet.py, a separate
-process). The flow adds them up by pump and ten seconds of event time. A result is emitted early, again when the
-watermark passes the end of its window, and again when late readings arrive; each retracts the previous one, and a table
-in SQLite follows. Readings that are too late or cannot be decoded are kept as well. In the end the sums must agree.
+process). The flow (demo_flow.py) adds them up by pump and ten seconds of event time. A result is emitted early, again
+when the watermark passes the end of its window, and again when late readings arrive; each retracts the previous one,
+and a table in SQLite follows. Readings that are too late or cannot be decoded are kept as well. In the end the sums
+must agree. A link opens the console in a browser, on a dashboard of the pumps.
 """
 
 from __future__ import annotations
@@ -33,37 +34,13 @@ if TYPE_CHECKING:  # loaded behind the first words on the screen
     from demo_board import Board
 
 READINGS, LATE, DEAD = "readings", "readings.late", "readings.dead"
+FLOW, DASHBOARD = Path(__file__).with_name("demo_flow.py"), "/dashboards/pumps"
 PUMPS = [f"pump-{number}" for number in range(1, 9)]
 LOOK_S = 0.1
 LINE_S = 2.0
 DRAIN_S_MAX = 30.0
 
 Say = Callable[[str], None]
-
-
-def pumped(database: Path) -> ms.Flow:
-    """The whole computation."""
-    import millstream as ms
-
-    flow = ms.Flow("pumped")
-    readings = flow.read(
-        READINGS,
-        schema="device string NOT NULL, litres int NOT NULL, at timestamp NOT NULL",
-        event_time="at",
-        # Readings are out of order by three seconds at most, as far as we know. What is later than that is late.
-        watermark=ms.bounded("3 seconds", idle="10 seconds"),
-    )
-    panes = (
-        readings.key_by("device")
-        .window(ms.fixed("10 seconds"), allowed_lateness="15 seconds")
-        .trigger(ms.after_watermark(early=ms.after("2 seconds"), late=ms.after_count(1)))
-        .retracting()
-        .agg(litres=ms.sum("litres"), readings=ms.count())
-    )
-    panes.write(ms.sqlite(database, "pumped", key=["device", "window"]), name="panes")
-    panes.late.write(LATE, name="late")
-    readings.dead.write(DEAD, name="dead")
-    return flow
 
 
 class Demo:
@@ -73,6 +50,7 @@ class Demo:
         self.board = board
         self.log, self.database = folder / "log", folder / "pumped.db"
         self.job: Any = None
+        self._console = contextlib.ExitStack()
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._fleet: subprocess.Popen[str] | None = None
@@ -99,6 +77,7 @@ class Demo:
     def _start(self) -> None:
         self.board.phase("opening the log, starting the pumps")
         import millstream as ms
+        from millstream.plan.parameters import set_parameters
 
         with ms.connect(self.log) as log:
             log.create_topic(READINGS, partitions=2)  # without a schema: pumps send JSON, good or bad
@@ -110,8 +89,25 @@ class Demo:
 
         session(name="pumped")
         self.board.phase("starting the query")
-        self.job = pumped(self.database).start(broker=self.log, on_batch=self._batch, tick_s=0.5)
+        set_parameters({"database": str(self.database)})
+        from demo_flow import flow
+
+        self.job = flow.start(broker=self.log, on_batch=self._batch, tick_s=0.5)
         self.board.phase("reading the first batch, while Spark's Python workers start")
+        self._open_console(flow.name)
+
+    def _open_console(self, flow: str) -> None:
+        """Shows the link to a console beside the job. The demo does not need it."""
+        from millstream.errors import MillstreamError
+
+        try:
+            from millstream.web_console.beside import console_beside
+
+            params = {"database": str(self.database)}
+            door = self._console.enter_context(console_beside(FLOW, flow, self.log, params))
+            self.board.console = door.link(DASHBOARD)
+        except (ImportError, MillstreamError) as error:
+            self.board.tell(f"no console: {error}")
 
     def _listen(self) -> None:
         """Reads the fleet's reports until it ends."""
@@ -151,18 +147,22 @@ class Demo:
         self._stopping.set()
         if self.job is not None:
             self._threads["job"].join()
+        self._console.close()
 
 
 def watch(demo: Demo, board: Board, seconds: float | None, asked: threading.Event, say: Say) -> None:
     """Until interrupted, or the seconds after the first pane are over; then until the last reading is counted."""
     demo.begin()
     first_pane_at: float | None = None
-    said_at, phases = 0.0, 0
+    said_at, phases, link = 0.0, 0, ""
     while not asked.wait(LOOK_S):
         demo.look()
         for phase in board.phases[phases:]:
             say(f"{phase.began_at - board.began_at:5.1f} s · {phase.text}")
         phases = len(board.phases)
+        if board.console != link:
+            link = board.console
+            say(f"{time.monotonic() - board.began_at:5.1f} s · open the console: {link}")
         if board.cells and first_pane_at is None:
             first_pane_at = time.monotonic()
             say(f"{first_pane_at - board.began_at:5.1f} s · the first pane")

@@ -60,6 +60,8 @@ class Board:
     batch: int = -1
     watermark: datetime | None = None
     ending: bool = False
+    console: str = ""
+    """The link that opens the console in a browser."""
     _events: deque[tuple[datetime, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
     _reads: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -138,7 +140,7 @@ class Board:
     # ------------------------------------------------------------ the screen
 
     def __rich__(self) -> RenderableType:
-        return Group(self._heading(), self._counters() if self.cells else self._start(), *self._below())
+        return Group(self._heading(), *self._link(), self._counters() if self.cells else self._start(), *self._below())
 
     def _heading(self) -> RenderableType:
         row = Table.grid(expand=True)
@@ -149,6 +151,11 @@ class Board:
         end = "[yellow]ending: the last panes are on their way[/]" if self.ending else "[dim]Ctrl-C ends it[/]"
         row.add_row(f"[bold cyan]Millstream[/]  {len(self.pumps)} pumps → log → Spark → SQLite", f"{clock}  {end}")
         return Panel(row, box=box.ROUNDED, border_style="cyan", padding=(0, 1))
+
+    def _link(self) -> Iterator[RenderableType]:
+        if self.console:
+            yield Text("Open the console in a browser, once, within ten minutes:", style="dim")
+            yield Text(self.console, style="cyan", no_wrap=True, overflow="ignore")
 
     def _start(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))

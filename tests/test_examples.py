@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.request import urlopen
 
 import chess
 import pytest
@@ -403,9 +404,17 @@ def agreed(printed: str) -> int:
 def test_the_demo_ends_by_itself_and_its_sums_agree(tmp_path: Path) -> None:
     """Without a terminal: plain lines. Every reading is in the table, too late or dead, and counted once."""
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--seconds", "6", "--keep", str(tmp_path / "kept")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert agreed(done.stdout) == len(rows_of(tmp_path / "kept" / "log", "readings"))
+    printed, page = "", ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            printed += line
+            if found := re.search(r"open the console: (http://\S+)#code=\S+/dashboards/pumps", line):
+                with urlopen(found[1]) as answer:
+                    page = answer.read().decode()
+    assert demo.returncode == 0, printed
+    assert agreed(printed) == len(rows_of(tmp_path / "kept" / "log", "readings"))
+    assert "Log in · Millstream" in page
 
 
 @pytest.mark.more

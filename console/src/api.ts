@@ -16,6 +16,9 @@ export class Refused extends Error {
 
 let csrf = "";
 
+/** Whether this console may change something; one beside a job that runs by itself only shows it. */
+export let acts = true;
+
 /** Who is logged in; without a session the page is loaded again, and is then the one that logs in. */
 export async function begin(): Promise<string> {
   const answer = await fetch("/console/session");
@@ -23,8 +26,9 @@ export async function begin(): Promise<string> {
     location.reload();
     return "";
   }
-  const found = (await answer.json()) as { csrf: string; user: string };
+  const found = (await answer.json()) as { csrf: string; user: string; acts: boolean };
   csrf = found.csrf;
+  acts = found.acts;
   return found.user;
 }
 

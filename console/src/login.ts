@@ -30,9 +30,9 @@ form.addEventListener("submit", (event) => {
   void enter({ token: token.value });
 });
 
-const code = new URLSearchParams(location.hash.slice(1)).get("code");
+const [, code, page] = /^#code=([^/]+)(.*)$/.exec(location.hash) ?? [];
 if (code) {
-  history.replaceState(null, "", location.pathname);
+  history.replaceState(null, "", page ? `${location.pathname}#${page}` : location.pathname);
   void enter({ code });
 } else {
   ask("Log in to see jobs, topics and tables.");

@@ -20,7 +20,7 @@ const SECTIONS: [string, string][] = [
 function useRoute(): string[] {
   const read = () =>
     location.hash
-      .replace(/^#\/?/, "")
+      .replace(/^#(code=[^/]*)?\/?/, "")
       .split("/")
       .filter(Boolean)
       .map((part) => decodeURIComponent(part));

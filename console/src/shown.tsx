@@ -1,7 +1,7 @@
 // Small things that all pages show the same way.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { type Failure, failureOf } from "./api";
+import { acts, type Failure, failureOf } from "./api";
 
 export function Problem({ failure }: { failure: Failure | null }) {
   if (!failure) return null;
@@ -28,6 +28,7 @@ export function State({ of }: { of: string }) {
   return <span class={`state ${TONES[of] ?? "calm"}`}>{of}</span>;
 }
 
+/** A button that changes something. */
 export function Act({ label, does, primary }: { label: string; does: () => Promise<unknown>; primary?: boolean }) {
   const [busy, setBusy] = useState(false);
   const [failure, setFailure] = useState<Failure | null>(null);
@@ -41,6 +42,7 @@ export function Act({ label, does, primary }: { label: string; does: () => Promi
     }
     setBusy(false);
   };
+  if (!acts) return null;
   return (
     <>
       <button type="button" class={primary ? "primary" : ""} disabled={busy} onClick={run}>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import millstream as ms
 from millstream.jobs.plan_document import write_plan
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -40,4 +42,8 @@ def planned_in(console: Console, flow: ms.Flow) -> None:
     """Writes the plan as a job does that starts."""
     folder = console.supervisor.jobs / flow.name
     folder.mkdir(parents=True, exist_ok=True)
+    write_plan_of(folder, flow)
+
+
+def write_plan_of(folder: Path, flow: ms.Flow) -> None:
     write_plan(folder, flow.name, PhysicalPlan(tuple(flow.check()), 4))

@@ -31,6 +31,8 @@ def described() -> None:
         ms.panel("bar", "By pump", "litres", x="pump", y="litres"),
         ms.panel("number", "Newest", "litres", y="litres"),
         ms.panel("table", "Rows", "litres", columns=["pump", "litres"], rows=5),
+        ms.panel("heat", "Heat", "litres", x="window.start", y="litres", by="pump"),
+        ms.panel("search", "Search", "litres"),
     )
 
 
@@ -39,6 +41,7 @@ def described() -> None:
     [
         ("pie", {}, "there is no panel 'pie'"),
         ("line", {"y": "a"}, "a line panel needs x"),
+        ("heat", {"x": "a", "y": "b"}, "a heat panel needs by"),
         ("bar", {}, "a bar panel needs x and y"),
         ("number", {}, "a number panel needs y"),
         ("table", {"rows": 0}, "a panel shows 1 to 200 records, not 0"),
@@ -59,7 +62,8 @@ def test_dashboards_are_answered_once_a_job_has_started(console: Console) -> Non
     planned(console, pumps_flow())
     assert console.ask("GET", "/v1/dashboards", **session)[2] == ["pumps"]
     found = console.ask("GET", "/v1/dashboards/pumps", **session)[2]
-    assert (found["job"], [each["kind"] for each in found["panels"]]) == ("pumps", ["line", "bar", "number", "table"])
+    kinds = ["line", "bar", "number", "table", "heat", "search"]
+    assert (found["job"], [each["kind"] for each in found["panels"]]) == ("pumps", kinds)
     assert console.ask("GET", "/v1/dashboards/other", **session)[0] == 404
 
 
@@ -74,10 +78,10 @@ def test_a_dashboard_in_the_browser(console: Console, page: Page) -> None:
                 for pump in (1, 2, 3):
                     window = {"start": f"2026-01-31T12:{minute:02}:00Z"}
                     value = {"pump": f"pump {pump}", "litres": 10.0 * pump + minute, "window": window}
-                    producer.send("litres", value)
+                    producer.send("litres", {**value, "weight": 1})
 
     with ms.connect(console.log) as log:
-        schema = "pump string, litres double, window struct<start: string>"
+        schema = "pump string, litres double, window struct<start: string>, weight int"
         log.create_topic("litres", partitions=1, schema=schema)
     send(range(10))
     page.get_by_role("link", name="Dashboards").click()
@@ -85,9 +89,18 @@ def test_a_dashboard_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("img", name="Litres per minute: 3 lines").wait_for()
     page.locator(".big", has_text="39").wait_for()
     picture(page, "dashboard")
+    page.get_by_role("region", name="Heat").get_by_role("row", name="pump 2").get_by_role("cell", name="29").wait_for()
+    page.get_by_label("Text").fill("pump 3")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_text("10 found in 30 records").wait_for()
     send(range(10, 12))
     page.locator(".big", has_text="41").wait_for()
+    with ms.connect(console.log) as log, log.producer() as producer:  # a retraction is not drawn
+        producer.send("litres", {"pump": "pump 3", "litres": 41.0, "window": {"start": ""}, "weight": -1})
+        producer.send("litres", {"pump": "pump 3", "litres": 77.0, "window": {"start": ""}, "weight": 1})
+        producer.send("litres", {"pump": "pump 3", "litres": 77.5, "window": {"start": ""}, "weight": -1})
+    page.locator(".big", has_text="77").wait_for()
     with ms.connect(console.log) as log, log.producer() as producer:
-        producer.send("litres", {"pump": HTML, "litres": 1.0, "window": {"start": HTML}})
-    page.get_by_role("cell", name=HTML).wait_for()
+        producer.send("litres", {"pump": HTML, "litres": 1.0, "window": {"start": HTML}, "weight": 1})
+    page.get_by_role("cell", name=HTML).first.wait_for()
     assert "taken over" not in page.title()

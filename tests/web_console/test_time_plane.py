@@ -50,9 +50,14 @@ def recorded(console: Console) -> None:
     record(console.log, "totals", "scores", "scores", BATCHES)
     job = JobSpecification("totals", str(file), "totals", folder=str(console.log.parent))
     console.supervisor.store.add(job, "ann", Observed.STOPPED, None)
+    planned_in(console, flow_of(FLOW))
+
+
+def flow_of(code: str) -> ms.Flow:
     namespace: dict[str, Any] = {}
-    exec(FLOW, namespace)
-    planned_in(console, namespace["flow"])
+    exec(code, namespace)
+    found: ms.Flow = namespace["flow"]
+    return found
 
 
 @pytest.mark.more

@@ -1,22 +1,25 @@
 // Dashboards: panels over the newest records of topics, live.
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { useAnswer, useLive } from "../api";
 import { count, Problem, Sheet, text } from "../shown";
+import { PlanePage } from "./plane";
 import { Names } from "./topics";
 
 interface Panel {
-  kind: "line" | "bar" | "number" | "table";
+  kind: "line" | "bar" | "heat" | "number" | "table" | "search" | "plane";
   title: string;
-  topic: string;
+  topic: string | null;
   x: string | null;
   y: string | null;
   by: string | null;
   columns: string[];
   rows: number;
+  step: string | null;
 }
 
 interface Found {
   records: { value: unknown; timestamp: string; partition: number; offset: number }[];
+  scanned: number;
 }
 
 type Row = Record<string, unknown>;
@@ -39,30 +42,77 @@ export function Dashboard({ name }: { name: string }) {
       <Problem failure={failure} />
       <div class="panels">
         {answer?.panels.map((panel) => (
-          <OnePanel key={panel.title} panel={panel} />
+          <section key={panel.title} class={`card panel ${panel.kind}-panel`}>
+            <h2>{panel.title}</h2>
+            {panel.kind === "plane" ? (
+              <PlanePage name={answer.job} step={panel.step ?? undefined} />
+            ) : panel.kind === "search" ? (
+              <SearchPanel panel={panel} />
+            ) : (
+              <LivePanel panel={panel} />
+            )}
+          </section>
         ))}
       </div>
     </>
   );
 }
 
-function OnePanel({ panel }: { panel: Panel }) {
-  const path = `/v1/topics/${encodeURIComponent(panel.topic)}/records?limit=${panel.rows}`;
-  const { answer, failure } = useLive<Found>(path);
-  const rows = useMemo(
-    () => (answer?.records ?? []).map((each) => each.value).filter((each): each is Row => typeof each === "object" && each !== null),
+const records = (panel: Panel): string => `/v1/topics/${encodeURIComponent(panel.topic!)}/records?limit=${panel.rows}`;
+
+/** The rows of an answer, the newest first. What a retraction takes back is replaced by a newer row. */
+function useRows(answer: Found | null): Row[] {
+  return useMemo(
+    () =>
+      (answer?.records ?? [])
+        .map((each) => each.value)
+        .filter((each): each is Row => typeof each === "object" && each !== null)
+        .filter((row) => !(Number(row["weight"]) < 0)),
     [answer],
   );
+}
+
+function LivePanel({ panel }: { panel: Panel }) {
+  const { answer, failure } = useLive<Found>(records(panel));
+  const rows = useRows(answer);
   return (
-    <section class={`card panel ${panel.kind}-panel`}>
-      <h2>{panel.title}</h2>
+    <>
       <Problem failure={failure} />
       {answer && rows.length === 0 && <p class="faint">No records yet.</p>}
       {rows.length > 0 && panel.kind === "number" && <p class="big">{shown(field(rows[0]!, panel.y!))}</p>}
       {rows.length > 0 && panel.kind === "table" && <Rows panel={panel} rows={rows} />}
       {rows.length > 0 && panel.kind === "bar" && <Bars panel={panel} rows={rows} />}
+      {rows.length > 0 && panel.kind === "heat" && <Heat panel={panel} rows={rows} />}
       {rows.length > 0 && panel.kind === "line" && <Lines panel={panel} rows={rows} />}
-    </section>
+    </>
+  );
+}
+
+function SearchPanel({ panel }: { panel: Panel }) {
+  const [typed, setTyped] = useState("");
+  const [asked, setAsked] = useState("");
+  const { answer, failure } = useLive<Found>(records(panel) + (asked ? `&text=${encodeURIComponent(asked)}` : ""));
+  const rows = useRows(answer);
+  return (
+    <>
+      <form class="bar" role="search" onSubmit={(event) => {
+        event.preventDefault();
+        setAsked(typed);
+      }}>
+        <label>
+          Text <input type="search" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+        </label>
+        <button type="submit" class="primary">
+          Search
+        </button>
+        <span class="faint" role="status">
+          {answer && asked ? `${count(rows.length)} found in ${count(answer.scanned)} records` : ""}
+        </span>
+      </form>
+      <Problem failure={failure} />
+      {answer && rows.length === 0 && <p class="faint">No records.</p>}
+      {rows.length > 0 && <Rows panel={panel} rows={rows} />}
+    </>
   );
 }
 
@@ -114,21 +164,59 @@ function Bars({ panel, rows }: { panel: Panel; rows: Row[] }) {
   );
 }
 
+/** Darker cells have larger values. */
+function Heat({ panel, rows }: { panel: Panel; rows: Row[] }) {
+  const cells = new Map<string, number>();
+  const [across, down] = [new Set<string>(), new Set<string>()];
+  for (const row of rows) {
+    const [column, line] = [text(field(row, panel.x!)), text(field(row, panel.by!))];
+    const value = Number(field(row, panel.y!));
+    if (!Number.isFinite(value) || cells.has(`${line}\n${column}`)) continue;
+    across.add(column);
+    down.add(line);
+    cells.set(`${line}\n${column}`, value);
+  }
+  const columns = [...across].sort().slice(-HEAT_COLUMNS);
+  const values = [...cells.values()];
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const share = (value: number) => 4 + 41 * ((value - low) / (high - low || 1)); // text stays legible on the darkest
+  return (
+    <Sheet label={panel.title} head={["", ...columns.map(brief)]}>
+      {[...down].sort().map((line) => (
+        <tr key={line}>
+          <th scope="row">{line}</th>
+          {columns.map((column) => {
+            const value = cells.get(`${line}\n${column}`);
+            return (
+              <td key={column} class="number heat" style={value === undefined ? {} : { "--share": `${share(value)}%` }}>
+                {value === undefined ? "" : shown(value)}
+              </td>
+            );
+          })}
+        </tr>
+      ))}
+    </Sheet>
+  );
+}
+
+const HEAT_COLUMNS = 8;
+const brief = (value: string): string => (/^\d{4}-\d\d-\d\dT/.test(value) ? value.slice(11, 19) : value);
+
 const WIDTH = 560;
 const HEIGHT = 220;
 const EDGE = 44;
 
 function Lines({ panel, rows }: { panel: Panel; rows: Row[] }) {
-  const lines = new Map<string, [number, number][]>();
+  const lines = new Map<string, Map<number, number>>();
   for (const row of rows) {
     const at = place(field(row, panel.x!));
     const value = Number(field(row, panel.y!));
     if (!Number.isFinite(at) || !Number.isFinite(value)) continue;
     const name = panel.by ? text(field(row, panel.by)) : panel.y!;
-    if (!lines.has(name)) lines.set(name, []);
-    lines.get(name)!.push([at, value]);
+    if (!lines.has(name)) lines.set(name, new Map());
+    if (!lines.get(name)!.has(at)) lines.get(name)!.set(at, value); // a newer pane replaces those before
   }
-  const points = [...lines.values()].flat();
+  const points = [...lines.values()].flatMap((line) => [...line]);
   const [x0, x1] = [Math.min(...points.map(([at]) => at)), Math.max(...points.map(([at]) => at))];
   const [y0, y1] = [Math.min(0, ...points.map(([, value]) => value)), Math.max(...points.map(([, value]) => value))];
   const x = (at: number) => EDGE + ((at - x0) / (x1 - x0 || 1)) * (WIDTH - EDGE - 8);

@@ -1,6 +1,6 @@
 // Topics: their records as they come or as they are found, what one of them is, and how to add one.
 import { useState } from "preact/hooks";
-import { act, ask, type Failure, failureOf, useAnswer, useLive } from "../api";
+import { act, acts, ask, type Failure, failureOf, useAnswer, useLive } from "../api";
 import { Act, bytes, count, Facts, Problem, Sheet, text } from "../shown";
 
 const SHOWN = 200;
@@ -159,7 +159,7 @@ export function Topic({ name }: { name: string }) {
         </Sheet>
       )}
       {chosen && <OneRecord record={chosen} />}
-      <Produce path={path} schema={topic?.schema ?? null} />
+      {acts && <Produce path={path} schema={topic?.schema ?? null} />}
       {topic && (
         <>
           <h2>Partitions</h2>

@@ -46,19 +46,25 @@ HEADERS = {
 class FrontDoor:
     """The ASGI application that `millstream up` serves."""
 
-    def __init__(self, inner: Application, access: Access, token: str, url: str, user: str) -> None:
+    def __init__(
+        self, inner: Application, access: Access, token: str, url: str, user: str, *, acts: bool = True
+    ) -> None:
+        """`acts`: whether its pages offer to change something."""
         self.sessions = Sessions()
         self.ends: Callable[[], bool] = lambda: False
         """Whether the server is about to end: streams end with it."""
         self._inner, self._access, self._token, self._user = inner, access, token, user
-        self._url = url
+        self._url, self._acts = url, acts
         self._files = static_files()
         self._asked = Asked(inner, token, url.partition("://")[2])
         self._streams = 0
 
-    def link(self) -> str:
-        """An address that logs a browser in, once. The code is in the fragment, which browsers do not send."""
-        return f"{self._url}{BASE}#code={self.sessions.new_code()}"
+    def link(self, page: str = "") -> str:
+        """An address that logs a browser in, once, and opens a page such as "/topics".
+
+        The code is in the fragment, which browsers do not send.
+        """
+        return f"{self._url}{BASE}#code={self.sessions.new_code()}{page}"
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -105,7 +111,8 @@ class FrontDoor:
         if request.method not in SAFE:
             return refused(404, "there is nothing here", "the console is at /console/")
         if session is not None and name == "session":
-            return JSONResponse({"csrf": session.csrf, "user": self._user}, headers={"cache-control": "no-store"})
+            document = {"csrf": session.csrf, "user": self._user, "acts": self._acts}
+            return JSONResponse(document, headers={"cache-control": "no-store"})
         if session is not None and name == "live":
             return self._live(request)
         return self._file(request, name, is_in=session is not None)

@@ -28,6 +28,8 @@ def with_console(
     url: str,
     user: str,
     alerting: Alerting | None = None,
+    *,
+    acts: bool = True,
 ) -> Iterator[FrontDoor]:
     """The application that `millstream up` serves. `user` is the owner of the token."""
     planes = Planes(supervisor, log_address)
@@ -35,4 +37,4 @@ def with_console(
     with closing(planes), closing(topics):
         more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor)]
         interface = app(supervisor, status, admission, user, alerting=alerting, more=more)
-        yield FrontDoor(interface, access, token, url, user)
+        yield FrontDoor(interface, access, token, url, user, acts=acts)

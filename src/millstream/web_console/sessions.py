@@ -41,7 +41,7 @@ class Sessions:
             self._forget_old()
             while len(self._codes) >= CODES_MAX:
                 del self._codes[next(iter(self._codes))]
-            code = secrets.token_urlsafe(24)
+            code = secrets.token_urlsafe(16)  # short, so that the link fits on a line of a terminal
             self._codes[code] = self._clock() + CODE_S_MAX
             return code
 

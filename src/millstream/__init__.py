@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from millstream.asking import ask
     from millstream.bridges.webhook_sink import webhook
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
+    from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
     from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.capture.endpoints": "postgres_changes sqlite_changes",
+    "millstream.capture.outbox": "outbox",
     "millstream.capture.topics": "captured debezium",
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
@@ -233,6 +235,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "outbox",
     "panel",
     "param",
     "pattern",

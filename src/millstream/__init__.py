@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
+    from millstream.connectors.databases.two_phase import two_phase
     from millstream.connectors.discard import discard
     from millstream.connectors.files.endpoint import files
     from millstream.connectors.foreach import foreach_batch
@@ -99,6 +100,7 @@ _NAMES = {
     "millstream.asking": "ask",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
+    "millstream.connectors.databases.two_phase": "two_phase",
     "millstream.connectors.discard": "discard",
     "millstream.connectors.files.endpoint": "files",
     "millstream.connectors.foreach": "foreach_batch",
@@ -265,6 +267,7 @@ __all__ = [
     "top",
     "topic",
     "topics",
+    "two_phase",
     "upcaster",
     "var_pop",
     "var_samp",

@@ -82,7 +82,7 @@ def kafka_log(kafka: KafkaCluster) -> Iterator[KafkaLog]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A Postgres. Each test takes a database of its own, and restarts the server if it stops it."""
-    made = Server(wal_level="logical")  # its changes can be captured
+    made = Server(wal_level="logical", max_prepared_transactions="20")  # for capture and two-phase commits
     yield made
     made.close()
 

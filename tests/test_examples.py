@@ -23,6 +23,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from postgres_server import Server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 Run = Callable[[str], tuple[ModuleType, str]]
@@ -168,9 +169,13 @@ def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run
 
 
 @pytest.mark.more
-def test_two_writes_disagree_and_captured_ones_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load("dual_writes").main(str(tmp_path))
-    assert [row[-1] for row in cells(capsys.readouterr().out)] == ["they disagree", "equal", "equal"]
+def test_two_writes_disagree_and_others_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: Server
+) -> None:
+    load("dual_writes").main(str(tmp_path), server.new_database(), server.new_database())
+    shown = [row for row in cells(capsys.readouterr().out) if len(row) == 4]
+    assert [row[-1] for row in shown] == ["they disagree", "equal", "equal", "equal"]
+    assert shown[-1][1] == '{"milk": 3.0, "tea": 7.0}'
 
 
 @pytest.mark.more

@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from millstream.asking import ask
     from millstream.bridges.webhook_sink import webhook
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
+    from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
     from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
+    from millstream.connectors.databases.two_phase import two_phase
     from millstream.connectors.discard import discard
     from millstream.connectors.files.endpoint import files
     from millstream.connectors.foreach import foreach_batch
@@ -91,12 +93,14 @@ if TYPE_CHECKING:
 _NAMES = {
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.capture.endpoints": "postgres_changes sqlite_changes",
+    "millstream.capture.outbox": "outbox",
     "millstream.capture.topics": "captured debezium",
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
     "millstream.asking": "ask",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
+    "millstream.connectors.databases.two_phase": "two_phase",
     "millstream.connectors.discard": "discard",
     "millstream.connectors.files.endpoint": "files",
     "millstream.connectors.foreach": "foreach_batch",
@@ -233,6 +237,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "outbox",
     "panel",
     "param",
     "pattern",
@@ -262,6 +267,7 @@ __all__ = [
     "top",
     "topic",
     "topics",
+    "two_phase",
     "upcaster",
     "var_pop",
     "var_samp",

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+from waiting import until
+
 
 def records(log, topic):
     with log.consumer(topic) as consumer:
@@ -41,3 +43,16 @@ def check_transactions(changes):
         if before is not None:
             assert before["position"] <= change["position"]
             assert before["at"] <= change["at"]
+
+
+def wait_until_free(db, slot):
+    idle = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NULL"
+    until(lambda: db.execute(idle, (slot,)).fetchone(), "the slot is free")
+
+
+def remove_slots(db):
+    """Those of a database of Postgres, which would outlive it."""
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+    for (slot,) in db.execute(slots).fetchall():
+        wait_until_free(db, slot)
+        db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))

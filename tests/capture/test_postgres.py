@@ -25,7 +25,7 @@ from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLos
 from millstream.log import EmbeddedLog
 from waiting import until
 
-from .support import check_transactions, records, replayed
+from .support import check_transactions, records, remove_slots, replayed, wait_until_free
 
 TABLES = """
 CREATE TABLE orders (id int PRIMARY KEY, product text, amount numeric(10, 2), tags text[]);
@@ -43,15 +43,7 @@ def db(dsn):
     with psycopg.connect(dsn, autocommit=True) as db:
         db.execute(TABLES)
         yield db
-        slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
-        for (slot,) in db.execute(slots).fetchall():
-            wait_until_free(db, slot)
-            db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-
-
-def wait_until_free(db, slot):
-    idle = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NULL"
-    until(lambda: db.execute(idle, (slot,)).fetchone(), "the slot is free")
+        remove_slots(db)
 
 
 def opened(dsn, topics, name, types=None):

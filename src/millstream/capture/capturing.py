@@ -51,7 +51,7 @@ class Capture:
             raise
         try:
             before = newest_position(log, self.name)  # again: an older capture was still writing until now
-            _create(log, POSITIONS + self.name, compaction=True, segment_bytes=SEGMENT_BYTES)
+            create_if_missing(log, POSITIONS + self.name, compaction=True, segment_bytes=SEGMENT_BYTES)
             for shape in shapes:
                 self._fit(shape)
             self.position = self.database.begin(before)
@@ -71,9 +71,9 @@ class Capture:
             for piece in found.pieces():
                 self._send(piece)
                 stored += piece.records.num_rows
-            document = json.dumps(found.position)
-            self._producer.send(POSITIONS + self.name, document, key=self.name)
-        self.position = found.position
+            position = self._with_notes(found.position)
+            self._producer.send(POSITIONS + self.name, json.dumps(position), key=self.name)
+        self.position = position
         self.changes += stored
         self.database.confirm(self.position)
         return True
@@ -109,6 +109,10 @@ class Capture:
             except SourceUnavailable:
                 stop.wait(RETRY_SECONDS)
 
+    def _with_notes(self, position: Position) -> Position:
+        """The position as it is stored: a capture may add what it must not forget."""
+        return position
+
     def _send(self, piece: Piece) -> None:
         if self._topics.get(piece.shape.topic) != piece.shape:
             self._fit(piece.shape)
@@ -141,7 +145,7 @@ class Capture:
 
     def _fit(self, shape: TableShape) -> None:
         """Creates the topic of a table, or adds the table's new columns to it."""
-        is_new = _create(self._log, shape.topic, schema=shape.envelope, **self._settings)
+        is_new = create_if_missing(self._log, shape.topic, schema=shape.envelope, **self._settings)
         if not is_new and self._log.topic(shape.topic).settings.schema != shape.envelope:
             self._log.change_topic(shape.topic, schema=shape.envelope)
             logger.warning("topic '%s' has new columns now: %s", shape.topic, shape.stored)
@@ -180,8 +184,8 @@ def newest_position(log: Broker, name: str) -> Position | None:
     return None
 
 
-def _create(log: Broker, topic: str, **settings: object) -> bool:
-    """Whether the topic is new."""
+def create_if_missing(log: Broker, topic: str, **settings: object) -> bool:
+    """Creates a topic; whether it is new."""
     try:
         log.create_topic(topic, **settings)
     except AlreadyExists:

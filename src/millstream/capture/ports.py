@@ -71,7 +71,12 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
+class Removable(Database, Protocol):
+    def remove(self) -> bool:
+        """Removes what a capture of this name has created in the database; whether there was anything."""
+
+
 class Opener(Protocol):
     """Opens a database for a capture of this name; it must not change anything yet."""
 
-    def __call__(self, name: str) -> Database: ...
+    def __call__(self, name: str) -> Removable: ...

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from pyarrow import DataType
 
     from millstream.capture.capturing import Capture
-    from millstream.capture.ports import Opener
-    from millstream.capture.postgres.database import PostgresDatabase
-    from millstream.capture.sqlite.database import SqliteDatabase
+    from millstream.capture.ports import Removable
+    from millstream.log import Broker
 
 Tables = Annotated[
     list[str] | None,
@@ -49,7 +48,12 @@ ColumnTypes = Annotated[
 
 def register(app: typer.Typer) -> None:
     subcommands(
-        app, "capture", "Capture the rows of database tables, and every change of them.", sqlite_tables, postgres_tables
+        app,
+        "capture",
+        "Capture the rows of database tables, and every change of them.",
+        sqlite_tables,
+        postgres_tables,
+        outbox_events,
     )
 
 
@@ -74,6 +78,7 @@ def sqlite_tables(
       millstream capture sqlite app.db --table orders --table customers=shop.customers
       millstream capture sqlite app.db --remove
     """
+    from millstream.capture.capturing import Capture
     from millstream.capture.sqlite.database import SqliteDatabase
 
     opened = partial(SqliteDatabase, path, types=_types(type))
@@ -81,7 +86,8 @@ def sqlite_tables(
     if remove:
         _remove(session, opened({}, chosen), chosen)
     else:
-        _run(session, into, chosen, partial(opened, _tables(table)), until_caught_up, {"partitions": partitions})
+        made = partial(Capture, name=chosen, opened=partial(opened, _tables(table)), partitions=partitions)
+        _run(session, into, until_caught_up, made)
 
 
 def postgres_tables(
@@ -109,6 +115,7 @@ def postgres_tables(
       millstream capture postgres postgresql://shop@db/shop --table orders --table sales.items=items
       millstream capture postgres postgresql://shop@db/shop --remove
     """
+    from millstream.capture.capturing import Capture
     from millstream.capture.postgres.connections import database_name
     from millstream.capture.postgres.database import PostgresDatabase
     from millstream.connectors.databases.endpoints import checked_address
@@ -119,10 +126,45 @@ def postgres_tables(
     if remove:
         _remove(session, opened({}, chosen), chosen)
     else:
-        _run(session, into, chosen, partial(opened, _tables(table)), until_caught_up, {"partitions": partitions})
+        made = partial(Capture, name=chosen, opened=partial(opened, _tables(table)), partitions=partitions)
+        _run(session, into, until_caught_up, made)
 
 
-def _remove(session: Session, database: SqliteDatabase | PostgresDatabase, name: str) -> None:
+def outbox_events(
+    session: Session,
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDRESS", help="postgresql://user@host/database, or a SQLite file."),
+    ],
+    table: Annotated[str, typer.Option(help="The outbox.")] = "outbox",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the rows of events that were sent in the table.")] = False,
+    into: Into = None,
+    name: Name = None,
+    partitions: Partitions = 1,
+    until_caught_up: UntilCaughtUp = False,
+    remove: Remove = False,
+) -> None:
+    """Send the events of an outbox to the topics that they name, each once, until Ctrl-C.
+
+    An application inserts events in its own transactions, with ms.outbox(…).put; create() makes the table. Events that
+    were sent are deleted from it.
+
+    \b
+    Example:
+      millstream capture outbox postgresql://shop@db/shop
+      millstream capture outbox shop.db --until-caught-up
+    """
+    from millstream.capture.outbox import OutboxCapture, outbox
+
+    box = outbox(address, table=table, keep=keep)
+    chosen = name or box.default_name
+    if remove:
+        _remove(session, box.store.opener()(chosen), chosen)
+    else:
+        _run(session, into, until_caught_up, partial(OutboxCapture, box, name=chosen, partitions=partitions))
+
+
+def _remove(session: Session, database: Removable, name: str) -> None:
     try:
         found = database.remove()
     finally:
@@ -131,13 +173,9 @@ def _remove(session: Session, database: SqliteDatabase | PostgresDatabase, name:
     show_done(session, f"{what} {database.where}", document={"capture": name, "removed": found})
 
 
-def _run(
-    session: Session, into: str | None, name: str, opened: Opener, until_caught_up: bool, settings: dict[str, Any]
-) -> None:
-    from millstream.capture.capturing import Capture
-
+def _run(session: Session, into: str | None, until_caught_up: bool, capturing: Callable[[Broker], Capture]) -> None:
     session = replace(session, address=into or session.address)
-    with session.log(create=True) as log, Capture(log, name, opened, **settings) as capture, _stopping() as stop:
+    with session.log(create=True) as log, capturing(log) as capture, _stopping() as stop:
         shown = SnapshotProgress(capture)
         try:
             if until_caught_up:
@@ -148,7 +186,7 @@ def _run(
         finally:
             shown.close()
         said = f"captured {count_text(capture.changes, 'change')}"
-        show_done(session, said, document={"capture": name, "changes": capture.changes})
+        show_done(session, said, document={"capture": capture.name, "changes": capture.changes})
 
 
 class SnapshotProgress:

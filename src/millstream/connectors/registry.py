@@ -38,6 +38,7 @@ BUILT_IN = {
     "sqlite_changes": "millstream.capture.endpoints:sqlite_changes",
     "topic": "millstream.connectors.topic.endpoint:topic",
     "topics": "millstream.connectors.topic.several_endpoint:topics",
+    "two_phase": "millstream.connectors.databases.two_phase:two_phase",
     "webhook": "millstream.bridges.webhook_sink:webhook",
 }
 LOOKUP_GROUP = "millstream.lookups"

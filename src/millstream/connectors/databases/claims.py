@@ -164,36 +164,40 @@ class PostgresKeeper(TableKeeper):
 
     @contextmanager
     def _session(self, *, create: bool) -> Iterator[Do | None]:
-        from millstream.connectors.databases.postgres import (
-            CONNECT_SECONDS,
-            CREATION_LOCK,
-            UNREADABLE,
-            connection_driver,
-        )
+        from millstream.connectors.databases.postgres import CREATION_LOCK
 
-        psycopg = connection_driver(self._claim.step)
-        options = {} if "connect_timeout" in self._dsn else {"connect_timeout": CONNECT_SECONDS}
-        try:
-            with psycopg.connect(self._dsn, **options) as db:
+        with postgres_session(self._dsn, self._claim.step, self.where) as db:
 
-                def do(statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-                    done = db.execute(_in_postgres(statement), tuple(values))
-                    return done.fetchall() if done.description else []
+            def do(statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+                done = db.execute(_in_postgres(statement), tuple(values))
+                return done.fetchall() if done.description else []
 
-                if create:
-                    do("SELECT pg_advisory_xact_lock(?)", (CREATION_LOCK,))
-                yield do
-        except psycopg.Error as error:
-            message = concealed(str(error).strip(), secrets_of(self._dsn))
-            if UNREADABLE.search(message):
-                message = "the address of the database cannot be read"
-            raise _unreachable("Postgres", message, self.where) from None
+            if create:
+                do("SELECT pg_advisory_xact_lock(?)", (CREATION_LOCK,))
+            yield do
 
     def _exists(self, do: Do, table: str) -> bool:
         return do("SELECT to_regclass(?)", (table,)) != [(None,)]
 
     def close(self) -> None:
         """There is nothing to close."""
+
+
+@contextmanager
+def postgres_session(dsn: str, step: str, where: str, *, autocommit: bool = False) -> Iterator[Any]:
+    """A short connection; SinkUnavailable if there is none."""
+    from millstream.connectors.databases.postgres import CONNECT_SECONDS, UNREADABLE, connection_driver
+
+    psycopg = connection_driver(step)
+    options = {} if "connect_timeout" in dsn else {"connect_timeout": CONNECT_SECONDS}
+    try:
+        with psycopg.connect(dsn, autocommit=autocommit, **options) as db:
+            yield db
+    except psycopg.Error as error:
+        message = concealed(str(error).strip(), secrets_of(dsn))
+        if UNREADABLE.search(message):
+            message = "the address of the database cannot be read"
+        raise _unreachable("Postgres", message, where) from None
 
 
 def _in_postgres(statement: str) -> str:

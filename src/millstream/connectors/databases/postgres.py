@@ -7,8 +7,8 @@ statements change the whole table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -64,12 +64,17 @@ class PostgresSink(Sink):
         self._name = name
         self._table = prefix + quoted(name)
         self._ledger = prefix + quoted(LEDGER)
+        self._stage = self._stage_name(prefix, writing)
         self._job, self._step, self._run_name = writing.job, writing.step, writing.run
         self._layout = Layout(endpoint, writing.schema, stored)
         self._check_names()
         self._db: psycopg.Connection[Any] | None = None
         with suppress(SinkUnavailable):  # `write` reports it and retries
             self._run(None, None)
+
+    def _stage_name(self, prefix: str, writing: Writing) -> str:
+        """The table of rows that are compared with those of the table."""
+        return STAGE
 
     def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
         refused = unfit(rows, UNFIT)
@@ -91,12 +96,17 @@ class PostgresSink(Sink):
 
     def _run(self, batch: int | None, put: Callable[[psycopg.Connection[Any]], None] | None) -> None:
         """Writes the rows of a batch; without one it only ensures that the table exists."""
-        try:
-            db = self._db or self._open()
+        with self._session(batch) as db:
             if batch is not None and put is not None:
                 with db.transaction():
                     if self._is_new(db, batch):
                         put(db)
+
+    @contextmanager
+    def _session(self, batch: int | None) -> Iterator[psycopg.Connection[Any]]:
+        """The connection, which is closed if anything fails."""
+        try:
+            yield self._db or self._open()
         except self._psycopg.Error as error:
             connected = self._db is not None
             self.close()
@@ -115,11 +125,20 @@ class PostgresSink(Sink):
         options = {} if "connect_timeout" in self._dsn else {"connect_timeout": CONNECT_SECONDS}
         db: psycopg.Connection[Any] = self._psycopg.connect(self._dsn, autocommit=True, **options)
         self._db = db
+        self._connected(db)
         with db.transaction():
             self._prepare(db)
-        self._do(db, f"CREATE TEMPORARY TABLE {STAGE} ON COMMIT DELETE ROWS AS SELECT {self._listed()}, "
-                     f"''::text AS {WHAT}, 0::bigint AS {COPIES} FROM {self._table} WITH NO DATA")  # fmt: skip
+        self._make_stage(db)
         return db
+
+    def _connected(self, db: psycopg.Connection[Any]) -> None:
+        """Called with every new connection, before anything else is done."""
+
+    def _make_stage(self, db: psycopg.Connection[Any]) -> None:
+        self._do(db, f"CREATE TEMPORARY TABLE {self._stage} ON COMMIT DELETE ROWS AS {self._staged_columns()}")
+
+    def _staged_columns(self) -> str:
+        return f"SELECT {self._listed()}, ''::text AS {WHAT}, 0::bigint AS {COPIES} FROM {self._table} WITH NO DATA"
 
     def _is_new(self, db: psycopg.Connection[Any], batch: int) -> bool:
         """Also locks the ledger's row, so that another process of this job waits for this transaction."""
@@ -201,7 +220,7 @@ class PostgresSink(Sink):
         try:
             with db.transaction():  # nested in the batch's, so a savepoint
                 if staged:
-                    self._do(db, f"TRUNCATE {STAGE}")  # the rows of an earlier part
+                    self._do(db, f"TRUNCATE {self._stage}")  # the rows of an earlier part
                 self._apply(db, self._layout.changes(units))
                 self._do(db, "SET CONSTRAINTS ALL IMMEDIATE")  # deferred constraints must not fail the commit
         except self._psycopg.Error as error:
@@ -244,7 +263,8 @@ class PostgresSink(Sink):
         whole = " = ".join(f"ROW({', '.join(f'{side}.{quoted(name)}' for name in compared)})::text" for side in "ts")
         by_index = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in self._layout.lookup)
         has_null = " OR ".join(f"s.{quoted(name)} IS NULL" for name in self._layout.lookup)
-        pairs = f"SELECT t.ctid AS place{extra} FROM {self._table} t JOIN {STAGE} s ON s.{WHAT} = '{what}' AND {whole}"
+        joined = f"{self._table} t JOIN {self._stage} s ON s.{WHAT} = '{what}' AND {whole}"
+        pairs = f"SELECT t.ctid AS place{extra} FROM {joined}"
         return f"{pairs} AND {by_index} UNION ALL {pairs} AND ({has_null})"
 
     def _upsert(self) -> str:
@@ -252,15 +272,15 @@ class PostgresSink(Sink):
         others = [quoted(name) for name in self._layout.names if name not in self._layout.key]
         replaced = ", ".join(f"{name} = excluded.{name}" for name in others)
         return (
-            f"INSERT INTO {self._table} ({self._listed()}) SELECT {self._listed()} FROM {STAGE} WHERE {WHAT} = 'put' "
-            f"ON CONFLICT ({keys}) DO {f'UPDATE SET {replaced}' if others else 'NOTHING'}"
+            f"INSERT INTO {self._table} ({self._listed()}) SELECT {self._listed()} FROM {self._stage} "
+            f"WHERE {WHAT} = 'put' ON CONFLICT ({keys}) DO {f'UPDATE SET {replaced}' if others else 'NOTHING'}"
         )
 
     def _copy_staged(self, db: psycopg.Connection[Any], what: str, rows: pl.DataFrame) -> None:
         if rows.height:
             copies = pl.col(COPIES) if COPIES in rows.columns else pl.lit(1).alias(COPIES)
             columns = [*self._layout.names, pl.lit(what).alias(WHAT), copies]
-            self._copy(db, f"{STAGE} ({self._listed()}, {WHAT}, {COPIES})", rows.select(columns))
+            self._copy(db, f"{self._stage} ({self._listed()}, {WHAT}, {COPIES})", rows.select(columns))
 
     def _copy(self, db: psycopg.Connection[Any], into: str, rows: pl.DataFrame) -> None:
         statement = f"COPY {into} FROM STDIN"

@@ -15,7 +15,7 @@ PROGRAM = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/us
 CONFIGURATION = """
 listener {port} 127.0.0.1
 allow_anonymous {anonymous}
-{passwords}
+{more}
 persistence true
 persistence_location {folder}/
 autosave_interval 1
@@ -28,22 +28,25 @@ max_inflight_messages 0
 class Mosquitto:
     """It can be killed and started again with what it has stored."""
 
-    def __init__(self, folder: Path, passwords: Path | None = None) -> None:
+    def __init__(self, folder: Path, passwords: Path | None = None, tls: Path | None = None) -> None:
+        """`tls` has a certificate and its key."""
         if PROGRAM is None:
             pytest.skip("mosquitto is not installed")
         self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._file = folder / "mosquitto.conf"
-        named = "" if passwords is None else f"password_file {passwords}"
+        self._scheme = "mqtt" if tls is None else "mqtts"
+        more = [] if passwords is None else [f"password_file {passwords}"]
+        more += [] if tls is None else [f"certfile {tls}", f"keyfile {tls}"]
         anonymous = "true" if passwords is None else "false"
-        text = CONFIGURATION.format(port=self.port, folder=folder, anonymous=anonymous, passwords=named)
+        text = CONFIGURATION.format(port=self.port, folder=folder, anonymous=anonymous, more="\n".join(more))
         self._file.write_text(text + ("user root\n" if Path.home() == Path("/root") else ""))
         self.start()
 
     @property
     def address(self) -> str:
-        return f"mqtt://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         assert PROGRAM is not None

@@ -18,7 +18,14 @@ import pytest
 from hypothesis.statistics import collector
 
 PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
-PART_OF_FOLDER = {"capture": "connectors", "events": "log", "jobs": "spark", "tools": "kafka", "records": "properties"}
+PART_OF_FOLDER = {
+    "bridges": "connectors",
+    "capture": "connectors",
+    "events": "log",
+    "jobs": "spark",
+    "tools": "kafka",
+    "records": "properties",
+}
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 MINUTES_HELP = "how long each property is tried (default: 1); below 1, other tests do fewer rounds too"
 LIMIT_S = 7200.0

@@ -45,6 +45,7 @@ SECTIONS = {
     "millstream.events": "Event sourcing",
     "millstream.views": "Views",
     "millstream.testing": "Testing",
+    "millstream.testing.connectors": "Testing connectors",
     "millstream.errors": "Errors",
 }
 """The order of the sections. A module that is missing here comes last, under its own name."""
@@ -76,8 +77,17 @@ RETURNED = {
         "assert_steps",
         "print_panes",
     ],
+    "millstream.testing.connectors": [
+        "BridgeSuite",
+        "BridgeUnderTest",
+        "Delivered",
+        "FaultProxy",
+        "Message",
+        "SinkSuite",
+        "SinkUnderTest",
+    ],
 }
-"""What is documented besides the names of `millstream`: the types that its functions return, and the test module."""
+"""What is documented besides the names of `millstream`: the types that its functions return, and the test modules."""
 
 IMPLEMENTED_BY: dict[type, type] = {Broker: EmbeddedLog}
 """Whose methods document those of a port."""
@@ -152,8 +162,8 @@ def python_page() -> str:
         for name in sorted(names, key=lambda each: (not inspect.isclass(values[each]), each)):
             value = values[name]
             shown = f"ms.{name}" if name in millstream.__all__ else name
-            if module == "millstream.testing":
-                shown = f"millstream.testing.{name}"
+            if module.startswith("millstream.testing"):
+                shown = f"{module}.{name}"
             parts += documented(shown, value)
     parts += ["## The module of errors", "### ms.errors {#ms.errors}", "Every error class: [errors](errors.md)."]
     return joined(parts)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from millstream import errors
     from millstream.alerts.targets import command, email, slack
     from millstream.asking import ask
+    from millstream.bridges.mqtt_sink import mqtt
     from millstream.bridges.webhook_sink import webhook
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.bridges.mqtt_sink": "mqtt",
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.capture.endpoints": "postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
@@ -237,6 +239,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "mqtt",
     "outbox",
     "panel",
     "param",

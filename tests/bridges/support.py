@@ -31,9 +31,11 @@ def serving(application: Application, connection: Any = BridgeConnection) -> Ite
             thread.join()
 
 
-def request(port: int, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answered:
+def request(
+    port: int, method: str, path: str, body: bytes | str | None = None, *, timeout: float = 120, **headers: str
+) -> Answered:
     """Names of headers have _ for -."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()

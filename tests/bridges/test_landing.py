@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from millstream.bridges.arrivals import Arrival, Outcome
-from millstream.bridges.known_ids import ID_HEADER, KnownIds
+from millstream.bridges.arrivals import ID_HEADER, Arrival, Outcome
+from millstream.bridges.known_ids import KnownIds
 from millstream.bridges.landing import Landing
 from millstream.errors import ProducerFenced, UnknownTopic
 from millstream.log import Broker, EmbeddedLog
@@ -76,6 +77,21 @@ def test_a_second_process_of_a_bridge_takes_over(log: EmbeddedLog) -> None:
             assert isinstance(old.land([Arrival("clicks", b"3")])[0], ProducerFenced)
     assert values(log, "clicks") == [b"1"]
     assert failures == [1]
+
+
+def test_an_id_is_known_that_a_killed_process_has_stored(tmp_path: Path) -> None:
+    """Method: the mark of what readers see goes back, as if the process had died before it was moved."""
+    with EmbeddedLog(tmp_path / "log") as log:
+        log.create_topic("clicks")
+        with Landing(log, "test", ["clicks"]) as landing:
+            landing.land([Arrival("clicks", b"1", id="a")])
+            (mark,) = (tmp_path / "log").rglob("clicks/**/mark")
+            before = mark.read_bytes()
+            landing.land([Arrival("clicks", b"2", id="b")])
+    mark.write_bytes(before)
+    with EmbeddedLog(tmp_path / "log") as log, Landing(log, "test", ["clicks"]) as restarted:
+        assert restarted.land([Arrival("clicks", b"2", id="b")]) == [DUPLICATE]
+        assert values(log, "clicks") == [b"1", b"2"]
 
 
 def test_one_deleted_topic_leaves_the_others(log: EmbeddedLog) -> None:

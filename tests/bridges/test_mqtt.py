@@ -12,6 +12,7 @@ import pytest
 
 from millstream.bridges.landing import Landing
 from millstream.bridges.mqtt import MqttBridge, MqttSource
+from millstream.bridges.mqtt_client import MqttBroker
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 from millstream.log import EmbeddedLog
 from mosquitto_server import Mosquitto
@@ -40,8 +41,9 @@ def readings(log: EmbeddedLog) -> EmbeddedLog:
 @contextmanager
 def bridging(log: EmbeddedLog, mosquitto: Mosquitto, **settings: Any) -> Iterator[MqttBridge]:
     given = {"filters": ["devices/#"], "client_id": "bridge", **settings}
+    broker = MqttBroker(mosquitto.address, given.pop("version", 5))
     with Landing(log, "mqtt", ["readings"]) as landing:
-        made = MqttBridge(MqttSource(mosquitto.address, **given), landing, "readings")
+        made = MqttBridge(MqttSource(broker, **given), landing, "readings")
         ready = threading.Event()
         made.on_ready = ready.set
         thread = threading.Thread(target=made.run)
@@ -97,7 +99,7 @@ def test_what_is_not_stored_is_delivered_again(
     error = MillstreamError("the disk is on fire")
     monkeypatch.setattr(Landing, "land", lambda self, arrivals: [error] * len(arrivals))
     with Landing(readings, "mqtt", ["readings"]) as landing:
-        source = MqttSource(mosquitto.address, ["devices/#"], "bridge")
+        source = MqttSource(MqttBroker(mosquitto.address), ["devices/#"], "bridge")
         bridge = MqttBridge(source, landing, "readings")
         bridge.on_ready = lambda: publish(mosquitto, "1", "2")
         with pytest.raises(MillstreamError, match="fire"):
@@ -137,7 +139,7 @@ def test_an_unknown_user_is_refused(readings: EmbeddedLog, tmp_path: Path) -> No
     passwords.touch(0o600)
     broker = Mosquitto(folder, passwords)
     with Landing(readings, "mqtt", ["readings"]) as landing:
-        bridge = MqttBridge(MqttSource(broker.address, ["#"], "bridge"), landing, "readings")
+        bridge = MqttBridge(MqttSource(MqttBroker(broker.address), ["#"], "bridge"), landing, "readings")
         with pytest.raises(SourceUnavailable, match="rejects the client"):
             bridge.run()
     broker.stop()
@@ -149,5 +151,5 @@ def test_an_unknown_user_is_refused(readings: EmbeddedLog, tmp_path: Path) -> No
 )
 def test_what_is_not_a_source(address: str, more: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as refused:
-        MqttSource(address, **{"filters": ["#"], "client_id": "c", **more})
+        MqttSource(MqttBroker(address), **{"filters": ["#"], "client_id": "c", **more})
     assert "a:b" not in str(refused.value)

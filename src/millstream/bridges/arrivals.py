@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+ID_HEADER = "millstream-id"
+"""The header with a record's id, and the property of a message with the id that its receiver keeps."""
 ARRIVAL_BYTES = 200  # memory overhead of a small one
 
 

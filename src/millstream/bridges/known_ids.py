@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.bridges.arrivals import ID_HEADER
 from millstream.log import Batch, Broker
 
-ID_HEADER = "millstream-id"
 POLL_SECONDS = 0.5
 MICROSECONDS = 1_000_000
 
@@ -57,6 +57,8 @@ class KnownIds:
 def _newest(log: Broker, topic: str, since: datetime, records_max: int) -> Iterator[Batch]:
     """The records since a time, up to the end of the partitions as it is now."""
     parts = log.topic(topic).partitions()
+    for part in parts:
+        part.sync()  # a process that was killed may have stored an id that is not readable yet
     ends = {part.number: part.stable_offset() for part in parts}
     share = records_max // len(parts) + 1
     starts = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from millstream.bridges.arrivals import Arrival, Outcome
-from millstream.bridges.known_ids import ID_HEADER, KnownIds
+from millstream.bridges.arrivals import ID_HEADER, Arrival, Outcome
+from millstream.bridges.known_ids import KnownIds
 from millstream.errors import AlreadyExists, InvalidRecord, MillstreamError, ProducerFenced, StorageError
 from millstream.log import Broker, Producer, Receipt
 from millstream.records import DEAD_LETTER_SCHEMA, duration

@@ -7,24 +7,20 @@ that was stored, but whose acknowledgement was lost, is delivered again: with an
 from __future__ import annotations
 
 import queue
-import ssl
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from millstream import terminal
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.landing import Landing
+from millstream.bridges.mqtt_client import MqttBroker, is_final
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
-from millstream.secrets import Secret
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, MQTTMessage
 
-PASSWORD_VARIABLE = "MILLSTREAM_MQTT_PASSWORD"
-PORTS = {"mqtt": 1883, "mqtts": 8883}
 WAITING_MAX = 2000
 TOGETHER_MAX = 1000
 RECONNECT_SECONDS, RECONNECT_SECONDS_MAX = 1, 60
@@ -37,30 +33,22 @@ logger = terminal.logger(__name__)
 class MqttSource:
     """Which messages of which broker."""
 
-    address: str
+    broker: MqttBroker
     filters: Sequence[str]
     """Such as `devices/+/readings`; `$share/GROUP/FILTER` shares the messages with other clients."""
     client_id: str
     """Names the session that the broker keeps."""
     qos: int = 1
-    version: int = 5
-    """Of the protocol: 5, or 3 for 3.1.1."""
-    password: Secret | None = field(default=None, repr=False)
-    ca_file: str | None = None
     id_property: str | None = None
     """The user property with a message's stable id, in version 5."""
+    bytes_max: int = 1 << 20
+    """A larger message becomes a dead letter."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.address)
-        if parts.scheme not in PORTS or not parts.hostname or parts.password is not None:
-            raise InvalidInput(
-                f"'{parts.scheme}://{parts.hostname}' is not the address of an MQTT broker, or has a password in it",
-                next_step="mqtt://user@host:1883, or mqtts:// for TLS",
-            )
         if not self.filters or not self.client_id:
             raise InvalidInput("an MQTT bridge needs filters and a client id", next_step="devices/# subscribes to all")
-        if self.qos not in (0, 1, 2) or self.version not in (3, 5):
-            raise InvalidInput(f"there is no QoS {self.qos} of MQTT {self.version}", next_step="QoS 0 to 2, MQTT 3, 5")
+        if self.qos not in (0, 1, 2):
+            raise InvalidInput(f"there is no QoS {self.qos}", next_step="0, 1 or 2")
 
 
 class MqttBridge:
@@ -81,11 +69,11 @@ class MqttBridge:
 
     def run(self) -> None:
         """Until it is stopped. A broker that is away is waited for."""
-        parts = urlsplit(self._source.address)
+        broker = self._source.broker
         options: dict[str, Any] = {}
-        if self._source.version == 5:
+        if broker.version == 5:
             options = {"clean_start": False, "properties": _session()}
-        self._client.connect_async(str(parts.hostname), parts.port or PORTS[parts.scheme], 30, **options)
+        self._client.connect_async(broker.host, broker.port, broker.keep_alive_seconds, **options)
         self._client.loop_start()
         try:
             while not self._stopped.is_set():
@@ -133,23 +121,18 @@ class MqttBridge:
         properties = dict(getattr(message.properties, "UserProperty", None) or ())
         headers += [(str(name), str(value).encode()) for name, value in properties.items()]
         id = properties.get(self._source.id_property) if self._source.id_property else None
-        return Arrival(self._topic, bytes(message.payload), key, id, tuple(headers), f"mqtt {message.topic}")
+        value, fault = bytes(message.payload), None
+        if len(value) > self._source.bytes_max:
+            fault = f"the message is longer than {self._source.bytes_max:,} bytes, and was cut"
+            value = value[: self._source.bytes_max]
+        return Arrival(self._topic, value, key, id, tuple(headers), f"mqtt {message.topic}", fault)
 
     # ------------------------------------------------------------ the client's thread
 
     def _made(self) -> Client:
-        paho = _paho()
         source = self._source
-        version = paho.MQTTv5 if source.version == 5 else paho.MQTTv311
-        options = {} if source.version == 5 else {"clean_session": False}
-        made: Client = paho.Client(
-            paho.CallbackAPIVersion.VERSION2, source.client_id, protocol=version, manual_ack=True, **options
-        )
-        parts = urlsplit(source.address)
-        if parts.username is not None:
-            made.username_pw_set(parts.username, None if source.password is None else source.password.reveal())
-        if parts.scheme == "mqtts":
-            made.tls_set_context(ssl.create_default_context(cafile=source.ca_file))
+        options = {} if source.broker.version == 5 else {"clean_session": False}
+        made = source.broker.client(source.client_id, manual_ack=True, **options)
         made.reconnect_delay_set(RECONNECT_SECONDS, RECONNECT_SECONDS_MAX)
         made.on_connect, made.on_message, made.on_subscribe = self._connected, self._received, self._subscribed
         made.on_disconnect = self._disconnected
@@ -158,7 +141,7 @@ class MqttBridge:
     def _connected(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
         if reason.is_failure:
             text = str(reason)
-            if "auth" in text.lower() or "password" in text.lower() or "identifier" in text.lower():
+            if is_final(reason):
                 self._refuse(f"the broker rejects the client: {text}")
             else:
                 logger.warning("the MQTT broker rejects the connection: %s; trying again", text)
@@ -174,7 +157,7 @@ class MqttBridge:
 
     def _refuse(self, what: str) -> None:
         step = "check the user, the password and what it may read"
-        self._refusal = SourceUnavailable(what, where=self._source.address, next_step=step)
+        self._refusal = SourceUnavailable(what, where=str(self._source.broker), next_step=step)
         self.stop()
 
     def _disconnected(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
@@ -204,11 +187,3 @@ def _session() -> Any:
     made.SessionExpiryInterval = SESSION_SECONDS
     made.ReceiveMaximum = WAITING_MAX
     return made
-
-
-def _paho() -> Any:
-    try:
-        from paho.mqtt import client
-    except ImportError as error:
-        raise InvalidInput("MQTT needs the package paho-mqtt", next_step="pip install 'millstream[mqtt]'") from error
-    return client

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,16 +9,14 @@ from typing import ClassVar
 import pyarrow as pa
 
 from millstream.alerts.targets import WebhookTarget
+from millstream.bridges.identified import identified, run_of
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Writing
 from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
-from millstream.connectors.weights import one_batch, with_weights
-from millstream.records import Schema, codec
+from millstream.connectors.weights import with_weights
 from millstream.secrets import Secret, shown_address
 from millstream.webhooks.sender import TRIES, WebhookRefused, host_of
-
-ID_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class WebhookSink(Sink):
         self._sender = endpoint.sender()
         self._tries = endpoint.tries
         self._ledger = writing.ledger
-        self._run = f"{writing.job}/{writing.step}/{writing.run}"
+        self._run = run_of(writing)
         self._done: tuple[int, dict[str, str | None]] = (-1, {})
         """The ids of the last batch that were answered, with the reason if they were rejected."""
 
@@ -75,7 +71,7 @@ class WebhookSink(Sink):
         if self._done[0] != batch:
             self._done = (batch, {})
         answered = self._done[1]
-        for row, (id, body) in enumerate(self._messages(batch, with_weights(rows, weights), set(refused))):
+        for row, (id, body) in enumerate(identified(self._run, batch, with_weights(rows, weights), set(refused))):
             if id is None:
                 continue
             if id not in answered:
@@ -89,21 +85,6 @@ class WebhookSink(Sink):
         refuse(refusals_of(refused))
         self._ledger.record(batch)
         self._done = (batch, {})
-
-    def _messages(self, batch: int, rows: pa.Table, unfit_rows: set[int]) -> list[tuple[str | None, bytes]]:
-        """Id and body of each row. The id is of its contents: it does not depend on the order of a batch's rows."""
-        if not rows.num_rows:
-            return []
-        usable = [row for row in range(rows.num_rows) if row not in unfit_rows]
-        found = rows.take(pa.array(usable, pa.int64()))
-        bodies = codec("json", Schema.of(found.schema)).encode(one_batch(found)).to_pylist() if usable else []
-        seen: Counter[bytes] = Counter()
-        made: list[tuple[str | None, bytes]] = [(None, b"")] * rows.num_rows
-        for row, body in zip(usable, bodies, strict=True):
-            text = f"{self._run}/{batch}/{seen[body]}/".encode()
-            seen[body] += 1
-            made[row] = (hashlib.blake2b(text + body, digest_size=ID_BYTES).hexdigest(), body)
-        return made
 
     def close(self) -> None:
         self._sender.close()

@@ -223,6 +223,17 @@ def mqtt(
     tls_ca: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificates to trust, if not the system's.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This client's certificate, if the broker wants one.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None,
+    will_topic: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="Where the broker publishes 'offline', retained, if this bridge crashes."),
+    ] = None,
+    max_message: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest message; a larger one is a dead letter.")
+    ] = "1 MiB",
     keep_ids: KeepIds = "1 day",
 ) -> None:
     """Receive messages of an MQTT broker until Ctrl-C: each is acknowledged when it is safe on disk.
@@ -237,13 +248,24 @@ def mqtt(
     import signal
 
     from millstream.bridges.landing import Landing
-    from millstream.bridges.mqtt import PASSWORD_VARIABLE, MqttBridge, MqttSource
+    from millstream.bridges.mqtt import MqttBridge, MqttSource
+    from millstream.bridges.mqtt_client import PASSWORD_VARIABLE, MqttBroker, Will
     from millstream.bridges.running import bridge_name
+    from millstream.records import size_bytes
     from millstream.secrets import Secret
 
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
     given = os.environ.get(PASSWORD_VARIABLE)
-    password, trusted = None if given is None else Secret(given), None if tls_ca is None else str(tls_ca)
-    source = MqttSource(at, subscribe, client_id, qos, int(protocol), password, trusted, id_property)
+    broker = MqttBroker(
+        at,
+        int(protocol),
+        None if given is None else Secret(given),
+        None if tls_ca is None else str(tls_ca),
+        None if tls_cert is None else (str(tls_cert), str(tls_key)),
+        None if will_topic is None else Will(will_topic, "offline"),
+    )
+    source = MqttSource(broker, subscribe, client_id, qos, id_property, size_bytes(max_message))
     name = bridge_name("mqtt", f"{at} {client_id}")
     with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
         bridge = MqttBridge(source, landing, topic)

@@ -30,6 +30,7 @@ BUILT_IN = {
     "iceberg": "millstream.connectors.lakes.endpoints:iceberg",
     "kafka": "millstream.connectors.kafka.endpoint:kafka",
     "memory": "millstream.connectors.memory:memory",
+    "mqtt": "millstream.bridges.mqtt_sink:mqtt",
     "postgres": "millstream.connectors.databases.endpoints:postgres",
     "postgres_changes": "millstream.capture.endpoints:postgres_changes",
     "rate": "millstream.connectors.rate:rate",

@@ -231,7 +231,10 @@ class Partition:
             self._publish(mark, sync=True)  # even if it was ended: perhaps by a process that died before it was durable
 
     def sync(self) -> None:
-        """Makes everything acknowledged so far survive a crash of the machine."""
+        """Makes everything acknowledged so far survive a crash of the machine.
+
+        What a process wrote that died before it moved the mark becomes readable now, not with the next append.
+        """
         with self._writing() as mark:
             self._publish(mark, sync=True)
 

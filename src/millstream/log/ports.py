@@ -49,6 +49,9 @@ class BrokerPartition(Protocol):
 
     def stable_offset(self) -> int: ...
 
+    def sync(self) -> None:
+        """What is stored, also by a process that died meanwhile, is durable and readable when this returns."""
+
 
 class BrokerTopic(Protocol):
     """A topic's current description."""

@@ -1,0 +1,352 @@
+"""A sink that publishes every row to an MQTT broker: a batch is complete when the broker has acknowledged all of it.
+
+At least once: a message that is repeated has the same id. With `retain` the broker keeps the newest message of every
+MQTT topic, so the rows of a table are there for whichever client subscribes later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import polars as pl
+import pyarrow as pa
+
+from millstream.bridges.arrivals import ID_HEADER
+from millstream.bridges.identified import Identified, identified, run_of
+from millstream.bridges.mqtt_client import MqttBroker, Will, installed, is_final
+from millstream.connectors import arguments
+from millstream.connectors.connector import Connector, Writing
+from millstream.connectors.databases.changes import upsert_changes
+from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
+from millstream.connectors.sink import Sink
+from millstream.connectors.weights import with_weights
+from millstream.errors import InvalidPlan, MillstreamError, SinkFailed, SinkUnavailable
+from millstream.records import Schema
+from millstream.secrets import Secret
+from millstream.user_lines import users_line, what_exists
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client
+
+EXAMPLE = "mqtt('mqtt://127.0.0.1', 'devices/{device}/command')"
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
+TOGETHER_MAX = 1000
+TOPIC_BYTES_MAX = 65_535
+NOT_IN_A_LEVEL = frozenset("/+#\0")
+PASSING_REASONS = frozenset({131, 136, 137, 147, 151})
+"""Of MQTT 5: the same message may be accepted later."""
+TOPIC_COLUMN = "__mqtt_topic"
+
+
+@dataclass(frozen=True)
+class Mqtt(Connector):
+    broker: MqttBroker
+    topic: str
+    payload: str | None = None
+    qos: int = 1
+    retain: bool = False
+    can_write: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"mqtt {self.topic}"
+
+    def check_written(self, schema: Schema) -> None:
+        for column in [*columns_of(self.topic), *([] if self.payload is None else [self.payload])]:
+            if column not in schema.names:
+                raise InvalidPlan(
+                    f"there is no column '{column}' for {self}",
+                    where=users_line(),
+                    next_step=what_exists(column, schema.names, kind="columns"),
+                )
+        if self.payload is not None:
+            kind = schema.field(self.payload).type
+            if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+                raise InvalidPlan(
+                    f"the payload '{self.payload}' is neither text nor bytes",
+                    where=users_line(),
+                    next_step="select it as text: cast(column as string)",
+                )
+
+    def open_sink(self, writing: Writing) -> Sink:
+        installed()
+        return MqttSink(self, writing)
+
+    def __str__(self) -> str:
+        return f"mqtt({self.broker}, {self.topic})"
+
+
+def mqtt(
+    address: str,
+    topic: str,
+    *,
+    payload: str | None = None,
+    qos: int = 1,
+    retain: bool = False,
+    version: int = 5,
+    password: str | Secret | None = None,
+    ca_file: str | None = None,
+    certificate: tuple[str, str] | None = None,
+    will: tuple[str, str] | None = None,
+) -> Mqtt:
+    """A sink that publishes every row to an MQTT broker, in order: `mqtt://user@host:1883`, or `mqtts://` for TLS.
+
+    Columns in braces are part of the topic: `devices/{device}/command`. A message is the row as JSON, or the column
+    `payload` as it is. With `retain`, the broker keeps the newest message of every topic, and a row that leaves a table
+    clears its topic. `will` is a topic and a text that the broker publishes if this process dies. `certificate` names
+    the files with this client's certificate and its key.
+    """
+    text = arguments.text(topic, "an MQTT topic must be a string", EXAMPLE)
+    columns_of(text)
+    if qos not in (1, 2):
+        raise arguments.refused(f"a sink needs acknowledgements, so there is no qos={qos!r}", "use qos=1 or 2")
+    broker = MqttBroker(
+        arguments.text(address, "the address of a broker must be a string", EXAMPLE),
+        version,
+        Secret(password) if isinstance(password, str) else password,
+        ca_file,
+        certificate,
+        None if will is None else Will(*will),
+    )
+    return Mqtt(broker, text, payload, qos, retain)
+
+
+def columns_of(topic: str) -> list[str]:
+    """The columns in the pattern of a topic."""
+    try:
+        parts = list(string.Formatter().parse(topic))
+    except ValueError as error:
+        raise arguments.refused(f"'{topic}' is not a topic: {error}", f"for example {EXAMPLE}") from None
+    if any(set(literal) & set("+#\0") or format or conversion for literal, _, format, conversion in parts):
+        raise arguments.refused(f"'{topic}' is not a topic to publish to", f"for example {EXAMPLE}")
+    return [column for _, column, _, _ in parts if column is not None]
+
+
+class _Outgoing(NamedTuple):
+    row: int
+    id: str
+    topic: str
+    payload: bytes
+
+
+class MqttSink(Sink):
+    def __init__(self, endpoint: Mqtt, writing: Writing) -> None:
+        self._endpoint = endpoint
+        self._columns = columns_of(endpoint.topic)
+        self._ledger = writing.ledger
+        self._run = run_of(writing)
+        self._where = f"step '{writing.step}', {endpoint}"
+        self._connection: Connection | None = None
+        self._done: tuple[int, dict[str, str | None]] = (-1, {})
+        """The ids of the last batch that were answered, with the reason if they were rejected."""
+
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        if self._ledger.has(batch):
+            return
+        refused = unfit(rows, AS_TEXT)
+        outgoing = self._outgoing(batch, rows, weights, refused)
+        if self._done[0] != batch:
+            self._done = (batch, {})
+        answered = self._done[1]
+        for start in range(0, len(outgoing), TOGETHER_MAX):
+            self._publish(
+                [each for each in outgoing[start : start + TOGETHER_MAX] if each.id not in answered], answered
+            )
+        refused |= {each.row: reason for each in outgoing if (reason := answered[each.id]) is not None}
+        refuse(refusals_of(refused))
+        self._ledger.record(batch)
+        self._done = (batch, {})
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ------------------------------------------------------------ messages
+
+    def _outgoing(
+        self, batch: int, rows: pa.Table, weights: pa.Array | None, refused: dict[int, str]
+    ) -> list[_Outgoing]:
+        """Adds to `refused` the rows without a usable topic."""
+        topics = self._topics(rows, refused)
+        sent = rows if self._endpoint.retain else with_weights(rows, weights)
+        messages = identified(self._run, batch, sent, set(refused))
+        if not self._endpoint.retain or weights is None:
+            self._check_weights(weights)
+            chosen = [(row, True) for row in range(rows.num_rows) if row not in refused]
+        else:
+            chosen = _newest(rows, weights, topics, refused)
+        return [self._message(row, topics[row], messages[row], rows, is_kept=is_kept) for row, is_kept in chosen]
+
+    def _message(self, row: int, topic: str, message: Identified, rows: pa.Table, *, is_kept: bool) -> _Outgoing:
+        assert message.id is not None
+        if not is_kept:
+            return _Outgoing(row, message.id, topic, b"")  # clears what the broker keeps
+        if self._endpoint.payload is None:
+            return _Outgoing(row, message.id, topic, message.body)
+        value = rows.column(self._endpoint.payload)[row].as_py()
+        return _Outgoing(row, message.id, topic, value.encode() if isinstance(value, str) else value or b"")
+
+    def _check_weights(self, weights: pa.Array | None) -> None:
+        if self._endpoint.payload is not None and weights is not None and any(each < 0 for each in weights.to_pylist()):
+            raise SinkFailed(
+                f"a row is retracted, and its column '{self._endpoint.payload}' alone cannot express that",
+                where=self._where,
+                next_step="leave out payload=, or keep the newest message of a topic with retain=True",
+            )
+
+    def _topics(self, rows: pa.Table, refused: dict[int, str]) -> list[str]:
+        columns = {name: rows.column(name).to_pylist() for name in self._columns}
+        made = []
+        for row in range(rows.num_rows):
+            levels = {name: _level(values[row]) for name, values in columns.items()}
+            unusable = [name for name, text in levels.items() if not text or NOT_IN_A_LEVEL & set(text)]
+            if unusable:
+                refused.setdefault(row, f"column '{unusable[0]}' cannot be part of an MQTT topic")
+            made.append(self._endpoint.topic.format(**levels))
+            if len(made[-1].encode(errors="replace")) > TOPIC_BYTES_MAX:
+                refused.setdefault(row, f"its MQTT topic is longer than {TOPIC_BYTES_MAX:,} bytes")
+        return made
+
+    # ------------------------------------------------------------ the broker
+
+    def _publish(self, messages: Sequence[_Outgoing], answered: dict[str, str | None]) -> None:
+        """Adds the answers as they come: after a failure, what is missing is published again."""
+        if not messages:
+            return
+        try:
+            if self._connection is None:
+                self._connection = Connection(self._endpoint.broker, _client_id(self._run))
+            self._connection.publish(messages, answered, self._endpoint.qos, retain=self._endpoint.retain)
+        except MillstreamError:
+            self.close()
+            raise
+
+
+class Connection:
+    """A connected client. It is closed and replaced after any failure."""
+
+    def __init__(self, broker: MqttBroker, client_id: str) -> None:
+        self._broker = broker
+        self._changed = threading.Condition()
+        self._connected: Any = None
+        self._lost: str | None = None
+        self._answers: dict[int, Any] = {}
+        self._client: Client = broker.client(client_id, reconnect_on_failure=False)
+        self._client.on_connect, self._client.on_disconnect = self._on_connect, self._on_disconnect
+        self._client.on_publish = self._on_publish
+        self._client.connect_timeout = CONNECT_SECONDS
+        try:
+            self._client.connect(broker.host, broker.port, broker.keep_alive_seconds)
+        except OSError as error:
+            raise self._unavailable(f"the broker cannot be reached: {error}") from error
+        self._client.loop_start()
+        self._wait(lambda: self._connected is not None, CONNECT_SECONDS)
+        self._check(self._connected)
+
+    def _check(self, answer: Any) -> None:
+        if answer.is_failure:
+            self.close()
+            what = f"the broker rejects the connection: {answer}"
+            if is_final(answer):
+                raise SinkFailed(what, where=str(self._broker), next_step="check the user and the password")
+            raise self._unavailable(what)
+
+    def publish(
+        self, messages: Sequence[_Outgoing], answered: dict[str, str | None], qos: int, *, retain: bool
+    ) -> None:
+        ids: dict[int, str] = {}
+        for message in messages:
+            sent = self._client.publish(message.topic, message.payload, qos, retain, self._properties(message.id))
+            ids[sent.mid] = message.id
+        try:
+            self._wait(lambda: ids.keys() <= self._answers.keys(), ANSWER_SECONDS)
+        finally:
+            waits = None
+            with self._changed:
+                for number, id in ids.items():
+                    reason = self._answers.pop(number, None)
+                    if reason is not None and reason.is_failure and reason.value in PASSING_REASONS:
+                        waits = reason
+                    elif reason is not None:
+                        refusal = f"the broker rejects the message: {reason}" if reason.is_failure else None
+                        answered[id] = refusal
+        if waits is not None:
+            raise self._unavailable(f"the broker does not accept more: {waits}")
+
+    def close(self) -> None:
+        with suppress(ValueError):  # it never was connected
+            self._client.disconnect()
+        self._client.loop_stop()
+
+    def _properties(self, id: str) -> Any:
+        if self._broker.version != 5:
+            return None
+        from paho.mqtt.packettypes import PacketTypes
+        from paho.mqtt.properties import Properties
+
+        made: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        made.UserProperty = (ID_HEADER, id)
+        return made
+
+    def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
+        """As long as there are answers, it waits for more."""
+        with self._changed:
+            while not holds():
+                before = len(self._answers)
+                self._changed.wait_for(lambda: holds() or self._lost is not None, seconds)
+                if self._lost is not None:
+                    raise self._unavailable(f"the connection to the broker ended: {self._lost}")
+                if not holds() and len(self._answers) == before:
+                    raise self._unavailable(f"the broker did not answer in {seconds:g} s")
+
+    def _unavailable(self, what: str) -> SinkUnavailable:
+        return SinkUnavailable(what, where=str(self._broker), next_step="check the broker; it is tried again")
+
+    # ------------------------------------------------------------ the client's thread
+
+    def _on_connect(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
+        with self._changed:
+            self._connected = reason
+            self._changed.notify_all()
+
+    def _on_disconnect(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
+        with self._changed:
+            self._lost = str(reason)
+            self._changed.notify_all()
+
+    def _on_publish(self, client: Any, data: Any, number: int, reason: Any, properties: Any) -> None:
+        with self._changed:
+            self._answers[number] = reason
+            self._changed.notify_all()
+
+
+def _newest(
+    rows: pa.Table, weights: pa.Array, topics: Sequence[str], refused: dict[int, str]
+) -> list[tuple[int, bool]]:
+    """The last row of every topic, and whether the topic has one from now on."""
+    usable = [row for row in range(rows.num_rows) if row not in refused]
+    frame = pl.DataFrame(pl.from_arrow(rows)).with_columns(pl.Series(TOPIC_COLUMN, topics, pl.String))
+    changes = upsert_changes(frame[usable], pl.Series(weights.to_pylist(), dtype=pl.Int64)[usable], [TOPIC_COLUMN])
+    kept = set(changes.put[TOPIC_COLUMN])
+    last: dict[str, int] = {}
+    for row in usable:
+        if topics[row] not in kept or weights[row].as_py() > 0:
+            last[topics[row]] = row
+    return [(row, topic in kept) for topic, row in last.items()]
+
+
+def _level(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _client_id(run: str) -> str:
+    """The same for every process of a run: the broker disconnects one that was replaced."""
+    return f"ms{hashlib.blake2s(run.encode(), digest_size=10).hexdigest()}"

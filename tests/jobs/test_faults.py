@@ -43,7 +43,7 @@ def test_a_kill_loses_and_duplicates_nothing(killed: Killed) -> None:
     kill_once(killed)
 
 
-@pytest.mark.more
+@pytest.mark.soak
 @pytest.mark.own_processes
 @pytest.mark.timeout(600)
 def test_kills_lose_and_duplicate_nothing(killed: Killed) -> None:

@@ -21,6 +21,7 @@ from millstream.cli import (
     measured,
     pack,
     produce,
+    provenance,
     queues,
     run,
     switch,
@@ -80,7 +81,7 @@ def millstream(
 
 
 for module in (
-    *(init, run, up, jobs, accounts, measured, why, trace, dead_letters, alerts, table),
+    *(init, run, up, jobs, accounts, measured, why, trace, provenance, dead_letters, alerts, table),
     *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, capture, pack, bench),
 ):
     module.register(app)

@@ -51,6 +51,10 @@ class Sink(ABC):
         """The preparer for tasks, from now on; None if all rows are written in the driver."""
         return None
 
+    def take_places(self) -> Mapping[str, tuple[int, int]]:
+        """By partition, the offsets that the records of the last batch start and end at; empty if they are unknown."""
+        return {}
+
     def close(self) -> None:
         return None
 
@@ -124,6 +128,9 @@ class RecordedSink(Sink):
 
     def preparer(self) -> Preparer | None:
         return self._sink.preparer()
+
+    def take_places(self) -> Mapping[str, tuple[int, int]]:
+        return self._sink.take_places()
 
     def close(self) -> None:
         self._sink.close()

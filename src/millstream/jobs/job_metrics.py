@@ -112,7 +112,18 @@ class JobMetrics:
                 active_at=now if has_grown or watermark is not None else before.active_at,
             )
 
-    # ------------------------------------------------------------ read by the sampler
+    # ------------------------------------------------------------ read by the sampler, and by events
+
+    def step(self, name: str) -> StepPlan:
+        return self._plan[name]
+
+    def counts(self, written: Mapping[str, int]) -> dict[str, StepSample]:
+        """The rows of each step since the start of the run."""
+        made: dict[str, StepSample] = {}
+        with self._lock:
+            for node in self._physical_plan.order:
+                made[node.name] = self._counted(node, made, written)
+        return made
 
     def offsets(self) -> dict[tuple[str, str], int]:
         """By source and partition, the next offset to read."""

@@ -25,6 +25,7 @@ from millstream.connectors.opening import connector_errors, open_sink, open_sour
 from millstream.connectors.sink import Preparer, Sink
 from millstream.connectors.source import Offsets
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
+from millstream.jobs.batch_events import BatchEvents
 from millstream.jobs.broker_address import address_of
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
@@ -217,6 +218,11 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         sampler = Sampler(name, folder.path, physical_plan, progress, lag, keeps=settings.metrics)
         notices = Notices(name, physical_plan)
         recent = RecentRows({output: keys_of(output) for output in outputs})
+        events = None
+        if settings.provenance:
+            counts = settings.metrics
+            events = BatchEvents(log, folder, kept.identity, physical_plan, sampler.metrics, counts_rows=counts)
+            opening.callback(events.close)
         written = Outputs(
             physical_plan,
             sinks,
@@ -228,11 +234,14 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             recent,
             FailingRows(feed.shipment, feed, folder.checkpoint),
             settings.on_batch,
+            events=events,
             shift=kept.shift,
         )
         query = _query(spark, written, feed, folder, settings, kept)
         if settings.batch:
             opening.callback(_forget_if_done, query, folder, claims, feed.shipment.folder)
+        if events is not None:
+            opening.callback(events.close)  # before the folder of a batch run is removed
         opening.callback(sampler.close)
         sampler.start()
         is_bounded = settings.batch or settings.until == CAUGHT_UP

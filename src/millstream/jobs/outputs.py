@@ -23,6 +23,7 @@ from millstream.connectors.opening import connector_errors
 from millstream.connectors.refusals import Refusal
 from millstream.connectors.sink import Sink
 from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
+from millstream.jobs.batch_events import BatchEvents
 from millstream.jobs.job_folder import SINKS
 from millstream.jobs.job_metrics import JobMetrics, Phases
 from millstream.jobs.job_progress import Progress
@@ -86,6 +87,7 @@ class Outputs:
         failing_rows: FailingRows,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
         *,
+        events: BatchEvents | None = None,
         shift: int = 0,
     ) -> None:
         """`shift` is added to the numbers of Spark's batches: a restored job counts on from what its outputs have."""
@@ -99,6 +101,7 @@ class Outputs:
         self._recent = recent
         self._failing_rows = failing_rows
         self._on_batch = on_batch
+        self._events = events
         self._shift = shift
         self._ended_at = self._written_at = time.monotonic()
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
@@ -115,12 +118,18 @@ class Outputs:
         began = time.monotonic()
         rows = self._failing_rows.without_them(batch, number, collected)
         number += self._shift
-        reports = [report_from_bytes(row.blob) for row in sorted(row for row in rows if row.step == DRIVER)]
+        numbered = [
+            (row.task, report_from_bytes(row.blob)) for row in sorted(row for row in rows if row.step == DRIVER)
+        ]
+        reports = [report for _, report in numbered]
         self._record_progress(reports, number)
         self._metrics.observe(reports, time.time())
         processed = time.monotonic()
         self._write_outputs(rows, reports, number)
         written = time.monotonic()
+        if self._events is not None:
+            written_rows = dict(self._progress.written)
+            self._events.record(number, number - self._shift, numbered, written_rows, self._sinks)
         sources = [report for report in reports if isinstance(report, SourceReport)]
         self._metrics.ended(
             Phases(

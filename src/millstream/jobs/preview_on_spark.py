@@ -40,17 +40,17 @@ def previewed_on_spark(observed: Sequence[Node], limits: Limits, address: str, f
     try:
         if limits.follows:
             # The folder of a batch run, so that this run continues where the first one stopped.
-            settings = Settings(broker=broker, folder=folder / "job").checked()
+            settings = Settings(broker=broker, folder=folder / "job", provenance=False).checked()
             job = start_job(_flow(f"{name}.batch", observed, kept), settings, Display())
             try:
                 job.wait(limits.seconds)
             finally:
                 job.stop()
         if is_streaming:  # it has no end that could close its windows
-            settings = Settings(broker=broker, folder=folder / "job", until="caught up").checked()
+            settings = Settings(broker=broker, folder=folder / "job", provenance=False, until="caught up").checked()
             run_job(_flow(f"{name}.batch", observed, kept), settings, Display())
         else:
-            settings = Settings(broker=broker, folder=folder / "job", batch=True).checked()
+            settings = Settings(broker=broker, folder=folder / "job", provenance=False, batch=True).checked()
             run_job(_flow(name, observed, kept), settings, Display())
         return _results(node, kept, limits)
     finally:

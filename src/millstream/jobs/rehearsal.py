@@ -136,7 +136,7 @@ def _results(
             for memory in kept.values():
                 memory.clear()
 
-    flow.run(broker=broker, folder=folder.path, until="caught up", on_batch=skip)
+    flow.run(broker=broker, folder=folder.path, until="caught up", on_batch=skip, provenance=False)
     return {name: memory.rows() for name, memory in kept.items()}
 
 

@@ -154,6 +154,15 @@ class BatchReceipt(Receipt):
     def offsets(self) -> npt.NDArray[np.int64]:
         return self.wait()._chunk.places()[1]
 
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """By partition, the first offset and the one after the last; without looking at single rows."""
+        found: dict[int, tuple[int, int]] = {}
+        for work in self.wait()._chunk.stored:
+            for start, count in work.spans:
+                first, end = found.get(work.partition, (start, start))
+                found[work.partition] = min(first, start), max(end, start + count)
+        return found
+
 
 class Buffer:
     """Shared by the threads that send and the one that stores."""

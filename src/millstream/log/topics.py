@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 from dataclasses import dataclass, field, fields, replace
@@ -11,9 +12,12 @@ from typing import Any
 
 from millstream.errors import InvalidName, InvalidSetting
 from millstream.log.archive import archive_root
+from millstream.log.disk import storage_errors
 from millstream.records import Schema, can_evolve, codec, duration, format_duration, size_bytes
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
+INTERNAL = "_provenance."
+"""What the names of the topics start with that have the events of jobs."""
 PARTITIONS_MAX = 10_000  # of any topic; an embedded log allows EMBEDDED_PARTITIONS_MAX
 EMBEDDED_PARTITIONS_MAX = 1000
 FILES_PER_PARTITION = 4  # that a writing process keeps open
@@ -23,6 +27,13 @@ SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 4096, 2 << 30
 
 def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None and ".." not in text
+
+
+def topic_names(folder: Path, *, internal: bool = False) -> list[str]:
+    """The topics in a folder. Internal ones are left out of listings and patterns: they describe jobs."""
+    with storage_errors(folder.parent), os.scandir(folder) as entries:  # files and other folders are not topics
+        names = [entry.name for entry in entries if is_name(entry.name) and entry.is_dir(follow_symlinks=False)]
+    return sorted(name for name in names if internal or not name.startswith(INTERNAL))
 
 
 def checked_name(name: object, what: str) -> str:

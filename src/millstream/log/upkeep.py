@@ -49,7 +49,7 @@ class Upkeep:
                 logger.warning("upkeep failed and will be retried: %s", error, exc_info=_is_unexpected(error))
 
     def _round(self) -> None:
-        for name in self._log.topics():
+        for name in self._log.all_topics():
             if self._stop.is_set():
                 return
             try:

@@ -79,6 +79,8 @@ class Settings:
     """The workers' libraries, packed with `millstream pack`."""
     metrics: bool = True
     """Whether to keep metrics of every step, and their history."""
+    provenance: bool = True
+    """Whether to record what each batch read and wrote, in a topic of the job."""
     progress: ShowProgress = "none"
     """How progress is shown on stderr; "auto" is a live line on a terminal and a line every ten seconds elsewhere."""
 
@@ -100,8 +102,9 @@ class Settings:
     def checked(self) -> Self:
         if not isinstance(self.start_over, bool):
             raise refused(f"start_over is True or False, not {self.start_over!r}", "flow.run(start_over=True)")
-        if not isinstance(self.metrics, bool):
-            raise refused(f"metrics is True or False, not {self.metrics!r}", "flow.run(metrics=False)")
+        for name in ("metrics", "provenance"):
+            if not isinstance(getattr(self, name), bool):
+                raise refused(f"{name} is True or False, not {getattr(self, name)!r}", f"flow.run({name}=False)")
         if not isinstance(self.rebuild_output, str | list | tuple | None) or not all(
             isinstance(name, str) for name in self.rebuilt
         ):

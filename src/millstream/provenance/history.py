@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import InvalidInput, NotFound
+from millstream.jobs.batch_event import BatchEvent
 from millstream.jobs.broker_address import address_of
 from millstream.jobs.job_folder import JobFolder, is_job
 from millstream.log import connect
@@ -18,6 +19,7 @@ from millstream.plan.nodes import Node, WindowedAggregate
 from millstream.plan.rewiring import rewired
 from millstream.plan.walking import in_order
 from millstream.provenance.batches import RecordedBatch, recorded_batches
+from millstream.provenance.events import events_of
 from millstream.provenance.replaying import Replay
 from millstream.user_lines import what_exists
 
@@ -56,7 +58,14 @@ class History:
 
     @cached_property
     def batches(self) -> list[RecordedBatch]:
-        return recorded_batches(self.folder)
+        return recorded_batches(self.folder, self.events)
+
+    @cached_property
+    def events(self) -> list[BatchEvent]:
+        """Those of the present state: a job that started over has others before."""
+        kept = self.folder.description()
+        with connect(self.broker) as log:
+            return [event for event in events_of(log, self.folder) if kept is not None and event.run == kept.identity]
 
     @cached_property
     def steps(self) -> list[Node]:

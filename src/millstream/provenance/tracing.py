@@ -1,6 +1,8 @@
 """Where a record came from, and what came of it, across jobs that are chained by topics: found by repeating batches.
 
-A record of an output is recognized by its row: jobs store no link. Equal rows look the same: all are followed.
+A record of an output is recognized by its row: jobs store no link. Equal rows look the same: all are followed, unless
+the events of the job name the batch that wrote the record. Events outlive records, and are all that is left of those
+that have expired.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import polars as pl
 from millstream.connectors.opening import open_source
 from millstream.connectors.source import Slice, Source
 from millstream.errors import NotFound
+from millstream.jobs.batch_event import BatchEvent
 from millstream.local import Flowing
 from millstream.log.kafka.address import as_kafka
 from millstream.operators.elementwise import OFFSET, table_of
 from millstream.plan.nodes import Dead, Late, Node, Read, WindowedAggregate, Write
 from millstream.plan.walking import in_order
+from millstream.provenance.events import document, has_touched, range_text
 from millstream.provenance.history import History
-from millstream.provenance.replaying import Moment, Origin, Replay
+from millstream.provenance.replaying import OFFSET_BITS, Moment, Origin, Replay
 from millstream.provenance.windows import KeyHistory
 from millstream.records import Schema, batch_to_rows
 
@@ -115,8 +119,9 @@ class Tracer:
 
 def _link_back(history: History, output: Write, place: Place) -> Iterator[Link]:
     row = row_at(history, output, place)
+    written = _event_of(history, [output], place)
     if row is None:
-        yield Link(history.job, output.name, -1, [], "the record has expired, or is not a row of this output")
+        yield _gone(history, output, written)
         return
     if isinstance(output.inputs[0], Dead):  # a dead letter names its record
         if row["offset"] is not None:
@@ -126,6 +131,8 @@ def _link_back(history: History, output: Write, place: Place) -> Iterator[Link]:
     replay = history.replay([output])
     is_found = False
     for at in replay.moments():
+        if written is not None and at.batch.number != written.batch:
+            continue
         rows = _equal(at.sent[output], output.schema, row)
         if not len(rows):
             continue
@@ -156,8 +163,10 @@ def _links_forward(history: History, output: Write, place: Place) -> Iterator[Li
     replay = history.replay(observed)
     wanted: list[dict[str, Any]] = []
     batch: int | None = None
+    is_before = False
     for at in replay.moments():
         numbers = replay.numbers_of(place.topic, place.partition, place.offset)
+        is_before = is_before or _is_before(at, numbers)
         if not _has_read(at, numbers):
             continue
         batch = at.batch.number
@@ -175,6 +184,12 @@ def _links_forward(history: History, output: Write, place: Place) -> Iterator[Li
             return
         break
     if batch is None:
+        reads = [node for node in in_order([output]) if isinstance(node, Read)]
+        read = _event_of(history, reads, place)
+        if read is not None:
+            yield _gone(history, output, read)
+        elif is_before:
+            yield Link(history.job, output.name, -1, [], "; ".join(["the record has expired", *replay.notes]))
         return
     if isinstance(output.inputs[0], Dead):
         origin = place.document()
@@ -183,6 +198,29 @@ def _links_forward(history: History, output: Write, place: Place) -> Iterator[Li
         found = _find_all(history, output, wanted)
     if found:
         yield Link(history.job, output.name, batch, found)
+
+
+def _event_of(history: History, steps: Sequence[Node], place: Place) -> BatchEvent | None:
+    """The event of the batch in which one of these steps read or wrote a record."""
+    names = [step.name for step in steps]
+    asked = place.topic, place.partition, place.offset
+    return next((event for event in history.events for name in names if has_touched(event, name, *asked)), None)
+
+
+def _gone(history: History, output: Write, event: BatchEvent | None) -> Link:
+    """What the events know of a record that cannot be read any more."""
+    if event is None:
+        note = "the record has expired, or is not a row of this output"
+        return Link(history.job, output.name, -1, [], note)
+    reads = [node.name for node in in_order([output]) if isinstance(node, Read)]
+    read = range_text([each for name in reads for each in document(event, name)["ranges"]])
+    written = document(event, output.name)
+    note = f"the content has expired; the batch read {read or 'nothing'}"
+    if written["rows_out"] is not None:
+        rows = written["rows_out"]
+        note += f", and wrote {rows:,} row{'' if rows == 1 else 's'} to {written['target']}"
+        note += f" ({range_text(written['ranges'])})" if written["ranges"] else ""
+    return Link(history.job, output.name, event.batch, [], note)
 
 
 def _links_of_panes(
@@ -315,6 +353,15 @@ def _taken(at: Moment, step: WindowedAggregate, numbers: Sequence[int], replay: 
 
 def _has_read(at: Moment, numbers: Sequence[int]) -> bool:
     return any(track.has(number) for track in at.tracks for number in numbers)
+
+
+def _is_before(at: Moment, numbers: Sequence[int]) -> bool:
+    """Whether a record is before the first that could be read of its partition."""
+    return any(
+        number < track.first and number >> OFFSET_BITS == track.first >> OFFSET_BITS
+        for track in at.tracks
+        for number in numbers
+    )
 
 
 def _batch_of(history: History, output: Write, place: Place) -> int:

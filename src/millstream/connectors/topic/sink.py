@@ -7,10 +7,12 @@ from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
+from millstream.connectors.refusals import Refuse, stop
 from millstream.connectors.topic.record_format import Extras, RecordFormat
 from millstream.connectors.topic.records import PLAIN, RecordsSink, Rows, as_texts
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog, Producer
+from millstream.log.buffer import BatchReceipt
 from millstream.log.ledger import Ledger, send_keyed
 from millstream.records import Codec, Schema
 
@@ -31,6 +33,7 @@ class TopicSink(RecordsSink):
     ) -> None:
         self._embedded = log
         self._producer: Producer | None = None
+        self._receipts: list[BatchReceipt] = []
         self._ledger: Ledger
         super().__init__(topic, writing, owns_log=owns_log, raw=raw, written_as=written_as, encoding=encoding)
 
@@ -48,8 +51,22 @@ class TopicSink(RecordsSink):
 
     @contextmanager
     def _transaction(self, batch: int | None) -> Iterator[None]:
+        self._receipts = []
         with self._writing().transaction(None if batch is None else self._ledger.entry(batch)):
             yield
+
+    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
+        self._receipts = []  # a batch that was written before, or has no rows, has no transaction
+        super().write(batch, rows, weights, refuse)
+
+    def take_places(self) -> dict[str, tuple[int, int]]:
+        receipts, self._receipts = self._receipts, []
+        found: dict[str, tuple[int, int]] = {}
+        for receipt in receipts:
+            for number, (start, end) in receipt.ranges().items():
+                first, last = found.get(str(number), (start, end))
+                found[str(number)] = min(first, start), max(last, end)
+        return found
 
     def _writing(self) -> Producer:
         if self._producer is None:
@@ -69,14 +86,14 @@ class TopicSink(RecordsSink):
         producer = self._writing()
         if self._target is None:
             columns = {"value": as_texts(rows)} | ({} if keys is None else {"key": keys})
-            producer.send_batch(self._topic, pa.table(columns))
+            self._receipts.append(producer.send_batch(self._topic, pa.table(columns)))
             return {}
         for start in range(0, rows.num_rows, BATCH_ROWS):
             part = rows.slice(start, BATCH_ROWS)
             if keys is None:
-                producer.send_batch(self._topic, part)
+                self._receipts.append(producer.send_batch(self._topic, part))
             else:
-                send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS))
+                self._receipts.append(send_keyed(producer, self._topic, part, keys.slice(start, BATCH_ROWS)))
         return {}  # the log accepts records of any size
 
     def _put_with(self, rows: pa.RecordBatch, keys: pa.Array | None, extras: Extras) -> dict[int, str]:
@@ -87,16 +104,16 @@ class TopicSink(RecordsSink):
                 for column in (keys, extras.timestamps, extras.headers)
             ]
             if self._target is not None:
-                send_keyed(producer, self._topic, rows.slice(start, BATCH_ROWS), *own)
+                self._receipts.append(send_keyed(producer, self._topic, rows.slice(start, BATCH_ROWS), *own))
                 continue
             names = ("key", "timestamp", "headers")
             columns = {"value": as_texts(rows.slice(start, BATCH_ROWS))}
             columns |= {name: column for name, column in zip(names, own, strict=True) if column is not None}
-            producer.send_batch(self._topic, pa.table(columns))
+            self._receipts.append(producer.send_batch(self._topic, pa.table(columns)))
         return {}
 
     def _put_records(self, records: pa.RecordBatch) -> dict[int, str]:
-        self._writing().send_batch(self._topic, records)
+        self._receipts.append(self._writing().send_batch(self._topic, records))
         return {}
 
     def _put_tombstones(self, keys: list[bytes]) -> None:

@@ -58,7 +58,7 @@ from millstream.log.repair import Repaired, repair
 from millstream.log.segment import segment_names
 from millstream.log.start_positions import Start
 from millstream.log.switches import Switching
-from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_embedded, checked_name, is_name
+from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_embedded, checked_name, topic_names
 from millstream.log.transactions import NamedProducer, end_abandoned
 from millstream.log.upkeep import Upkeep
 from millstream.private_files import make_folder
@@ -156,11 +156,11 @@ class EmbeddedLog(Switching):
         return self.describe_topic(name)
 
     def topics(self) -> list[str]:
-        """Files, and folders with other names, are not topics."""
-        with storage_errors(self.path), os.scandir(self.path / "topics") as entries:
-            return sorted(
-                entry.name for entry in entries if is_name(entry.name) and entry.is_dir(follow_symlinks=False)
-            )
+        return topic_names(self.path / "topics")
+
+    def all_topics(self) -> list[str]:
+        """Also internal ones."""
+        return topic_names(self.path / "topics", internal=True)
 
     def topic(self, name: str) -> Topic:
         """The topic's current description; its partitions are kept open between calls."""
@@ -436,7 +436,7 @@ class EmbeddedLog(Switching):
     def clean(self, topic: str | None = None) -> None:
         """Applies retention and compaction now, instead of in the background."""
         upkeep = self._upkeep or Upkeep(self)
-        for name in [topic] if topic else self.topics():
+        for name in [topic] if topic else self.all_topics():
             upkeep.clean(self.topic(name), forced=True)
 
     def repair_topic(self, name: str) -> list[Repaired]:

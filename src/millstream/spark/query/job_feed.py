@@ -315,6 +315,7 @@ class JobFeed:
             (*task.notes, *self.source(node).take_losses()),
             task.waited_s if number == 0 else 0.0,
             task.planned_s if number == 0 else 0.0,
+            tuple((each.partition, each.start, each.end) for each in task.slices.get(number, [])),
         )
         yield plan.labels[0], DRIVER, REPORT, task.number, task_messages.to_bytes(report)
 

@@ -176,7 +176,8 @@ class Packer:
         if self._discarded:
             yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(DiscardReport(self._discarded))
         if self._rows_of:
-            yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(RowsReport(self._rows_of))
+            counted = RowsReport(self._rows_of, self.origin.name)
+            yield self.own_label, DRIVER, REPORT, self.task, task_messages.to_bytes(counted)
 
     def _controls(self, control: bytes) -> Iterable[Packed]:
         for number in self.physical_plan.steps_after(self.origin):

@@ -80,6 +80,8 @@ class SourceReport(Message, frozen=True):
     """How long the planner waited for rows before this batch, if this task reports it."""
     planned_s: float = 0.0
     """How long it took to plan, without waiting."""
+    read: tuple[tuple[str, int, int], ...] = ()
+    """The ranges that the task has read: partition, start, end."""
 
 
 class StepReport(Message, frozen=True):
@@ -102,6 +104,8 @@ class RowsReport(Message, frozen=True):
     """By step, the number of rows that came out of it in a task."""
 
     rows: dict[str, int]
+    origin: str = ""
+    """The source or the stateful step before them."""
 
 
 class DiscardReport(Message, frozen=True):

@@ -1,5 +1,8 @@
 """What metrics cost: the same flow over the same topic with metrics of every step and without, run in turns.
 
+And what many flows cost: an app of 50 small flows over one topic, by an app of one. Each flow keeps the rows of its own
+keys, and sums them in windows; the figure is the median time of a batch with 50 flows by that with one.
+
 A round runs both, one right after the other, since a session gets faster for a while and other work comes and goes. Its
 ratio is the median batch time without metrics by that with them; the figure is the median over all rounds. The smallest
 and the largest ratio are printed, too: if they are further apart than the bar allows, the machine was too busy to tell.
@@ -24,6 +27,8 @@ SCHEMA = "key long, value long, at timestamp"
 KEYS = 1_000
 START_US = 1_767_225_600_000_000
 BAR = 0.98
+FLOWS = 50
+FLOWS_BAR = 10
 WARMING_BATCHES = 3
 
 
@@ -42,17 +47,31 @@ def fill(broker: Path, rows: int) -> None:
 
 def batch_times(broker: Path, name: str, batch_rows: int, *, metrics: bool) -> list[float]:
     """The durations of a run's batches, without the first ones."""
-    flow = ms.Flow(name)
-    events = flow.read("events", SCHEMA, event_time="at", watermark=ms.bounded("1 second"))
-    positive = events.where("value > 5").with_column("value", "value * 2")
-    panes = positive.key_by("key").window(ms.fixed("10 seconds")).agg(total=ms.sum("value"), n=ms.count())
-    panes.write(ms.foreach_batch(_nothing))
+    flow = summing(name, "value > 5")
     job = flow.run(broker=broker, until="caught up", batch_rows=batch_rows, progress="none", metrics=metrics)
     return job.batch_times()[WARMING_BATCHES:]
 
 
-def _nothing(rows: pa.Table, batch: int) -> None:
-    """Only the steps before it are measured."""
+def summing(name: str, condition: str) -> ms.Flow:
+    """A flow with an expression, a window and a sink that does nothing."""
+    flow = ms.Flow(name)
+    events = flow.read("events", SCHEMA, event_time="at", watermark=ms.bounded("1 second"))
+    kept = events.where(condition).with_column("value", "value * 2")
+    panes = kept.key_by("key").window(ms.fixed("10 seconds")).agg(total=ms.sum("value"), n=ms.count())
+
+    def nothing(rows: pa.Table, batch: int) -> None:
+        """Only the steps before it are measured."""
+
+    nothing.__name__ = name  # sinks of one app differ
+    panes.write(ms.foreach_batch(nothing))
+    return flow
+
+
+def batch_time_of_app(broker: Path, name: str, flows: int, batch_rows: int) -> float:
+    """The median duration of a batch of an app with so many flows, of which each has a part of the keys."""
+    app = ms.app([summing(f"flow-{number}", f"key % {FLOWS} = {number}") for number in range(flows)], name=name)
+    job = app.run(broker=broker, until="caught up", batch_rows=batch_rows, progress="none")
+    return statistics.median(job.batch_times()[WARMING_BATCHES:])
 
 
 def main() -> None:
@@ -74,10 +93,15 @@ def main() -> None:
             ratios.append(medians[False] / medians[True])
             shown = f"with {medians[True] * 1000:7.1f} ms a batch, without {medians[False] * 1000:7.1f} ms"
             print(f"round {number}: {shown}, ratio {ratios[-1]:.3f}", flush=True)
+        many = batch_time_of_app(scratch / "log", "app-many", FLOWS, 2 * batch_rows)
+        one = batch_time_of_app(scratch / "log", "app-one", 1, 2 * batch_rows)
+        print(f"an app of {FLOWS} flows: {many * 1000:.1f} ms a batch, of one: {one * 1000:.1f} ms", flush=True)
         figures = {
             "speed_with_metrics_vs_without": round(statistics.median(ratios), 3),
             "ratio_min": round(min(ratios), 3),
             "ratio_max": round(max(ratios), 3),
+            f"time_{FLOWS}_flows_vs_1": round(many / one, 2),
+            "flows_bar": FLOWS_BAR,
         }
         print(json.dumps({"benchmark": "metrics", "quick": quick, "bar": BAR, **figures}))
     finally:

@@ -55,8 +55,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "__init__": [EVERYTHING],
     "__main__": ["cli"],
 }
-FOR_TYPES_ONLY = {("plan/flow.py", "millstream.jobs.job.Job")}
-"""What a file names for type checkers without ever loading it: the type of what `Flow.run` returns."""
+FOR_TYPES_ONLY = {("plan/flow.py", "millstream.jobs.job.Job"), ("plan/apps.py", "millstream.jobs.app_job.AppJob")}
+"""What a file names for type checkers without ever loading it: the types of what `Flow.run` and `App.run` return."""
 WITHOUT_SPARK = {
     "terminal",
     "errors",

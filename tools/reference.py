@@ -27,6 +27,7 @@ from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings
 WIDTH = 100
 SECTIONS = {
     "millstream.plan.flow": "Flows",
+    "millstream.plan.apps": "Apps",
     "millstream.plan.stream": "Streams",
     "millstream.plan.keyed": "Keys and windows of a stream",
     "millstream.plan.tables": "Tables",
@@ -35,6 +36,7 @@ SECTIONS = {
     "millstream.plan.process": "Steps with state and timers",
     "millstream.plan.patterns": "Patterns",
     "millstream.jobs.job": "Jobs",
+    "millstream.jobs.app_job": "Jobs of apps",
     "millstream.plan.windows": "Windows",
     "millstream.plan.triggers": "Triggers",
     "millstream.plan.watermarks": "Watermarks",
@@ -64,6 +66,7 @@ RETURNED = {
     "millstream.plan.tables": ["Grouping"],
     "millstream.plan.joining": ["Side"],
     "millstream.plan.written_stream": ["Written"],
+    "millstream.jobs.app_job": ["AppJob"],
     "millstream.connectors": ["Connector", "Source", "Sink", "TwoPhaseSink", "Preparer"],
     "millstream.log": ["Producer", "Consumer", "Queue"],
     "millstream.events": ["EventStore", "Subscription", "Recorded", "Appended"],

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         top,
     )
     from millstream.plan.approximate import approx_count, approx_distinct, approx_quantiles, approx_set, approx_top
+    from millstream.plan.apps import App, app
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.dashboards import dashboard, panel
     from millstream.plan.flow import Flow
@@ -126,6 +127,7 @@ _NAMES = {
         "avg collect collect_list combine count count_distinct distinct_count first last "
         "max mean min std stddev stddev_samp sum top"
     ),
+    "millstream.plan.apps": "App app",
     "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
@@ -155,6 +157,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 
 __all__ = [
     "Aggregate",
+    "App",
     "Append",
     "Batch",
     "Broker",
@@ -177,6 +180,7 @@ __all__ = [
     "alternatives",
     "any",
     "any_order",
+    "app",
     "approx_count",
     "approx_distinct",
     "approx_quantiles",

@@ -18,6 +18,8 @@ class MillstreamError(Exception):
     has_lines: ClassVar[bool] = False
     """Whether line breaks in `what` are ours."""
     is_escaped: ClassVar[bool] = True
+    step: str | None = None
+    """The step of a flow that failed, if it is known."""
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         super().__init__(what, where, next_step)

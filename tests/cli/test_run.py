@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from millstream.cli.run import chosen_flow
+from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 
 from .conftest import SCHEMA, Done, Run, start
@@ -84,6 +86,30 @@ def test_a_file_that_cannot_be_run(
     assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+APP = """
+import millstream as ms
+
+def over(name):
+    flow = ms.Flow(name)
+    flow.read("scores", "user string, score int").write(f"scores.{name}")
+    return flow
+
+one, two = over("one"), over("two")
+both = ms.app([one, two], name="both")
+"""
+
+
+def test_the_app_of_a_file_is_run_and_not_its_flows(here: Path) -> None:
+    chosen, settings = chosen_flow(written(here, f"{APP}both.run(until='caught up')\n"), None, None)
+    assert (chosen.name, settings) == ("both", {"until": "caught up"})
+    assert chosen_flow(here / "flow.py", "two", None)[0].name == "two"
+
+
+def test_flows_of_an_app_with_another_master_are_refused(here: Path) -> None:
+    with pytest.raises(InvalidInput, match="'two' is run with the master spark://here:7077, the app with the default"):
+        chosen_flow(written(here, f"{APP}two.run(master='spark://here:7077')\nboth.run()\n"), None, None)
 
 
 def test_a_flow_that_the_file_does_not_have(ms: Run, log: EmbeddedLog, here: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import millstream as ms
 from jobs.test_savepoints import made_job
 from millstream.errors import AlreadyExists, InvalidInput, JobRunning, NotFound, SourceUnavailable
+from millstream.jobs.app_flows import AppFlows
 from millstream.metrics.history import History
 from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample
 from millstream.serving.access import Access, ListenAddress
@@ -76,6 +77,20 @@ def test_jobs_are_submitted_and_shown(jobs: Jobs, tmp_path: Path) -> None:
     assert [each["action"] for each in jobs.audit()] == ["stop", "submit"]
     assert jobs.delete("a") == {"deleted": "a"}
     assert jobs.list() == []
+
+
+def test_the_flows_of_an_app_are_shown(jobs: Jobs, supervisor: Supervisor, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    lines = ["import millstream as ms", "a, b = ms.Flow('a'), ms.Flow('b')"]
+    lines += [f"{name}.read('in', schema='n int').write('out.{name}')" for name in ("a", "b")]
+    file.write_text("\n".join([*lines, "both = ms.app([a, b], name='both')", ""]))
+    assert jobs.submit(file, schedule="0 3 * * *")["flow"] == "both"
+    assert jobs.show("both")["flows"] == []
+    folder = supervisor.folder_of(supervisor.store.job("both"))
+    folder.mkdir(parents=True)
+    AppFlows(folder, ["a", "b"]).note_failure("b", "no luck")
+    found = [(each["name"], each["state"], each["reason"]) for each in jobs.show("both")["flows"]]
+    assert found == [("a", "running", None), ("b", "waiting", "no luck")]
 
 
 def test_errors_arrive_as_they_were_raised(jobs: Jobs, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -148,6 +149,8 @@ def chosen_flow(file: Path, name: str | None, broker: str | None) -> tuple[Flow,
     flows = {value.name: value for value in found.values() if isinstance(value, Flow)}
     settings_of = {flow.name: settings for flow, verb, settings in calls if verb == "run"}
     flows |= {flow.name: flow for flow, _, _ in calls}
+    if name is None:
+        flows = _without_parts(flows, settings_of)
     if not flows:
         raise InvalidInput(f"'{file}' builds no flow", next_step="write flow = ms.Flow('name') at the top of it")
     if name is None and len(flows) > 1:
@@ -158,6 +161,25 @@ def chosen_flow(file: Path, name: str | None, broker: str | None) -> tuple[Flow,
         raise NotFound(f"'{file}' has no flow '{name}'", next_step=f"its flows: {', '.join(flows)}")
     chosen = flows[name] if name is not None else next(iter(flows.values()))
     return chosen, dict(settings_of.get(chosen.name, {}))
+
+
+def _without_parts(flows: dict[str, Flow], settings_of: Mapping[str, Mapping[str, Any]]) -> dict[str, Flow]:
+    """The flows of a file without those that are part of an app; refuses parts that ask for another Spark master."""
+    from millstream.plan.apps import App
+
+    left = dict(flows)
+    for app in [flow for flow in flows.values() if isinstance(flow, App)]:
+        for part in app.flows:
+            left.pop(part.name, None)
+            own, shared = (settings_of.get(each.name, {}).get("master") for each in (part, app))
+            if own not in (None, shared):
+                raise InvalidInput(
+                    f"the flows of the app '{app.name}' share one Spark session, and '{part.name}' is run with the "
+                    f"master {own}, the app with {shared or 'the default'}",
+                    next_step="leave out master= for the flow, and run only the app",
+                )
+        left[app.name] = app
+    return left
 
 
 def _values(file: Path) -> dict[str, Any]:

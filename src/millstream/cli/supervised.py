@@ -94,7 +94,7 @@ def submit(
 
 
 def show(session: Session, name: JobName) -> None:
-    """Show a job: its state and progress, its newest runs and its processes.
+    """Show a job: its state and progress, its newest runs, its processes, and the flows of an app.
 
     \b
     Example:
@@ -107,6 +107,8 @@ def show(session: Session, name: JobName) -> None:
     for run in job["last_runs"]:
         end = "running" if run["ended"] is None else f"{time_text(run['ended'])}: {run['result']}"
         details[f"run {run['number']}"] = f"{run['why']}, {time_text(run['started'])} - {end}"
+    for each in job["flows"]:
+        details[f"flow {each['name']}"] = each["state"] + (f": {each['reason']}" if each["reason"] else "")
     for each in job["processes"]:
         memory = f"{each['memory_bytes'] / 1e6:,.0f} MB"
         details[f"{each['kind']} {each['pid']}"] = (

@@ -148,10 +148,15 @@ class JobFolder:
             else first_fit(physical_plan)
         )
 
-    def settle(self, physical_plan: PhysicalPlan, partitions: int, sources: dict[str, str]) -> JobDescription:
-        """Saves and returns the description that the job continues with, or starts with if it has none yet."""
+    def settle(
+        self, physical_plan: PhysicalPlan, partitions: int, sources: dict[str, str], stages: int = 0
+    ) -> JobDescription:
+        """Saves and returns the description that the job continues with, or starts with if it has none yet.
+
+        It starts with at least this many `stages`.
+        """
         fit = self.check(physical_plan, sources)
-        kept = self.description() or JobDescription(uuid.uuid4().hex, physical_plan.groups, partitions)
+        kept = self.description() or JobDescription(uuid.uuid4().hex, physical_plan.groups, partitions, stages=stages)
         topics = {each.name: each.sink.broker_topic for each in physical_plan.outputs if isinstance(each, Write)}
         written = {name: topic for name, topic in topics.items() if topic is not None}
         kept = replace(kept, steps=fit.steps, sources=kept.sources | sources, written=written)

@@ -18,6 +18,7 @@ import polars as pl
 from millstream.errors import InvalidInput, JobChanged
 from millstream.jobs.renaming import renamed
 from millstream.operators.stateful import stateful
+from millstream.plan.apps import flow_of
 from millstream.plan.naming import is_default, without_digest
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.table_nodes import SideJoin
@@ -56,6 +57,20 @@ def slots_of(steps: Mapping[str, StepDescription]) -> dict[str, int]:
     return {name: int(each[SLOT]) for name, each in steps.items()}
 
 
+def resting_steps(kept: Mapping[str, StepDescription], physical_plan: PhysicalPlan) -> dict[str, StepDescription]:
+    """The steps of flows of an app that do not run now: their state stays, and they continue with it."""
+    present = {"", *(flow_of(node.name) for node in physical_plan.order)}
+    return {name: each for name, each in kept.items() if flow_of(name) not in present}
+
+
+def resting_slots(kept: Mapping[str, StepDescription], physical_plan: PhysicalPlan) -> dict[int, list[int]]:
+    """By stage, the slots of steps that do not run now."""
+    found: dict[int, list[int]] = {}
+    for each in resting_steps(kept, physical_plan).values():
+        found.setdefault(int(each[STAGE]), []).append(int(each[SLOT]))
+    return found
+
+
 def first_fit(physical_plan: PhysicalPlan) -> Fit:
     """The fit of a job without state."""
     slots = physical_plan.first_slots()
@@ -78,9 +93,10 @@ def fitted(
     """
     # Steps added in a run that started no batch have no state.
     kept = {name: each for name, each in with_default_slots(kept).items() if int(each[SINCE]) <= progress.started}
-    before = Counterparts(physical_plan, kept).found
+    resting = resting_steps(kept, physical_plan)
+    before = Counterparts(physical_plan, {name: each for name, each in kept.items() if name not in resting}).found
     steps = described(physical_plan, before)
-    gone = [name for name in kept if name not in before.values()]
+    gone = [name for name in kept if name not in before.values() and name not in resting]
     if gone or any(of_state(kept[old]) != of_state(steps[new]) for new, old in before.items()):
         raise JobChanged(
             f"the flow '{job}' has changed, and its state no longer fits:\n{differences(kept, steps, before)}",
@@ -92,7 +108,7 @@ def fitted(
     check_added(job, where, physical_plan, stages, added, {*before, *progress.sources})
     new_sources = [node.name for node in physical_plan.fed_sources if node.name not in progress.sources]
     return Fit(
-        with_slots(described(physical_plan, {}), kept, before, progress.complete + 1, dropped),
+        with_slots(described(physical_plan, {}), kept, before, progress.complete + 1, dropped) | resting,
         tuple(node.name for node in added),
         tuple(new_sources),
     )

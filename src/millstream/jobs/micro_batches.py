@@ -25,13 +25,14 @@ from millstream.connectors.opening import connector_errors, open_sink, open_sour
 from millstream.connectors.sink import Preparer, Sink
 from millstream.connectors.source import Offsets
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
+from millstream.jobs.app_rewinds import settle_rewinds
 from millstream.jobs.batch_events import BatchEvents
 from millstream.jobs.broker_address import address_of
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import RUNS, SINKS, JobDescription, JobFolder, claim_runs
 from millstream.jobs.job_progress import Progress
-from millstream.jobs.kept_steps import notice_of, slots_of
+from millstream.jobs.kept_steps import notice_of, resting_slots, slots_of
 from millstream.jobs.modes import refuse_after_real_time
 from millstream.jobs.notices import Notices, warn_of_bad_records
 from millstream.jobs.notices import logger as job_logger
@@ -49,6 +50,7 @@ from millstream.jobs.stop_request import StopRequest
 from millstream.jobs.swapping import complete_swap
 from millstream.jobs.topic_lag import TopicLag
 from millstream.log import EmbeddedLog, connect
+from millstream.plan.apps import flow_of
 from millstream.plan.bad_rows import listened_to
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write
@@ -68,6 +70,9 @@ from millstream.spark.session.user_code import modules
 
 GIVE_UP_S = 10.0
 """How long Spark may take to abandon a batch."""
+
+STAGES_OF_APP = 1
+"""An app has at least this many, since Spark cannot add one: so a flow with windows can be added to any app."""
 
 logger = terminal.logger(__name__)
 
@@ -102,6 +107,11 @@ class MicroBatchJob(Job):
     @property
     def outputs(self) -> tuple[Write, ...]:
         return tuple(output for output in self._shipment.physical_plan.outputs if isinstance(output, Write))
+
+    @property
+    def failed_flows(self) -> Mapping[str, MillstreamError]:
+        """By flow of an app, why its outputs could not be written. Its batches are kept."""
+        return self._outputs.failed_flows
 
     def lag(self) -> int:
         return self._lag.rows()
@@ -152,8 +162,10 @@ class MicroBatchJob(Job):
             self._notices.end(self.progress.watermarks, self.progress.rows_read)
 
 
-def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -> MicroBatchJob:
-    """Starts a flow in micro-batches, and returns when its query runs."""
+def start(
+    flow: Flow, settings: Settings, display: Display, stop: StopRequest, progress: Progress | None = None
+) -> MicroBatchJob:
+    """Starts a flow in micro-batches, and returns when its query runs. `progress` continues that of an earlier one."""
     outputs = flow.check()
     name = flow.name
     if settings.on_lost is not None:
@@ -175,6 +187,9 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             refuse_after_real_time(folder)
             check_checkpoint(folder)
             check_ledgers(folder, [output.name for output in outputs])
+        flows = {flow_of(output.name) for output in outputs} - {""}
+        if flows:
+            settle_rewinds(folder, flows)
         display.phase("checking the sources")
         topics = _check_sources(outputs, broker, folder)
         identities = {source: topic.identity for source, topic in topics.items()}
@@ -199,17 +214,24 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             )
         ship_modules(spark, modules(physical_plan.order))
         check_workers(spark, needs_of(physical_plan, broker, folder.path))
-        kept = folder.settle(physical_plan, before.partitions if before else min(cores, groups), identities)
+        partitions_kept = before.partitions if before else min(cores, groups)
+        kept = folder.settle(physical_plan, partitions_kept, identities, STAGES_OF_APP if flows else 0)
         write_plan(folder.path, name, physical_plan)
         claim_runs(kept.identity, folder.path)
-        progress = Progress()
+        progress = progress or Progress()
         sinks = {}
         for output in outputs:
             sinks[output] = _opened_sink(output, name, log, folder, partitions_of(output, partitions))
             opening.callback(sinks[output].close)
         claims.record()
         feed = _feed(
-            spark, settings, physical_plan, kept, folder, broker, {} if settings.on_batch else _preparers(sinks)
+            spark,
+            settings,
+            physical_plan,
+            kept,
+            folder,
+            broker,
+            {} if settings.on_batch or flows else _preparers(sinks),  # an app may have to keep the rows of a batch
         )
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
@@ -236,7 +258,9 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             settings.on_batch,
             events=events,
             shift=kept.shift,
+            fails_alone=bool(flows) and not settings.batch,
         )
+        written.write_owed()
         query = _query(spark, written, feed, folder, settings, kept)
         if settings.batch:
             opening.callback(_forget_if_done, query, folder, claims, feed.shipment.folder)
@@ -284,7 +308,8 @@ def _query(
     kept: JobDescription,
 ) -> StreamingQuery:
     try:
-        packed = compiled(spark, feed.shipment, feed, slots_of(kept.steps), kept.stages_kept)
+        resting = resting_slots(kept.steps, feed.shipment.physical_plan)
+        packed = compiled(spark, feed.shipment, feed, slots_of(kept.steps), kept.stages_kept, resting)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         if "pickle" not in str(error).lower():
             raise
@@ -349,7 +374,7 @@ def _feed(
     since = settings.since_instant
     if since is not None:
         sources = {
-            node.name: opened(node, physical_plan.reading[node], broker, folder.path, shipment.name)
+            node.name: opened(node, physical_plan, broker, folder.path, shipment.name)
             for node in physical_plan.fed_sources
         }
         starts = {name: source.at(since) for name, source in sources.items()}

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,10 +30,12 @@ from millstream.jobs.job_metrics import JobMetrics, Phases
 from millstream.jobs.job_progress import Progress
 from millstream.jobs.notices import Notices
 from millstream.jobs.output_claims import OutputClaims
+from millstream.jobs.owed_batches import OwedBatches
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.refused_rows import RefusedRows, dead_letters_of
 from millstream.operators.elementwise import OFFSET, frame_of, net
 from millstream.operators.stateful import DEAD, SENT
+from millstream.plan.apps import flow_of
 from millstream.plan.bad_rows import record_failed
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Node, Write
@@ -53,6 +56,8 @@ from millstream.spark.query_failures import users_failure
 
 Result = TypeVar("Result")
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
+WAITS_FOR_FLOW_S = 5.0
+"""How long the other flows of an app wait for the sink of one."""
 UNPACKING = min(4, os.cpu_count() or 1)
 """Threads that unpack frames, which happens outside the interpreter lock."""
 
@@ -89,8 +94,12 @@ class Outputs:
         *,
         events: BatchEvents | None = None,
         shift: int = 0,
+        fails_alone: bool = False,
     ) -> None:
-        """`shift` is added to the numbers of Spark's batches: a restored job counts on from what its outputs have."""
+        """`shift` is added to the numbers of Spark's batches: a restored job counts on from what its outputs have.
+
+        With `fails_alone`, a sink of one flow of an app does not stop the others.
+        """
         self._physical_plan = physical_plan
         self._sinks = sinks
         self._claims = claims
@@ -104,6 +113,16 @@ class Outputs:
         self._events = events
         self._shift = shift
         self._ended_at = self._written_at = time.monotonic()
+        self._numbers: dict[Write, int] = {}
+        self._flows: dict[str, list[Write]] = {}
+        """Outputs by flow, if flows fail alone; else all, without the name of a flow."""
+        for step, output in enumerate(physical_plan.outputs, len(physical_plan.chain)):
+            assert isinstance(output, Write)
+            self._numbers[output] = step
+            self._flows.setdefault(flow_of(output.name) if fails_alone else "", []).append(output)
+        self._owed = OwedBatches(folder)
+        self.failed_flows: dict[str, MillstreamError] = {}
+        """By flow of an app, why its outputs could not be written."""
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
         self.failure: BaseException | None = None
 
@@ -143,13 +162,62 @@ class Outputs:
         self._written_at = written
 
     def _write_outputs(self, rows: Sequence[PackedRow], reports: Sequence[Report], number: int) -> None:
+        tables: dict[str, pa.Table] = {}
+        for flow, outputs in self._flows.items():
+            frame_of_output = partial(self._frame, rows)
+            if not flow:
+                tables |= self._write_flow(outputs, number, frame_of_output, reports)
+            elif self._owed.numbers(flow):  # an earlier batch comes first
+                self._owe(flow, number, frame_of_output)
+            else:
+                try:
+                    tables |= self._write_flow(outputs, number, frame_of_output, reports)
+                except Stopped:
+                    raise
+                except MillstreamError as error:  # only this flow stops
+                    self._owe(flow, number, frame_of_output)
+                    self.failed_flows[flow] = error
+        if self._on_batch is not None:
+            try:
+                self._on_batch(number, tables)
+            except MillstreamError:
+                raise
+            except Exception as error:
+                raise users_failure(error, "on_batch") from error
+
+    def _owe(self, flow: str, number: int, frame_of_output: Callable[[Write], pl.DataFrame]) -> None:
+        self._owed.keep(flow, number, {output.name: frame_of_output(output) for output in self._flows[flow]})
+
+    def write_owed(self) -> None:
+        """Writes what flows of an app owe, before their first batch. A flow that still cannot stops, not the others."""
+        for flow, outputs in self._flows.items():
+            try:
+                for number in self._owed.numbers(flow) if flow else ():
+                    kept = self._owed.of(flow, number)
+                    self._write_flow(outputs, number, partial(_kept_rows, kept), [])
+                    self._owed.done(flow, number)
+            except Stopped:
+                raise
+            except MillstreamError as error:
+                self.failed_flows[flow] = error
+
+    def _frame(self, rows: Sequence[PackedRow], output: Write) -> pl.DataFrame:
+        """The rows of a batch for an output, in order."""
+        step = self._numbers[output]
+        packed = sorted((row.task, position, row.blob) for position, row in enumerate(rows) if row.step == step)
+        return pl.concat([frame_of([], output), *self._unpacking.map(self._unpacked, packed)], how="diagonal")
+
+    def _write_flow(
+        self,
+        outputs: Sequence[Write],
+        number: int,
+        frame_of_output: Callable[[Write], pl.DataFrame],
+        reports: Sequence[Report],
+    ) -> dict[str, pa.Table]:
         tables = {}
         refused: dict[Node, list[pl.DataFrame]] = {}
-        for step, output in enumerate(self._physical_plan.outputs, len(self._physical_plan.chain)):
-            assert isinstance(output, Write)
-            packed = sorted((row.task, position, row.blob) for position, row in enumerate(rows) if row.step == step)
-            frames = list(self._unpacking.map(self._unpacked, packed))
-            frame = pl.concat([frame_of([], output), *frames, *refused.get(output, [])], how="diagonal")
+        for output in outputs:
+            frame = pl.concat([frame_of_output(output), *refused.get(output, [])], how="diagonal")
             if output.net:
                 frame = net(frame, output.schema.names)
             table, weights = as_written(frame, output)
@@ -171,13 +239,7 @@ class Outputs:
             self._recent.note(output, table, weights)
             count = len(table) - len(dead_letters)
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + count
-        if self._on_batch is not None:
-            try:
-                self._on_batch(number, tables)
-            except MillstreamError:
-                raise
-            except Exception as error:
-                raise users_failure(error, "on_batch") from error
+        return tables
 
     def _unpacked(self, packed: tuple[int, int, bytes]) -> pl.DataFrame:
         """Rows of an output, with the name of their source if they carry their offset."""
@@ -235,10 +297,13 @@ class Outputs:
                         next_step="run the job again: it writes the batch first",
                     ) from error
                 left = math.inf if output.retry is None else output.retry.at_most.total_seconds()
+                left = left if "" in self._flows else min(left, WAITS_FOR_FLOW_S)
                 left -= time.monotonic() - began
                 if left <= 0:
+                    self._progress.waits_for = None
+                    policy = "" if output.retry is None else f", and the policy is to {output.retry}"
                     raise SinkFailed(
-                        f"the sink of '{output.name}' is down, and the policy is to {output.retry}: {error.what}",
+                        f"the sink of '{output.name}' is down{policy}: {error.what}",
                         where=error.where,
                         next_step="run the job again when the sink is back: it writes the batch first, nothing is lost",
                     ) from error
@@ -285,3 +350,8 @@ class Outputs:
         draft = path.with_suffix(".tmp")
         draft.write_text(json.dumps({"clock": self._progress.now, "watermark": watermark}))
         draft.replace(path)
+
+
+def _kept_rows(kept: Mapping[str, pl.DataFrame], output: Write) -> pl.DataFrame:
+    """Rows that an output is owed; none if it is newer than the batch."""
+    return kept.get(output.name, frame_of([], output))

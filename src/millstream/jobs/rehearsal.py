@@ -102,7 +102,7 @@ def _ranges(plan: PhysicalPlan, savepoint: Savepoint, broker: str, since: dateti
                 f"the source '{node.name}' cannot be read a second time, so nothing can be rehearsed",
                 next_step="write its records to a topic first, and read that",
             )
-        source = opened(node, plan.reading[node], broker, folder / "old", f"rehearsal {time.time_ns()}")
+        source = opened(node, plan, broker, folder / "old", f"rehearsal {time.time_ns()}")
         start, latest, at = savepoint.sources.get(node.name, {}), source.latest(), source.at(since)
         end[node.name] = start | latest
         skipped[node.name] = {

@@ -16,11 +16,13 @@ from typing import Any
 from millstream.errors import AlreadyExists, DamagedState, InvalidInput
 from millstream.jobs.checkpoint import Checkpoint
 from millstream.jobs.job_folder import BEFORE_MOVE, DESCRIPTION, JobDescription, JobFolder
+from millstream.jobs.owed_batches import OWED
 from millstream.jobs.repairing import checkpoint_of
 from millstream.jobs.savepoints import FRAMES, SOURCES, Savepoint, Savepoints, all_files, copied_tree
 from millstream.jobs.swapping import complete_swap, swap
 from millstream.log.disk import write_document
 from millstream.spark.query.job_feed import REACHED, REDO, redo_entries
+from millstream.spark.query.rewinding import REWINDS
 
 CATCH_UP_ROWS = 200_000
 """About as many rows of all sources are read again in one batch."""
@@ -93,7 +95,7 @@ def restore(
         write_document(draft / DESCRIPTION, asdict(description))
 
     when_checked()
-    swap(job, fill, removed=(REACHED,))
+    swap(job, fill, removed=(REACHED, REWINDS, OWED))
     records = records_between(savepoint.sources, entries[-1]["end"]["sources"]) if entries else 0
     return Restored(savepoint, job.job, len(entries), records)
 

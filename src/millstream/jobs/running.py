@@ -10,11 +10,12 @@ from contextlib import contextmanager, suppress
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from millstream.errors import MillstreamError, SparkFailed
-from millstream.jobs import micro_batches, real_time
+from millstream.jobs import app_job, micro_batches, real_time
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.starting_spark import spark_log
 from millstream.jobs.stop_request import StopRequest
+from millstream.plan.apps import App
 from millstream.plan.flow import Flow
 from millstream.plan.run_settings import REAL_TIME, Settings
 
@@ -23,6 +24,8 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
     """Starts a job, and returns when its query runs."""
     stop = stop or StopRequest(handles_signals=False)
     settings = settings.checked()
+    if isinstance(flow, App):
+        return app_job.start(flow, settings, display, stop)
     if settings.mode == REAL_TIME:
         return real_time.start(flow, settings, display, stop)
     return micro_batches.start(flow, settings, display, stop)

@@ -29,10 +29,12 @@ from millstream.errors import AlreadyExists, DamagedState, InvalidInput, NotFoun
 from millstream.jobs.checkpoint import Checkpoint
 from millstream.jobs.job_folder import DESCRIPTION, REAL_TIME_CHECKPOINT, JobDescription, JobFolder
 from millstream.jobs.modes import has_started
+from millstream.jobs.owed_batches import OwedBatches
 from millstream.jobs.repairing import checkpoint_of
 from millstream.jobs.swapping import complete_swap, is_swapping
 from millstream.log.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.private_files import make_folders
+from millstream.spark.query.rewinding import read_rewinds
 from millstream.user_lines import what_exists
 
 FOLDER = "savepoints"
@@ -171,6 +173,7 @@ class Savepoints:
                 next_step="wait until it has: millstream jobs list",
             )
         batch = checkpoint.complete
+        _refuse_failed_flows(job, batch)
         with storage_errors(self.folder):
             make_folders(draft)
             for path in checkpoint.files_after(batch):
@@ -284,3 +287,14 @@ def copied_tree(paths: Iterable[Path], source: Path, target: Path) -> None:
 
 def all_files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _refuse_failed_flows(job: JobFolder, complete: int) -> None:
+    """What a flow of an app still has to do after a failure is in the app's folder, not in its checkpoint."""
+    rewound = [each.flow for each in read_rewinds(job.path) if each.batch >= complete]
+    if failed := sorted({*rewound, *OwedBatches(job.path).flows()}):
+        raise InvalidInput(
+            f"the app '{job.job}' cannot be saved while flows of it have failed: {', '.join(failed)}",
+            where=str(job.path),
+            next_step="fix them, or remove them from the app, and take the savepoint after its next batch",
+        )

@@ -30,7 +30,7 @@ class TopicLag:
         """By source, the first offset of each partition that does not exist yet."""
         # Only the planner may ask other sources: asking receives lines, or lists new files.
         nodes = [node for node in self._feed.shipment.physical_plan.fed_sources if node.source.counts_lag]
-        return {node.name: self._feed.source(node).latest() for node in nodes}
+        return self._feed.ends_of(nodes)
 
     def waiting_since(self, source: str, partition: str, offset: int, end: int, now: float) -> float | None:
         """When the first record was written that was not read yet; None if all were read."""

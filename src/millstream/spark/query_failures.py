@@ -54,20 +54,21 @@ def new_mark() -> str:
 class Failed(RuntimeError):
     """Raised to Spark; the user sees the error inside."""
 
-    def __init__(self, error: MillstreamError, mark: str) -> None:
-        super().__init__(f"{error}\n{mark}{_as_text(error)}")
+    def __init__(self, error: MillstreamError, mark: str, step: str | None = None) -> None:
+        super().__init__(f"{error}\n{mark}{_as_text(error, error.step or step)}")
 
 
-def _as_text(error: MillstreamError) -> str:
-    """Class, what, where and next step, in Base64, so that nothing in between escapes, wraps or splits it."""
+def _as_text(error: MillstreamError, step: str | None) -> str:
+    """Class, what, where, next step and step, in Base64, so that nothing in between escapes, wraps or splits it."""
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
-    text = json.dumps([kind, error.what, error.where, error.next_step])
+    text = json.dumps([kind, error.what, error.where, error.next_step, step])
     return base64.b64encode(text.encode()).decode()
 
 
 def _from_text(text: str) -> MillstreamError:
-    kind, what, where, next_step = json.loads(base64.b64decode(text))
+    kind, what, where, next_step, step = json.loads(base64.b64decode(text))
     found: MillstreamError = _KINDS[kind](what, where=where, next_step=next_step)
+    found.step = step
     return found
 
 
@@ -79,11 +80,11 @@ def marked(mark: str, step: str | None = None) -> Iterator[None]:
     except Failed:
         raise
     except MillstreamError as error:
-        raise Failed(error, mark) from error
+        raise Failed(error, mark, step) from error
     except OSError as error:
-        raise Failed(_no_room(error) or users_failure(error, step), mark) from error
+        raise Failed(_no_room(error) or users_failure(error, step), mark, step) from error
     except Exception as error:  # of a library, or of the user's code that ours calls
-        raise Failed(users_failure(error, step), mark) from error
+        raise Failed(users_failure(error, step), mark, step) from error
 
 
 def users_failure(error: Exception, step: str | None) -> StepFailed:

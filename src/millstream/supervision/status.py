@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from millstream.jobs.app_flows import read_flows
 from millstream.jobs.job_progress import read_progress
 from millstream.metrics.history import read_metrics
 from millstream.metrics.samples import Metrics, as_document
@@ -27,7 +28,7 @@ class Status:
         return [{**described(job), **self._progress(job)} for job in self._supervisor.store.jobs()]
 
     def shown(self, name: str) -> dict[str, Any]:
-        """One job, with its newest runs and its processes."""
+        """One job, with its newest runs, its processes, and the flows of an app."""
         job = self._supervisor.store.job(name)
         runs = self._supervisor.store.runs(name, RUNS_SHOWN)
         return {
@@ -35,6 +36,7 @@ class Status:
             **self._progress(job),
             "processes": self._supervisor.drivers.processes(name, job.runs),
             "last_runs": [asdict(run) for run in runs],
+            "flows": read_flows(self._supervisor.folder_of(job)),
         }
 
     def folder_of(self, name: str) -> Path:

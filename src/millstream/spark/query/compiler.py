@@ -6,9 +6,10 @@ DataFrame stay Spark SQL, and the steps that follow run where its rows are packe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from types import MappingProxyType
 
 import polars as pl
 import pyarrow as pa
@@ -52,11 +53,17 @@ _starting = Lock()
 
 
 def compiled(
-    spark: SparkSession, shipment: Shipment, feed: Feed, slots: Mapping[str, int] | None = None, stages_min: int = 0
+    spark: SparkSession,
+    shipment: Shipment,
+    feed: Feed,
+    slots: Mapping[str, int] | None = None,
+    stages_min: int = 0,
+    resting: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> DataFrame:
     """All packed rows for the outputs of a flow; `slots` has the slot of each step's state.
 
-    A checkpoint with more stages than the flow needs keeps them, since Spark cannot remove a stateful operator.
+    A checkpoint with more stages than the flow needs keeps them, since Spark cannot remove a stateful operator. By
+    stage, `resting` has further slots, whose state is kept for steps that do not run now.
     """
     slots = shipment.physical_plan.first_slots() if slots is None else slots
     _check_refused(shipment.physical_plan)
@@ -70,7 +77,7 @@ def compiled(
     for stage, numbers in enumerate([*stages, *([] for _ in range(stages_min - len(stages)))], 1):
         stage_slots = [slots[shipment.physical_plan.chain[number].name] for number in numbers]
         packed = packed.groupBy("label").transformWithState(
-            StageProcessor(shipment, numbers, stage_slots),
+            StageProcessor(shipment, numbers, stage_slots, resting.get(stage, ())),
             outputStructType=PACKED,
             outputMode="append",
             timeMode="None",

@@ -10,35 +10,30 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from millstream import terminal
 from millstream.connectors.opening import open_source
 from millstream.connectors.source import Offsets, Slab, Slice, Source
-from millstream.errors import DamagedState, SourceUnavailable
+from millstream.errors import DamagedState, MillstreamError, SourceUnavailable
 from millstream.log.disk import read_document
 from millstream.log.kafka.address import KafkaAddress, as_kafka
-from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.elementwise import OFFSET, frame_of
-from millstream.operators.lateness import with_ahead_marked
-from millstream.operators.source_watermarks import advanced
-from millstream.operators.stateful import DEAD, SENT
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Read
-from millstream.records import Schema
 from millstream.spark.query import task_messages
 from millstream.spark.query.job_clock import JobClock
-from millstream.spark.query.packing import CONTROL, DRIVER, REPORT, Packed, to_batch
-from millstream.spark.query.physical_plan import SourcePartition, event_times
-from millstream.spark.query.state_runner import Shipment, WorkerPlan
-from millstream.spark.query.task_messages import ClockControl, SourceControl, SourceReport
+from millstream.spark.query.packing import CONTROL, Packed, to_batch
+from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.spark.query.rewinding import Rewind, read_rewinds, rewound
+from millstream.spark.query.state_runner import Shipment
+from millstream.spark.query.task_messages import ClockControl
+from millstream.spark.query.task_reading import Reader, Task, grouped
 from millstream.spark.query_failures import marked
 
 STOP = "stop"
@@ -51,28 +46,7 @@ HALTED = "halted"
 SEVERAL_WAIT_S = 0.02
 UNAVAILABLE_S_MAX, RETRY_S = 600.0, 1.0
 BATCH_BYTES_MAX = 256 << 20
-SOURCES_KEPT = 32
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one task of a batch reads: by number of the source, its slices, and its partitions without new rows."""
-
-    number: int
-    slices: dict[int, list[Slice]]
-    silent: dict[int, list[str]]
-    ends: dict[str, Offsets]
-    """By source, the offsets that the batch ends at; one task reports them."""
-    done: dict[str, list[str]]
-    """By source, partitions that count as idle from now on."""
-    notes: list[str]
-    """Warnings of the planner; one task reports them."""
-    now: int
-    ended: bool
-    watermark_max: int
-    waited_s: float
-    """How long the planner waited for rows; one task reports it."""
-    planned_s: float
+SOURCES_KEPT = 256
 
 
 @dataclass
@@ -109,7 +83,15 @@ class JobFeed:
         return {"clock": 0, "ended": False, "sources": starts}
 
     def stop_at_latest(self) -> None:
-        self._until = {node.name: self.source(node).latest() for node in self._nodes()}
+        self._until = self.ends_of(self._nodes())
+
+    def ends_of(self, nodes: Sequence[Read]) -> dict[str, Offsets]:
+        """By source, the first offset of each partition that does not exist yet; the same for all of one topic."""
+        found: dict[int, Offsets] = {}
+        for node in nodes:
+            if id(self.source(node)) not in found:
+                found[id(self.source(node))] = self.source(node).latest()
+        return {node.name: found[id(self.source(node))] for node in nodes}
 
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
         began, waited_s = time.monotonic(), self._waited_s
@@ -122,14 +104,15 @@ class JobFeed:
             return start
         if start["clock"] in self._repeated_ends:
             return self._repeated_ends[start["clock"]]
-        sources = self._retrying(lambda: self._reachable(start["sources"]))
-        if sources == start["sources"] and self._until is None:
+        begun = self._begun(start)
+        sources = self._retrying(lambda: self._reachable(begun))
+        if sources == begun and self._until is None:
             began = time.monotonic()
-            self._retrying(lambda: self._wait(start["sources"]))
+            self._retrying(lambda: self._wait(begun))
             self._waited_s += time.monotonic() - began
-            sources = self._retrying(lambda: self._reachable(start["sources"]))
+            sources = self._retrying(lambda: self._reachable(begun))
         ended = self.ends and self._is_all(sources)
-        moves = sources != start["sources"] or ended != start["ended"]
+        moves = sources != begun or ended != start["ended"]
         waited_s = time.monotonic() - self._planned_at
         ticks = (
             self._until is None
@@ -149,6 +132,15 @@ class JobFeed:
         """By the clock of the previous batch, the end of each batch that a repaired job repeats."""
         return {entry["after"]: entry["end"] for entry in redo_entries(Path(self.folder))}
 
+    def _begun(self, offset: dict[str, Any]) -> dict[str, Offsets]:
+        """By source, where a batch starts that follows the one with this end."""
+        found = rewound(offset, self._rewinds)
+        return found | {name: start for name, start in self.starts.items() if not found.get(name)}
+
+    @cached_property
+    def _rewinds(self) -> list[Rewind]:
+        return read_rewinds(Path(self.folder))
+
     def _finished(self, sources: dict[str, Offsets]) -> dict[str, list[str]]:
         """In a bounded run, the fully read partitions, which the watermark ignores if `idle` is set.
 
@@ -167,10 +159,15 @@ class JobFeed:
     def _reachable(self, start: dict[str, Offsets]) -> dict[str, Offsets]:
         """The furthest end of a batch with this start. A source that left the flow keeps its offsets."""
         found = dict(start)
+        ends: dict[tuple[Any, ...], Offsets] = {}
         for node in self._nodes():
             source = self.source(node)
-            end = source.limited(start.get(node.name, {}), self._limit(node))
-            self._notes += source.take_losses()
+            place = id(source), *sorted(start.get(node.name, {}).items())
+            if place not in ends:
+                with step_of_error(node):
+                    ends[place] = source.limited(start.get(node.name, {}), self._limit(node))
+                self._notes += source.take_losses()
+            end = ends[place]
             if self._until is not None:
                 until = self._until[node.name]
                 end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
@@ -204,7 +201,8 @@ class JobFeed:
         )
 
     def _wait(self, start: dict[str, Offsets]) -> None:
-        nodes = self._nodes()
+        places = {(id(self.source(node)), *sorted(start.get(node.name, {}).items())): node for node in self._nodes()}
+        nodes = list(places.values())  # steps that read the same topic from the same place wait for the same rows
         if len(nodes) == 1:
             self.source(nodes[0]).wait(start.get(nodes[0].name, {}), self.tick_s)
             return
@@ -220,13 +218,19 @@ class JobFeed:
         began = time.monotonic()
         slices: dict[int, dict[int, list[Slice]]] = {0: {}}
         silent: dict[int, list[str]] = {}
+        begun = self._begun(start)
+        known: dict[tuple[Any, ...], list[list[Slice]]] = {}
         for number, node in enumerate(self._nodes()):
             source = self.source(node)
             if node.name not in end["sources"]:
                 continue  # added to the flow since the batch was planned
-            first, until = start["sources"].get(node.name, {}), end["sources"][node.name]
-            found = self._retrying(partial(source.slices, first, until, self.tasks_max))
-            self._notes += source.take_losses()
+            first, until = begun.get(node.name, {}), end["sources"][node.name]
+            place = id(source), tuple(sorted(first.items())), tuple(sorted(until.items()))
+            if place not in known:
+                with step_of_error(node):
+                    known[place] = self._retrying(partial(source.slices, first, until, self.tasks_max))
+                self._notes += source.take_losses()
+            found = known[place]
             for task, part in enumerate(found):
                 slices.setdefault(task, {})[number] = part
             active = {each.partition for part in found for each in part}
@@ -267,8 +271,8 @@ class JobFeed:
         return self.shipment.physical_plan.fed_sources
 
     def source(self, node: Read) -> Source:
-        columns = self.shipment.physical_plan.reading[node]
-        return opened(node, columns, self._kafka or self.broker, Path(self.folder), self.shipment.name)
+        broker = self._kafka or self.broker
+        return opened(node, self.shipment.physical_plan, broker, Path(self.folder), self.shipment.name)
 
     # ------------------------------------------------------------ in the workers
 
@@ -278,46 +282,28 @@ class JobFeed:
             clock = task_messages.to_bytes(ClockControl(task.now))
             steps = range(len(plan.physical_plan.chain))
             yield to_batch([(label, step, CONTROL, 0, clock) for step in steps for label in plan.labels])
+        together: dict[tuple[Any, ...], list[Reader]] = {}
         for number, node in enumerate(plan.physical_plan.fed_sources):
             if number in task.slices or number in task.silent:
-                for packed in self._read(plan, node, number, task):
-                    yield to_batch([packed])  # one at a time: Spark buffers a whole batch
+                place = plan.physical_plan.reads_as[node], tuple(task.slices.get(number, []))
+                together.setdefault(place, []).append(Reader(plan, node, number, task))
+        for readers in together.values():
+            for packed in grouped(self._read(readers, task)):  # a few at a time: Spark buffers a whole batch
+                yield to_batch(packed)
 
-    def _read(self, plan: WorkerPlan, node: Read, number: int, task: Task) -> Iterator[Packed]:
-        with marked(self.shipment.mark, node.name):
-            yield from self._read_all(plan, node, number, task)
-
-    def _read_all(self, plan: WorkerPlan, node: Read, number: int, task: Task) -> Iterator[Packed]:
-        packer = plan.packer(node, task=(number << 16) + task.number, watermark_max=task.watermark_max)
-        partitions: dict[str, tuple[int | None, bool]] = dict.fromkeys(task.silent.get(number, []), (None, False))
-        count = dead = 0
-        for each in task.slices.get(number, []):
-            partitions.setdefault(each.partition, (None, False))
-            for slab in self._slabs(node, each):
-                rows = framed(slab, node, plan.physical_plan.reading[node].names)
-                rows = with_ahead_marked(rows, node, task.now)  # the clock of the batch, the same if it is repeated
-                count, dead = count + len(rows), dead + (0 if slab.dead is None else len(slab.dead))
-                made = packer.add(
-                    {SENT: rows, DEAD: dead_frame(slab)}, task.now, SourcePartition(str(node.source), each.partition)
-                )
-                timed = plan.physical_plan.timing.get(node)  # rows that get their time behind Spark count there
-                timed_rows = rows if timed is None else made.get(timed)
-                partitions[each.partition] = advanced(partitions[each.partition], timed, timed_rows)
-        done = tuple(name for name in task.silent.get(number, []) if name in task.done.get(node.name, []))
-        yield from packer.pack(SourceControl(node.name, task.now, partitions, done, END if task.ended else None))
-        report = SourceReport(
-            node.name,
-            count,
-            dead,
-            task.now,
-            task.ends.get(node.name, {}),
-            {name: watermark for name, (watermark, _) in partitions.items()},
-            (*task.notes, *self.source(node).take_losses()),
-            task.waited_s if number == 0 else 0.0,
-            task.planned_s if number == 0 else 0.0,
-            tuple((each.partition, each.start, each.end) for each in task.slices.get(number, [])),
-        )
-        yield plan.labels[0], DRIVER, REPORT, task.number, task_messages.to_bytes(report)
+    def _read(self, readers: Sequence[Reader], task: Task) -> Iterator[Packed]:
+        """Reads a source once for all steps that read the same of it."""
+        first = readers[0]
+        for each in task.slices.get(first.number, []):
+            with marked(self.shipment.mark, first.node.name):
+                for slab in self._slabs(first.node, each):
+                    for reader in readers:
+                        with marked(self.shipment.mark, reader.node.name):
+                            reader.add(slab, each.partition)
+        losses = self.source(first.node).take_losses()
+        for reader in readers:
+            with marked(self.shipment.mark, reader.node.name):
+                yield from reader.packed(losses if reader is first else [])
 
     def _slabs(self, node: Read, slice: Slice) -> Iterator[Slab]:
         """The rows of a slice. While the source is unavailable the task waits, then continues after the last row."""
@@ -342,25 +328,14 @@ class JobFeed:
                 time.sleep(RETRY_S)
 
 
-def framed(slab: Slab, node: Read, names: Sequence[str]) -> pl.DataFrame:
-    """The columns of rows as read, with time, weight and offset."""
-    rows = pl.from_arrow(slab.rows.select(list(names)))
-    assert isinstance(rows, pl.DataFrame)
-    # Records older than the column have nulls.
-    weights = rows["weight"].cast(pl.Int32).fill_null(1) if node.changes and "weight" in rows.columns else None
-    return rows.with_columns(
-        event_times(rows, node),
-        pl.lit(1, pl.Int32).alias(WEIGHT) if weights is None else weights.alias(WEIGHT),
-        pl.Series(OFFSET, np.asarray(slab.offsets, np.int64)),
-    )
-
-
-def dead_frame(slab: Slab) -> pl.DataFrame:
-    if slab.dead is None or not len(slab.dead):
-        return frame_of([], None)
-    dead = pl.from_arrow(slab.dead)
-    assert isinstance(dead, pl.DataFrame)
-    return dead.with_columns(pl.lit(None, pl.Int64).alias(TIME), pl.lit(1, pl.Int32).alias(WEIGHT))
+@contextmanager
+def step_of_error(node: Read) -> Iterator[None]:
+    """Names the source in an error that is raised while a batch is planned."""
+    try:
+        yield
+    except MillstreamError as error:
+        error.step = node.name
+        raise
 
 
 def redo_entries(folder: Path) -> list[dict[str, Any]]:
@@ -384,18 +359,15 @@ def redo_entries(folder: Path) -> list[dict[str, Any]]:
 _OPENED: dict[tuple[Any, ...], Source] = {}
 
 
-def opened(node: Read, columns: Schema, broker: str | KafkaAddress | None, folder: Path, run: str) -> Source:
-    """Opens a source once per process and run: the next run may start over in the same folder."""
-    place = (
-        *node.source.fingerprint,
-        node.on_lost,
-        repr(node.schema),
-        repr(columns),
-        str(broker),
-        str(folder),
-        node.name,
-        run,
-    )
+def opened(
+    node: Read, physical_plan: PhysicalPlan, broker: str | KafkaAddress | None, folder: Path, run: str
+) -> Source:
+    """Opens a source once per process and run: the next run may start over in the same folder.
+
+    Steps that read the same topic share a source.
+    """
+    columns = physical_plan.shared_reading[node]
+    place = (*physical_plan.reads_as[node], repr(columns), str(broker), str(folder), run)
     if place not in _OPENED:
         while len(_OPENED) >= SOURCES_KEPT:
             _OPENED.pop(next(iter(_OPENED))).close()

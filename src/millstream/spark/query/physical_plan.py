@@ -176,6 +176,38 @@ class PhysicalPlan:
         return required_columns(self.order, self.outputs)
 
     @cached_property
+    def shared_reading(self) -> dict[nodes.Read, Schema]:
+        """The columns that are read of each source, together with those of other steps that read the same topic."""
+        found = dict(self.reading)
+        for same in self._readers.values():
+            if len(same) > 1:
+                names = {name for node in same for name in self.reading[node].names}
+                columns = [field for field in same[0].schema.arrow if field.name in names]
+                found |= dict.fromkeys(same, Schema.from_arrow(pa.schema(columns)))
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[tuple[str, ...], list[nodes.Read]]:
+        """Steps that read the same topic in the same way; each read of another source is for itself."""
+        found: dict[tuple[str, ...], list[nodes.Read]] = {}
+        for node, place in self.reads_as.items():
+            found.setdefault(place, []).append(node)
+        return found
+
+    @cached_property
+    def reads_as(self) -> dict[nodes.Read, tuple[str, ...]]:
+        """Equal for two sources if one read serves both. Only topics are shared: other sources keep what they read."""
+        return {
+            node: (
+                *node.source.fingerprint,
+                node.on_lost,
+                repr(node.schema),
+                *(() if node.source.counts_lag else (node.name,)),
+            )
+            for node in self.fed_sources
+        }
+
+    @cached_property
     def spark_parts(self) -> list[SparkPart]:
         """The parts that Spark's own engine runs, in order; their numbers follow those of the outputs."""
         return parts_of(self.order, self.outputs, len(self.chain) + len(self.outputs))

@@ -18,11 +18,13 @@ PackedRow = Row("label", "step", "kind", "task", "blob")
 class StageProcessor(StatefulProcessor):
     """Runs the steps of a stage in order; rows for later stages and for outputs are passed on."""
 
-    def __init__(self, shipment: Shipment, numbers: Sequence[int], slots: Sequence[int]) -> None:
-        """`slots` number the state of these steps, whatever other steps the stage has."""
+    def __init__(
+        self, shipment: Shipment, numbers: Sequence[int], slots: Sequence[int], resting: Sequence[int] = ()
+    ) -> None:
+        """`slots` number the state of these steps, whatever other steps the stage has; `resting` that of others."""
         self._packed = pickle.dumps(shipment)
         self._numbers = list(numbers)
-        self._slots = list(slots)
+        self._slots = [*slots, *resting]
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._states = [

@@ -1,0 +1,248 @@
+"""An app runs several flows as one job: each has its own results, state and failures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import millstream as ms
+from millstream.connectors.catalog import jobs_folder
+from millstream.errors import DamagedState, InvalidInput, JobChanged, StepFailed
+from millstream.jobs import app_flows
+from millstream.jobs.app_flows import FILE, AppFlow, FlowState, read_flows
+from millstream.jobs.app_rewinds import settle_rewinds
+from millstream.jobs.job_folder import DESCRIPTION, JobDescription, JobFolder
+from millstream.jobs.owed_batches import OwedBatches
+from millstream.log import EmbeddedLog
+from millstream.log.disk import write_document
+from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.spark.query.rewinding import Rewind, read_rewinds, rewound, write_rewinds
+from waiting import until
+
+from .support import CAUGHT_UP, put, read, scores, seconds
+
+TEN = ms.fixed("10 seconds")
+
+
+def totals(name: str) -> ms.Flow:
+    flow = ms.Flow(name)
+    scores(flow).key_by("user").window(TEN).agg(total=ms.sum("n")).write(f"totals.{name}")
+    return flow
+
+
+def two_shuffles(name: str) -> ms.Flow:
+    flow = ms.Flow(name)
+    panes = scores(flow).key_by("user").window(TEN).agg(total=ms.sum("n"))
+    panes.window(TEN).agg(total=ms.sum("total")).write(f"totals.{name}")
+    return flow
+
+
+def passed_on(name: str, check: Any = None) -> ms.Flow:
+    flow = ms.Flow(name)
+    stream = scores(flow)
+    (stream if check is None else stream.map(check, schema=stream.schema)).write(f"rows.{name}")
+    return flow
+
+
+def numbers(log: EmbeddedLog, topic: str) -> list[int]:
+    return sorted(each["n"] for each in read(log, topic))
+
+
+def batch(first: int, last: int) -> list[tuple[str, int, float]]:
+    return [("ann", n, float(n)) for n in range(first, last)]
+
+
+@pytest.fixture
+def app() -> ms.App:
+    return ms.app([passed_on("plain"), totals("sums")], name="both")
+
+
+class Shaky:
+    """Fails on every row while a file is there."""
+
+    def __init__(self, fails: Path) -> None:
+        self._fails = fails
+        self.__name__ = "shaky"
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self._fails.exists():
+            raise ValueError("not today")
+        return row
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("spark")
+def test_a_flow_fails_alone_and_others_are_added_and_removed(log: EmbeddedLog, app: ms.App, tmp_path: Path) -> None:
+    fails = tmp_path / "fails"
+    app.add(passed_on("shaky", Shaky(fails)))
+    put(log, "scores", batch(0, 5))
+    job = app.start(broker=log.path, key_groups=2)
+    try:
+        until(lambda: numbers(log, "rows.shaky") == list(range(5)), "the first rows")
+        fails.touch()
+        put(log, "scores", batch(5, 8))
+        until(lambda: numbers(log, "rows.plain") == list(range(8)), "rows of the flow that works")
+        until(lambda: job.flows[-1].failures > 0, "the failure")
+        assert "not today" in str(job.flows[-1].reason)
+        assert [each.state for each in job.flows[:2]] == [FlowState.RUNNING] * 2
+        fails.unlink()
+        app.add(totals("late"))
+        with pytest.raises(JobChanged, match="2 shuffles"):
+            app.add(two_shuffles("wide"))
+        app.remove("plain")
+        put(log, "scores", batch(8, 21))
+        until(lambda: numbers(log, "rows.shaky") == list(range(21)), "the flow that failed")
+        until(lambda: len(read(log, "totals.sums")) == len(read(log, "totals.late")) == 1, "the flow that was added")
+    finally:
+        job.stop()
+    assert numbers(log, "rows.plain") == list(range(8))
+    assert [each["name"] for each in read_flows(job.folder.path)] == ["sums", "shaky", "late"]
+    put(log, "scores", batch(21, 32))
+    # A changed file: another order, and the flow that was removed, which continues.
+    changed = ms.app(
+        [totals("late"), passed_on("plain"), totals("sums"), passed_on("shaky", Shaky(fails))], name="both"
+    )
+    job = changed.run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert {each.state for each in job.flows} == {FlowState.STOPPED}
+    assert numbers(log, "rows.plain") == numbers(log, "rows.shaky") == list(range(32))
+    expected = [("ann", 0.0, sum(range(10))), ("ann", 10.0, sum(range(10, 20)))]
+    assert seconds(read(log, "totals.sums")) == seconds(read(log, "totals.late")) == expected
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("spark")
+def test_a_bounded_run_retries_and_reports_a_flow_that_keeps_failing(
+    log: EmbeddedLog, app: ms.App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside it, a sink fails once: its flow writes the same batch later."""
+    monkeypatch.setattr(app_flows, "RESTARTS_MAX", 1)
+    taken: list[int] = []
+    refused: list[int] = []
+
+    def take(rows: pa.Table, number: int) -> None:
+        if not refused:
+            refused.append(number)
+            raise ValueError("the disk is away")
+        taken.extend(rows["n"].to_pylist())
+
+    stuck = ms.Flow("stuck")
+    scores(stuck).write(ms.foreach_batch(take))
+    fails = tmp_path / "fails"
+    fails.touch()
+    app.add(passed_on("shaky", Shaky(fails)))
+    app.add(stuck)
+    put(log, "scores", batch(0, 5))
+    with pytest.raises(StepFailed, match=r"1 of 4 flows failed: 'shaky': .*not today"):
+        app.run(broker=log.path, until=CAUGHT_UP, progress="none", key_groups=2)
+    assert taken == numbers(log, "rows.plain") == list(range(5))
+    assert numbers(log, "rows.shaky") == []
+    folder = jobs_folder(log) / "both"
+    assert OwedBatches(folder).flows() == []
+    shown = {each["name"]: (each["state"], each["reason"]) for each in read_flows(folder)}
+    assert shown["shaky"][0] == "failed"
+    assert "the disk is away" in shown["stuck"][1]
+    fails.unlink()
+    app.run(broker=log.path, until=CAUGHT_UP, progress="none")
+    assert taken == numbers(log, "rows.plain") == numbers(log, "rows.shaky") == list(range(5))
+
+
+# ---------------------------------------------------------------- without Spark
+
+
+def test_batches_that_are_owed_are_kept_in_order(tmp_path: Path) -> None:
+    owed = OwedBatches(tmp_path)
+    assert (owed.flows(), owed.numbers("a")) == ([], [])
+    for number in (10, 9):
+        owed.keep("a", number, {"a:out": pl.DataFrame({"n": [number]})})
+    assert (owed.flows(), owed.numbers("a")) == (["a"], [9, 10])
+    assert owed.of("a", 9)["a:out"]["n"].to_list() == [9]
+    owed.done("a", 9)
+    assert owed.numbers("a") == [10]
+    (tmp_path / "owed" / "a" / "10.rows").write_bytes(b"?")
+    with pytest.raises(DamagedState, match="batch 10, which the flow 'a' has not written"):
+        owed.of("a", 10)
+
+
+def test_what_only_a_single_flow_can_do_is_refused(log: EmbeddedLog, app: ms.App) -> None:
+    with pytest.raises(InvalidInput, match="into='other' is for a single flow"):
+        app.start(broker=log.path, into="other")
+    with pytest.raises(InvalidInput, match="mode='real time' is for a single flow"):
+        app.start(broker=log.path, mode="real time")
+
+
+def test_steps_that_read_the_same_topic_share_a_source() -> None:
+    flow = ms.Flow("one")
+    scores(flow, name="first").select("user").write("users")
+    scores(flow, name="second").select("n").write("numbers")
+    scores(flow, "others").select("n").write("others.n")
+    plan = PhysicalPlan(flow.check(), 1)
+    first, second, others = plan.fed_sources
+    assert plan.reads_as[first] == plan.reads_as[second] != plan.reads_as[others]
+    assert plan.shared_reading[first].names == plan.shared_reading[second].names == ("user", "n", "at")
+    assert "n" not in plan.reading[first].names
+
+
+def test_a_flow_that_fails_waits_longer_each_time_and_is_given_up() -> None:
+    flow = AppFlow("a", FlowState.RUNNING, 0.0)
+    pauses = []
+    for _ in range(5):
+        flow = flow.failed("why", 10.0)
+        assert flow.next_start is not None
+        pauses.append(flow.next_start - 10.0)
+        flow = flow.started(10.0)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert flow.failed("why", 10.0).state is FlowState.FAILED
+    assert flow.failed("why", 10_000.0).failures == 1
+
+
+def test_sources_go_back_behind_the_batch_that_was_repeated_without_their_flow(tmp_path: Path) -> None:
+    write_rewinds(tmp_path, [Rewind("a", 3, 30, {"a:read": {"0": 5}})])
+    found = read_rewinds(tmp_path)
+    start = {"clock": 30, "sources": {"a:read": {"0": 9}, "b:read": {"0": 9}}}
+    assert rewound(start, found) == {"a:read": {"0": 5}, "b:read": {"0": 9}}
+    assert rewound({**start, "clock": 31}, found) == start["sources"]
+
+
+def unfinished(folder: Path, ends: list[dict[str, int]]) -> JobFolder:
+    """A job whose last batch is unfinished; each batch ends at these offsets."""
+    made = JobFolder(folder, "both")
+    write_document(folder / DESCRIPTION, asdict(JobDescription("id", 2, 1)))
+    for part in ("offsets", "commits"):
+        (folder / "checkpoint" / part).mkdir(parents=True)
+    for number, end in enumerate(ends):
+        sources = {name: {"0": offset} for name, offset in end.items()}
+        offset = {"clock": 10 * (number + 1), "ended": False, "sources": sources}
+        (folder / "checkpoint" / "offsets" / str(number)).write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+        if number < len(ends) - 1:
+            (folder / "checkpoint" / "commits" / str(number)).write_text("v1\n{}")
+    return made
+
+
+def test_flows_that_are_absent_when_a_batch_is_repeated_go_back(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path, [{"a:read": 5, "b:read": 5}, {"a:read": 9, "b:read": 9}])
+    OwedBatches(tmp_path).keep("a", 1, {})
+    settle_rewinds(folder, {"b"})
+    assert read_rewinds(tmp_path) == [Rewind("a", 1, 20, {"a:read": {"0": 5}})]
+    assert OwedBatches(tmp_path).flows() == []
+    settle_rewinds(folder, {"a", "b"})  # the batch is repeated with both
+    assert read_rewinds(tmp_path) == []
+
+
+def test_a_flow_that_fails_again_in_the_first_batch_it_repeats_goes_back_as_far(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path, [{"a:read": 5}, {"a:read": 9}, {"a:read": 12}])
+    first = Rewind("a", 1, 20, {"a:read": {"0": 5}})
+    write_rewinds(tmp_path, [first])
+    settle_rewinds(folder, {"b"})
+    assert read_rewinds(tmp_path) == [first, Rewind("a", 2, 30, {"a:read": {"0": 5}})]
+
+
+def test_the_flows_of_a_job_that_is_no_app(tmp_path: Path) -> None:
+    assert read_flows(tmp_path) == []
+    (tmp_path / FILE).write_text("{")
+    assert read_flows(tmp_path) == []

@@ -40,6 +40,7 @@ BUILT_IN = {
     "topic": "millstream.connectors.topic.endpoint:topic",
     "topics": "millstream.connectors.topic.several_endpoint:topics",
     "webhook": "millstream.bridges.webhook_sink:webhook",
+    "zeromq": "millstream.bridges.zeromq_sink:zeromq",
 }
 LOOKUP_GROUP = "millstream.lookups"
 LOOKUPS = {

@@ -1,8 +1,9 @@
-"""Bridges into the log: webhooks that are durable before they are answered, and Arrow Flight beside Kafka.
+"""Bridges into the log: webhooks that are durable before they are answered, MQTT, and Arrow Flight beside Kafka.
 
 usage: bridges.py [--quick]
 
-The clients of webhooks are processes of their own, with many connections. Flight: the same program sends typed rows in
+The clients of webhooks are processes of their own, with many connections. MQTT: what a broker has kept for a session is
+received and stored, and in turn received by a loop that only counts. Flight: the same program sends typed rows in
 batches and reads them back as columns, on a log behind a server in another process and on a Kafka broker, both on this
 machine, in turn. The last line is one JSON document with the figures.
 """
@@ -21,15 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
+from paho.mqtt import client as mqtt_client
+from paho.mqtt.enums import CallbackAPIVersion
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +42,8 @@ from millstream.bridges.connection import BridgeConnection
 from millstream.bridges.flight_server import FlightServer
 from millstream.bridges.http_listener import Rules, listener, share_processor
 from millstream.bridges.landing import Landing
+from millstream.bridges.mqtt import MqttBridge, MqttSource
+from millstream.bridges.mqtt_client import MqttBroker
 from millstream.log import EmbeddedLog
 from millstream.secrets import Secret
 from millstream.serving.access import Access, ListenAddress
@@ -46,6 +52,7 @@ from millstream.webhooks.signatures import Verifier, signed_headers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from kafka_cluster import KafkaCluster
+from mosquitto_server import PROGRAM, Mosquitto
 
 TOPIC = "events"
 SECRET = "a-secret-of-the-benchmark"
@@ -143,6 +150,82 @@ def http_figures(folder: Path, requests: int) -> dict[str, float]:
     return {"http_requests_per_s": round(singles_per_s), "http_events_per_s": round(events_per_s)}
 
 
+# ---------------------------------------------------------------- MQTT
+
+
+def mqtt_seconds(drain: Callable[[Mosquitto, int], None], broker: Mosquitto, messages: int) -> float:
+    """How long it takes to receive what the broker has kept for a session."""
+    drain(broker, 0)  # the broker keeps its session from here on
+    publish(broker, messages)
+    opened = time.perf_counter()
+    drain(broker, messages)
+    return time.perf_counter() - opened
+
+
+def publish(broker: Mosquitto, messages: int) -> None:
+    sender = mqtt_client.Client(CallbackAPIVersion.VERSION2)
+    sender.max_inflight_messages_set(1000)
+    sender.connect("127.0.0.1", broker.port)
+    sender.loop_start()
+    body = json.dumps(EVENT).encode()
+    for sent in [sender.publish("devices/7", body, 1) for _ in range(messages)]:
+        sent.wait_for_publish()
+    sender.disconnect()
+    sender.loop_stop()
+
+
+def paho_loop(broker: Mosquitto, messages: int) -> None:
+    """What users write: a loop that counts, and acknowledges what it has not stored."""
+    left, done = messages, threading.Event()
+
+    def received(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
+
+    client = mqtt_client.Client(CallbackAPIVersion.VERSION2, "loop", clean_session=False)
+    client.on_message = received
+    client.on_connect = lambda client, *_: client.subscribe("devices/#", 1)
+    client.on_subscribe = lambda *_: None if messages else done.set()
+    client.connect("127.0.0.1", broker.port)
+    client.loop_start()
+    done.wait()
+    client.disconnect()
+    client.loop_stop()
+
+
+def mqtt_bridge(log: EmbeddedLog, broker: Mosquitto, messages: int) -> None:
+    with Landing(log, "mqtt", [TOPIC]) as landing:
+        bridge = MqttBridge(MqttSource(MqttBroker(broker.address), ["devices/#"], "bridge"), landing, TOPIC)
+        ready = threading.Event()
+        bridge.on_ready = ready.set
+        thread = threading.Thread(target=bridge.run)
+        thread.start()
+        ready.wait()
+        while landing.counts.stored < messages:
+            time.sleep(0.001)
+        bridge.stop()
+        thread.join()
+
+
+def mqtt_figures(folder: Path, messages: int) -> dict[str, float]:
+    folder.mkdir()
+    broker = Mosquitto(folder, saves=False)
+    taken: list[list[float]] = [[], []]
+    try:
+        with EmbeddedLog(folder / "log") as log:
+            log.create_topic(TOPIC)
+            ways: list[Callable[[Mosquitto, int], None]] = [partial(mqtt_bridge, log), paho_loop]
+            for _ in range(ROUNDS):
+                for way, seconds in zip(ways, taken, strict=True):
+                    seconds.append(mqtt_seconds(way, broker, messages))
+    finally:
+        broker.stop()
+    bridge, loop = (messages / statistics.median(seconds) for seconds in taken)
+    return {"mqtt_messages_per_s": round(bridge), "mqtt_messages_per_s_vs_paho_loop": round(bridge / loop, 2)}
+
+
 # ---------------------------------------------------------------- Flight and Kafka
 
 
@@ -204,12 +287,18 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="millstream-bridges-"))
     try:
         figures = http_figures(folder, 10_000 if quick else 50_000)
+        if PROGRAM is not None:
+            figures |= mqtt_figures(folder / "mqtt", 10_000 if quick else 50_000)
         figures |= flight_figures(folder, 5 if quick else 40)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     table = Table("figure", "value", "at least")
     table.add_row("webhooks with one event, per second", f"{figures['http_requests_per_s']:,}", "2,000")
     table.add_row(f"events in bodies of {EVENTS_PER_BODY}, per second", f"{figures['http_events_per_s']:,}", "10,000")
+    if PROGRAM is not None:
+        table.add_row("MQTT messages stored, per second", f"{figures['mqtt_messages_per_s']:,}", "")
+        ratio = f"{figures['mqtt_messages_per_s_vs_paho_loop']:.2f}"
+        table.add_row("the same, as a share of a loop that only counts them", ratio, "0.8")
     table.add_row("rows through Flight, per second", f"{figures['flight_rows_per_s']:,}", "")
     table.add_row("rows through Kafka, per second", f"{figures['kafka_rows_per_s']:,}", "")
     table.add_row("Flight, as many times the rows of Kafka", f"{figures['flight_rows_vs_kafka']:.1f}", "2")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from millstream.asking import ask
     from millstream.bridges.mqtt_sink import mqtt
     from millstream.bridges.webhook_sink import webhook
+    from millstream.bridges.zeromq_sink import zeromq
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "millstream.bridges.mqtt_sink": "mqtt",
     "millstream.bridges.webhook_sink": "webhook",
+    "millstream.bridges.zeromq_sink": "zeromq",
     "millstream.capture.endpoints": "postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
     "millstream.capture.topics": "captured debezium",
@@ -281,6 +283,7 @@ __all__ = [
     "variance",
     "webhook",
     "why",
+    "zeromq",
     "zscore",
 ]
 

@@ -96,7 +96,7 @@ def test_rows_without_a_usable_topic_are_refused(mosquitto: Mosquitto, subscribe
     with closing(sink(ms.mqtt(mosquitto.address, "plant/{device}"), tmp_path)) as made:
         made.write(0, rows((None, "open", 1), ("a/b", "open", 1), ("#", "open", 1), OPEN), None, refused.extend)
     assert [each.row for each in refused] == [0, 1, 2]
-    assert {each.reason for each in refused} == {"column 'device' cannot be part of an MQTT topic"}
+    assert {each.reason for each in refused} == {"column 'device' cannot be part of a topic"}
     assert [each.topic for each in subscribed(1)] == ["plant/fan"]
 
 

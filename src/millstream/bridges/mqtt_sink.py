@@ -7,7 +7,6 @@ MQTT topic, so the rows of a table are there for whichever client subscribes lat
 from __future__ import annotations
 
 import hashlib
-import string
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ import pyarrow as pa
 from millstream.bridges.arrivals import ID_HEADER
 from millstream.bridges.identified import Identified, identified, run_of
 from millstream.bridges.mqtt_client import MqttBroker, Will, installed, is_final
+from millstream.bridges.topic_pattern import TopicPattern, check_column
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Writing
 from millstream.connectors.databases.changes import upsert_changes
@@ -29,7 +29,7 @@ from millstream.connectors.weights import with_weights
 from millstream.errors import InvalidPlan, MillstreamError, SinkFailed, SinkUnavailable
 from millstream.records import Schema
 from millstream.secrets import Secret
-from millstream.user_lines import users_line, what_exists
+from millstream.user_lines import users_line
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client
@@ -38,8 +38,6 @@ EXAMPLE = "mqtt('mqtt://127.0.0.1', 'devices/{device}/command')"
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 TOGETHER_MAX = 1000
-TOPIC_BYTES_MAX = 65_535
-NOT_IN_A_LEVEL = frozenset("/+#\0")
 PASSING_REASONS = frozenset({131, 136, 137, 147, 151})
 """Of MQTT 5: the same message may be accepted later."""
 TOPIC_COLUMN = "__mqtt_topic"
@@ -48,7 +46,7 @@ TOPIC_COLUMN = "__mqtt_topic"
 @dataclass(frozen=True)
 class Mqtt(Connector):
     broker: MqttBroker
-    topic: str
+    topic: TopicPattern
     payload: str | None = None
     qos: int = 1
     retain: bool = False
@@ -56,17 +54,12 @@ class Mqtt(Connector):
 
     @property
     def name(self) -> str:
-        return f"mqtt {self.topic}"
+        return f"mqtt {self.topic.text}"
 
     def check_written(self, schema: Schema) -> None:
-        for column in [*columns_of(self.topic), *([] if self.payload is None else [self.payload])]:
-            if column not in schema.names:
-                raise InvalidPlan(
-                    f"there is no column '{column}' for {self}",
-                    where=users_line(),
-                    next_step=what_exists(column, schema.names, kind="columns"),
-                )
+        self.topic.check(schema, str(self))
         if self.payload is not None:
+            check_column(schema, self.payload, str(self))
             kind = schema.field(self.payload).type
             if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
                 raise InvalidPlan(
@@ -80,7 +73,7 @@ class Mqtt(Connector):
         return MqttSink(self, writing)
 
     def __str__(self) -> str:
-        return f"mqtt({self.broker}, {self.topic})"
+        return f"mqtt({self.broker}, {self.topic.text})"
 
 
 def mqtt(
@@ -104,7 +97,7 @@ def mqtt(
     the files with this client's certificate and its key.
     """
     text = arguments.text(topic, "an MQTT topic must be a string", EXAMPLE)
-    columns_of(text)
+    pattern = TopicPattern(text, EXAMPLE, unusable="/+#\0", separators="/")
     if qos not in (1, 2):
         raise arguments.refused(f"a sink needs acknowledgements, so there is no qos={qos!r}", "use qos=1 or 2")
     broker = MqttBroker(
@@ -115,18 +108,7 @@ def mqtt(
         certificate,
         None if will is None else Will(*will),
     )
-    return Mqtt(broker, text, payload, qos, retain)
-
-
-def columns_of(topic: str) -> list[str]:
-    """The columns in the pattern of a topic."""
-    try:
-        parts = list(string.Formatter().parse(topic))
-    except ValueError as error:
-        raise arguments.refused(f"'{topic}' is not a topic: {error}", f"for example {EXAMPLE}") from None
-    if any(set(literal) & set("+#\0") or format or conversion for literal, _, format, conversion in parts):
-        raise arguments.refused(f"'{topic}' is not a topic to publish to", f"for example {EXAMPLE}")
-    return [column for _, column, _, _ in parts if column is not None]
+    return Mqtt(broker, pattern, payload, qos, retain)
 
 
 class _Outgoing(NamedTuple):
@@ -139,7 +121,6 @@ class _Outgoing(NamedTuple):
 class MqttSink(Sink):
     def __init__(self, endpoint: Mqtt, writing: Writing) -> None:
         self._endpoint = endpoint
-        self._columns = columns_of(endpoint.topic)
         self._ledger = writing.ledger
         self._run = run_of(writing)
         self._where = f"step '{writing.step}', {endpoint}"
@@ -175,7 +156,7 @@ class MqttSink(Sink):
         self, batch: int, rows: pa.Table, weights: pa.Array | None, refused: dict[int, str]
     ) -> list[_Outgoing]:
         """Adds to `refused` the rows without a usable topic."""
-        topics = self._topics(rows, refused)
+        topics = self._endpoint.topic.of(rows, refused)
         sent = rows if self._endpoint.retain else with_weights(rows, weights)
         messages = identified(self._run, batch, sent, set(refused))
         if not self._endpoint.retain or weights is None:
@@ -201,19 +182,6 @@ class MqttSink(Sink):
                 where=self._where,
                 next_step="leave out payload=, or keep the newest message of a topic with retain=True",
             )
-
-    def _topics(self, rows: pa.Table, refused: dict[int, str]) -> list[str]:
-        columns = {name: rows.column(name).to_pylist() for name in self._columns}
-        made = []
-        for row in range(rows.num_rows):
-            levels = {name: _level(values[row]) for name, values in columns.items()}
-            unusable = [name for name, text in levels.items() if not text or NOT_IN_A_LEVEL & set(text)]
-            if unusable:
-                refused.setdefault(row, f"column '{unusable[0]}' cannot be part of an MQTT topic")
-            made.append(self._endpoint.topic.format(**levels))
-            if len(made[-1].encode(errors="replace")) > TOPIC_BYTES_MAX:
-                refused.setdefault(row, f"its MQTT topic is longer than {TOPIC_BYTES_MAX:,} bytes")
-        return made
 
     # ------------------------------------------------------------ the broker
 
@@ -341,10 +309,6 @@ def _newest(
         if topics[row] not in kept or weights[row].as_py() > 0:
             last[topics[row]] = row
     return [(row, topic in kept) for topic, row in last.items()]
-
-
-def _level(value: Any) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _client_id(run: str) -> str:

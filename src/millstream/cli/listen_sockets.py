@@ -1,4 +1,4 @@
-"""`millstream listen tcp`, `unix`, `pipe`, `syslog` and `udp`: protocols without acknowledgements."""
+"""`millstream listen tcp`, `unix`, `pipe`, `syslog`, `udp` and `zeromq`: protocols without acknowledgements."""
 
 from __future__ import annotations
 
@@ -180,7 +180,55 @@ def udp(
         _serve(session, Doors(datagrams=taken, numbered=numbered), reader, "udp", where)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (tcp, unix, pipe, syslog, udp)
+def zeromq(
+    session: Session,
+    topic: Topic,
+    at: Annotated[str, typer.Option(metavar="ADDRESS", help="tcp://HOST:PORT or ipc://PATH.")],
+    bind: Annotated[bool, typer.Option("--bind", help="Wait for senders there, instead of connecting to one.")] = False,
+    subscribe: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PREFIX", help="Of a publisher, the topics that begin so; '' is all. Default: pull."),
+    ] = None,
+    numbered: Annotated[
+        bool, typer.Option("--numbered", help="Messages have the parts of ms.zeromq: count missing ones, keep ids.")
+    ] = False,
+    max_message: MaxMessage = "1 MiB",
+) -> None:
+    """Receive messages over ZeroMQ until Ctrl-C: pull, or subscribe to a publisher. There are no acknowledgements.
+
+    The last part of a message is the value of its record, and the first of several is the key. Needs: pip install
+    'millstream[zeromq]'
+
+    \b
+    Example:
+      millstream listen zeromq trades --at tcp://127.0.0.1:5555 --subscribe 'trades.'
+    """
+    import signal
+
+    from millstream.bridges.landing import Landing
+    from millstream.bridges.running import bridge_name
+    from millstream.bridges.zeromq import ZmqAddress, ZmqBridge, ZmqSource
+    from millstream.records import size_bytes
+
+    source = ZmqSource(
+        ZmqAddress(at, bind),
+        "pull" if subscribe is None else "subscribe",
+        subscribe or [""],
+        numbered,
+        size_bytes(max_message),
+    )
+    with session.log() as log, Landing(log, bridge_name("zeromq", at), [topic]) as landing:
+        bridge = ZmqBridge(source, landing, topic)
+        bridge.on_ready = lambda: show_note(f"receiving from {at} for topic '{topic}' until Ctrl-C")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: bridge.stop())
+        try:
+            bridge.run()
+        finally:
+            show_note(f"{landing.counts.summary()}, missing numbers {bridge.missing:,}")
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (tcp, unix, pipe, syslog, udp, zeromq)
 
 
 def _reader(

@@ -41,6 +41,7 @@ BUILT_IN = {
     "topics": "millstream.connectors.topic.several_endpoint:topics",
     "two_phase": "millstream.connectors.databases.two_phase:two_phase",
     "webhook": "millstream.bridges.webhook_sink:webhook",
+    "zeromq": "millstream.bridges.zeromq_sink:zeromq",
 }
 LOOKUP_GROUP = "millstream.lookups"
 LOOKUPS = {

@@ -1,25 +1,24 @@
-"""A real MQTT broker, mosquitto, in a folder of its own; skipped by name where the machine does not have it."""
+"""A real MQTT broker, mosquitto, in a folder of its own; tests are skipped where the machine does not have it."""
 
 from __future__ import annotations
 
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
-
-import pytest
-
-from waiting import until
+from unittest import SkipTest
 
 PROGRAM = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin")
+START_SECONDS, LOOK_SECONDS = 120.0, 0.02
+SAVES = "autosave_interval 1\nautosave_on_changes true"
 CONFIGURATION = """
 listener {port} 127.0.0.1
 allow_anonymous {anonymous}
 {more}
 persistence true
 persistence_location {folder}/
-autosave_interval 1
-autosave_on_changes true
+{autosave}
 max_queued_messages 0
 max_inflight_messages 0
 """
@@ -28,10 +27,12 @@ max_inflight_messages 0
 class Mosquitto:
     """It can be killed and started again with what it has stored."""
 
-    def __init__(self, folder: Path, passwords: Path | None = None, tls: Path | None = None) -> None:
-        """`tls` has a certificate and its key."""
+    def __init__(
+        self, folder: Path, passwords: Path | None = None, tls: Path | None = None, *, saves: bool = True
+    ) -> None:
+        """`tls` has a certificate and its key. Without `saves`, sessions are only stored when it is stopped."""
         if PROGRAM is None:
-            pytest.skip("mosquitto is not installed")
+            raise SkipTest("mosquitto is not installed")
         self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
@@ -40,7 +41,9 @@ class Mosquitto:
         more = [] if passwords is None else [f"password_file {passwords}"]
         more += [] if tls is None else [f"certfile {tls}", f"keyfile {tls}"]
         anonymous = "true" if passwords is None else "false"
-        text = CONFIGURATION.format(port=self.port, folder=folder, anonymous=anonymous, more="\n".join(more))
+        text = CONFIGURATION.format(
+            port=self.port, folder=folder, anonymous=anonymous, more="\n".join(more), autosave=SAVES if saves else ""
+        )
         self._file.write_text(text + ("user root\n" if Path.home() == Path("/root") else ""))
         self.start()
 
@@ -51,7 +54,10 @@ class Mosquitto:
     def start(self) -> None:
         assert PROGRAM is not None
         self._process = subprocess.Popen([PROGRAM, "-c", str(self._file)], stderr=subprocess.DEVNULL)
-        until(self._answers, "mosquitto listens")
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            assert time.monotonic() < deadline, f"mosquitto does not listen after {START_SECONDS:g} s"
+            time.sleep(LOOK_SECONDS)
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, "mosquitto has ended"

@@ -37,6 +37,30 @@ def test_columns_are_added_renamed_and_dropped() -> None:
     ]
 
 
+@pytest.mark.on_spark("more")
+def test_headers_are_read_set_and_removed() -> None:
+    """Bytes stay as they are, other values become text; headers that are not named stay."""
+
+    def build(rows: Any) -> Any:
+        wanted = rows.where("cast(headers['kind'] as string) IS DISTINCT FROM 'test'")
+        made = wanted.with_headers({"by-step": r"'it\'s'"}, n="n", raw="headers['raw']", old="cast(null as string)")
+        return made.select("key", "headers")
+
+    schema = "key string, n int, at timestamp, headers map<string,binary>"
+    given = [{"raw": b"\xff", "old": b"1", "kind": b"real"}, None, {"kind": b"test"}]
+    rows = [{"key": key, "n": 7, "at": t(0), "headers": each} for key, each in zip("abc", given, strict=True)]
+    [found] = run(build, Add(rows), schema=schema)
+    assert [(row["key"], dict(row["headers"])) for row in found] == [
+        ("a", {"kind": b"real", "by-step": b"it's", "n": b"7", "raw": b"\xff"}),
+        ("b", {"by-step": b"it's", "n": b"7"}),
+    ]
+
+
+def test_headers_of_a_stream_without_any() -> None:
+    [[row]] = run(lambda rows: rows.with_headers(n="n", none="key").select("headers"), add((None, 1, 0)))
+    assert dict(row["headers"]) == {"n": b"1"}
+
+
 @pytest.mark.on_spark
 def test_union_by_name_with_missing_columns() -> None:
     schemas = {"one": "a int, b string, at timestamp", "two": "at timestamp, c double, a int"}

@@ -28,6 +28,9 @@ def up(
     allowed_host: AllowedHosts = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this PEM file.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send metrics to this OpenTelemetry collector, by OTLP over HTTP.")
+    ] = None,
 ) -> None:
     """Run the supervisor of a log until Ctrl-C. Its jobs go on without it, and it finds them when it starts again.
 
@@ -54,12 +57,15 @@ def up(
     from millstream.supervision.accounts import Accounts, SharedAccess
     from millstream.supervision.alerting import Alerting
     from millstream.supervision.home import Home
+    from millstream.supervision.otlp import OtlpMetrics, check_address
     from millstream.supervision.status import Status
     from millstream.supervision.supervisor import Supervisor
     from millstream.web_console.routes import with_console
 
     tables_http.check_installed()
     _check_certificate(certificate, key)
+    if otlp is not None:
+        check_address(otlp)
     given = chosen_address(session.address)
     folder = log_folder(given)
     log_address = given if folder is None else str(folder.absolute())  # drivers run in other folders
@@ -81,6 +87,7 @@ def up(
             )
         show_note(f"the supervisor is at {url} until Ctrl-C; jobs go on without it. Its token: {home.folder / 'token'}")
         status = Status(supervisor)
+        exported = None if otlp is None else OtlpMetrics(otlp, status.running_metrics)
         alerting = Alerting(home.folder, status)
         looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
         looking.start()
@@ -96,6 +103,8 @@ def up(
                 show_note(f"open the console: {door.link()}")
                 server.run(sockets=[taken])
         finally:
+            if exported is not None:
+                exported.close()
             alerting.close()
             supervisor.close()
             looking.join(10)

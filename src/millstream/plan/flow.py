@@ -25,6 +25,7 @@ from millstream.plan.checks import (
 )
 from millstream.plan.endpoints import Endpoint, TableSource
 from millstream.plan.explain import Format, explained
+from millstream.plan.headers import with_headers_column
 from millstream.plan.html import drawing, note, page, schema_table
 from millstream.plan.naming import default_name, plain
 from millstream.plan.needs_spark import check_variants, computed_before
@@ -93,6 +94,7 @@ class Flow:
         on_lost: str | None = None,
         format: str | None = None,
         loop: bool = False,
+        headers: bool = False,
     ) -> Stream:
         """Reads the rows of a topic, or of another source such as `ms.files(…)` or a Spark DataFrame.
 
@@ -108,9 +110,12 @@ class Flow:
         `format` is how the values of a topic without a schema are encoded: json (default), avro, protobuf, csv, string
         or bytes.
         With `loop`, the flow may also write this topic: what it writes in a batch, it reads in the next one.
+        With `headers`, the headers of a topic's records are a column `headers`, from names to bytes.
         """
         source, on_lost = chosen_on_lost(with_format(source_of(source), format), on_lost)
         columns = schema_of(engine.own_schema(source, self.log) if schema is None else schema)
+        if headers:
+            columns = with_headers_column(source, columns)
         strategy = checked_watermark(watermark, columns)
         if event_time is None and watermark is not None:
             raise refusal("a watermark needs event_time", "set it with event_time='…'")

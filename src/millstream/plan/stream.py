@@ -26,6 +26,7 @@ from millstream.plan.choosing import flat, selected, with_keys
 from millstream.plan.columns import kept, renamed, replaced, sampled, without
 from millstream.plan.driver_only import check_models
 from millstream.plan.explain import Format, explained
+from millstream.plan.headers import HEADERS, set_headers
 from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import SparkFunction, check_variants
 from millstream.plan.nodes import Dead, Late, MapAsync, Mapped, MapRows, Node, Process, Project, Read, Where, Write
@@ -107,6 +108,13 @@ class Stream(Searching):
         Every expression sees the columns as they were before.
         """
         return self._project(replaced(self.schema, {**(columns or {}), **made}, "with_columns"), name, "with_columns")
+
+    def with_headers(self, headers: Mapping[str, str] | None = None, *, name: str | None = None, **set: str) -> Stream:
+        """Sets headers of records, given as name='expression' or as a dict; one that is null is removed.
+
+        They are the column `headers`, which `write(ms.topic(…, headers="headers"))` writes as headers.
+        """
+        return self.with_column(HEADERS, set_headers(self.schema, {**(headers or {}), **set}), name=name)
 
     def drop(self, *columns: str | Sequence[str], name: str | None = None) -> Stream:
         """Removes columns."""

@@ -15,12 +15,14 @@ from millstream.serving.http import Application, listening, server
 from serving.running import Answered
 from waiting import until
 
+MESSAGE_BYTES_MAX = 1 << 20
+
 
 @contextmanager
 def serving(application: Application, connection: Any = BridgeConnection) -> Iterator[int]:
     """The port of a server in a thread."""
     with listening(ListenAddress.of("127.0.0.1", 0)) as at:
-        running = server(application, connection)
+        running = server(application, connection, message_bytes_max=MESSAGE_BYTES_MAX)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)
         thread.start()
         until(lambda: running.started, "the server has started")

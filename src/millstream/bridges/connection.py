@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -28,6 +28,12 @@ class BridgeConnection(Bounded, HttpToolsProtocol):  # type: ignore[misc]
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
+
+    def handle_websocket_upgrade(self, *request: Any) -> None:
+        """From here on, pings find out whether the client is there."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().handle_websocket_upgrade(*request)
 
     def send_400_response(self, msg: str) -> None:
         """As JSON, like all other answers."""

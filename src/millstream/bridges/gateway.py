@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from millstream import terminal
 from millstream.bridges.json_records import as_json, read_records, written
@@ -60,6 +60,7 @@ DESCRIPTION = {
     "POST /v1/topics/NAME/records": "stores [{value, key, headers, partition}, …]; answers when they are durable",
     "GET /v1/topics/NAME/records?position=P&limit=N&wait=S": "records from a position, and the next position",
     "GET /v1/topics/NAME/events?position=P": "the same as server-sent events, without end",
+    "GET /v1/topics/NAME/socket?position=P": "a WebSocket: records from a position, and records to store",
     "POST /v1/groups/GROUP/consumers": "opens a consumer of a group: {topics, start}",
     "GET /v1/groups/GROUP/consumers/ID/records?limit=N&wait=S": "its next records; those before count as processed",
     "POST /v1/groups/GROUP/consumers/ID/commit": "the records that were returned count as processed",
@@ -126,12 +127,15 @@ class Gateway:
         return {"name": found.name, "schema": None if schema is None else str(schema), "partitions": parts}
 
     def produce(self, asked: Asked) -> Any:
+        return self.store(self.topic_of(asked.part("topic")), asked.body)
+
+    def store(self, topic: str, body: bytes) -> list[dict[str, Any]]:
+        """Returns when all records are durable: their offsets, or why one was rejected."""
         if self._read_only:
             raise InvalidInput("this gateway is read-only", next_step="start it without --read-only")
-        topic = self.topic_of(asked.part("topic"))
         sent = [
             self._producer.send(topic, each.value, each.key, headers=each.headers, partition=each.partition)
-            for each in read_records(asked.body)
+            for each in read_records(body)
         ]
         answers: list[dict[str, Any]] = []
         for receipt in sent:
@@ -176,25 +180,32 @@ class Gateway:
         topic = self.topic_of(name)
         return topic, position_of(self._log, topic, position)
 
-    async def events(self, topic: str, position: dict[int, int], threads: ThreadPoolExecutor) -> AsyncIterator[bytes]:
-        """Every event carries the position after it: a client that reconnects sends the last one it has seen."""
+    async def follow(
+        self, topic: str, position: Mapping[int, int], threads: ThreadPoolExecutor
+    ) -> AsyncGenerator[Sequence[Record]]:
+        """The records from a position on, without end; none if none came for a second."""
         loop = asyncio.get_running_loop()
         consumer = await loop.run_in_executor(
             threads, lambda: self._log.consumer(topic, start=dict(position), pinned=True)
         )
-        spoken_at = time.monotonic()
         try:
-            yield b": records follow\n\n"
             while True:
-                records = await loop.run_in_executor(threads, consumer.poll, POLL_SECONDS)
+                yield await loop.run_in_executor(threads, consumer.poll, POLL_SECONDS)
+        finally:
+            threads.submit(consumer.close)
+
+    async def events(self, topic: str, position: dict[int, int], threads: ThreadPoolExecutor) -> AsyncGenerator[bytes]:
+        """Every event carries the position after it: a client that reconnects sends the last one it has seen."""
+        yield b": records follow\n\n"
+        spoken_at = time.monotonic()
+        async with aclosing(self.follow(topic, position, threads)) as following:
+            async for records in following:
                 if records:
                     yield b"".join(_event(record, position) for record in records)
                     spoken_at = time.monotonic()
                 elif time.monotonic() - spoken_at > SILENCE_SECONDS:  # proxies close silent connections
                     yield b": nothing new\n\n"
                     spoken_at = time.monotonic()
-        finally:
-            threads.submit(consumer.close)
 
 
 class NewConsumer(msgspec.Struct, forbid_unknown_fields=True):
@@ -229,8 +240,29 @@ def gateway(
             producer.close()
 
 
+class Places:
+    """How many streams may be open at once: each keeps a thread."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def check(self) -> None:
+        if self._taken >= STREAMS_MAX:
+            raise BufferFull(f"{STREAMS_MAX} streams are open", next_step="close one, or try again later")
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+
+
 def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Application:
-    streams = 0
+    from millstream.bridges.gateway_sockets import Sockets
+
+    places = Places()
 
     def answering(handler: Handler) -> Callable[..., Awaitable[Response]]:
         async def answer(request: Request, _: object = None) -> Response:
@@ -240,15 +272,14 @@ def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Appli
                 made = await asyncio.get_running_loop().run_in_executor(threads, handler, asked)
                 return Response(written(made), headers={"cache-control": "no-store"}, media_type="application/json")
             except Exception as error:
-                return _failed(error)
+                return failed(error)
 
         return answer
 
     async def events(request: Request) -> Response:
         try:
             access.check(request.scope["headers"])
-            if streams >= STREAMS_MAX:
-                raise BufferFull(f"{STREAMS_MAX} streams are open", next_step="close one, or try again later")
+            places.check()
             asked = Asked(request, b"")
             given = request.headers.get("last-event-id") or asked.query("position", "latest")
 
@@ -256,16 +287,13 @@ def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Appli
                 threads, gateway.begin_events, asked.part("topic"), given
             )
         except Exception as error:
-            return _failed(error)
+            return failed(error)
 
         async def counted() -> AsyncIterator[bytes]:
-            nonlocal streams
-            streams += 1
-            try:
-                async for part in gateway.events(topic, position, threads):
-                    yield part
-            finally:
-                streams -= 1
+            with places.taken():
+                async with aclosing(gateway.events(topic, position, threads)) as events:
+                    async for part in events:
+                        yield part
 
         return StreamingResponse(counted(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
@@ -273,13 +301,14 @@ def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Appli
         raise NotFound("there is no such route", next_step="GET / lists them")
 
     topic, consumer = f"/{VERSION}/topics/{{topic}}", f"/{VERSION}/groups/{{group}}/consumers"
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/", answering(gateway.root)),
         Route(f"/{VERSION}/topics", answering(gateway.topics)),
         Route(topic, answering(gateway.topic)),
         Route(f"{topic}/records", answering(gateway.produce), methods=["POST"]),
         Route(f"{topic}/records", answering(gateway.read)),
         Route(f"{topic}/events", events),
+        WebSocketRoute(f"{topic}/socket", Sockets(gateway, access, places, threads).serve),
         Route(consumer, answering(gateway.open_consumer), methods=["POST"]),
         Route(f"{consumer}/{{id}}/records", answering(gateway.consume)),
         Route(f"{consumer}/{{id}}/commit", answering(gateway.commit), methods=["POST"]),
@@ -301,7 +330,7 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _failed(error: Exception) -> Response:
+def failed(error: Exception) -> Response:
     """Errors of the user are answered with what to do; those of the server are only logged."""
     if isinstance(error, Denied):
         return _error(error.status, KINDS[error.status], error.what, None, error.next_step)

@@ -192,6 +192,7 @@ def check_installed() -> None:
         import httptools as _httptools  # noqa: F401
         import starlette as _starlette  # noqa: F401
         import uvicorn as _uvicorn  # noqa: F401
+        import websockets as _websockets  # noqa: F401
     except ImportError as failure:
         raise InvalidInput(
             f"listening for HTTP needs the package {failure.name}", next_step="pip install 'millstream[bridges]'"

@@ -154,6 +154,7 @@ def gateway(
 
     http_listener.check_installed()
     from millstream.bridges.connection import BridgeConnection
+    from millstream.bridges.gateway import BODY_BYTES_MAX
     from millstream.bridges.gateway import gateway as opened
 
     address = ListenAddress.of(host, port)
@@ -165,7 +166,7 @@ def gateway(
     ):
         url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local)
         show_note(f"the gateway is at {url}/ until Ctrl-C")
-        server(application, BridgeConnection).run(sockets=[taken])
+        server(application, BridgeConnection, message_bytes_max=BODY_BYTES_MAX).run(sockets=[taken])
 
 
 def flight(

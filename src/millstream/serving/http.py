@@ -284,10 +284,12 @@ def server(
     *,
     certificate: Path | None = None,
     key: Path | None = None,
+    message_bytes_max: int | None = None,
 ) -> uvicorn.Server:
     """`connection` is the class of its connections; default: those of the table server.
 
-    With a certificate and its key, the server speaks TLS.
+    With a certificate and its key, the server speaks TLS. With `message_bytes_max` it accepts WebSockets, whose
+    messages are not larger than that.
     """
     import uvicorn
 
@@ -297,7 +299,8 @@ def server(
         uvicorn.Config(
             application,
             http=connection or BoundedConnection,
-            ws="none",
+            ws="none" if message_bytes_max is None else "websockets-sansio",
+            ws_max_size=message_bytes_max or 0,
             lifespan="off",
             interface="asgi3",
             log_level="error",  # any client can cause its warnings

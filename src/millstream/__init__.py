@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from millstream.alerts.targets import command, email, slack
     from millstream.asking import ask
     from millstream.bridges.webhook_sink import webhook
+    from millstream.calling import client
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
     from millstream.capture.topics import captured, debezium
     from millstream.connectors.alerts import alert
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.dashboards import dashboard, panel
     from millstream.plan.flow import Flow
-    from millstream.plan.learning import ewma, kmeans, zscore
+    from millstream.plan.learning import ewma, kmeans, seasonal, zscore
     from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
     from millstream.provenance.asking import why
+    from millstream.stored_models import models
     from millstream.stored_queries import queries
     from millstream.supervision.client import supervisor
     from millstream.views import merged
@@ -95,6 +97,7 @@ _NAMES = {
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
     "millstream.asking": "ask",
+    "millstream.calling": "client",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.discard": "discard",
@@ -123,7 +126,7 @@ _NAMES = {
     "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
-    "millstream.plan.learning": "ewma kmeans zscore",
+    "millstream.plan.learning": "ewma kmeans seasonal zscore",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
     "millstream.plan.dashboards": "dashboard panel",
     "millstream.plan.parameters": "param",
@@ -140,6 +143,7 @@ _NAMES = {
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
     "millstream.provenance.asking": "why",
+    "millstream.stored_models": "models",
     "millstream.stored_queries": "queries",
     "millstream.supervision.client": "supervisor",
     "millstream.views": "merged",
@@ -186,6 +190,7 @@ __all__ = [
     "bounded",
     "calendar",
     "captured",
+    "client",
     "closed_by",
     "collect",
     "collect_list",
@@ -233,6 +238,7 @@ __all__ = [
     "min",
     "min_by",
     "mode",
+    "models",
     "panel",
     "param",
     "pattern",
@@ -246,6 +252,7 @@ __all__ = [
     "retry",
     "rows",
     "sample",
+    "seasonal",
     "sessions",
     "slack",
     "sliding",

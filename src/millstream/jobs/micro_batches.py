@@ -25,7 +25,9 @@ from millstream.connectors.opening import connector_errors, open_sink, open_sour
 from millstream.connectors.sink import Preparer, Sink
 from millstream.connectors.source import Offsets
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
+from millstream.jobs.ask_topics import prepare_topics
 from millstream.jobs.broker_address import address_of
+from millstream.jobs.current_state import CurrentState
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import RUNS, SINKS, JobDescription, JobFolder, claim_runs
@@ -37,6 +39,7 @@ from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.output_claims import OutputClaims
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.plan_document import write_plan
+from millstream.jobs.questions import Questions
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, newest_batches, unusable
@@ -174,6 +177,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             refuse_after_real_time(folder)
             check_checkpoint(folder)
             check_ledgers(folder, [output.name for output in outputs])
+        prepare_topics(flow.asks.values(), log)
         display.phase("checking the sources")
         topics = _check_sources(outputs, broker, folder)
         identities = {source: topic.identity for source, topic in topics.items()}
@@ -235,6 +239,10 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             opening.callback(_forget_if_done, query, folder, claims, feed.shipment.folder)
         opening.callback(sampler.close)
         sampler.start()
+        current = CurrentState(feed.shipment, progress)
+        questions = Questions(current, kept.identity)
+        opening.callback(questions.close)
+        questions.start()
         is_bounded = settings.batch or settings.until == CAUGHT_UP
         job = MicroBatchJob(
             name,
@@ -249,6 +257,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
             recent=recent,
             sampler=sampler,
         )
+        job.current_state = current
         _STARTED[folder.path] = job
     return job
 

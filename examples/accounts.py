@@ -45,9 +45,9 @@ def bank() -> ms.Flow:
     return flow
 
 
-def send_orders(broker: str, transfers: int, seed: int) -> None:
+def send_orders(broker: str, transfers: int, seed: int, accounts: int = ACCOUNTS) -> None:
     draw = random.Random(seed)
-    names = [f"account {number}" for number in range(ACCOUNTS)]
+    names = [f"account {number}" for number in range(accounts)]
     with ms.connect(broker) as log, log.producer() as producer:
         for _ in range(transfers):
             one, other = draw.sample(names, 2)
@@ -55,12 +55,12 @@ def send_orders(broker: str, transfers: int, seed: int) -> None:
             producer.send("orders", row, key=one)
 
 
-def open_accounts(broker: str) -> None:
+def open_accounts(broker: str, accounts: int = ACCOUNTS) -> None:
     with ms.connect(broker) as log:
         log.create_topic("orders", schema=MESSAGES)
         log.create_topic("messages", schema=MESSAGES)
         with log.producer() as producer:
-            for number in range(ACCOUNTS):
+            for number in range(accounts):
                 name = f"account {number}"
                 producer.send("orders", {"account": name, "kind": "open", "other": None, "amount": OPENING}, key=name)
 
@@ -77,11 +77,15 @@ def total(held: dict[str, dict[str, Any]], *columns: str) -> int:
     return sum(row[column] for row in held.values() for column in columns)
 
 
+def is_at_rest(held: dict[str, dict[str, Any]], orders: int, accounts: int = ACCOUNTS) -> bool:
+    """Whether all orders are executed, and no money is on its way."""
+    return total(held, "sent", "refused") == orders and total(held, "balance") == accounts * OPENING
+
+
 def wait_for_rest(job: ms.Job, broker: str, orders: int) -> dict[str, dict[str, Any]]:
-    """The balances when all orders are executed and no money is on its way."""
     while True:
         held = balances(broker)
-        if total(held, "sent", "refused") == orders and total(held, "balance") == ACCOUNTS * OPENING:
+        if is_at_rest(held, orders):
             return held
         if not job.is_running:
             job.wait()  # raises what has ended it

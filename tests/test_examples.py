@@ -341,6 +341,19 @@ def test_a_machine_is_odd_before_it_fails(run: Run) -> None:
 
 
 @pytest.mark.more
+def test_visits_are_grouped_and_programs_fit_no_group(run: Run) -> None:
+    _, printed = run("click_clusters")
+    assert cells(printed) == [("613", "4.0", "180"), ("655", "12.0", "60"), ("656", "25.1", "20")]
+    assert re.findall(r"visitor (\d+) is odd", printed) == ["1000", "1500"]
+
+
+@pytest.mark.more
+def test_the_reach_of_a_link_is_that_of_all_who_posted_it(run: Run) -> None:
+    _, printed = run("reach")
+    assert cells(printed) == [("/tea", "4"), ("/cake", "2"), ("/soup", "0"), ("/cake, later", "3")]
+
+
+@pytest.mark.more
 def test_money_that_accounts_send_is_neither_lost_nor_made(run: Run) -> None:
     _, printed = run("accounts")
     assert re.findall(r"200 accounts hold ([\d,]+) after ([\d,]+) orders", printed) == [

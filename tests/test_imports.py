@@ -42,13 +42,15 @@ MAY_IMPORT: dict[str, list[str]] = {
     "views": ["plan", "log"],
     "events": ["log"],
     "stored_queries": ["plan", "log"],
+    "stored_models": ["plan", "log"],
+    "calling": ["plan", "log"],
     "serving": ["connectors"],
     "bridges": ["serving"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark", "metrics"],
     "provenance": ["jobs", "reference"],
     "asking": ["jobs", "serving"],
-    "supervision": ["jobs", "serving"],
+    "supervision": ["jobs", "serving", "calling"],
     "web_console": ["supervision", "provenance"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],
@@ -88,6 +90,8 @@ WITHOUT_SPARK = {
     "serving",
     "bridges",
     "stored_queries",
+    "stored_models",
+    "calling",
 }
 
 

@@ -51,6 +51,33 @@ def test_the_score_is_that_of_the_formulas() -> None:
     assert (last["expected"], last["spread"]) == (3.5, pytest.approx(2.75**0.5))
 
 
+def daily(days: int, odd_at: int = -1) -> list[dict[str, Any]]:
+    """A load that rises slowly, with a peak in the middle of each day of eight rows."""
+    peaks = [0, 1, 4, 9, 10, 8, 3, 1]
+    draw = random.Random(2)
+    loads = [50 + n / 16 + 2 * peaks[n % 8] + draw.gauss(0, 0.3) for n in range(8 * days)]
+    return [{"machine": "a", "x": load - 12 * (n == odd_at), "y": float(n), "at": t(n)} for n, load in enumerate(loads)]
+
+
+@pytest.mark.parametrize("on", ["reference", "local"])
+def test_a_value_that_is_odd_for_its_time_of_day_is_an_anomaly(on: str) -> None:
+    given = daily(20, odd_at=124)  # at its peak, the load is what it is at night
+    found = learned([Add(given), Watermark(None)], ms.seasonal("x", period=8, threshold=6), on)
+    assert [row["y"] for row in found if row["anomaly"]] == [124.0]
+    assert [row["z"] is None for row in found] == [n < 16 for n in range(160)]
+    assert all(abs(row["expected"] - row["x"]) < 3 for row in found[40:] if row["y"] != 124)
+    plain = learned([Add(given), Watermark(None)], ms.ewma("x", threshold=6), on)
+    assert not any(row["anomaly"] for row in plain)  # without a season, it is nothing special
+
+
+def test_the_season_is_that_of_the_formulas() -> None:
+    given = [{"machine": "a", "x": x, "y": None, "at": t(n)} for n, x in enumerate([1.0, 5.0, 3.0, 6.0])]
+    model = ms.seasonal("x", period=2, alpha=0.5, beta=0.5, gamma=0.5, warm_up=1)
+    last = learned([Add(given), Watermark(None)], model)[-1]
+    # A season of -2 and 2 around 3. Expected is 1; with 3 the level becomes 4, the trend 0.5, and the error was 2.
+    assert (last["expected"], last["spread"], last["z"]) == (6.5, 2.0, -0.25)
+
+
 def test_order_of_arrival_and_bundles_make_no_difference() -> None:
     given = rows(60)
     model = ms.ewma("x", warm_up=2)

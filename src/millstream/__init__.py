@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from millstream.bridges.mqtt_sink import mqtt
     from millstream.bridges.webhook_sink import webhook
     from millstream.bridges.zeromq_sink import zeromq
+    from millstream.calling import client
     from millstream.capture.endpoints import postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.dashboards import dashboard, panel
     from millstream.plan.flow import Flow
-    from millstream.plan.learning import ewma, kmeans, zscore
+    from millstream.plan.learning import ewma, kmeans, seasonal, zscore
     from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from millstream.plan.watermarks import ascending, bounded, custom, punctuated
     from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
     from millstream.provenance.asking import why
+    from millstream.stored_models import models
     from millstream.stored_queries import queries
     from millstream.supervision.client import supervisor
     from millstream.views import merged
@@ -103,6 +105,7 @@ _NAMES = {
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
     "millstream.asking": "ask",
+    "millstream.calling": "client",
     "millstream.connectors.console": "console",
     "millstream.connectors.databases.endpoints": "postgres sqlite",
     "millstream.connectors.databases.two_phase": "two_phase",
@@ -133,7 +136,7 @@ _NAMES = {
     "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
-    "millstream.plan.learning": "ewma kmeans zscore",
+    "millstream.plan.learning": "ewma kmeans seasonal zscore",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
     "millstream.plan.dashboards": "dashboard panel",
     "millstream.plan.parameters": "param",
@@ -150,6 +153,7 @@ _NAMES = {
     "millstream.plan.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
     "millstream.provenance.asking": "why",
+    "millstream.stored_models": "models",
     "millstream.stored_queries": "queries",
     "millstream.supervision.client": "supervisor",
     "millstream.views": "merged",
@@ -198,6 +202,7 @@ __all__ = [
     "bounded",
     "calendar",
     "captured",
+    "client",
     "closed_by",
     "collect",
     "collect_list",
@@ -247,6 +252,7 @@ __all__ = [
     "mode",
     "mqtt",
     "outbox",
+    "models",
     "panel",
     "param",
     "pattern",
@@ -260,6 +266,7 @@ __all__ = [
     "retry",
     "rows",
     "sample",
+    "seasonal",
     "sessions",
     "slack",
     "sliding",

@@ -1,15 +1,18 @@
-"""A question to a running job: the row that it keeps for a key, and how far the job had come when it was true."""
+"""A question to a running job: what it keeps for a key, and how far the job had come when that was true."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import InvalidInput, NotFound
+from millstream.jobs.current_state import Held
 from millstream.jobs.job_progress import read_progress
+from millstream.jobs.questions import asked_of
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.bundles import BEGINNING, moment
 from millstream.serving import Tables
@@ -24,25 +27,68 @@ SHOWN = "%Y-%m-%d %H:%M:%S"
 
 @dataclass(frozen=True)
 class Answer:
-    """The row of a key, None if there is none, and how far the job had come."""
+    """The rows of a key, and how far the job had come."""
 
-    row: dict[str, Any] | None
+    rows: list[dict[str, Any]]
+    """One, or none; of a step with windows, one for each window that is open."""
     batch: int
-    """Everything up to this batch is in the row, and perhaps the next one. -1: no batch is known yet."""
+    """Everything up to this batch is in the rows, and perhaps the next one. -1: no batch is known yet."""
     watermark: datetime | None
     """The watermark of the job after that batch; None if it has none."""
 
+    @property
+    def row(self) -> dict[str, Any] | None:
+        """The row, None if there is none; of several windows, the first."""
+        return self.rows[0] if self.rows else None
+
 
 def ask(
-    job: Job | str, *, table: str, key: Any, broker: str | os.PathLike[str] | None = None, at: str | None = None
+    job: Job | str,
+    *,
+    table: str | None = None,
+    step: str | None = None,
+    key: Any,
+    window: datetime | None = None,
+    broker: str | os.PathLike[str] | None = None,
+    at: str | None = None,
 ) -> Answer:
-    """The current row of a key in a table that a job writes, with the batch and the watermark that it holds for.
+    """What a running job holds for a key, with the batch and the watermark that it holds for.
 
-    `job` is what `flow.start(…)` has returned, or the name of a job of another process, whose batch and watermark may
-    be a second or two behind. `broker` and `at` are those of `open_table`. A key of several columns is a dict, or a
+    With `table`, the current row of a table that the job writes. With `step`, the rows in the state of a step, which
+    may not have been written yet: of open windows, of a grouping, or of a table. `window` is the start of one window;
+    with it, `table` names the output of a step with windows. `job` is what `flow.start(…)` has returned, or the name of
+    a job of another process. `broker` and `at` are those of `open_table`. A key of several columns is a dict, or a
     tuple.
     """
-    with AtUsersLine(), connect(broker) as log:
+    with AtUsersLine():
+        if (table is None) == (step is None):
+            raise InvalidInput("ask for a table or for a step", next_step="table='totals', or step='totals'")
+        if window is not None and (not isinstance(window, datetime) or window.tzinfo is None):
+            raise InvalidInput(
+                f"window is the start of a window, a time with a time zone, not {window!r}",
+                next_step="datetime(2026, 1, 31, 12, tzinfo=timezone.utc)",
+            )
+        if table is not None and window is None:
+            return _written(job, table, key, broker, at)
+        held = _held(job, broker, step=step, table=table, key=key, window=window)
+        return Answer(held.rows, held.batch, held.watermark)
+
+
+def _held(job: Job | str, broker: str | os.PathLike[str] | None, **question: Any) -> Held:
+    """From the state of the job."""
+    if isinstance(job, str):
+        with connect(broker) as log:
+            return asked_of(_folder(job, log), job, **question)
+    if job.current_state is None:
+        raise InvalidInput(
+            f"the job '{job.name}' keeps no state: it runs in real time", next_step="run it in micro-batches"
+        )
+    return job.current_state.held(**question)
+
+
+def _written(job: Job | str, table: str, key: Any, broker: str | os.PathLike[str] | None, at: str | None) -> Answer:
+    """From what the job has written."""
+    with connect(broker) as log:
         name = job if isinstance(job, str) else job.name
         # The progress is read first: what had been written by then is in the row.
         batch, watermark = _named(name, log) if isinstance(job, str) else _progress(job)
@@ -52,7 +98,7 @@ def ask(
             found = tables.open(table).row(key)
         finally:
             tables.close()
-    return Answer(None if found is None else found.values(), batch, watermark)
+    return Answer([] if found is None else [found.values()], batch, watermark)
 
 
 def _progress(job: Job) -> tuple[int, datetime | None]:
@@ -61,12 +107,16 @@ def _progress(job: Job) -> tuple[int, datetime | None]:
     return job.progress.batch, moment(watermark) if known else None
 
 
-def _named(name: str, log: Broker) -> tuple[int, datetime | None]:
+def _folder(name: str, log: Broker) -> Path:
     folder = jobs_folder(log.path if isinstance(log, EmbeddedLog) else str(getattr(log, "address", ""))) / name
     if not folder.is_dir():
         known = sorted(each.name for each in folder.parent.iterdir()) if folder.parent.is_dir() else []
         raise NotFound(f"there is no job '{name}'", next_step=what_exists(name, known, kind="jobs"))
-    found = read_progress(folder)
+    return folder
+
+
+def _named(name: str, log: Broker) -> tuple[int, datetime | None]:
+    found = read_progress(_folder(name, log))
     try:
         watermark = datetime.strptime(str(found.get("watermark")), SHOWN).replace(tzinfo=UTC)
     except ValueError:  # the job has none, or it is not known yet

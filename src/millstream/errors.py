@@ -375,5 +375,13 @@ class StepFailed(MillstreamError):
     """A step of a job failed, and not because of a single record."""
 
 
+class AskFailed(MillstreamError):
+    """A flow failed on a request of a caller."""
+
+
+class AskTimedOut(MillstreamError):
+    """A request was not answered in time."""
+
+
 class AlertNotSent(MillstreamError):
     """An alert could not be sent; it is tried again."""

@@ -6,12 +6,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millstream as ms
-from millstream.errors import InvalidInput, NotFound
+from millstream.errors import InvalidInput, NotFound, SourceUnavailable
 from millstream.log import EmbeddedLog
+from millstream.plan.bundles import micros
 from times import t
 from waiting import until
 
-from .support import put, scores
+from .support import put, read, scores
 
 
 @pytest.mark.more
@@ -42,3 +43,55 @@ def test_a_running_job_answers_with_its_batch_and_watermark(log: EmbeddedLog, sp
             ms.ask("sum", table="totals", key="ann", broker=log.path)
     finally:
         job.stop()
+
+
+@pytest.mark.more
+def test_steps_are_asked_for_what_they_hold_and_have_not_sent(log: EmbeddedLog, spark: SparkSession) -> None:
+    flow = ms.Flow("sums")
+    rows = scores(flow)
+    window = rows.key_by("user").window(ms.fixed("10 seconds"))
+    window.agg(total=ms.sum("n"), all=ms.collect("n"), name="panes").write("panes")
+    rows.group_by("user").agg(total=ms.sum("n"), users=ms.count_distinct("n"), name="totals").write("totals")
+    rows.to_table("user", name="latest").write("latest")
+    rows.distinct("user", name="users").write("users")
+    put(log, "scores", [("ann", 1, 1), ("bob", 2, 4), ("ann", 5, 6), ("ann", 7, 12)])
+    job = flow.start(broker=log.path)
+    try:
+        until(lambda: job.progress.batch >= 0 and job.progress.watermark == micros(t(7)), "the first batch")
+        first, second = ({"start": t(start), "end": t(start + 10)} for start in (0, 10))
+        for running in (job, "sums"):  # of this process, and as another process asks it
+            windows = ms.ask(running, step="panes", key="ann", broker=log.path)
+            assert sorted(windows.rows, key=lambda row: row["total"]) == [
+                {"user": "ann", "window": first, "total": 6, "all": [1, 5]},
+                {"user": "ann", "window": second, "total": 7, "all": [7]},
+            ]
+            assert (windows.batch, windows.watermark) == (job.progress.batch, t(7))
+            one = ms.ask(running, table="panes", key={"user": "ann"}, window=t(10), broker=log.path)
+            assert one.row == {"user": "ann", "window": second, "total": 7, "all": [7]}
+            assert ms.ask(running, table="panes", key="bob", window=t(10), broker=log.path).row is None
+            totals = ms.ask(running, step="totals", key="ann", broker=log.path)
+            assert totals.rows == [{"user": "ann", "total": 13, "users": 3}]
+            assert ms.ask(running, step="totals", key="eve", broker=log.path).rows == []
+            assert ms.ask(running, step="latest", key="ann", broker=log.path).row == {
+                "user": "ann",
+                "n": 7,
+                "at": t(12),
+            }
+            with pytest.raises(NotFound, match="no step 'pane' with state"):
+                ms.ask(running, step="pane", key="ann", broker=log.path)
+            with pytest.raises(InvalidInput, match="the state of the step 'users' cannot be asked for"):
+                ms.ask(running, step="users", key="ann", broker=log.path)
+            with pytest.raises(InvalidInput, match="'totals' is not written by a step with windows"):
+                ms.ask(running, table="totals", key="ann", window=t(0), broker=log.path)
+        assert read(log, "panes") == []  # nothing of that has been written yet
+    finally:
+        job.stop()
+    with pytest.raises(SourceUnavailable, match="the job 'sums' does not answer"):
+        ms.ask("sums", step="totals", key="ann", broker=log.path)
+
+
+def test_a_question_names_a_table_or_a_step_and_a_window_with_a_time_zone(log: EmbeddedLog) -> None:
+    with pytest.raises(InvalidInput, match="ask for a table or for a step"):
+        ms.ask("sums", key="ann", broker=log.path)
+    with pytest.raises(InvalidInput, match="window is the start of a window"):
+        ms.ask("sums", step="panes", key="ann", window=t(0).replace(tzinfo=None), broker=log.path)

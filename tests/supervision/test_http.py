@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSa
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
 from millstream.supervision.client import Jobs
-from millstream.supervision.http import app
+from millstream.supervision.http import MoreRoute, app
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.status import Status
 from millstream.supervision.store import Observed
@@ -40,9 +41,16 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
 
 @pytest.fixture
 def port(supervisor: Supervisor) -> Iterator[int]:
+    with served(supervisor) as found:
+        yield found
+
+
+@contextmanager
+def served(supervisor: Supervisor, more: Sequence[MoreRoute] = ()) -> Iterator[int]:
+    """The interface at a port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as at:
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
-        running = server(app(supervisor, Status(supervisor), access, "ann"))
+        running = server(app(supervisor, Status(supervisor), access, "ann", more=more))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)
         thread.start()
         until(lambda: running.started, "the server has started")

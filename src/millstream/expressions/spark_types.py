@@ -69,6 +69,11 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def backquoted(name: str) -> str:
+    """A column in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def common_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     """The least common type by the rules of Spark's ANSI mode; text is not converted."""
     known = [kind for kind in kinds if not pa.types.is_null(kind)]

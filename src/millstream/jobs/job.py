@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millstream.jobs.current_state import CurrentState
 from millstream.jobs.job_folder import JobFolder
 from millstream.jobs.job_progress import Progress
 from millstream.jobs.job_view import whole_page
@@ -44,6 +45,8 @@ class Job(ABC):
         self._closing = closing
         self.recent: RecentRows | None = None
         """The newest rows of each output, if they pass through this process."""
+        self.current_state: CurrentState | None = None
+        """What its steps hold now, if they keep state."""
         self.interrupted = False
         """Whether Ctrl-C ended it."""
         self.terminated = False

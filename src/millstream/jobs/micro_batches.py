@@ -26,8 +26,10 @@ from millstream.connectors.sink import Preparer, Sink
 from millstream.connectors.source import Offsets
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
 from millstream.jobs.app_rewinds import settle_rewinds
+from millstream.jobs.ask_topics import prepare_topics
 from millstream.jobs.batch_events import BatchEvents
 from millstream.jobs.broker_address import address_of
+from millstream.jobs.current_state import CurrentState
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import RUNS, SINKS, JobDescription, JobFolder, claim_runs
@@ -39,6 +41,7 @@ from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.output_claims import OutputClaims
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.plan_document import write_plan
+from millstream.jobs.questions import Questions
 from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, newest_batches, unusable
@@ -190,6 +193,7 @@ def start(
         flows = {flow_of(output.name) for output in outputs} - {""}
         if flows:
             settle_rewinds(folder, flows)
+        prepare_topics(flow.asks.values(), log)
         display.phase("checking the sources")
         topics = _check_sources(outputs, broker, folder)
         identities = {source: topic.identity for source, topic in topics.items()}
@@ -268,6 +272,10 @@ def start(
             opening.callback(events.close)  # before the folder of a batch run is removed
         opening.callback(sampler.close)
         sampler.start()
+        current = CurrentState(feed.shipment, progress)
+        questions = Questions(current, kept.identity)
+        opening.callback(questions.close)
+        questions.start()
         is_bounded = settings.batch or settings.until == CAUGHT_UP
         job = MicroBatchJob(
             name,
@@ -282,6 +290,7 @@ def start(
             recent=recent,
             sampler=sampler,
         )
+        job.current_state = current
         _STARTED[folder.path] = job
     return job
 

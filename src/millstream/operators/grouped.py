@@ -8,7 +8,7 @@ can still affect the result. If no row can be retracted, distinct counts keep th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -43,6 +43,8 @@ class Arrived(NamedTuple):
 
 
 class GroupedStep(PartsOfState):
+    current_table: ClassVar[str] = GROUPS
+
     def __init__(self, node: Grouped) -> None:
         self.node = node
         self.keys = [
@@ -242,8 +244,14 @@ class GroupedStep(PartsOfState):
                 new.with_columns(pl.lit(1, pl.Int32).alias(WEIGHT)),
             ]
         )
+        return self._named(changed, *names, TIME, WEIGHT)
+
+    def _named(self, results: pl.DataFrame, *more: str) -> pl.DataFrame:
         columns = [pl.col(key).alias(name) for key, name in zip(self.keys, self.node.keys, strict=True)]
-        return changed.select(*columns, *names, TIME, WEIGHT).cast(self._types)
+        return results.select(*columns, *more).cast(self._types)
+
+    def current(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return self._named(self._results(rows.filter(pl.col(ROWS) > 0)), *(name for name, _ in self.node.aggregates))
 
     def _without_overflow(self, groups: pl.DataFrame) -> pl.DataFrame:
         """Groups whose sums fit their types."""

@@ -15,6 +15,8 @@ before it and takes its time, so that it comes right after it. Without such a ve
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import polars as pl
 
@@ -35,6 +37,8 @@ NEW, BASE, CAME, NEWEST = "__new", "__base", "__came", "__newest"
 
 
 class LatestStep(KeyedRows):
+    current_table: ClassVar[str] = VERSIONS
+
     def __init__(self, node: table_nodes.Latest) -> None:
         self.node = node
         super().__init__(node, node.keys)
@@ -76,6 +80,11 @@ class LatestStep(KeyedRows):
     def marks(self, clock: Clock) -> dict[str, Marks]:
         # A version is no longer a base once the watermark has passed the next one.
         return {VERSIONS: Marks(pl.col(UNTIL) + 1, pl.lit(None, pl.Int64)) if self.node.by_time else NO_MARKS}
+
+    def current(self, rows: pl.DataFrame) -> pl.DataFrame:
+        newest = rows.sort(self.in_order).unique(self.keys, keep="last", maintain_order=True)
+        found = newest.filter(~pl.col(DELETED)).with_columns(pl.lit(1, pl.Int32).alias(WEIGHT))
+        return self.sent(found).drop(TIME, WEIGHT)
 
     def _timed(self, versions: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows; a deletion without event time gets that of the newest version before it, or is dropped."""

@@ -9,6 +9,7 @@ from millstream.operators.distinct import DistinctStep
 from millstream.operators.grouped import GroupedStep
 from millstream.operators.interval_join import IntervalJoinStep
 from millstream.operators.latest import LatestStep
+from millstream.operators.live_models import PredictLiveStep
 from millstream.operators.lookup_join import LookupJoinStep
 from millstream.operators.ordered_process import process_step
 from millstream.operators.patterns.rules_step import RulesStep
@@ -29,6 +30,7 @@ STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
     Match: MatchStep,
     MatchRules: RulesStep,
     MatchQueries: MatchQueriesStep,
+    nodes.PredictLive: PredictLiveStep,
     table_nodes.Grouped: GroupedStep,
     table_nodes.Distinct: DistinctStep,
     table_nodes.Latest: LatestStep,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import polars as pl
 
@@ -90,6 +90,17 @@ class Stateful(Protocol):
         """By table, the marks of its rows after a step."""
 
 
+@runtime_checkable
+class Answering(Protocol):
+    """A step whose state stands for rows that can be asked for: those of a table, or of open windows."""
+
+    current_table: ClassVar[str]
+    """The table of state with these rows."""
+
+    def current(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows that some rows of that table stand for, without a time and a weight."""
+
+
 NO_OWN_KEYS: Mapping[str, list[str]] = MappingProxyType({})
 
 
@@ -124,6 +135,7 @@ class WindowedStep(PartsOfState):
     """A windowed aggregation."""
 
     own_keys = NO_OWN_KEYS
+    current_table: ClassVar[str] = "windows"
 
     def __init__(self, node: nodes.WindowedAggregate, *, whole_rows: bool = True) -> None:
         """Without `whole_rows`, late rows are only counted, because no step reads `.late`."""
@@ -215,6 +227,11 @@ class WindowedStep(PartsOfState):
         event, due = self.operator.deadlines(clock)
         return {"windows": Marks(event, due, self.operator.hold()), "counters": NO_MARKS}
 
+    def current(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Windows with what they hold now, whether they have sent it or not."""
+        made = self._panes(self.operator.as_they_are(rows))
+        return made.select(*self.node.keys, "window", *(name for name, _ in self.node.aggregates))
+
     def _panes(self, panes: pl.DataFrame) -> pl.DataFrame:
         node = self.node
         pane = [pl.col(f"pane.{field.name}").alias(field.name) for field in nodes.PANE]
@@ -247,9 +264,11 @@ def stateful(node: Node, *, whole_rows: bool = True) -> Stateful | None:
         return WindowedStep(node, whole_rows=whole_rows)
     if not node.keeps_state:
         return None
+    from millstream.operators.forgetting import Forgetting
     from millstream.operators.registry import STEPS  # imports this module
 
-    return STEPS[type(node)](node)
+    made = STEPS[type(node)](node)
+    return Forgetting(made) if node.per_batch_state else made
 
 
 class Holding(Protocol):

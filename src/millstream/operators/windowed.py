@@ -65,12 +65,13 @@ class WindowedOperator:
         retracting, self._empty = self.node.mode is Mode.RETRACTING, pl.DataFrame()
         state = self.news(rows, still)
         if retracting:
-            panes = self._asked(state.with_columns(sent=pl.lit([], pl.List(pl.Null))))
+            panes = self.as_they_are(state.with_columns(sent=pl.lit([], pl.List(pl.Null))))
             self.sent_type = pl.Struct({name: panes.schema[name] for name in self.sent_columns})
             state = self.news(rows, still)
         self._empty = state.drop(ARRIVED)
 
-    def _asked(self, state: pl.DataFrame) -> pl.DataFrame:
+    def as_they_are(self, state: pl.DataFrame) -> pl.DataFrame:
+        """The panes that windows would emit now."""
         false = pl.lit(False)
         return self.panes(state.with_columns(__at_end=false, __comes=false, __over=false, __finished=false))
 

@@ -84,6 +84,7 @@ class App(Flow):
                 _check_target(output, found)
                 found.append(output)
         self.outputs = found
+        self.asks = {f"{flow.name}{SEPARATOR}{name}": ask for flow in self._flows for name, ask in flow.asks.items()}
         return tuple(found)
 
     @takes(RunSettings)

@@ -5,6 +5,7 @@ A mistake raises in the call that makes it, with the user's line, the valid choi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput
 from millstream.plan import engine
+from millstream.plan.asks import Ask, ask, of_requests
 from millstream.plan.checks import (
     NAME,
     check_loop,
@@ -81,6 +83,10 @@ class Flow:
         """By step that a user did not write, the one before it: `.late` and `.dead` are those of the latter."""
         self.timed_sources: dict[Read, WithEventTime] = {}
         """By source, the step after it that sets the event time of its rows."""
+        self.asks: dict[str, Ask] = {}
+        """By name, the questions that callers may ask."""
+        self.requests: set[Node] = set()
+        """The steps whose rows belong to requests of callers."""
 
     def read(
         self,
@@ -136,6 +142,15 @@ class Flow:
             self._behind[node] = read
         return Stream(self, node)
 
+    def ask(self, name: str, schema: SchemaLike, function: Callable[[Stream], Stream]) -> Ask:
+        """Answers requests of callers: `flow.ask("reach", "url string", function)`; `ms.client(…)` calls it.
+
+        The function gets the requests as a stream, with the columns of the schema and `request`, the id of a request.
+        It returns the rows of the answers, which still have the column `request`. Requests may be filtered, mapped,
+        joined with tables as of now, and aggregated per request: a request is answered in the batch that reads it.
+        """
+        return ask(self, name, schema, function)
+
     def _row_of(self, read: Read) -> Node:
         """The columns of a change that belong to the row: a retraction differs from its row in the others."""
         apart = {"weight", "event_time"} if read.event_time == "event_time" else {"weight"}
@@ -157,7 +172,13 @@ class Flow:
         """The node under the user's name, or under a default derived from its definition and inputs."""
         node = computed_before(node, lambda before: self.named(before, f"{kind} arguments", None))
         check_variants(node)
-        return replace(node, name=self.step(given, default_name(node, kind)))
+        is_of_requests = not self.requests.isdisjoint(node.inputs)
+        if is_of_requests:
+            node = of_requests(node, self.requests)
+        made = replace(node, name=self.step(given, default_name(node, kind)))
+        if is_of_requests:
+            self.requests.add(made)
+        return made
 
     def step(self, given: str | None, default: str) -> str:
         """The step's name: the user's, or the default, with a number if two steps are identical."""

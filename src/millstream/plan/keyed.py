@@ -119,8 +119,8 @@ class Keyed(Hinted):
     def learn(self, model: Learner, *, name: str | None = None) -> Stream:
         """Updates a small model of each key with every row, in order of event time, and adds its columns to the row.
 
-        `model` is `ms.ewma(…)`, `ms.zscore(…)` or `ms.kmeans(…)`. The columns of a row are computed from what the
-        rows before it have taught; those of a row with a null or NaN are null, and it teaches nothing.
+        `model` is `ms.ewma(…)`, `ms.zscore(…)`, `ms.seasonal(…)` or `ms.kmeans(…)`. The columns of a row are computed
+        from what the rows before it have taught; those of a row with a null or NaN are null, and it teaches nothing.
         """
         from millstream.plan.learning import learned
 

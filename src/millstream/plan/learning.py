@@ -122,6 +122,48 @@ class ZScore(Scored):
         return [*last[-(self.rows - 1) :], value], made
 
 
+@dataclass(frozen=True)
+class Seasonal(Scored):
+    """Exponential smoothing of a level, a trend and a season (Holt and Winters, additive).
+
+    The first season is only remembered; then each value is compared with the sum of the three, and corrects them.
+    """
+
+    period: int
+    alpha: float
+    beta: float
+    gamma: float
+
+    def __str__(self) -> str:
+        rates = f"alpha={self.alpha:g}, beta={self.beta:g}, gamma={self.gamma:g}"
+        return f"seasonal({self.column}, period={self.period}, {rates}, threshold={self.threshold:g})"
+
+    def learn(self, held: Any, values: Sequence[float]) -> tuple[Any, dict[str, Any]]:
+        (value,) = values
+        state: dict[str, Any] = held or {"season": [], "n": 0}
+        if "level" not in state:
+            season = [*state["season"], value]
+            if len(season) == self.period:
+                level = math.fsum(season) / self.period
+                return self._begun([each - level for each in season], level), self._scored(value, 0, 0.0, 0.0)
+            return {**state, "season": season}, self._scored(value, 0, 0.0, 0.0)
+        count, level, trend, season = state["n"], state["level"], state["trend"], list(state["season"])
+        place = count % self.period
+        expected = level + trend + season[place]
+        made = self._scored(value, count, expected, state["variance"])
+        error = value - expected
+        moved = self.alpha * (value - season[place]) + (1 - self.alpha) * (level + trend)
+        trend = self.beta * (moved - level) + (1 - self.beta) * trend
+        season[place] = self.gamma * (value - moved) + (1 - self.gamma) * season[place]
+        rate = max(self.alpha, 1 / (count + 1))
+        variance = state["variance"] + rate * (error * error - state["variance"])
+        after = {"season": season, "n": count + 1, "level": moved, "trend": trend, "variance": variance}
+        return after, made
+
+    def _begun(self, season: Point, level: float) -> dict[str, Any]:
+        return {"season": season, "n": 0, "level": level, "trend": 0.0, "variance": 0.0}
+
+
 FIRST_ROWS = 25
 """How many rows for each cluster come before the first centres are chosen."""
 ROUNDS = 10
@@ -245,6 +287,30 @@ def zscore(column: str, *, rows: int = 100, threshold: float = 3.0, warm_up: int
     return ZScore(*_scored("zscore", column, threshold, warm_up), rows)
 
 
+def seasonal(
+    column: str,
+    *,
+    period: int,
+    alpha: float = 0.1,
+    beta: float = 0.01,
+    gamma: float = 0.2,
+    threshold: float = 3.0,
+    warm_up: int | None = None,
+) -> Learner:
+    """For `key_by(…).learn(…)`: a column with a season of `period` rows, such as 24 hours, and how far each row is off.
+
+    The level, the trend and the season are smoothed with the weights `alpha`, `beta` and `gamma` of the newest row
+    (Holt-Winters). It adds the columns of `ewma`. The first season is only learned from, and the next `warm_up` rows,
+    one season by default, have no score.
+    """
+    example = "seasonal('load', period=24)"
+    _check(_whole(period) and 2 <= period <= 10_000, f"period is from 2 to 10,000 rows, not {period!r}", example)
+    for what, rate in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
+        _check(0 <= _number(rate) <= 1, f"{what} is between 0 and 1, not {rate!r}", example)
+    chosen = _scored("seasonal", column, threshold, period if warm_up is None else warm_up)
+    return Seasonal(*chosen, period, float(alpha), float(beta), float(gamma))
+
+
 def kmeans(k: int, features: Sequence[str], *, decay: float = 0.999, seed: int = 0) -> Learner:
     """For `key_by(…).learn(…)`: the cluster of each row, its distance to the centre, and the centre as it was.
 
@@ -283,7 +349,9 @@ def _check(holds: bool, what: str, example: str) -> None:
 
 def learned(keyed: Keyed, model: object, name: str | None) -> Stream:
     if not isinstance(model, Learner):
-        raise refusal(f"learn takes a model, not {model!r}", "learn(ms.ewma('temperature')), ms.zscore or ms.kmeans")
+        raise refusal(
+            f"learn takes a model, not {model!r}", "learn(ms.ewma('temperature')), ms.zscore, ms.seasonal or ms.kmeans"
+        )
     stream = keyed.stream
     for column in model.inputs:
         if column not in stream.schema.names:

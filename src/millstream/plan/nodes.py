@@ -62,6 +62,8 @@ class Node:
     inputs: tuple[Node, ...]
     user_line: str | None = field(repr=False)
     """Where the user wrote the step: file and line."""
+    per_batch_state: bool = field(default=False, kw_only=True)
+    """Whether a stateful step forgets its state after each batch: its rows belong to requests, which end with it."""
     keeps_state: ClassVar[bool] = False
     broadcast_input: ClassVar[int | None] = None
     """The number of the input whose rows are for every key, if there is one."""
@@ -273,6 +275,24 @@ class Process(StreamNode):
         order = ", in order of event time" if self.order is RowOrder.EVENT_TIME else ""
         keys = f" per {', '.join(self.keys)}" if self.keys else ""
         return f"process {_name_of(self.function)}{keys}{timers}{time}{order}"
+
+
+@dataclass(frozen=True, eq=False)
+class PredictLive(StreamNode):
+    """Scores the rows of its first input with the newest model of the second; null before the first one."""
+
+    features: tuple[str, ...]
+    into: str
+    keeps_state: ClassVar[bool] = True
+    broadcast_input: ClassVar[int | None] = 1
+
+    @property
+    def awaited_inputs(self) -> int:
+        return 1
+
+    @property
+    def label(self) -> str:
+        return f"predict {self.into} from {', '.join(self.features)} with the newest model"
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib import import_module
+from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
 from millstream.plan.checks import refusal
 from millstream.plan.driver_only import check_models
+from millstream.plan.live_models import predict_live, scored
+from millstream.plan.model_formats import Model, Onnx, onnx_of
 from millstream.plan.stream import Stream
 from millstream.records import Schema
 from millstream.user_lines import AtUsersLine, users_line, what_exists
-
-SESSIONS_KEPT = 8
-
-
-@dataclass(frozen=True)
-class Onnx:
-    """A model as ONNX has it: bytes that hold no code. Its first output is the prediction."""
-
-    content: bytes = field(repr=False)
-
-    def __call__(self, rows: pl.DataFrame) -> Any:
-        session = _session(self.content)
-        given = {session.get_inputs()[0].name: rows.to_numpy().astype(np.float32)}
-        return np.asarray(session.run(None, given)[0]).reshape(len(rows), -1)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -50,35 +35,13 @@ class Estimator:
 class Predictor:
     """The function of a batch: it adds the prediction."""
 
-    model: Callable[[pl.DataFrame], Any]
+    model: Model
     features: tuple[str, ...]
     into: str
     type: pa.DataType
 
     def __call__(self, rows: pl.DataFrame) -> pl.DataFrame:
-        found = self.model(rows.select(self.features))
-        made = found if isinstance(found, pl.Series) else pl.Series(np.asarray(found))
-        if len(made) != len(rows):
-            raise ValueError(f"the model has given {len(made)} predictions for {len(rows)} rows")
-        as_asked = pl.Series(pa.array([], self.type)).dtype
-        return rows.with_columns(made.cast(as_asked).alias(self.into))
-
-
-@lru_cache(SESSIONS_KEPT)
-def _session(content: bytes) -> Any:
-    runtime = _runtime()
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # Spark has a task for each core
-    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
-def _runtime() -> Any:
-    try:
-        return import_module("onnxruntime")
-    except ImportError:
-        raise InvalidInput(
-            "models in ONNX need the package onnxruntime", next_step="pip install 'millstream[onnx]'"
-        ) from None
+        return rows.with_columns(scored(self.model, rows.select(self.features), self.type).alias(self.into))
 
 
 def predict(
@@ -95,18 +58,21 @@ def predict(
     with AtUsersLine():
         added = Schema.of(f"`{into}` {kind}").arrow
         columns = Schema.from_arrow(pa.schema([*stream.schema.arrow, *added]))
+    if hasattr(model, "as_stream"):
+        return predict_live(stream, model, names, into, columns, name)
+    with AtUsersLine():
         made = Predictor(_callable(model), names, into, added.field(0).type)
     return stream.map(made, columns.arrow, batch=True, name=name)
 
 
-def _callable(model: Any) -> Callable[[pl.DataFrame], Any]:
+def _callable(model: Any) -> Model:
     check_models("predict", model)
     if isinstance(model, str | PathLike | bytes):
         return _onnx(model)
     if callable(getattr(model, "predict", None)):
         return Estimator(model)
     if callable(model):
-        found: Callable[[pl.DataFrame], Any] = model
+        found: Model = model
         return found
     raise InvalidInput(
         f"{model!r} is not a model",
@@ -122,13 +88,4 @@ def _onnx(model: str | PathLike[str] | bytes) -> Onnx:
         raise InvalidInput(
             f"the model {model!r} cannot be read: {error.strerror}", next_step="give the path of an ONNX file"
         ) from None
-    try:
-        _session(content)
-    except InvalidInput:
-        raise
-    except Exception as error:  # the library has its own errors
-        raise InvalidInput(
-            f"that is not a model in ONNX: {str(error).splitlines()[0]}",
-            next_step="export it to ONNX; a pickle is not read, since it can run code",
-        ) from None
-    return Onnx(content)
+    return onnx_of(content)

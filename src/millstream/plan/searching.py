@@ -52,8 +52,9 @@ class Searching(Viewed):
         """Adds the prediction of a model, computed for whole batches from the columns in `features`.
 
         `model` is a function of a polars frame that returns a value for each row, a model with a method `predict` as
-        those of scikit-learn, or an ONNX file, given by its path or its bytes. `type` is that of the new column. Rows
-        that the model fails on go to `.dead`.
+        those of scikit-learn, or an ONNX file, given by its path or its bytes. With `ms.models(topic)`, it is the
+        newest model of a topic: a new one is used without a restart, and the prediction is null before the first one.
+        `type` is that of the new column. Rows that the model fails on go to `.dead`.
         """
         from millstream.plan.predicting import predict
 

@@ -29,7 +29,20 @@ from millstream.plan.explain import Format, explained
 from millstream.plan.headers import HEADERS, set_headers
 from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import SparkFunction, check_variants
-from millstream.plan.nodes import Dead, Late, MapAsync, Mapped, MapRows, Node, Process, Project, Read, Where, Write
+from millstream.plan.nodes import (
+    Dead,
+    Late,
+    MapAsync,
+    Mapped,
+    MapRows,
+    Node,
+    PredictLive,
+    Process,
+    Project,
+    Read,
+    Where,
+    Write,
+)
 from millstream.plan.retries import Retry
 from millstream.plan.routing import Match, branches_of
 from millstream.plan.searching import Searching
@@ -426,7 +439,7 @@ class Stream(Searching):
     def dead(self) -> Stream:
         """The rows that this stream's last step could not handle, with the reason."""
         node = self.flow._behind.get(self.node, self.node)
-        if not isinstance(node, Mapped | Process | Read | Where | Project | SparkFunction):
+        if not isinstance(node, Mapped | Process | PredictLive | Read | Where | Project | SparkFunction):
             raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",
                 "reading encoded records, where, select, spark, map, flat_map, map_async, parse and process have dead "

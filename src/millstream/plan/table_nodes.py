@@ -34,13 +34,20 @@ class TableNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class KeptTable(TableNode):
-    """The base of steps that keep state and retract the rows that it replaces."""
+    """The base of steps that keep state and retract the rows that it replaces.
+
+    One that forgets its state after each batch never retracts: its rows are a stream.
+    """
 
     keeps_state: ClassVar[bool] = True
 
     @property
     def is_changing(self) -> bool:
-        return True
+        return not self.per_batch_state
+
+    @property
+    def is_table(self) -> bool:
+        return not self.per_batch_state
 
 
 @dataclass(frozen=True, eq=False)

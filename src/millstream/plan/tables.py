@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -151,7 +151,12 @@ class Grouping(Hinted):
         node = Grouped(
             "", columns, (stream.node,), users_line(), keys, tuple(aggregates.items()), tuple(arguments.items())
         )
-        return Table(stream.flow, stream.flow.named(node, "group_by", name), keys)
+        return _kept(stream, stream.flow.named(node, "group_by", name), keys)
+
+
+def _kept(stream: Stream, node: Node, key: tuple[str, ...]) -> Table:
+    """The result of a step that makes a table; of rows that belong to requests, it is a stream."""
+    return Table(stream.flow, node, key) if node.is_table else cast(Table, Stream(stream.flow, node))
 
 
 def to_table(
@@ -339,7 +344,7 @@ def top(
     node = stream.flow.named(node, "top", name)
     identifying = (*keys, rank) if rank else keys if keys and count == 1 else ()
     # With ties, any number of rows may share a rank.
-    return without_hidden(Table(stream.flow, node, () if ties else identifying), "top")
+    return without_hidden(_kept(stream, node, () if ties else identifying), "top")
 
 
 def _order(schema: Schema, text: str) -> Order:

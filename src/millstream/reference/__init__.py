@@ -79,6 +79,8 @@ class Reference:
             else:
                 if node.keeps_state and late_columns(node) is None:
                     given = [without_ahead(bundle) for bundle in given]
+                if node.per_batch_state:
+                    self.operators[node] = self.operators[node].without_state()
                 sent[node] = self.operators[node].step(given)
                 dead = self.operators[node].dead
                 if dead and node not in self.listening:

@@ -29,6 +29,10 @@ class Operator:
     def apply(self, rows: list[Row], clock: int) -> list[Row]:
         return rows
 
+    def without_state(self) -> Operator:
+        """The same step, as it was before it saw any row."""
+        return type(self)(self.node)
+
 
 class StatefulOperator(Operator):
     """A step with state, which may hold back its output watermark."""
@@ -44,6 +48,11 @@ class StatefulOperator(Operator):
         reached = min(self.reached(given.watermark), self.hold())
         before, self._passed_on = self._passed_on, max(self._passed_on, reached)
         return replace(given, rows=rows, watermark_before=before, watermark=self._passed_on)
+
+    def without_state(self) -> Operator:
+        made = type(self)(self.node)
+        made._passed_on = self._passed_on
+        return made
 
     def run(self, given: Sequence[list[Row]], clock: Bundle) -> list[Row]:
         """The output, given the rows of each input; `clock` has the watermark and the processing time."""

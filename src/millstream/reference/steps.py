@@ -22,6 +22,7 @@ from millstream.plan.patterns.node import Match, MatchRules
 from millstream.plan.search.node import MatchQueries
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
+from millstream.reference.live_models import PredictLiveOperator
 from millstream.reference.operator import Operator, dead_letter, timed_at
 from millstream.reference.patterns.rules import RulesOperator
 from millstream.reference.patterns.step import MatchOperator
@@ -213,6 +214,7 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     Match: MatchOperator,
     MatchRules: RulesOperator,
     MatchQueries: QueriesOperator,
+    nodes.PredictLive: PredictLiveOperator,
     table_nodes.AllRows: Operator,
     table_nodes.Grouped: GroupedOperator,
     table_nodes.AsOf: AsOfOperator,

@@ -8,7 +8,7 @@ import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from millstream.errors import (
     AlreadyExists,
+    AskFailed,
+    AskTimedOut,
     InvalidInput,
     JobChanged,
     JobRunning,
@@ -28,9 +30,20 @@ from millstream.records import duration
 from millstream.supervision.home import Home
 
 KINDS: dict[str, type[MillstreamError]] = {
-    each.__name__: each for each in (NotFound, AlreadyExists, JobRunning, JobChanged, InvalidInput)
+    each.__name__: each
+    for each in (
+        NotFound,
+        AlreadyExists,
+        JobRunning,
+        JobChanged,
+        InvalidInput,
+        AskFailed,
+        AskTimedOut,
+        SourceUnavailable,
+    )
 }
 REQUEST_S_MAX = 90.0
+CALL_TIMEOUT = "10 seconds"
 REHEARSAL_S_MAX = 3600.0
 FOLLOW_S = 0.5
 ENDS = ("stopped", "finished", "failed", "scheduled")
@@ -176,6 +189,28 @@ class Jobs:
         """The rows that a step of a job keeps, by table; with `key`, those of one key."""
         asked = [("step", step), *(("key", f"{column}={value}") for column, value in (key or {}).items())]
         return self._call("GET", f"{_path(name)}/state?{urlencode(asked)}")
+
+    def ask(
+        self,
+        job: str,
+        *,
+        step: str | None = None,
+        table: str | None = None,
+        key: Mapping[str, Any],
+        window: datetime | None = None,
+    ) -> dict[str, Any]:
+        """What a running job holds for a key in a step, or in a window of an output: `rows`, `batch`, `watermark`."""
+        asked = [(name, value) for name, value in (("step", step), ("table", table)) if value is not None]
+        asked += [("key", f"{column}={value}") for column, value in key.items()]
+        asked += [] if window is None else [("window", window.isoformat())]
+        found: dict[str, Any] = self._call("GET", f"{_path(job)}/ask?{urlencode(asked)}")
+        return found
+
+    def call(self, job: str, question: str, /, timeout: str | timedelta = CALL_TIMEOUT, **arguments: Any) -> Any:
+        """Asks a job a question (`flow.ask`), and waits for the rows of the answer."""
+        limit_s = duration(timeout, what="timeout").total_seconds()
+        path = f"{_path(job)}/ask/{quote(question, safe='')}?{urlencode({'timeout_s': limit_s})}"
+        return self._call("POST", path, arguments, limit_s + REQUEST_S_MAX)["rows"]
 
     def restart(self, name: str) -> dict[str, Any]:
         return self._job("POST", name, "restart")

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.applications import Starlette
@@ -19,7 +20,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from millstream.errors import AlreadyExists, InvalidInput, JobChanged, JobRunning, MillstreamError, NotFound
+from millstream.errors import (
+    AlreadyExists,
+    AskFailed,
+    AskTimedOut,
+    InvalidInput,
+    JobChanged,
+    JobRunning,
+    MillstreamError,
+    NotFound,
+    SourceUnavailable,
+)
 from millstream.serving.access import Denied, Headers
 from millstream.supervision.alerting import Alerting
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
@@ -34,7 +45,16 @@ VERSION = "v1"
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
 LOG_BYTES_MAX = 1 << 20
-STATUS_OF = {NotFound: 404, AlreadyExists: 409, JobRunning: 409, JobChanged: 409, InvalidInput: 400}
+STATUS_OF = {
+    NotFound: 404,
+    AlreadyExists: 409,
+    JobRunning: 409,
+    JobChanged: 409,
+    InvalidInput: 400,
+    AskFailed: 422,
+    AskTimedOut: 504,
+    SourceUnavailable: 503,
+}
 DESCRIPTION = {
     "GET /v1/jobs": "all jobs",
     "POST /v1/jobs": "submits a job: file, name, flow, params, options, schedule, time_zone, restart, "
@@ -63,6 +83,7 @@ DESCRIPTION = {
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
 Handler = Callable[[Request, dict[str, Any]], Any]
+"""Called in a thread, or awaited if it is a coroutine function: then many can wait at the same time."""
 
 
 class Admission(Protocol):
@@ -228,7 +249,11 @@ def _endpoint(handler: Handler, access: Admission) -> Callable[..., Awaitable[Re
         try:
             headers = request.scope["headers"]
             request.state.account = await run_in_threadpool(access.admitted, headers, request.method)
-            made = await run_in_threadpool(handler, request, await _body(request))
+            body = await _body(request)
+            if iscoroutinefunction(handler):
+                made = await handler(request, body)
+            else:
+                made = await run_in_threadpool(handler, request, body)
             if isinstance(made, Response):
                 return made
             return JSONResponse(made, headers={"cache-control": "no-store"})

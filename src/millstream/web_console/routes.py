@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 
 from millstream.serving.access import Access
 from millstream.supervision.alerting import Alerting
+from millstream.supervision.calls import Calls
 from millstream.supervision.http import Admission, app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
@@ -34,7 +35,8 @@ def with_console(
     """The application that `millstream up` serves. `user` is the owner of the token."""
     planes = Planes(supervisor, log_address)
     topics = Topics(log_address, supervisor.store, user)
-    with closing(planes), closing(topics):
-        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor)]
+    calls = Calls(log_address, lambda name: supervisor.saved.existing(name).path)
+    with closing(planes), closing(topics), closing(calls):
+        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor), *calls.routes()]
         interface = app(supervisor, status, admission, user, alerting=alerting, more=more)
         yield FrontDoor(interface, access, token, url, user, acts=acts)

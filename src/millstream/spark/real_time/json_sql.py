@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
+from millstream.expressions.spark_types import backquoted
 from millstream.records import Schema
 from millstream.records.texts import SPECIAL_FLOATS
 
@@ -23,10 +24,6 @@ _DECIMAL = "-?[0-9]+(?:[.][0-9]+)?"
 _OPTIONS = "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false', 'columnNameOfCorruptRecord', '__bad')"
 FLOAT_MAX, DOUBLE_MAX = "3.4028234663852886E38", "1.7976931348623157E308"
 VALUES, BAD, END = "v", "__bad", "end"
-
-
-def name_of(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"
 
 
 def text_of(text: str) -> str:
@@ -60,7 +57,7 @@ def parsed(text: str, fields: Sequence[pa.Field]) -> str:
 
     The text is wrapped in brackets, since Spark would ignore what follows an object.
     """
-    inner = ", ".join(f"{name_of(field.name)}: {_wire_type(field.type)}" for field in fields)
+    inner = ", ".join(f"{backquoted(field.name)}: {_wire_type(field.type)}" for field in fields)
     shape = f"{VALUES} array<struct<{inner}>>, {END} boolean, {BAD} string"
     whole = f"""concat('{{"{VALUES}":[', {text}, '],"{END}":true}}')"""
     return f"from_json({whole}, {text_of(shape)}, {_OPTIONS})"
@@ -70,19 +67,19 @@ def is_read(column: str, fields: Sequence[pa.Field]) -> str:
     """Whether this column, a result of `parsed`, is an object whose fields all have their types."""
     one = f"get({column}.{VALUES}, 0)"
     shape = f"{column}.{BAD} is null and {column}.{END} and size({column}.{VALUES}) = 1 and {one} is not null"
-    sound = [_is_sound(f"{one}.{name_of(field.name)}", field.type, 0) for field in fields]
+    sound = [_is_sound(f"{one}.{backquoted(field.name)}", field.type, 0) for field in fields]
     return f"coalesce(case when {shape} then {' and '.join(['true', *filter(None, sound)])} end, false)"
 
 
 def field_of(column: str, field: pa.Field) -> str:
     """A field of a result of `parsed`; null if it is missing."""
-    return _read(f"get({column}.{VALUES}, 0).{name_of(field.name)}", field.type, 0)
+    return _read(f"get({column}.{VALUES}, 0).{backquoted(field.name)}", field.type, 0)
 
 
 def _wire_type(dtype: pa.DataType) -> str:
     kind = pa.types
     if kind.is_struct(dtype):
-        return f"struct<{', '.join(f'{name_of(each.name)}: {_wire_type(each.type)}' for each in dtype)}>"
+        return f"struct<{', '.join(f'{backquoted(each.name)}: {_wire_type(each.type)}' for each in dtype)}>"
     if kind.is_list(dtype):
         return f"array<{_wire_type(dtype.value_type)}>"
     if kind.is_map(dtype):
@@ -111,7 +108,7 @@ def _is_sound(sql: str, dtype: pa.DataType, depth: int) -> str | None:
     if _is_strict(dtype):
         return None
     if kind.is_struct(dtype):
-        parts = [_is_sound(f"{sql}.{name_of(each.name)}", each.type, depth) for each in dtype]
+        parts = [_is_sound(f"{sql}.{backquoted(each.name)}", each.type, depth) for each in dtype]
         found = " and ".join(filter(None, parts))
         return f"({sql} is null or ({found}))" if found else None
     inner = f"x{depth}"
@@ -198,7 +195,7 @@ def _rebuilt(sql: str, dtype: pa.DataType, depth: int, each: Callable[[str, pa.D
     inner = f"x{depth}"
     if kind.is_struct(dtype):
         parts = ", ".join(
-            f"{text_of(field.name)}, {each(f'{sql}.{name_of(field.name)}', field.type, depth)}" for field in dtype
+            f"{text_of(field.name)}, {each(f'{sql}.{backquoted(field.name)}', field.type, depth)}" for field in dtype
         )
         return f"case when {sql} is not null then named_struct({parts}) end"
     if kind.is_list(dtype):

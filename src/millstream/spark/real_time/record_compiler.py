@@ -19,11 +19,12 @@ from pyspark.sql import DataFrame
 
 from millstream.connectors.kafka.sink import OVERHEAD_BYTES
 from millstream.connectors.topic.columns import is_metadata
+from millstream.expressions.spark_types import backquoted
 from millstream.plan import nodes
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.walking import in_order
 from millstream.records import Schema
-from millstream.spark.real_time.json_sql import field_of, is_read, name_of, parsed, text_of, type_of, written
+from millstream.spark.real_time.json_sql import field_of, is_read, parsed, text_of, type_of, written
 
 MARK = f"MILLSTREAM-RECORD-{secrets.token_hex(16)}:"
 """Delimits the description of a failed record; random, so that no record can imitate it."""
@@ -170,7 +171,7 @@ def _column(field: pa.Field) -> str:
     own = field_of(PARSED, field)
     if not is_metadata(field):
         return f"cast({own} as {type_of(field.type)})"
-    known = f"{RECORD}.{name_of(field.name)}"
+    known = f"{RECORD}.{backquoted(field.name)}"
     if field.name == "key" and field.type == pa.string():
         known = f"try_validate_utf8(cast({known} as string))"
     return f"coalesce({own}, cast({known} as {type_of(field.type)}))"
@@ -193,7 +194,7 @@ def _reason(schema: Schema) -> str:
     for each in fields:
         if not each.nullable:
             missing = text_of(f"column '{each.name}' is NOT NULL, and it is missing or null")
-            cases.append(f"when {ROW}.{name_of(each.name)} is null then {missing}")
+            cases.append(f"when {ROW}.{backquoted(each.name)} is null then {missing}")
     return f"case {' '.join(cases)} end"
 
 
@@ -217,7 +218,7 @@ def _value(column: str, output: Write, target: Schema) -> str:
         [
             (
                 each.name,
-                f"cast({column}.{name_of(each.name)} as {type_of(each.type)})"
+                f"cast({column}.{backquoted(each.name)} as {type_of(each.type)})"
                 if each.name in output.schema
                 else f"cast(null as {type_of(each.type)})",
                 each.type,

@@ -1,0 +1,76 @@
+"""Money that accounts send to one another stays the same in all, however often the job is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from test_examples import EXAMPLES, load
+from waiting import until
+
+KILLS_OF_A_SOAK = 5
+TRANSFERS = 3_000
+START_S = 300
+pytestmark = [pytest.mark.soak, pytest.mark.own_processes]
+FLOW = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+from accounts import bank
+flow = bank()
+"""
+
+
+def started(folder: Path, broker: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "millstream.cli", "run", str(folder / "flow.py"), "--log", broker]
+    with (folder / "err").open("ab") as err:
+        return subprocess.Popen(command, stderr=err, env={**os.environ, "MILLSTREAM_MASTER": "local[2]"})
+
+
+def batches(broker: str) -> int:
+    folder = Path(broker) / "jobs" / "accounts" / "checkpoint" / "commits"
+    return sum(entry.name.isdigit() for entry in folder.iterdir()) if folder.is_dir() else 0
+
+
+@pytest.mark.timeout(7000)
+@pytest.mark.parametrize("accounts", [500, 1_000_000])
+def test_the_sum_stays_under_kills(accounts: int, tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+    example: ModuleType = load("accounts")
+    chance, broker = random.Random(accounts), str(tmp_path / "log")
+    (tmp_path / "flow.py").write_text(FLOW)
+    example.open_accounts(broker, accounts)
+    kills = rounds(KILLS_OF_A_SOAK, 2)
+    for number in range(kills):
+        example.send_orders(broker, TRANSFERS, seed=number, accounts=accounts)
+        before = batches(broker)
+        process = started(tmp_path, broker)
+        until(lambda process=process, before=before: process.poll() is not None or batches(broker) > before, "a batch")
+        time.sleep(chance.uniform(0, 3))
+        process.kill()
+        assert process.wait(START_S) == -signal.SIGKILL
+        print(f"kill {number + 1} of {kills}, {batches(broker)} batches", flush=True)
+    process = started(tmp_path, broker)
+    try:
+        held: dict[str, Any] = {}
+
+        def is_at_rest() -> bool:
+            nonlocal held
+            assert process.poll() is None, (tmp_path / "err").read_text()
+            held = example.balances(broker)
+            return bool(example.is_at_rest(held, kills * TRANSFERS, accounts))
+
+        until(is_at_rest, "all orders are executed", 2.0)
+    finally:
+        process.terminate()
+        process.wait(START_S)
+    assert len(held) == accounts
+    assert all(row["balance"] >= 0 for row in held.values())

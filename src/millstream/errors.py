@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from millstream.terminal import escaped, escaped_lines
 
@@ -26,6 +26,11 @@ class MillstreamError(Exception):
         self.what = what
         self.where = where
         self.next_step = next_step
+
+    def of_step(self, step: str | None) -> Self:
+        """The same error, of a step."""
+        self.step = step
+        return self
 
     def __str__(self) -> str:
         lines = [escaped_lines(self.what) if self.has_lines else escaped(self.what)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,20 @@ from millstream.jobs.app_flows import FILE, AppFlow, FlowState, read_flows
 from millstream.jobs.app_rewinds import settle_rewinds
 from millstream.jobs.job_folder import DESCRIPTION, JobDescription, JobFolder
 from millstream.jobs.owed_batches import OwedBatches
+from millstream.jobs.savepoints import _refuse_failed_flows
+from millstream.local import Local
 from millstream.log import EmbeddedLog
 from millstream.log.disk import write_document
+from millstream.plan.bundles import BEGINNING, Bundle, Row, micros
+from millstream.plan.nodes import Read, Write
+from millstream.plan.walking import in_order
+from millstream.reference import Reference
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.rewinding import Rewind, read_rewinds, rewound, write_rewinds
+from times import t
 from waiting import until
 
-from .support import CAUGHT_UP, put, read, scores, seconds
+from .support import CAUGHT_UP, put, read, row, scores, seconds
 
 TEN = ms.fixed("10 seconds")
 
@@ -169,6 +178,28 @@ def test_batches_that_are_owed_are_kept_in_order(tmp_path: Path) -> None:
         owed.of("a", 10)
 
 
+@pytest.mark.parametrize("engine", [Local, Reference])
+def test_flows_of_an_app_send_the_same_as_each_alone(engine: Any) -> None:
+    flows = [totals("sums"), passed_on("plain"), totals("late")]
+
+    def sent(outputs: Sequence[Write]) -> list[list[Any]]:
+        """What each output gets in two steps, of which the second completes a window."""
+        runner = engine(outputs)
+        sources = [node for node in in_order(outputs) if isinstance(node, Read)]
+        found: list[list[Any]] = [[] for _ in outputs]
+        ends = [BEGINNING, micros(t(4)), micros(t(15))]
+        for first, (before, after) in zip((0, 5), pairwise(ends), strict=True):
+            rows = [Row(row(*each), micros(t(each[2] or 0))) for each in batch(first, first + 5)]
+            made = runner.step(dict.fromkeys(sources, Bundle(rows, before, after, 0, 1)))
+            for number, output in enumerate(outputs):
+                found[number] += [each.values for each in made[output].rows]
+        return found
+
+    together = sent(ms.app(flows).check())
+    assert together == [sent(flow.check())[0] for flow in flows]
+    assert [len(rows) for rows in together] == [1, 10, 1]
+
+
 def test_what_only_a_single_flow_can_do_is_refused(log: EmbeddedLog, app: ms.App) -> None:
     with pytest.raises(InvalidInput, match="into='other' is for a single flow"):
         app.start(broker=log.path, into="other")
@@ -232,6 +263,17 @@ def test_flows_that_are_absent_when_a_batch_is_repeated_go_back(tmp_path: Path) 
     assert OwedBatches(tmp_path).flows() == []
     settle_rewinds(folder, {"a", "b"})  # the batch is repeated with both
     assert read_rewinds(tmp_path) == []
+
+
+def test_an_app_is_not_saved_while_a_flow_has_to_go_back_or_owes_a_batch(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path, [{"a:read": 5}])
+    _refuse_failed_flows(folder, 7)
+    write_rewinds(tmp_path, [Rewind("a", 7, 30, {"a:read": {"0": 5}})])
+    OwedBatches(tmp_path).keep("b", 7, {})
+    with pytest.raises(InvalidInput, match="flows of it have failed: a, b"):
+        _refuse_failed_flows(folder, 7)
+    OwedBatches(tmp_path).done("b", 7)
+    _refuse_failed_flows(folder, 8)  # the next batch is complete, and with it the new positions
 
 
 def test_a_flow_that_fails_again_in_the_first_batch_it_repeats_goes_back_as_far(tmp_path: Path) -> None:

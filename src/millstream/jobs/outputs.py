@@ -177,6 +177,7 @@ class Outputs:
                 except MillstreamError as error:  # only this flow stops
                     self._owe(flow, number, frame_of_output)
                     self.failed_flows[flow] = error
+                    self._progress.waits_for = None  # the batch no longer waits for it
         if self._on_batch is not None:
             try:
                 self._on_batch(number, tables)
@@ -300,7 +301,6 @@ class Outputs:
                 left = left if "" in self._flows else min(left, WAITS_FOR_FLOW_S)
                 left -= time.monotonic() - began
                 if left <= 0:
-                    self._progress.waits_for = None
                     policy = "" if output.retry is None else f", and the policy is to {output.retry}"
                     raise SinkFailed(
                         f"the sink of '{output.name}' is down{policy}: {error.what}",

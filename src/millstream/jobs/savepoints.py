@@ -296,5 +296,5 @@ def _refuse_failed_flows(job: JobFolder, complete: int) -> None:
         raise InvalidInput(
             f"the app '{job.job}' cannot be saved while flows of it have failed: {', '.join(failed)}",
             where=str(job.path),
-            next_step="fix them, or remove them from the app, and take the savepoint after its next batch",
+            next_step="fix them, and take the savepoint once they run again",
         )

@@ -49,7 +49,7 @@ def _record_failed(message: str, step: Node | None, line: str | None) -> RecordF
         f"{_named(step)} cannot handle a record: {_SETTING.sub('', message).rstrip('. ')}",
         where=line or (None if step is None else step.user_line),
         next_step=FILTER,
-    )
+    ).of_step(None if step is None else step.name)
 
 
 def _of_function(trace: str, steps: Sequence[Node]) -> StepFailed | None:
@@ -69,7 +69,7 @@ def _of_function(trace: str, steps: Sequence[Node]) -> StepFailed | None:
         f"{_named(step)} failed: {raised[-1]}",
         where=f"{frames[-1]['file']}:{frames[-1]['line']}" if frames else step.user_line if step else None,
         next_step=AGAIN,
-    )
+    ).of_step(None if step is None else step.name)
 
 
 def _quoted_step(quote: str, steps: Sequence[Node]) -> Node | None:

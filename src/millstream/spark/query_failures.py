@@ -68,8 +68,7 @@ def _as_text(error: MillstreamError, step: str | None) -> str:
 def _from_text(text: str) -> MillstreamError:
     kind, what, where, next_step, step = json.loads(base64.b64decode(text))
     found: MillstreamError = _KINDS[kind](what, where=where, next_step=next_step)
-    found.step = step
-    return found
+    return found.of_step(step)
 
 
 @contextmanager

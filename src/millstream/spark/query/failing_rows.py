@@ -145,7 +145,7 @@ class FailingRows:
                         where=step.user_line,
                         next_step="fix the expression, use a function that returns null instead, such as try_cast(…), "
                         "or a map(…), which handles failing rows one by one",
-                    )
+                    ).of_step(step.name)
             left = [place for place in left if place not in failing]
 
     def _letter(
@@ -166,7 +166,7 @@ class FailingRows:
                 where="; ".join(filter(None, (position_of(letter), line))),
                 next_step="fix the step or the record, and run the job again: it resumes there; or redirect such "
                 f"records: write .dead of '{step.name}' to a topic",
-            )
+            ).of_step(step.name)
         return letter | {PART: part.number, CAME_FROM: place_of(bad.origin), PLACE: bad.place, STEP: step.name}
 
 

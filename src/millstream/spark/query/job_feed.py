@@ -135,7 +135,7 @@ class JobFeed:
     def _begun(self, offset: dict[str, Any]) -> dict[str, Offsets]:
         """By source, where a batch starts that follows the one with this end."""
         found = rewound(offset, self._rewinds)
-        return found | {name: start for name, start in self.starts.items() if not found.get(name)}
+        return {name: begun or self.starts.get(name, {}) for name, begun in found.items()}  # empty: before any batch
 
     @cached_property
     def _rewinds(self) -> list[Rewind]:

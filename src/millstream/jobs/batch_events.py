@@ -37,7 +37,8 @@ from millstream.spark.query.task_messages import Report, RowsReport, SourceRepor
 RETENTION, RETENTION_BYTES, SEGMENT_BYTES = "30 days", 64 << 20, 4 << 20
 WAITING_MAX = 10_000
 """Events that wait for a broker. What is dropped beyond that is missing in the topic."""
-TICKS_MAX = 300
+TICKS_MAX = 60
+"""Fewer than a checkpoint has batches, so that a kill loses none for good."""
 BATCHES_KEPT = 200
 """More than Spark keeps in a checkpoint."""
 TAIL = 10

@@ -13,6 +13,7 @@ import millstream as ms
 from jobs.support import CAUGHT_UP
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidPlan
+from millstream.provenance.history import History
 
 
 @pytest.fixture
@@ -58,6 +59,8 @@ def test_headers_pass_through_a_job(address: str, spark: SparkSession) -> None:
         "i3": ("vip", {"by": b"job", "trace": b"t3"}),
         "none": ("other", {}),
     }
+    events = History(flow).events  # they are on the job's broker, whichever it is
+    assert sum(step.rows_out or 0 for each in events for step in each.steps.values() if step.kind == "source") == 5
 
 
 def test_what_cannot_be_a_header_is_refused() -> None:

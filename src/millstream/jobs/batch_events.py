@@ -37,12 +37,14 @@ from millstream.spark.query.task_messages import Report, RowsReport, SourceRepor
 RETENTION, RETENTION_BYTES, SEGMENT_BYTES = "30 days", 64 << 20, 4 << 20
 WAITING_MAX = 10_000
 """Events that wait for a broker. What is dropped beyond that is missing in the topic."""
-TICKS_MAX = 300
+TICKS_MAX = 60
+"""Fewer than a checkpoint has batches, so that a kill loses none for good."""
 BATCHES_KEPT = 200
 """More than Spark keeps in a checkpoint."""
 TAIL = 10
 """The newest events, which are read first to find out what was recorded."""
-CLOSE_S = 5.0
+CLOSE_S = 30.0
+"""A producer gives up sooner if its broker is away."""
 TASK_MASK, GROUP_MASK = 0xFFFF, 0xFFF
 """The part of a task's number that counts tasks of a source, or key groups of a step."""
 logger = terminal.logger(__name__)
@@ -75,6 +77,7 @@ class BatchEvents:
     """Whether tasks report the rows of each step."""
     _waiting: queue.Queue[Done | None] = field(default_factory=lambda: queue.Queue(WAITING_MAX), init=False)
     _has_failed: bool = field(default=False, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._topic = events_topic(self.folder)
@@ -104,7 +107,10 @@ class BatchEvents:
             self._warn("the broker accepts none")
 
     def close(self) -> None:
-        """Stores the events that wait, unless that takes too long."""
+        """Stores the events that wait, unless that takes too long. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             self._waiting.put_nowait(None)
         except queue.Full:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import time
+import zipfile
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.test_savepoints import made_job
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Observed
 
 from .conftest import Console
 from .flows import HTML
 from .pictures import picture
+from .test_topics_pages import filled
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -70,6 +76,27 @@ def test_a_thousand_jobs_are_answered_quickly(console: Console) -> None:
     status, _, jobs = console.ask("GET", "/v1/jobs", **session)
     print(f"1,000 jobs: {1000 * (time.perf_counter() - started):.0f} ms")
     assert (status, len(jobs)) == (200, 1000)
+
+
+def test_a_bundle_has_no_secrets_and_no_records(console: Console) -> None:
+    filled(console)
+    made_job(console.log, "pumps")
+    params = {"password": "correct horse", "city": "Ulm"}
+    job = JobSpecification("pumps", "/nowhere/flow.py", "pumps", params)
+    console.supervisor.store.add(job, "ann", Observed.STOPPED, None)
+    console.supervisor.store.begin_run("pumps", "start")
+    log = console.supervisor.drivers.folder / "pumps" / "runs" / "1" / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("connects with correct horse to Ulm\n")
+    connection = HTTPConnection("127.0.0.1", console.port)
+    connection.request("GET", "/v1/bundle", headers={"Cookie": console.logged_in()["Cookie"]})
+    with zipfile.ZipFile(io.BytesIO(connection.getresponse().read())) as made:
+        files = {name: made.read(name).decode() for name in made.namelist()}
+    connection.close()
+    assert {"machine.json", "alerts.json", "audit.json", "jobs/pumps/job.json", "jobs/pumps/metrics.json"} <= set(files)
+    assert files["jobs/pumps/runs/1.log"] == "connects with (hidden) to Ulm\n"
+    assert json.loads(files["jobs/pumps/job.json"])["params"] == {"password": "(hidden)", "city": "Ulm"}
+    assert not any("correct horse" in text or "user 42" in text for text in files.values())
 
 
 @pytest.mark.more

@@ -12,8 +12,10 @@ from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.dashboards import dashboard_routes
 from millstream.web_console.front_door import FrontDoor
+from millstream.web_console.letters import DeadLetters
 from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
+from millstream.web_console.questions import Questions
 from millstream.web_console.topics import Topics
 
 
@@ -35,6 +37,13 @@ def with_console(
     planes = Planes(supervisor, log_address)
     topics = Topics(log_address, supervisor.store, user)
     with closing(planes), closing(topics):
-        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor)]
+        more = [
+            plan_route(status),
+            planes.route(),
+            Questions(supervisor).route(),
+            *topics.routes(),
+            *DeadLetters(supervisor, topics, user).routes(),
+            *dashboard_routes(supervisor),
+        ]
         interface = app(supervisor, status, admission, user, alerting=alerting, more=more)
         yield FrontDoor(interface, access, token, url, user, acts=acts)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from millstream.plan import dashboards
 from postgres_server import Server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -403,6 +404,24 @@ def test_the_pumps_are_as_unreliable_as_the_demo_needs_them() -> None:
     assert in_order > 0.6 * len(delays)
     assert 0 < too_late < 0.1 * len(delays)
     assert len(delays) - in_order - too_late > 0
+
+
+def test_lines_of_the_dashboard_are_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow without Spark: what the web server writes is parsed, counted, or a dead letter."""
+    monkeypatch.setattr(dashboards, "_built", {})
+    module, chance = load("web_log_dashboard"), random.Random(7)
+    start = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    lines = [module.line(chance, start + timedelta(seconds=number / 40)) for number in range(2000)]
+    good = [line for line in lines if "restarted" not in line]
+    requests = [module.request({"line": line}) for line in good]
+    assert 0 < len(good) < len(lines)
+    with pytest.raises(ValueError, match="not a request"):
+        module.request({"line": next(line for line in lines if "restarted" in line)})
+    assert {each["path"] for each in requests} == set(module.PATHS)
+    assert [each["at"] for each in requests] == sorted(each["at"] for each in requests)
+    assert {each.topic for each in dashboards.built_dashboards()[0].panels} <= {
+        node.sink.broker_topic for node in module.flow.check()
+    }
 
 
 def agreed(printed: str) -> int:

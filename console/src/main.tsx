@@ -5,6 +5,7 @@ import { act, begin } from "./api";
 import { Dashboard, Dashboards } from "./pages/dashboards";
 import { Job } from "./pages/job";
 import { Jobs } from "./pages/jobs";
+import { DeadLetterTopic, DeadLetterTopics } from "./pages/letters";
 import { Groups, Table, Tables } from "./pages/others";
 import { Topic, Topics } from "./pages/topics";
 import "./style.css";
@@ -13,6 +14,7 @@ const SECTIONS: [string, string][] = [
   ["jobs", "Jobs"],
   ["topics", "Topics"],
   ["groups", "Groups and queues"],
+  ["dead-letters", "Dead letters"],
   ["tables", "Tables"],
   ["dashboards", "Dashboards"],
 ];
@@ -38,6 +40,7 @@ function Page({ route }: { route: string[] }) {
   if (section === "jobs" && name) return <Job name={name} tab={tab ?? "overview"} part={part} />;
   if (section === "topics") return name ? <Topic key={name} name={name} /> : <Topics />;
   if (section === "groups") return <Groups />;
+  if (section === "dead-letters") return name ? <DeadLetterTopic key={name} name={name} /> : <DeadLetterTopics />;
   if (section === "tables") return name ? <Table key={name} name={name} /> : <Tables />;
   if (section === "dashboards") return name ? <Dashboard key={name} name={name} /> : <Dashboards />;
   return <Jobs />;

@@ -1,6 +1,17 @@
 // What a time plane holds: the newest batches of a step, as columns that can be drawn quickly.
 
-export type Pane = [start: number | null, end: number | null, timing: string, index: number, key: string, label: string];
+export type Pane = [
+  start: number | null,
+  end: number | null,
+  timing: string,
+  index: number,
+  key: string,
+  label: string,
+  question: Record<string, unknown>,
+];
+
+/** Topic, partition and offset. */
+export type Origin = [string, number, number];
 
 export interface Batch {
   batch: number;
@@ -10,7 +21,7 @@ export interface Batch {
   partitions: Record<string, number | null>;
   rows: [time: number, key: string][];
   count: number;
-  late: [time: number, key: string][];
+  late: [time: number, key: string, origin: Origin | null][];
   late_count: number;
   panes: Pane[];
   pane_count: number;
@@ -44,7 +55,15 @@ export interface DrawnPane {
   index: number;
   key: number;
   label: string;
+  question: Record<string, unknown>;
   replaced: boolean;
+}
+
+export interface LateRow {
+  time: number;
+  at: number;
+  key: number;
+  origin: Origin | null;
 }
 
 export class Plane {
@@ -57,6 +76,7 @@ export class Plane {
   fates = new Uint8Array(1024);
   points = 0;
   panes: DrawnPane[] = [];
+  late: LateRow[] = [];
   partitions: string[] = [];
   private readonly numbers = new Map<string, number>();
   private readonly newest = new Map<string, DrawnPane>();
@@ -81,6 +101,7 @@ export class Plane {
     this.batches = [];
     this.points = 0;
     this.panes = [];
+    this.late = [];
     this.newest.clear();
     for (const batch of batches) this.add(batch);
   }
@@ -95,10 +116,13 @@ export class Plane {
       if (lost.size > 0 && lost.has(`${time} ${key}`)) continue;
       this.point(time, batch.at, key, batch.before !== null && time < batch.before ? BEHIND : IN_TIME);
     }
-    for (const [time, key] of batch.late) this.point(time, batch.at, key, LOST);
-    for (const [start, end, timing, index, key, label] of batch.panes) {
+    for (const [time, key, origin] of batch.late) {
+      this.point(time, batch.at, key, LOST);
+      this.late.push({ time, at: batch.at, key: this.number(key), origin });
+    }
+    for (const [start, end, timing, index, key, label, question] of batch.panes) {
       if (start === null || end === null) continue;
-      const pane = { start, end, at: batch.at, timing, index, key: this.number(key), label, replaced: false };
+      const pane = { start, end, at: batch.at, timing, index, key: this.number(key), label, question, replaced: false };
       const place = `${start} ${end} ${key}`;
       const before = this.newest.get(place);
       if (before) before.replaced = true;
@@ -137,6 +161,34 @@ export class Plane {
     this.keyOf = larger(this.keyOf, new Int32Array(size));
     this.fates = larger(this.fates, new Uint8Array(size));
   }
+}
+
+const NEAR = 8;
+
+/** The late row, or else the pane, nearest to a point, if one is within a few pixels. */
+export function nearest(
+  plane: Plane,
+  view: View,
+  size: { width: number; height: number },
+  x: number,
+  y: number,
+  key: number | null,
+): LateRow | DrawnPane | null {
+  const across = (time: number) => ((time - view.x0) / (view.x1 - view.x0)) * size.width;
+  const up = (at: number) => size.height - ((at - view.y0) / (view.y1 - view.y0)) * size.height;
+  let found: LateRow | DrawnPane | null = null;
+  let best = NEAR;
+  for (const row of plane.late) {
+    const distance = Math.hypot(across(row.time) - x, up(row.at) - y);
+    if (distance < best && (key === null || row.key === key)) [best, found] = [distance, row];
+  }
+  if (found) return found;
+  for (const pane of plane.panes) {
+    const distance = Math.abs(up(pane.at) - y);
+    const inside = across(pane.start) <= x && x <= across(pane.end);
+    if (inside && distance <= best && (key === null || pane.key === key)) [best, found] = [distance, pane];
+  }
+  return found;
 }
 
 export interface View {

@@ -28,8 +28,8 @@ export function State({ of }: { of: string }) {
   return <span class={`state ${TONES[of] ?? "calm"}`}>{of}</span>;
 }
 
-/** A button that changes something. */
-export function Act({ label, does, primary }: { label: string; does: () => Promise<unknown>; primary?: boolean }) {
+/** A button that changes something, or that `looks`: one that only takes a while. */
+export function Act({ label, does, primary, looks }: { label: string; does: () => Promise<unknown>; primary?: boolean; looks?: boolean }) {
   const [busy, setBusy] = useState(false);
   const [failure, setFailure] = useState<Failure | null>(null);
   const run = async () => {
@@ -42,7 +42,7 @@ export function Act({ label, does, primary }: { label: string; does: () => Promi
     }
     setBusy(false);
   };
-  if (!acts) return null;
+  if (!acts && !looks) return null;
   return (
     <>
       <button type="button" class={primary ? "primary" : ""} disabled={busy} onClick={run}>
@@ -74,8 +74,8 @@ export function Sheet({ label, head, children }: { label: string; head: string[]
       <table>
         <thead>
           <tr>
-            {head.map((each) => (
-              <th key={each} scope="col">
+            {head.map((each, number) => (
+              <th key={number} scope="col">
                 {each}
               </th>
             ))}

@@ -17,6 +17,7 @@ import pytest
 import chromium
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
+from millstream.supervision.alerting import Alerting
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.front_door import FrontDoor
@@ -68,9 +69,11 @@ def console(tmp_path: Path) -> Iterator[Console]:
         port = at.getsockname()[1]
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
         url = f"http://127.0.0.1:{port}"
-        door = opened.enter_context(
-            with_console(supervisor, Status(supervisor), str(tmp_path / "log"), access, access, TOKEN, url, "ann")
-        )
+        status, log = Status(supervisor), str(tmp_path / "log")
+        alerting = Alerting(tmp_path / "supervisor", status)
+        alerting.start()
+        opened.callback(alerting.close)
+        door = opened.enter_context(with_console(supervisor, status, log, access, access, TOKEN, url, "ann", alerting))
         running = server(door)
         door.ends = lambda: running.should_exit
         thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)

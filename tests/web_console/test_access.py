@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from http.client import HTTPConnection
+
+import pytest
 
 from millstream.web_console.sessions import CODE_S_MAX, CODES_MAX, SESSION_S_MAX, Sessions
 
@@ -97,3 +100,21 @@ def test_live_answers_are_those_of_the_interface_alone(console: Console) -> None
     session = console.logged_in()
     for path in ("", "/console/session", "http://evil.example/", "//evil.example", "/metrics", "/v1/%C3%A9"):
         assert console.ask("GET", f"/console/live?path={path}", **session)[0] == 400
+
+
+def test_a_slow_request_is_refused_and_others_are_answered_meanwhile(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.supervision.http.BODY_S_MAX", 0.3)
+    session = console.logged_in()
+    slow = HTTPConnection("127.0.0.1", console.port, timeout=60)
+    slow.putrequest("POST", "/v1/jobs")
+    for name, value in session.items():
+        slow.putheader(name.replace("_", "-"), value)
+    slow.putheader("Content-Length", "100")
+    slow.endheaders()
+    slow.send(b"{")
+    assert console.ask("GET", "/v1/jobs", **session)[0] == 200
+    answer = slow.getresponse()
+    assert (answer.status, "was not complete" in answer.read().decode()) == (400, True)
+    slow.close()

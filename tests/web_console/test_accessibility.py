@@ -10,6 +10,7 @@ from build_console import SOURCES
 from waiting import until
 
 from .conftest import Console
+from .test_letters_page import with_letters
 from .test_time_plane import recorded
 from .test_topics_pages import filled
 
@@ -24,9 +25,15 @@ PAGES = {
     "jobs/totals/plane": "batch 5",
     "jobs/totals/runs": "not run yet",
     "jobs/totals/log": "printed nothing",
+    "jobs/totals/savepoints": "There are none.",
+    "jobs/totals/upgrades": "There were none.",
+    "jobs/totals/state": "Look up",
+    "jobs/totals/alerts": "No rule holds now.",
     "topics": "points",
     "topics/points": "Open transactions",
     "groups": "readers",
+    "dead-letters": "of 1",
+    "dead-letters/marks.dead": "By reason",
     "tables": "of 0",
     "dashboards": "of 0",
 }
@@ -39,6 +46,7 @@ def test_no_violations(console: Console, page: Page) -> None:
         pytest.skip("the package axe-core is missing: cd console && npm ci")
     recorded(console)
     filled(console)
+    with_letters(console)
     script = AXE.read_text()
     wrong = []
     for address, text in PAGES.items():

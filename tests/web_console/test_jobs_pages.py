@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import time
+import zipfile
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.test_savepoints import made_job
 from millstream.supervision.specification import JobSpecification
-from millstream.supervision.store import Observed
+from millstream.supervision.store import Desired, Observed
+from supervision.test_supervisor import FLOW as COPIES
 
 from .conftest import Console
-from .flows import HTML
+from .flows import HTML, planned_in
 from .pictures import picture
+from .test_time_plane import flow_of
+from .test_topics_pages import filled
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -50,6 +58,43 @@ def test_a_failing_job_in_the_browser(console: Console, page: Page) -> None:
 
 
 @pytest.mark.more
+def test_savepoints_upgrades_state_and_alerts_in_the_browser(console: Console, page: Page) -> None:
+    """The files of the job are made by hand, as those of tests of upgrades: no Spark is needed."""
+    made_job(console.log, "a")
+    planned_in(console, flow_of(COPIES.format(name="a")))
+    file, other = console.log.parent / "flow.py", console.log.parent / "other.py"
+    for path in (file, other):
+        path.write_text(COPIES.format(name="a"))
+    job = JobSpecification("a", str(file), "a", folder=str(console.log.parent), alerts=("lag_seconds > 60",))
+    console.supervisor.store.add(job, "ann", Observed.STOPPED, None)
+    console.supervisor.store.update("a", desired=Desired.STOPPED)
+    page.set_default_timeout(120_000)  # some answers are those of processes
+    page.goto(f"{console.url}/console/#/jobs/a/savepoints")
+    page.get_by_label("Name, if you like").fill("friday")
+    page.get_by_role("button", name="Take a savepoint").click()
+    page.get_by_text("Took friday, of batch 2").wait_for()
+    page.get_by_role("row", name="friday").get_by_role("button", name="Restore").click()
+    page.get_by_text("Restored friday; the state before is in").wait_for()
+    picture(page, "savepoints")
+    friday = page.get_by_role("rowheader", name="friday", exact=True)
+    page.get_by_role("row").filter(has=friday).get_by_role("button", name="Remove").click()
+    friday.wait_for(state="detached")
+    page.get_by_role("link", name="Upgrades").click()
+    page.get_by_label("File of the new flow").fill(str(other))
+    page.get_by_role("button", name="Check").click()
+    page.get_by_text("No step keeps state.").wait_for()
+    page.get_by_role("button", name="Upgrade", exact=True).click()
+    page.get_by_role("row", name=re.compile("done.*other.py")).wait_for()
+    page.get_by_role("button", name="Go back").click()
+    page.get_by_role("row", name=re.compile("went back.*other.py")).wait_for()
+    picture(page, "upgrades")
+    page.get_by_role("link", name="State").click()
+    page.get_by_text("No step of the flow keeps state.").wait_for()
+    page.get_by_role("link", name="Alerts").click()
+    page.get_by_role("row", name="lag_seconds > 60").wait_for()
+
+
+@pytest.mark.more
 def test_a_thousand_jobs_in_the_browser(console: Console, page: Page) -> None:
     with console.supervisor.store.transaction():
         for number in range(1000):
@@ -70,6 +115,27 @@ def test_a_thousand_jobs_are_answered_quickly(console: Console) -> None:
     status, _, jobs = console.ask("GET", "/v1/jobs", **session)
     print(f"1,000 jobs: {1000 * (time.perf_counter() - started):.0f} ms")
     assert (status, len(jobs)) == (200, 1000)
+
+
+def test_a_bundle_has_no_secrets_and_no_records(console: Console) -> None:
+    filled(console)
+    made_job(console.log, "pumps")
+    params = {"password": "correct horse", "city": "Ulm"}
+    job = JobSpecification("pumps", "/nowhere/flow.py", "pumps", params)
+    console.supervisor.store.add(job, "ann", Observed.STOPPED, None)
+    console.supervisor.store.begin_run("pumps", "start")
+    log = console.supervisor.drivers.folder / "pumps" / "runs" / "1" / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("connects with correct horse to Ulm\n")
+    connection = HTTPConnection("127.0.0.1", console.port)
+    connection.request("GET", "/v1/bundle", headers={"Cookie": console.logged_in()["Cookie"]})
+    with zipfile.ZipFile(io.BytesIO(connection.getresponse().read())) as made:
+        files = {name: made.read(name).decode() for name in made.namelist()}
+    connection.close()
+    assert {"machine.json", "alerts.json", "audit.json", "jobs/pumps/job.json", "jobs/pumps/metrics.json"} <= set(files)
+    assert files["jobs/pumps/runs/1.log"] == "connects with (hidden) to Ulm\n"
+    assert json.loads(files["jobs/pumps/job.json"])["params"] == {"password": "(hidden)", "city": "Ulm"}
+    assert not any("correct horse" in text or "user 42" in text for text in files.values())
 
 
 @pytest.mark.more

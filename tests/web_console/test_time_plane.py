@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import millstream as ms
+from millstream.errors import InvalidInput
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Observed
+from millstream.web_console.questions import question_of
 from provenance.recorded import SCHEMA, Batch, record, score
 from waiting import until
 
@@ -96,6 +99,22 @@ def test_batches_are_repeated_as_they_complete(console: Console) -> None:
     assert found[-1]["batch"] == 6
 
 
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({}, "ask one question at a time"),
+        ({"bound": "1 second", "late": '["scores", 0, 1]'}, "ask one question at a time"),
+        ({"late": '["scores", "0", 1]'}, "late is a topic, a partition and an offset"),
+        ({"pane": "[]"}, "a pane is a JSON object"),
+        ({"pane": "{"}, "a pane is a JSON object"),
+        ({"broker": "elsewhere"}, "'broker' is no part of a question"),
+    ],
+)
+def test_wrong_questions_are_refused(asked: dict[str, str], what: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(what)):
+        question_of(asked)
+
+
 @pytest.mark.more
 def test_what_cannot_be_repeated_is_refused(console: Console) -> None:
     recorded(console)
@@ -109,6 +128,39 @@ def test_what_cannot_be_repeated_is_refused(console: Console) -> None:
     assert console.ask("GET", "/v1/jobs/other/plane", **session)[0] == 404
 
 
+def click_pane(page: Page) -> None:
+    """The late pane of red, where it is drawn: the view spans 0 to 199 s of event time, 1 to 205 s of the clock."""
+    plane = page.locator("canvas.plane")
+    box = plane.bounding_box()
+    assert box is not None
+    left, top, right, bottom = 74, 10, 12, 40
+    x = left + (box["width"] - left - right) * (30 + 199 * 0.04) / (199 * 1.08)
+    y = top + (box["height"] - top - bottom) * (1 - (81 - 1 + 204 * 0.04) / (204 * 1.08))
+    plane.click(position={"x": x, "y": y})
+
+
+def explained(page: Page) -> None:
+    """Why the pane that was clicked, why the late row, and what another bound would have meant; then a test of it."""
+    page.set_default_timeout(120_000)  # each answer is that of a process, with the lowest priority
+    why = page.get_by_role("region", name="Why this pane?")
+    why.get_by_role("row", name="scores 0 5 3 new").wait_for()
+    why.get_by_role("row", name="total 11 27").wait_for()
+    picture(page, "why-pane")
+    with page.expect_download() as saved:
+        why.get_by_role("button", name="Make a test of it").click()
+    written = saved.value.path().read_text()
+    assert saved.value.suggested_filename == "test_pane.py"
+    test: dict[str, Any] = {"__file__": "test_pane.py"}
+    exec(compile(written, "test_pane.py", "exec"), test)
+    test["test_pane"]()
+    page.get_by_role("button", name="Why late?").click()
+    page.get_by_role("region", name="Why late?").get_by_text("1 minute 9 seconds").first.wait_for()
+    page.get_by_role("button", name="Close").click()
+    page.get_by_label("Bound of the watermark").fill("3 minutes")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("row", name="3 minutes 9 0 0.00 %").wait_for()
+
+
 @pytest.mark.more
 def test_the_plane_is_drawn(console: Console, page: Page) -> None:
     recorded(console)
@@ -119,6 +171,8 @@ def test_the_plane_is_drawn(console: Console, page: Page) -> None:
     page.get_by_label("Key").select_option("red")
     page.get_by_role("cell", name="27").wait_for()
     picture(page, "time-plane")
+    click_pane(page)
+    explained(page)
     plane = page.locator("canvas.plane")
     before = plane.screenshot()
     plane.focus()

@@ -109,6 +109,56 @@ def test_groups_queues_and_tables_are_answered(console: Console) -> None:
     assert console.ask("GET", "/v1/tables/nothing?key=a", **session)[0] == 404
 
 
+def test_records_are_counted_over_time(console: Console) -> None:
+    filled(console)
+    session = console.logged_in()
+    counted = console.ask("GET", f"/v1/topics/points/histogram?{urlencode({'where': 'score < 40'})}", **session)[2]
+    assert (sum(counted["counts"]), counted["found"], counted["scanned"], counted["complete"]) == (40, 40, 100, True)
+    part = console.ask("GET", "/v1/topics/points/histogram?partition=1&offset=10", **session)[2]
+    assert (part["found"], part["complete"]) == (40, True)
+    assert console.ask("GET", "/v1/topics/points/histogram?since=2100-01-01", **session)[2]["from"] is None
+
+
+def test_a_group_is_reset_after_a_try(console: Console) -> None:
+    filled(console)
+    session = console.logged_in()
+
+    def reset(**body: Any) -> tuple[int, Any]:
+        status, _, answer = console.ask("POST", "/v1/groups/readers/reset", json.dumps(body), **session)
+        return status, answer
+
+    for check in (True, True, False):
+        status, answer = reset(topic="raw", to="1", check=check)
+        assert (status, answer["reset"]) == (200, not check)
+        assert answer["partitions"] == [{"partition": 0, "before": 2, "after": 1, "lag_after": 1}]
+    [group] = console.ask("GET", "/v1/groups", **session)[2]
+    assert group["lag"] == 1
+    for wrong in ({"topic": "raw", "to": "yesterday"}, {"topic": "raw"}, {"to": "latest"}):
+        assert reset(**wrong)[0] == 400
+    assert reset(topic="nothing", to="earliest")[0] == 404
+    assert [each["action"] for each in console.supervisor.store.audit()] == ["reset group"]
+
+
+def changes(console: Console, page: Page) -> None:
+    """A table in a compacted topic: its changes with what they replace, filtered, and the history of a key."""
+    with ms.connect(console.log) as log:
+        log.create_topic("levels", partitions=1, schema="pump string, litres int", compaction=True)
+        with log.producer() as producer:
+            for pump, litres in (("a", 1), ("b", 2), ("a", 3)):
+                producer.send("levels", {"pump": pump, "litres": litres}, pump)
+            producer.send("levels", None, "b")
+    page.get_by_role("link", name="Tables").click()
+    page.get_by_role("link", name="levels").click()
+    page.get_by_role("row", name='+ a {"pump":"a","litres":3}').wait_for()
+    page.get_by_role("row", name='\N{MINUS SIGN} a {"pump":"a","litres":1}').wait_for()
+    page.get_by_label("Filter").fill("b")
+    page.get_by_role("row", name='\N{MINUS SIGN} b {"pump":"b","litres":2}').wait_for()
+    assert page.get_by_role("row", name="litres").count() == 2
+    page.get_by_role("button", name="b", exact=True).first.click()
+    page.get_by_role("heading", name="The history of b").wait_for()
+    picture(page, "table")
+
+
 @pytest.mark.more
 def test_topics_in_the_browser(console: Console, page: Page) -> None:
     filled(console)
@@ -120,6 +170,7 @@ def test_topics_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_text("1 found in 100 records").wait_for()
     page.get_by_role("button", name="0/21").click()
     page.get_by_role("region", name="Record", exact=True).wait_for()
+    page.get_by_role("img", name="1 records from").wait_for()
     picture(page, "topic")
     page.get_by_role("button", name="Newest").click()
     page.get_by_text("Produce a record").click()
@@ -130,6 +181,10 @@ def test_topics_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("link", name="Groups and queues").click()
     page.get_by_role("row", name="readers").wait_for()
     page.get_by_role("row", name="work").wait_for()
-    page.get_by_role("link", name="Tables").click()
-    page.get_by_text("0 of 0").wait_for()
+    page.get_by_text("Reset the offsets of a group").click()
+    page.get_by_role("button", name="Try").click()
+    page.get_by_role("row", name="0 2 0 2").wait_for()
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("status").filter(has_text="Reset").wait_for()
+    changes(console, page)
     assert "taken over" not in page.title()

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { act, type Failure, follow, useLive } from "../api";
 import { Act, bytes, count, Facts, moment, Problem, Sheet, span, State } from "../shown";
+import { Alerts, Savepoints, StateOfStep, Upgrades } from "./job_more";
 import type { JobRow } from "./jobs";
 import { PlanPage } from "./plan";
 import { PlanePage } from "./plane";
@@ -40,6 +41,10 @@ const TABS: [string, string][] = [
   ["plane", "Time plane"],
   ["runs", "Runs"],
   ["log", "Log"],
+  ["savepoints", "Savepoints"],
+  ["upgrades", "Upgrades"],
+  ["state", "State"],
+  ["alerts", "Alerts"],
 ];
 const ENDED_WELL = ["finished", "stopped"];
 
@@ -74,6 +79,10 @@ export function Job({ name, tab, part }: { name: string; tab: string; part: stri
       {tab === "plan" && <PlanPage name={name} />}
       {tab === "plane" && <PlanePage name={name} step={part} />}
       {tab === "runs" && <Runs path={path} />}
+      {tab === "savepoints" && <Savepoints job={name} />}
+      {tab === "upgrades" && answer && <Upgrades path={path} file={answer.file} />}
+      {tab === "state" && <StateOfStep path={path} />}
+      {tab === "alerts" && <Alerts job={name} />}
       {tab === "log" && answer && <Log key={answer.runs} path={path} run={answer.runs} />}
     </>
   );

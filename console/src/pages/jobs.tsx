@@ -73,6 +73,11 @@ export function Jobs() {
           Show more
         </button>
       )}
+      <p>
+        <a href="/v1/bundle" download="millstream-bundle.zip">
+          Bundle for support
+        </a>
+      </p>
     </>
   );
 }

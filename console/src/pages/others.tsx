@@ -1,7 +1,8 @@
 // Groups, queues and tables.
 import { useState } from "preact/hooks";
-import { useLive } from "../api";
-import { count, Problem, Sheet, text } from "../shown";
+import { act, acts, useLive } from "../api";
+import { Act, count, Problem, Sheet, text } from "../shown";
+import { Changes } from "./changes";
 import { Names } from "./topics";
 
 interface Group {
@@ -46,6 +47,7 @@ export function Groups() {
           )}
         </Sheet>
       )}
+      {acts && groups.answer && groups.answer.length > 0 && <Reset groups={groups.answer} />}
       <h2>Queues</h2>
       {queues.answer?.length === 0 && <p class="faint">There are no queues.</p>}
       {queues.answer && queues.answer.length > 0 && (
@@ -67,11 +69,75 @@ export function Groups() {
   );
 }
 
+interface Moves {
+  reset: boolean;
+  topic: string;
+  partitions: { partition: number; before: number | null; after: number; lag_after: number | null }[];
+}
+
+/** Moves a group that is not reading: first it is shown what that would do. */
+function Reset({ groups }: { groups: Group[] }) {
+  const [given, setGiven] = useState({ group: "", topic: "", to: "earliest" });
+  const [moves, setMoves] = useState<Moves | null>(null);
+  const group = groups.find((each) => each.name === given.group) ?? groups[0]!;
+  const topics = [...new Set(group.partitions.map((each) => each.topic))];
+  const topic = topics.includes(given.topic) ? given.topic : (topics[0] ?? "");
+  const change = (part: Partial<typeof given>) => {
+    setGiven({ ...given, ...part });
+    setMoves(null);
+  };
+  const reset = async (check: boolean) =>
+    setMoves(await act<Moves>(`/v1/groups/${encodeURIComponent(group.name)}/reset`, { topic, to: given.to, check }));
+  return (
+    <details class="card">
+      <summary>Reset the offsets of a group</summary>
+      <div class="bar">
+        <label>
+          Group{" "}
+          <select value={group.name} onChange={(event) => change({ group: event.currentTarget.value })}>
+            {groups.map((each) => (
+              <option key={each.name}>{each.name}</option>
+            ))}
+          </select>
+        </label>
+        <label>
+          Topic{" "}
+          <select value={topic} onChange={(event) => change({ topic: event.currentTarget.value })}>
+            {topics.map((each) => (
+              <option key={each}>{each}</option>
+            ))}
+          </select>
+        </label>
+        <label>
+          To{" "}
+          <input value={given.to} placeholder="earliest, latest, an offset or a time" onInput={(event) => change({ to: event.currentTarget.value })} />
+        </label>
+        <Act label="Try" does={() => reset(true)} />
+        {moves && !moves.reset && <Act label="Reset" primary does={() => reset(false)} />}
+        <span role="status">{moves?.reset ? "Reset" : ""}</span>
+      </div>
+      {moves && (
+        <Sheet label="What the reset does" head={["Partition", "Reads next", "After the reset", "Lag after it"]}>
+          {moves.partitions.map((each) => (
+            <tr key={each.partition}>
+              <th scope="row">{each.partition}</th>
+              <td class="number">{count(each.before)}</td>
+              <td class="number">{count(each.after)}</td>
+              <td class="number">{count(each.lag_after)}</td>
+            </tr>
+          ))}
+        </Sheet>
+      )}
+    </details>
+  );
+}
+
 interface Listed {
   name: string;
   kind: string;
   key: string[];
   job: string | null;
+  topic: string | null;
 }
 
 export function Tables() {
@@ -133,6 +199,7 @@ export function Table({ name }: { name: string }) {
           ))}
         </Sheet>
       )}
+      {table?.topic && <Changes topic={table.topic} />}
     </>
   );
 }

@@ -2,8 +2,9 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Failure, follow, useLive } from "../api";
 import { areaOf, coloursOf, Drawing } from "../plane_canvas";
-import { type Feed, moved, newestView, Plane, type View, zoomed } from "../plane_model";
+import { type Feed, moved, nearest, newestView, Plane, type View, zoomed } from "../plane_model";
 import { count, Problem, Sheet } from "../shown";
+import { OtherBound, type Question, Why } from "./why";
 
 const SPANS: [string, number][] = [
   ["30 seconds", 30_000],
@@ -12,6 +13,8 @@ const SPANS: [string, number][] = [
   ["everything", Number.POSITIVE_INFINITY],
 ];
 const PANES_LISTED = 15;
+const LATE_LISTED = 10;
+const CLICK = 4;
 const KEYS_LISTED = 1000;
 
 export function PlanePage({ name, step }: { name: string; step: string | undefined }) {
@@ -36,12 +39,15 @@ export function PlanePage({ name, step }: { name: string; step: string | undefin
           ))}
         </nav>
       )}
-      <LivePlane key={chosen} path={`${path}/plane?step=${encodeURIComponent(chosen)}&offset=0`} />
+      <LivePlane key={chosen} job={path} step={chosen} />
     </>
   );
 }
 
-function LivePlane({ path }: { path: string }) {
+function LivePlane({ job, step }: { job: string; step: string }) {
+  const path = `${job}/plane?step=${encodeURIComponent(step)}&offset=0`;
+  const [question, askWhy] = useState<Question | null>(null);
+  const pressedAt = useRef<[number, number]>([0, 0]);
   const plane = useMemo(() => new Plane(), [path]);
   const [failure, setFailure] = useState<Failure | null>(null);
   const [, changed] = useState(0);
@@ -132,6 +138,16 @@ function LivePlane({ path }: { path: string }) {
     look((before) => moved(before, -event.movementX / area.width, event.movementY / area.height));
   };
 
+  const clicked = (event: MouseEvent) => {
+    const [x, y] = pressedAt.current;
+    if (!canvas.current || Math.hypot(event.offsetX - x, event.offsetY - y) > CLICK) return; // it was dragged
+    const area = areaOf(canvas.current);
+    const shown = view.current ?? newestView(plane, spanMs);
+    const found = nearest(plane, shown, area, event.offsetX - area.left, event.offsetY - area.top, key);
+    if (found && "question" in found) askWhy({ pane: found.question, step });
+    else if (found?.origin) askWhy({ late: found.origin, step });
+  };
+
   const pressed = (event: KeyboardEvent) => {
     const moves: Record<string, (before: View) => View> = {
       "+": (before) => zoomed(before, 1 / 1.2),
@@ -154,6 +170,7 @@ function LivePlane({ path }: { path: string }) {
   const last = plane.last;
   const heading = plane.heading;
   const panes = plane.panes.filter((each) => key === null || each.key === key).slice(-PANES_LISTED).reverse();
+  const lost = plane.late.filter((each) => key === null || each.key === key).slice(-LATE_LISTED).reverse();
   const rows = plane.batches.reduce((sum, batch) => sum + batch.count, 0);
   const late = plane.batches.reduce((sum, batch) => sum + batch.late_count, 0);
   return (
@@ -220,17 +237,22 @@ function LivePlane({ path }: { path: string }) {
         tabIndex={0}
         role="img"
         aria-label={`Event time to the right, processing time upwards: ${count(plane.points)} rows and ${count(plane.panes.length)} panes; the newest are in the table below`}
+        onPointerDown={(event) => {
+          pressedAt.current = [event.offsetX, event.offsetY];
+        }}
         onPointerMove={dragged}
+        onClick={clicked}
         onKeyDown={pressed}
       />
       <p class="legend">
         <span class="dot" /> row <span class="dot behind" /> behind the watermark <span class="dot lost">×</span> too late{" "}
         <span class="stroke watermark" /> watermark <span class="stroke early" /> early pane{" "}
         <span class="stroke on-time" /> on time <span class="stroke late" /> late
-        <span class="faint"> · drag and scroll, or arrows, + and −; space pauses</span>
+        <span class="faint"> · drag and scroll, or arrows, + and −; space pauses; click a pane or a late row to ask why</span>
       </p>
+      {question && <Why key={JSON.stringify(question)} path={job} question={question} close={() => askWhy(null)} />}
       <h2>Newest panes</h2>
-      <Sheet label="Newest panes" head={["Sent", "Window", "Key", "Timing", "Index", "Values", ""]}>
+      <Sheet label="Newest panes" head={["Sent", "Window", "Key", "Timing", "Index", "Values", "", ""]}>
         {panes.map((pane) => (
           <tr key={`${pane.start} ${pane.key} ${pane.index} ${pane.at}`}>
             <td>{clock(pane.at)}</td>
@@ -242,9 +264,37 @@ function LivePlane({ path }: { path: string }) {
             <td class="number">{pane.index}</td>
             <td class="value">{pane.label}</td>
             <td class="faint">{pane.replaced ? "replaced" : ""}</td>
+            <td>
+              <button type="button" class="link" onClick={() => askWhy({ pane: pane.question, step })}>
+                Why?
+              </button>
+            </td>
           </tr>
         ))}
       </Sheet>
+      {lost.length > 0 && (
+        <>
+          <h2>Newest late rows</h2>
+          <Sheet label="Newest late rows" head={["Came", "Event time", "Key", "Record", ""]}>
+            {lost.map((row, number) => (
+              <tr key={number}>
+                <td>{clock(row.at)}</td>
+                <td>{clock(row.time)}</td>
+                <td>{plane.keys[row.key]}</td>
+                <td>{row.origin?.join(" ") ?? "of an earlier step"}</td>
+                <td>
+                  {row.origin && (
+                    <button type="button" class="link" onClick={() => askWhy({ late: row.origin!, step })}>
+                      Why late?
+                    </button>
+                  )}
+                </td>
+              </tr>
+            ))}
+          </Sheet>
+        </>
+      )}
+      <OtherBound path={job} step={step} />
     </>
   );
 }

@@ -83,10 +83,12 @@ export function Topic({ name }: { name: string }) {
   const newest = useLive<Found>(asked === null ? `${path}/records` : null);
   const topic = described.answer;
   const found = asked ?? newest.answer;
+  const [counted, setCounted] = useState("");
   const find = async (event: Event) => {
     event.preventDefault();
     setFailure(null);
     const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
+    setCounted(String(query));
     try {
       setAsked(query.size > 0 ? await ask<Found>(`${path}/records?${query}`) : null);
     } catch (error) {
@@ -131,6 +133,7 @@ export function Topic({ name }: { name: string }) {
         <button type="button" onClick={() => {
           setGiven({});
           setAsked(null);
+          setCounted("");
           setFailure(null);
         }}>
           Newest
@@ -142,6 +145,7 @@ export function Topic({ name }: { name: string }) {
           ? `${count(asked.records.length)} found in ${count(asked.scanned)} records${asked.complete ? "" : "; there are more"}`
           : "The newest records, as they come"}
       </p>
+      <OverTime path={`${path}/histogram?${counted}`} />
       {found && found.records.length > 0 && (
         <Sheet label="Records" head={["Offset", "Time", "Key", "Value"]}>
           {found.records.map((record) => (
@@ -177,6 +181,47 @@ export function Topic({ name }: { name: string }) {
         </>
       )}
     </>
+  );
+}
+
+interface Counted {
+  from: string | null;
+  to: string | null;
+  counts: number[];
+  found: number;
+  scanned: number;
+  complete: boolean;
+}
+
+/** How many records there are over time. */
+function OverTime({ path }: { path: string }) {
+  const { answer } = useAnswer<Counted>(path);
+  if (!answer?.from || !answer.to) return null;
+  const most = Math.max(...answer.counts);
+  const [from, to] = [answer.from, answer.to].map((each) => each.slice(0, 19).replace("T", " "));
+  return (
+    <figure class="over-time">
+      <svg
+        viewBox={`0 0 ${answer.counts.length * 10} 60`}
+        preserveAspectRatio="none"
+        role="img"
+        aria-label={`${count(answer.found)} records from ${from} to ${to}, at most ${count(most)} in a bar`}
+      >
+        {answer.counts.map((each, number) => (
+          <rect key={number} x={number * 10 + 1} width={8} y={60 - (each / most) * 60} height={(each / most) * 60}>
+            <title>{count(each)}</title>
+          </rect>
+        ))}
+      </svg>
+      <figcaption class="faint">
+        <span>{from}</span>
+        <span>
+          {count(answer.found)} of {answer.complete ? "" : "the "}
+          {count(answer.scanned)} records{answer.complete ? "" : " that were read"}
+        </span>
+        <span>{to}</span>
+      </figcaption>
+    </figure>
   );
 }
 

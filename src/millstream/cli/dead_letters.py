@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,10 @@ from millstream.cli.session import Session, TopicName, Yes, subcommands
 from millstream.cli.supervised import Params, parameters
 from millstream.errors import InvalidInput
 from millstream.plan.parameters import set_parameters
+
+if TYPE_CHECKING:
+    from millstream.log import Broker
+    from millstream.plan.flow import Flow
 
 Partition = Annotated[int, typer.Argument(metavar="PARTITION", help="Of the dead letter, not of its record.")]
 Offset = Annotated[int, typer.Argument(metavar="OFFSET")]
@@ -73,23 +77,30 @@ def rehearse(
     Example:
       millstream dead-letters rehearse scores.dead --file flow.py
     """
-    import tempfile
-
     from millstream.cli.run import chosen_flow
-    from millstream.jobs.broker_address import address_of
-    from millstream.provenance.dead_letters import letters_of
-    from millstream.provenance.rehearsing import rehearsed
 
     set_parameters(parameters(param))
     chosen, _ = chosen_flow(file, flow, session.address)
-    with session.log() as log, tempfile.TemporaryDirectory(prefix="millstream-rehearsal-") as folder:
-        found = rehearsed(chosen, list(letters_of(log, topic)), broker=address_of(log), folder=Path(folder))
+    with session.log() as log:
+        found = rehearsed_letters(chosen, log, topic)
     rows: list[tuple[Cell, ...]] = []
     for each in found["reasons"]:
         left = "; ".join(f"{reason} ({count})" for reason, count in each["left"].items())
         rows.append((each["letters"], each["taken"], each["reason"], left or None))
     titles = ["letters", "taken", "reason", "dead again"]
     show_table(session, titles, rows, document=found, empty=f"there are no dead letters in '{topic}'")
+
+
+def rehearsed_letters(flow: Flow, log: Broker, topic: str) -> dict[str, Any]:
+    """What a flow would do with the dead letters of a topic."""
+    import tempfile
+
+    from millstream.jobs.broker_address import address_of
+    from millstream.provenance.dead_letters import letters_of
+    from millstream.provenance.rehearsing import rehearsed
+
+    with tempfile.TemporaryDirectory(prefix="millstream-rehearsal-") as folder:
+        return rehearsed(flow, list(letters_of(log, topic)), broker=address_of(log), folder=Path(folder))
 
 
 def resend(

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from millstream.errors import MillstreamError
 
@@ -47,7 +48,7 @@ def _answer(question: Callable[..., dict[str, object]], *arguments: str) -> int:
     except MillstreamError as error:
         failure = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
         document = {"error": failure}
-    sys.stdout.write(f"\n{json.dumps(document)}\n")
+    sys.stdout.write(f"\n{json.dumps(document, default=str)}\n")
     return 0
 
 
@@ -98,11 +99,46 @@ def _rehearse(log_address: str, file: str, flow: str, old_file: str, given: str)
     )
 
 
+def _why(log_address: str, file: str, flow: str, folder: str, job: str, given: str) -> dict[str, object]:
+    """Explains a result of a job: the answer of `millstream why`, or with `test` the test that it writes."""
+    from millstream.cli.run import chosen_flow
+    from millstream.plan.parameters import given_parameters
+    from millstream.provenance.asking import why
+    from millstream.provenance.history import History
+    from millstream.testing.cases import FlowFile, case_of, text_of
+
+    os.nice(19)  # the job goes first
+    asked = json.loads(given)
+    is_test = asked.pop("test")
+    question: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+    }
+    found, _ = chosen_flow(Path(file), flow or None, log_address)
+    if not is_test:
+        return why(found, broker=log_address, folder=folder, job=job, **question)
+    history = History(found, broker=log_address, folder=folder, job=job)
+    case = case_of(history, FlowFile(Path(file), flow or None, given_parameters()), **question)
+    return {"file": f"test_{case.name}.py", "text": text_of(case, str(Path(file).resolve()))}
+
+
+def _rehearse_letters(log_address: str, file: str, flow: str, topic: str) -> dict[str, object]:
+    """How many dead letters of a topic the flow of a file would take."""
+    from millstream.cli.dead_letters import rehearsed_letters
+    from millstream.cli.run import chosen_flow
+    from millstream.log import connect
+
+    found, _ = chosen_flow(Path(file), flow or None, log_address)
+    with connect(log_address) as log:
+        return rehearsed_letters(found, log, topic)
+
+
 QUESTIONS: dict[str, Callable[..., dict[str, object]]] = {
     "--check": _check,
     "--state": _state,
     "--compare": _compare,
     "--rehearse": _rehearse,
+    "--why": _why,
+    "--rehearse-letters": _rehearse_letters,
 }
 
 

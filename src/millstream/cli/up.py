@@ -11,14 +11,16 @@ from typing import Annotated
 import typer
 
 from millstream.cli.failures import warn
-from millstream.cli.output import show_document, show_note, show_text
+from millstream.cli.output import show_document, show_done, show_note, show_text
 from millstream.cli.session import AllowedHosts, Session, command
-from millstream.errors import InvalidInput
+from millstream.errors import AlreadyExists, InvalidInput
+from millstream.log.disk import storage_errors
 
 
 def register(app: typer.Typer) -> None:
     command(app, "up")(up)
     command(app, "console")(console)
+    command(app, "bundle")(bundle)
 
 
 def up(
@@ -124,6 +126,28 @@ def console(session: Session) -> None:
         show_document({"url": link})
     else:
         show_text(link)
+
+
+def bundle(
+    session: Session,
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The zip to write.")] = Path("millstream-bundle.zip"),
+) -> None:
+    """Write a zip for support: plans, settings, metrics and logs of the supervisor's jobs.
+
+    It has no records, and secrets in settings are hidden. Logs are what the jobs have printed: look at them first.
+
+    \b
+    Example:
+      millstream bundle
+    """
+    from millstream.supervision.client import supervisor
+
+    if file.exists():
+        raise AlreadyExists(f"'{file}' exists", next_step="name another file, or delete it")
+    content = supervisor(session.address).bundle()
+    with storage_errors(file):
+        file.write_bytes(content)
+    show_done(session, f"wrote {file}", document={"file": str(file), "size_bytes": len(content)})
 
 
 def _check_certificate(certificate: Path | None, key: Path | None) -> None:

@@ -140,22 +140,12 @@ def _write_test(
     folder: Path | None,
     job: str,
 ) -> None:
-    if sum(each is not None for each in (pane, late, dead)) != 1:
-        raise InvalidInput(
-            "a test is of a pane, a late record or a dead letter", next_step="add --pane, --late or --dead"
-        )
     from millstream.provenance.history import History
-    from millstream.testing.cases import FlowFile, dead_test, late_test, pane_test, write_test
+    from millstream.testing.cases import FlowFile, case_of, write_test
 
     history = History(found.flow, broker=session.existing(), folder=folder, job=job)
     file = FlowFile(found.file, found.name, found.params)
-    if pane is not None:
-        case = pane_test(history, file, pane, step)
-    elif late is not None:
-        case = late_test(history, file, late, step)
-    else:
-        assert dead is not None
-        case = dead_test(history, file, dead)
+    case = case_of(history, file, pane=pane, late=late, dead=dead, step=step)
     write_test(case, file, path)
     show_done(session, f"wrote {path}", document={"file": str(path), "test": f"test_{case.name}"})
 

@@ -10,7 +10,7 @@ from millstream.errors import MillstreamError
 from millstream.log.disk import read_document, write_document
 from millstream.plan.dashboards import built_dashboards
 from millstream.plan.explain import Stage, kind_of
-from millstream.plan.nodes import Node, WindowedAggregate
+from millstream.plan.nodes import Dead, Node, WindowedAggregate, Write
 from millstream.spark.query.physical_drawing import stages_of
 from millstream.spark.query.physical_plan import PhysicalPlan
 
@@ -40,6 +40,7 @@ def _step(node: Node) -> dict[str, Any]:
         "columns": list(node.schema.names),
         "line": node.user_line,
         "windowed": isinstance(node, WindowedAggregate),
+        "dead_to": node.sink.broker_topic if isinstance(node, Write) and isinstance(node.inputs[0], Dead) else None,
     }
 
 

@@ -7,7 +7,7 @@ after the producer has its name, which ends the transaction of a killed one: so 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -79,21 +79,24 @@ def letter_at(log: Broker, topic: str, place: Place) -> DeadLetter:
 
 def counted(log: Broker, topic: str) -> list[dict[str, Any]]:
     """How many letters there are by origin and reason, most first, and how many of them were sent again."""
+    return overview(log, topic, 0)["reasons"]  # type: ignore[no-any-return]
+
+
+def overview(log: Broker, topic: str, shown: int) -> dict[str, Any]:
+    """The `reasons` of all letters, counted, and the newest `letters`."""
     resent = resent_places(log, topic)
-    found: dict[tuple[str | None, str], list[DeadLetter]] = {}
+    found: dict[tuple[str | None, str], dict[str, Any]] = {}
+    newest: deque[DeadLetter] = deque(maxlen=shown)
     for letter in letters_of(log, topic):
-        found.setdefault((letter.topic, letter.reason), []).append(letter)
-    rows = [
-        {
-            "topic": origin,
-            "reason": reason,
-            "letters": len(letters),
-            "resent": sum(each.place in resent for each in letters),
-            "newest": {"partition": letters[-1].partition, "offset": letters[-1].offset, "at": letters[-1].at},
-        }
-        for (origin, reason), letters in found.items()
-    ]
-    return sorted(rows, key=lambda row: -row["letters"])
+        row = found.setdefault(
+            (letter.topic, letter.reason), {"topic": letter.topic, "reason": letter.reason, "letters": 0, "resent": 0}
+        )
+        row["letters"] += 1
+        row["resent"] += letter.place in resent
+        row["newest"] = {"partition": letter.partition, "offset": letter.offset, "at": letter.at}
+        newest.append(letter)
+    letters = [{**letter.document(), "resent": letter.place in resent} for letter in reversed(newest)]
+    return {"reasons": sorted(found.values(), key=lambda row: -row["letters"]), "letters": letters}
 
 
 def resent_places(log: Broker, topic: str) -> set[Place]:

@@ -248,6 +248,10 @@ class Jobs:
         """Who did what, the newest first."""
         return self._call("GET", "/v1/audit")
 
+    def bundle(self) -> bytes:
+        """A zip for support: plans, settings, metrics and logs of all jobs, without records and with secrets hidden."""
+        return self._answer("GET", "/v1/bundle")
+
     def console_link(self) -> str:
         """An address that opens the console in a browser, once and within ten minutes."""
         return str(self._call("POST", "/console/codes")["url"])
@@ -305,6 +309,14 @@ class Jobs:
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = REQUEST_S_MAX
     ) -> Any:
+        try:
+            return json.loads(self._answer(method, path, body, timeout_s))
+        except ValueError as error:
+            raise self._silent(error) from error
+
+    def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = REQUEST_S_MAX
+    ) -> bytes:
         headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
         try:
             connection = self._connection(timeout_s)
@@ -315,13 +327,10 @@ class Jobs:
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
-            document = json.loads(answer.read())
+            content = answer.read()
+            document = json.loads(content) if answer.status >= 400 else None
         except (OSError, HTTPException, ValueError) as error:
-            raise SourceUnavailable(
-                f"the supervisor does not answer: {error}",
-                where=self._url.geturl(),
-                next_step="start it again: millstream up; jobs that run go on without it",
-            ) from error
+            raise self._silent(error) from error
         finally:
             connection.close()
         if answer.status >= 400:
@@ -329,7 +338,14 @@ class Jobs:
             made = KINDS.get(failure.get("kind", ""), MillstreamError)
             what = failure.get("what", f"the supervisor answered {answer.status}")
             raise made(what, where=failure.get("where"), next_step=failure.get("next"))
-        return document
+        return content
+
+    def _silent(self, error: Exception) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"the supervisor does not answer: {error}",
+            where=self._url.geturl(),
+            next_step="start it again: millstream up; jobs that run go on without it",
+        )
 
 
 def _path(job: str) -> str:

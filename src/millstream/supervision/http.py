@@ -33,6 +33,7 @@ from millstream.errors import (
 )
 from millstream.serving.access import Denied, Headers
 from millstream.supervision.alerting import Alerting
+from millstream.supervision.bundle import bundle
 from millstream.supervision.metrics import CONTENT_TYPE, exposed
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor, described
@@ -80,6 +81,7 @@ DESCRIPTION = {
     "GET /v1/alerts": "targets and rules for alerts, and the rules that hold now",
     "POST /v1/alerts/test": "sends a test message: target, or all",
     "GET /v1/audit": "who did what, the newest first",
+    "GET /v1/bundle": "a zip for support: plans, settings, metrics and logs, without records",
     "GET /metrics": "state and progress of all jobs, for Prometheus",
 }
 Handler = Callable[[Request, dict[str, Any]], Any]
@@ -201,6 +203,10 @@ def app(
     def audit(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.store.audit()
 
+    def support(request: Request, body: dict[str, Any]) -> Any:
+        headers = {"content-disposition": 'attachment; filename="millstream-bundle.zip"', "cache-control": "no-store"}
+        return Response(bundle(supervisor, status, alerting), media_type="application/zip", headers=headers)
+
     def metrics(request: Request, body: dict[str, Any]) -> Any:
         return Response(exposed(status), media_type=CONTENT_TYPE)
 
@@ -232,6 +238,7 @@ def app(
         Route(f"/{VERSION}/alerts", _endpoint(alerts, access), methods=["GET"]),
         Route(f"/{VERSION}/alerts/test", _endpoint(alerts, access), methods=["POST"]),
         Route(f"/{VERSION}/audit", _endpoint(audit, access), methods=["GET"]),
+        Route(f"/{VERSION}/bundle", _endpoint(support, access), methods=["GET"]),
         Route("/metrics", _endpoint(metrics, access), methods=["GET"]),
     ]
     made = Starlette(routes=routes)

@@ -53,6 +53,25 @@ class Case:
     """The names that it imports from millstream.testing."""
 
 
+def case_of(
+    history: History,
+    file: FlowFile,
+    *,
+    pane: Mapping[str, Any] | None = None,
+    late: Record | None = None,
+    dead: Record | None = None,
+    step: str | None = None,
+) -> Case:
+    """A test of a pane, a late record or a dead letter."""
+    if pane is not None and late is None and dead is None:
+        return pane_test(history, file, pane, step)
+    if late is not None and pane is None and dead is None:
+        return late_test(history, file, late, step)
+    if dead is not None and pane is None and late is None:
+        return dead_test(history, file, dead)
+    raise InvalidInput("a test is of a pane, a late record or a dead letter", next_step="add --pane, --late or --dead")
+
+
 def pane_test(history: History, file: FlowFile, asked: Mapping[str, Any], step: str | None = None) -> Case:
     """A test that a pane is what it was."""
     node = history.windowed_step(step)
@@ -105,7 +124,11 @@ def write_test(case: Case, file: FlowFile, path: Path) -> None:
     if path.exists():
         raise AlreadyExists(f"'{path}' exists", next_step="name another file, or delete it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    flow = os.path.relpath(file.path.resolve(), path.parent.resolve())
+    path.write_text(text_of(case, os.path.relpath(file.path.resolve(), path.parent.resolve())))
+
+
+def text_of(case: Case, flow: str) -> str:
+    """A test file; `flow` is the path of the flow's file, absolute or from the folder of the test."""
     lines = [
         f'"""{case.story}"""',
         "",
@@ -121,7 +144,7 @@ def write_test(case: Case, file: FlowFile, path: Path) -> None:
         f"def test_{case.name}():",
         *(f"    {line}" if line else "" for line in case.body),
     ]
-    path.write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 # ---------------------------------------------------------------- what happens

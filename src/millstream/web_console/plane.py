@@ -14,11 +14,13 @@ import polars as pl
 
 from millstream.local import Flowing
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.elementwise import OFFSET
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Late, Node, WindowedAggregate
 from millstream.provenance.history import History
-from millstream.provenance.replaying import Moment
+from millstream.provenance.replaying import Moment, Replay
+from millstream.web_console.record_search import plain
 
 ROWS_MAX = 500
 PANES_MAX = 300
@@ -56,7 +58,7 @@ class PlaneStep:
             "keys": list(step.keys),
         }
 
-    def batch(self, moment: Moment) -> dict[str, Any]:
+    def batch(self, moment: Moment, replay: Replay) -> dict[str, Any]:
         given, panes, late = (moment.sent[node] for node in self.observed)
         clock, number = given.clock, moment.batch.number
         rows = given.rows.filter(pl.col(TIME).is_not_null())
@@ -70,12 +72,7 @@ class PlaneStep:
             },
             "rows": [[time // 1000, key] for time, key in zip(*self._sampled(rows, ROWS_MAX, number), strict=True)],
             "count": len(given.rows),
-            "late": [
-                [time // 1000, key]
-                for time, key in zip(
-                    *self._sampled(late.rows.filter(pl.col(TIME).is_not_null()), ROWS_MAX, number), strict=True
-                )
-            ],
+            "late": self._late(late.rows, given.rows, replay, number),
             "late_count": len(late.rows),
             "panes": self._panes(panes, number),
             "pane_count": int((panes.rows[WEIGHT] > 0).sum()),
@@ -86,12 +83,27 @@ class PlaneStep:
         shown = _sample(rows, at_most, seed)
         return shown[TIME].to_list(), self._keys(shown)
 
+    def _late(self, late: pl.DataFrame, given: pl.DataFrame, replay: Replay, seed: int) -> list[list[Any]]:
+        """Event time, key and origin of late rows. The origin, with which to ask why, is null behind another step."""
+        named = [TIME, *self.step.keys]
+        rows = late.filter(pl.col(TIME).is_not_null())
+        if OFFSET in given.columns:  # late rows have lost it: the n-th of a key and time is the n-th that came
+            nth = pl.int_range(pl.len()).over(named).alias("nth")
+            origins = given.with_columns(nth).select(*named, "nth", OFFSET)
+            rows = rows.with_columns(nth).join(origins, on=[*named, "nth"], how="left", nulls_equal=True)
+        shown = _sample(rows, ROWS_MAX, seed)
+        numbers = shown[OFFSET].to_list() if OFFSET in shown.columns else [None] * len(shown)
+        return [
+            [time // 1000, key, None if origin is None else list(replay.origin(origin).document().values())]
+            for time, key, origin in zip(shown[TIME].to_list(), self._keys(shown), numbers, strict=True)
+        ]
+
     def _keys(self, rows: pl.DataFrame) -> list[str]:
         columns = [rows[name].to_list() for name in self.step.keys]
         return [", ".join(_short(value) for value in key) for key in zip(*columns, strict=True)] or [""] * len(rows)
 
     def _panes(self, panes: Flowing, seed: int) -> list[list[Any]]:
-        """Start, end, timing, index, key and values of each."""
+        """Start, end, timing, index, key, values and the question that asks for it, of each."""
         sent = panes.rows.filter(pl.col(WEIGHT) > 0)
         shown = _sample(sent, PANES_MAX, seed)
         names = [name for name, _ in self.step.aggregates[:3]]
@@ -102,6 +114,10 @@ class PlaneStep:
         ):
             label = " · ".join(_short(each) for each in value)
             found.append([*window, pane["timing"], pane["index"], key, label])
+        for shown_pane, row in zip(found, shown.select(*self.step.keys, "window").to_dicts(), strict=True):
+            span = row.pop("window")
+            times = {} if None in span.values() else {"window": "/".join(each.isoformat() for each in span.values())}
+            shown_pane.append({**plain(row), **times, "index": shown_pane[3]})
         return found
 
 

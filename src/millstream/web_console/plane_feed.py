@@ -36,7 +36,7 @@ def write_plane(flow: Flow, step: str | None, folder: str, log_address: str, job
     _write(out, {"heading": {**plane.heading(), "note": note}})
     replay = Replay(plane.observed, history.steps, batches, folder=history.folder.path, broker=history.broker)
     for moment in replay.moments():
-        _write(out, plane.batch(moment))
+        _write(out, plane.batch(moment, replay))
 
 
 @contextmanager

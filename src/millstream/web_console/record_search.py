@@ -8,16 +8,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
 from millstream.expressions.expression import evaluate, lowered_expression
 from millstream.log import Batch, Broker, Record
+from millstream.log.topics import PartitionInfo
 
 SCANNED_MAX = 100_000
+BUCKETS = 60
 FOUND_MAX = 200
 SHOWN_CHARACTERS_MAX = 10_000
 
@@ -53,12 +57,7 @@ class Found:
 
 def search(log: Broker, topic: str, asked: Search) -> Found:
     """The newest records that match, or the first ones after a position, by partition and offset."""
-    info = log.describe_topic(topic)
-    chosen = [each for each in info.partitions if asked.partition in (None, each.number)]
-    if not chosen:
-        raise InvalidInput(
-            f"the topic '{topic}' has no partition {asked.partition}", next_step=f"it has {len(info.partitions)}"
-        )
+    chosen = _partitions(log, topic, asked)
     keeps = _condition(log, topic, asked)
     limit = max(1, min(asked.limit, FOUND_MAX))
     budget = max(limit, SCANNED_MAX // len(chosen))
@@ -81,6 +80,51 @@ def search(log: Broker, topic: str, asked: Search) -> Found:
         found += here
     first = heapq.nlargest if asked.is_for_newest else heapq.nsmallest
     return Found(first(limit, found, key=_when), scanned, is_complete)
+
+
+def histogram(log: Broker, topic: str, asked: Search) -> dict[str, Any]:
+    """How many of the records that a search reads match it, by time: counts of equal spans between two times."""
+    chosen = _partitions(log, topic, asked)
+    keeps = _condition(log, topic, asked)
+    budget = max(1, SCANNED_MAX // len(chosen))
+    times: list[npt.NDArray[np.int64]] = [np.array([], np.int64)]
+    scanned, is_complete = 0, True
+    for part in chosen:
+        end = part.stable_offset
+        start = end - budget if asked.is_for_newest else _start(log, topic, asked, part.number, end, budget)
+        start = max(part.start_offset, start)
+        stop = min(end, start + budget)
+        is_complete &= stop == end and (not asked.is_for_newest or start <= part.start_offset)
+        for batch in _read(log, topic, part.number, start, stop):
+            scanned += len(batch)
+            micros = batch.columns.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+            times.append(micros[np.array(keeps(batch), bool)])
+    found = np.concatenate(times)
+    low, high = (int(found.min()), int(found.max())) if len(found) else (0, 0)
+    counts, _ = np.histogram(found, bins=BUCKETS, range=(low, max(high, low + BUCKETS)))
+    first, last = (_iso(each) if len(found) else None for each in (low, high))
+    return {
+        "from": first,
+        "to": last,
+        "counts": counts.tolist(),
+        "found": len(found),
+        "scanned": scanned,
+        "complete": is_complete,
+    }
+
+
+def _iso(micros: int) -> str:
+    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat()
+
+
+def _partitions(log: Broker, topic: str, asked: Search) -> list[PartitionInfo]:
+    info = log.describe_topic(topic)
+    chosen = [each for each in info.partitions if asked.partition in (None, each.number)]
+    if not chosen:
+        raise InvalidInput(
+            f"the topic '{topic}' has no partition {asked.partition}", next_step=f"it has {len(info.partitions)}"
+        )
+    return chosen
 
 
 def _when(record: Record) -> tuple[datetime, int, int]:

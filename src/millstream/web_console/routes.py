@@ -13,8 +13,10 @@ from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.dashboards import dashboard_routes
 from millstream.web_console.front_door import FrontDoor
+from millstream.web_console.letters import DeadLetters
 from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
+from millstream.web_console.questions import Questions
 from millstream.web_console.topics import Topics
 
 
@@ -37,6 +39,14 @@ def with_console(
     topics = Topics(log_address, supervisor.store, user)
     calls = Calls(log_address, lambda name: supervisor.saved.existing(name).path)
     with closing(planes), closing(topics), closing(calls):
-        more = [plan_route(status), planes.route(), *topics.routes(), *dashboard_routes(supervisor), *calls.routes()]
+        more = [
+            plan_route(status),
+            planes.route(),
+            Questions(supervisor).route(),
+            *topics.routes(),
+            *DeadLetters(supervisor, topics, user).routes(),
+            *dashboard_routes(supervisor),
+            *calls.routes(),
+        ]
         interface = app(supervisor, status, admission, user, alerting=alerting, more=more)
         yield FrontDoor(interface, access, token, url, user, acts=acts)

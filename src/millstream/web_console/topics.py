@@ -9,13 +9,14 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from millstream.connectors.catalog import TOPIC
 from millstream.errors import InvalidInput
 from millstream.log import Broker, TopicInfo, connect
 from millstream.records import codec
 from millstream.serving.tables import Tables
 from millstream.supervision.http import MoreRoute, number_of
 from millstream.supervision.store import Store
-from millstream.web_console.record_search import Search, plain, search
+from millstream.web_console.record_search import Search, histogram, plain, search
 
 NAMES_MAX = 10_000
 
@@ -42,6 +43,17 @@ class Topics:
                 },
                 self._records,
                 ("GET", "POST"),
+            ),
+            MoreRoute(
+                "/topics/{topic}/histogram",
+                {"GET /v1/topics/NAME/histogram": "how many of the records there are over time, with the same filters"},
+                self._histogram,
+            ),
+            MoreRoute(
+                "/groups/{group}/reset",
+                {"POST /v1/groups/NAME/reset": "moves a group: topic, to; check: only returns what it would do"},
+                self._reset,
+                ("POST",),
             ),
             MoreRoute("/groups", {"GET /v1/groups": "consumer groups, with their lag"}, self._groups),
             MoreRoute("/queues", {"GET /v1/queues": "queues, with what waits in them"}, self._queues),
@@ -83,17 +95,10 @@ class Topics:
         topic = request.path_params["topic"]
         if request.method == "POST":
             return self._produce(topic, body, request.state.account or self._user)
-        given = request.query_params
-        asked = Search(
-            partition=number_of(request, "partition"),
-            offset=number_of(request, "offset"),
-            since=_instant(given.get("since")),
-            key=given.get("key") or None,
-            text=given.get("text") or None,
-            where=given.get("where") or None,
-            limit=number_of(request, "limit") or 50,
-        )
-        return search(self.log, topic, asked).document()
+        return search(self.log, topic, _search(request)).document()
+
+    def _histogram(self, request: Request, body: dict[str, Any]) -> Any:
+        return histogram(self.log, request.path_params["topic"], _search(request))
 
     def _produce(self, topic: str, body: dict[str, Any], user: str) -> Any:
         schema = self.log.topic(topic).settings.schema
@@ -126,6 +131,26 @@ class Topics:
             found.append({"name": name, "members": len(group.members), "lag": group.lag, "partitions": parts})
         return found
 
+    def _reset(self, request: Request, body: dict[str, Any]) -> Any:
+        """By partition: where the group reads next, and where it would after the reset, with the lag of then."""
+        group, topic, to = request.path_params["group"], body.get("topic"), body.get("to")
+        if not isinstance(topic, str) or not isinstance(to, str) or not to:
+            raise InvalidInput("a reset has a topic and a position", next_step='{"topic": "scores", "to": "earliest"}')
+        parts = self.log.describe_group(group).partitions
+        before = {each.partition: each.next_offset for each in parts if each.topic == topic}
+        ends = {each.number: each.end_offset for each in self.log.describe_topic(topic).partitions}
+        start = _start(to)
+        with self.log.consumer(topic, start=start) as reader:
+            after = {place: reader.position(*place) for place in sorted(reader.assignment)}
+        if not body.get("check"):
+            self.log.reset_group(group, topic, start)
+            self._store.note(request.state.account or self._user, "reset group", None, f"{group} {topic} {to}"[:200])
+        moves = [
+            {"partition": number, "before": before.get(number), "after": position, "lag_after": ends[number] - position}
+            for (_, number), position in after.items()
+        ]
+        return {"group": group, "topic": topic, "reset": not body.get("check"), "partitions": moves}
+
     def _queues(self, request: Request, body: dict[str, Any]) -> Any:
         counts = ("waiting", "in_flight", "acknowledged", "dead", "lost", "consumers")
         return [
@@ -135,7 +160,13 @@ class Topics:
 
     def _table_names(self, request: Request, body: dict[str, Any]) -> Any:
         return [
-            {"name": name, "kind": table.kind, "key": list(table.key), "job": table.job}
+            {
+                "name": name,
+                "kind": table.kind,
+                "key": list(table.key),
+                "job": table.job,
+                "topic": table.name if table.kind == TOPIC else None,
+            }
             for name, table in self.tables.known(fresh=False).items()
         ]
 
@@ -169,6 +200,30 @@ def _described(info: TopicInfo) -> dict[str, Any]:
             for each in info.partitions
         ],
     }
+
+
+def _search(request: Request) -> Search:
+    given = request.query_params
+    return Search(
+        partition=number_of(request, "partition"),
+        offset=number_of(request, "offset"),
+        since=_instant(given.get("since")),
+        key=given.get("key") or None,
+        text=given.get("text") or None,
+        where=given.get("where") or None,
+        limit=number_of(request, "limit") or 50,
+    )
+
+
+def _start(text: str) -> str | int | datetime:
+    """earliest, latest, an offset or a time."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    found = _instant(text)
+    assert found is not None
+    return found
 
 
 def _instant(text: str | None) -> datetime | None:

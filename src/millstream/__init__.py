@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from millstream.connectors.socket_lines import socket
     from millstream.connectors.topic.endpoint import topic
     from millstream.connectors.topic.several_endpoint import topics
+    from millstream.copies.endpoints import http_rows, key_files, redis, search_index
     from millstream.errors import MillstreamError
     from millstream.events.aggregate import Aggregate, event
     from millstream.events.event import Append, Event
@@ -121,6 +122,7 @@ _NAMES = {
     "millstream.connectors.socket_lines": "socket",
     "millstream.connectors.topic.endpoint": "topic",
     "millstream.connectors.topic.several_endpoint": "topics",
+    "millstream.copies.endpoints": "http_rows key_files redis search_index",
     "millstream.errors": "MillstreamError",
     "millstream.events.aggregate": "Aggregate event",
     "millstream.events.event": "Append Event",
@@ -236,9 +238,11 @@ __all__ = [
     "fixed",
     "foreach_batch",
     "generate",
+    "http_rows",
     "iceberg",
     "in_order",
     "kafka",
+    "key_files",
     "kmeans",
     "last",
     "max",
@@ -262,11 +266,13 @@ __all__ = [
     "punctuated",
     "queries",
     "rate",
+    "redis",
     "repeatedly",
     "retry",
     "rows",
     "sample",
     "seasonal",
+    "search_index",
     "sessions",
     "slack",
     "sliding",

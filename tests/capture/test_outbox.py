@@ -85,6 +85,7 @@ def test_an_event_is_sent_once_if_it_is_committed(log, shop) -> None:
     assert shop.left() == 0
 
 
+@pytest.mark.more
 def test_rows_are_kept_by_choice(log, shop) -> None:
     box = ms.outbox(shop.address, keep=True)
     for id in (1, 2):
@@ -111,6 +112,7 @@ def test_an_event_that_does_not_fit_its_topic_is_kept_apart(log, shop) -> None:
         assert b"none" in dict(next(consumer.until_caught_up()).headers)["reason"]
 
 
+@pytest.mark.more
 def test_what_was_sent_and_not_removed_is_removed_later(log, shop, monkeypatch) -> None:
     """Goal: neither a repeated event nor a row that stays. Method: the process ends between the two."""
     shop.order(1)

@@ -14,6 +14,7 @@ from millstream.cli import (
     capture,
     consume,
     dead_letters,
+    follow,
     groups,
     init,
     jobs,
@@ -82,6 +83,6 @@ def millstream(
 
 for module in (
     *(init, run, up, jobs, accounts, measured, why, trace, provenance, dead_letters, alerts, table),
-    *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, capture, pack, bench),
+    *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, capture, follow, pack, bench),
 ):
     module.register(app)

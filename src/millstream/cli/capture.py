@@ -175,7 +175,7 @@ def _remove(session: Session, database: Removable, name: str) -> None:
 
 def _run(session: Session, into: str | None, until_caught_up: bool, capturing: Callable[[Broker], Capture]) -> None:
     session = replace(session, address=into or session.address)
-    with session.log(create=True) as log, capturing(log) as capture, _stopping() as stop:
+    with session.log(create=True) as log, capturing(log) as capture, stopping() as stop:
         shown = SnapshotProgress(capture)
         try:
             if until_caught_up:
@@ -213,7 +213,7 @@ class SnapshotProgress:
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def stopping() -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM end the capture after its current step."""
     stop = threading.Event()
     before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}

@@ -89,6 +89,7 @@ def test_a_row_that_one_database_refuses_is_in_none(pair) -> None:
     sink.close()
 
 
+@pytest.mark.more
 def test_tables_without_a_key(tmp_path, server) -> None:
     pair = Pair(tmp_path, server, key=None)
     sink = pair.open()
@@ -116,6 +117,7 @@ def test_what_is_in_doubt_is_settled_at_the_next_start(pair, decided) -> None:
     assert pair.rows() == [{1: "tea"}] * 2
 
 
+@pytest.mark.more
 def test_a_database_that_votes_no_aborts_all(pair) -> None:
     """Method: a transaction that has notified others cannot be prepared."""
     sink = pair.open()
@@ -134,6 +136,7 @@ def test_a_database_that_votes_no_aborts_all(pair) -> None:
     sink.close()
 
 
+@pytest.mark.more
 def test_starting_over_removes_what_is_in_doubt(pair) -> None:
     keeper = pair.keeper()
     keeper.make()

@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from millstream.errors import InvalidInput
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 Run = Callable[[str], tuple[ModuleType, str]]
@@ -170,6 +171,22 @@ def test_searches_count_once_and_as_clicked_if_that_was_within_the_hour(run: Run
 def test_two_writes_disagree_and_captured_ones_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load("dual_writes").main(str(tmp_path))
     assert [row[-1] for row in cells(capsys.readouterr().out)] == ["they disagree", "equal", "equal"]
+
+
+@pytest.mark.more
+def test_two_lines_of_a_feed_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A busy machine may lose more datagrams than the example does: all that is stored or missing adds up."""
+    feed = load("market_feed")
+    try:
+        feed.datagram_socket(feed.HOST, 0, feed.GROUPS[0]).close()
+    except InvalidInput as error:
+        pytest.skip(f"this machine has no multicast: {error.what}")
+    feed.main(str(tmp_path))
+    found = dict(cells(capsys.readouterr().out))
+    stored, missing = int(found["stored"]), int(found["lost on both lines"])
+    assert stored + missing == feed.QUOTES
+    assert missing >= len(feed.LOST_ON_BOTH)
+    assert int(found["orders sent"]) > 0
 
 
 @pytest.mark.more

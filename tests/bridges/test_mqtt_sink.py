@@ -29,6 +29,7 @@ from .test_webhook import certified
 
 COMMANDS = Schema.of("device string, command string, speed int")
 OPEN, SHUT, SLOW = (("fan", "open", 1), ("fan", "shut", 0), ("pump", "open", 1))
+WET, DRY = (("drain", "wet", 1), ("drain", "dry", 1))
 
 
 @pytest.fixture
@@ -85,6 +86,7 @@ def test_the_broker_keeps_the_newest_row_of_a_table(mosquitto: Mosquitto, tmp_pa
         made.write(0, rows(OPEN, SLOW), pa.array([1, 1]))
         made.write(1, rows(OPEN, SHUT), pa.array([-1, 1]))
         made.write(2, rows(SLOW), pa.array([-1]))
+        made.write(3, rows(WET, DRY, WET, DRY), pa.array([1, 1, -1, -1]))  # gone again in the same batch
     with closing(Subscriber(mosquitto.port, "plant/#")) as late:
         until(lambda: late.got, "the kept message has come")
         assert [(each.topic, each.payload, each.is_retained) for each in late.got] == [("plant/fan", b"shut", True)]

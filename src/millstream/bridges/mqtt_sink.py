@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import polars as pl
 import pyarrow as pa
 
 from millstream.bridges.arrivals import ID_HEADER
@@ -22,7 +21,6 @@ from millstream.bridges.mqtt_client import MqttBroker, Will, installed, is_final
 from millstream.bridges.topic_pattern import TopicPattern, check_column
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Writing
-from millstream.connectors.databases.changes import upsert_changes
 from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
 from millstream.connectors.weights import with_weights
@@ -40,7 +38,6 @@ ANSWER_SECONDS = 30.0
 TOGETHER_MAX = 1000
 PASSING_REASONS = frozenset({131, 136, 137, 147, 151})
 """Of MQTT 5: the same message may be accepted later."""
-TOPIC_COLUMN = "__mqtt_topic"
 
 
 @dataclass(frozen=True)
@@ -159,11 +156,12 @@ class MqttSink(Sink):
         topics = self._endpoint.topic.of(rows, refused)
         sent = rows if self._endpoint.retain else with_weights(rows, weights)
         messages = identified(self._run, batch, sent, set(refused))
+        usable = [row for row in range(rows.num_rows) if row not in refused]
         if not self._endpoint.retain or weights is None:
             self._check_weights(weights)
-            chosen = [(row, True) for row in range(rows.num_rows) if row not in refused]
+            chosen = [(row, True) for row in usable]
         else:
-            chosen = _newest(rows, weights, topics, refused)
+            chosen = _newest(usable, weights.to_pylist(), topics, messages)
         return [self._message(row, topics[row], messages[row], rows, is_kept=is_kept) for row, is_kept in chosen]
 
     def _message(self, row: int, topic: str, message: Identified, rows: pa.Table, *, is_kept: bool) -> _Outgoing:
@@ -216,12 +214,15 @@ class Connection:
         except OSError as error:
             raise self._unavailable(f"the broker cannot be reached: {error}") from error
         self._client.loop_start()
-        self._wait(lambda: self._connected is not None, CONNECT_SECONDS)
-        self._check(self._connected)
+        try:
+            self._wait(lambda: self._connected is not None, CONNECT_SECONDS)
+            self._check(self._connected)
+        except MillstreamError:
+            self.close()
+            raise
 
     def _check(self, answer: Any) -> None:
         if answer.is_failure:
-            self.close()
             what = f"the broker rejects the connection: {answer}"
             if is_final(answer):
                 raise SinkFailed(what, where=str(self._broker), next_step="check the user and the password")
@@ -297,18 +298,17 @@ class Connection:
 
 
 def _newest(
-    rows: pa.Table, weights: pa.Array, topics: Sequence[str], refused: dict[int, str]
+    rows: Iterable[int], weights: Sequence[int], topics: Sequence[str], messages: Sequence[Identified]
 ) -> list[tuple[int, bool]]:
-    """The last row of every topic, and whether the topic has one from now on."""
-    usable = [row for row in range(rows.num_rows) if row not in refused]
-    frame = pl.DataFrame(pl.from_arrow(rows)).with_columns(pl.Series(TOPIC_COLUMN, topics, pl.String))
-    changes = upsert_changes(frame[usable], pl.Series(weights.to_pylist(), dtype=pl.Int64)[usable], [TOPIC_COLUMN])
-    kept = set(changes.put[TOPIC_COLUMN])
-    last: dict[str, int] = {}
-    for row in usable:
-        if topics[row] not in kept or weights[row].as_py() > 0:
-            last[topics[row]] = row
-    return [(row, topic in kept) for topic, row in last.items()]
+    """The row that decides over each topic, and whether the topic has a message from now on."""
+    found: dict[str, tuple[int, bool]] = {}
+    for row in rows:
+        last, is_kept = found.get(topics[row], (row, False))
+        if weights[row] > 0:
+            found[topics[row]] = (row, True)
+        elif not is_kept or messages[last].body == messages[row].body:  # else it retracts what was replaced already
+            found[topics[row]] = (row, False)
+    return list(found.values())
 
 
 def _client_id(run: str) -> str:

@@ -52,7 +52,6 @@ def answers(steps: list[Any]) -> list[list[tuple[Any, ...]]]:
     return [sorted((row["request"], row["rows"], row["error"]) for row in step) for step in steps]
 
 
-@pytest.mark.on_spark("more")
 def test_a_request_meets_the_tables_as_they_are_and_is_answered_once() -> None:
     steps = [
         posted(("a", "ann"), ("a", "bob"), ("b", "bob")),
@@ -92,7 +91,6 @@ def test_several_rows_are_an_answer_too() -> None:
     assert error is None
 
 
-@pytest.mark.on_spark("more")
 def test_a_step_that_fails_on_a_request_answers_it_with_the_error() -> None:
     def parsed(row: dict[str, Any]) -> dict[str, Any]:
         return {"request": row["request"], "number": int(row["url"])}

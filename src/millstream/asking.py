@@ -47,7 +47,7 @@ def ask(
     *,
     table: str | None = None,
     step: str | None = None,
-    key: Any,
+    key: Any = None,
     window: datetime | None = None,
     broker: str | os.PathLike[str] | None = None,
     at: str | None = None,
@@ -58,7 +58,7 @@ def ask(
     may not have been written yet: of open windows, of a grouping, or of a table. `window` is the start of one window;
     with it, `table` names the output of a step with windows. `job` is what `flow.start(…)` has returned, or the name of
     a job of another process. `broker` and `at` are those of `open_table`. A key of several columns is a dict, or a
-    tuple.
+    tuple; a step over all rows has none.
     """
     with AtUsersLine():
         if (table is None) == (step is None):

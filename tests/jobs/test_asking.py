@@ -53,6 +53,7 @@ def test_steps_are_asked_for_what_they_hold_and_have_not_sent(log: EmbeddedLog, 
     window.agg(total=ms.sum("n"), all=ms.collect("n"), name="panes").write("panes")
     rows.group_by("user").agg(total=ms.sum("n"), users=ms.count_distinct("n"), name="totals").write("totals")
     rows.to_table("user", name="latest").write("latest")
+    rows.group_by().agg(total=ms.sum("n"), name="all").write("all")
     rows.distinct("user", name="users").write("users")
     put(log, "scores", [("ann", 1, 1), ("bob", 2, 4), ("ann", 5, 6), ("ann", 7, 12)])
     job = flow.start(broker=log.path)
@@ -77,6 +78,9 @@ def test_steps_are_asked_for_what_they_hold_and_have_not_sent(log: EmbeddedLog, 
                 "n": 7,
                 "at": t(12),
             }
+            assert ms.ask(running, step="all", broker=log.path).rows == [{"total": 15}]
+            with pytest.raises(InvalidInput, match="the step 'all' has no key"):
+                ms.ask(running, step="all", key="ann", broker=log.path)
             with pytest.raises(NotFound, match="no step 'pane' with state"):
                 ms.ask(running, step="pane", key="ann", broker=log.path)
             with pytest.raises(InvalidInput, match="the state of the step 'users' cannot be asked for"):

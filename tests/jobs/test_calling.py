@@ -42,7 +42,7 @@ def test_a_running_job_answers_many_callers_each_once(log: EmbeddedLog, spark: S
         with ms.client("sums", broker=log.path) as client:
             until(lambda: client.call("total", PATIENCE, user="bob", by=5) == [{"total": 2, "tenth": 2.0}], "the rows")
             assert client.call("total", PATIENCE, user="eve", by=4) == [{"total": None, "tenth": 2.5}]
-            numbers = [1 + n % 10 for n in range(1_000)]
+            numbers = [1 + n % 10 for n in range(1_000)]  # all in flight
             calls = [client.submit("total", PATIENCE, user="ann", by=n) for n in numbers]
             failing = client.submit("total", PATIENCE, user="ann", by=0)
             assert client.submit("total", PATIENCE, user="ann", by=1).cancel()

@@ -81,7 +81,13 @@ def test_a_caller_over_http_gets_an_error_in_time_and_may_leave(
 
 
 def test_what_a_job_holds_is_asked_of_its_own_process(port: int, jobs: Jobs) -> None:
-    for wrong in ("", "?step=totals", "?step=totals&key=ann", "?table=totals&key=a=b", "?step=a&key=a=b&window=noon"):
+    for wrong in (
+        "",
+        "?step=totals&table=totals",
+        "?step=totals&key=ann",
+        "?table=totals&key=a=b",
+        "?step=a&key=a=b&window=noon",
+    ):
         assert asked(port, "GET", f"/v1/jobs/sums/ask{wrong}")[0] == 400
     with pytest.raises(SourceUnavailable, match="the job 'sums' does not answer"):
         jobs.ask("sums", step="totals", key={"user": "ann"})

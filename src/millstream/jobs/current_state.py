@@ -103,12 +103,8 @@ class CurrentState:
                 next_step="ask a step with windows, group_by(…).agg(…) or to_table(key=…); "
                 "`millstream jobs state` shows the state of any step",
             )
-        keys = Key(node.name, pa.schema([node.schema.field(name) for name in _keys_of(node)]))
-        asked = pl.from_arrow(keys.batch(key))
-        assert isinstance(asked, pl.DataFrame)
-        asked = asked.rename(dict(zip(keys.names, answering.keys, strict=True)))
         empty = answering.tables()[answering.current_table]
-        asked = asked.cast({name: empty.schema[name] for name in answering.keys})
+        asked = _asked(node, key, empty.select(answering.keys).schema)
         return answering.current(self._rows(node, answering, answering.current_table, asked))
 
     def _rows(self, node: Node, step: Stateful, table: str, asked: pl.DataFrame) -> pl.DataFrame:
@@ -154,6 +150,13 @@ def _newest(folder: Path) -> str | None:
     return max(ages, key=lambda version: ages[version], default=None)
 
 
-def _keys_of(node: Node) -> tuple[str, ...]:
-    found: tuple[str, ...] = getattr(node, "keys", ())
-    return found
+def _asked(node: Node, key: Any, wanted: pl.Schema) -> pl.DataFrame:
+    """A key as the columns of state have it. A step without key columns has one key, for which any row stands."""
+    names: tuple[str, ...] = getattr(node, "keys", ())
+    if not names:
+        if key is not None:
+            raise InvalidInput(f"the step '{node.name}' has no key: it is over all rows", next_step="leave out key=")
+        return pl.DataFrame({"": [0]})
+    asked = pl.from_arrow(Key(node.name, pa.schema([node.schema.field(name) for name in names])).batch(key))
+    assert isinstance(asked, pl.DataFrame)
+    return asked.rename(dict(zip(names, wanted.names(), strict=True))).cast(dict(wanted))  # type: ignore[arg-type]

@@ -51,17 +51,16 @@ class Calls:
     def _held(self, request: Request, body: dict[str, Any]) -> Response:
         name, asked = request.path_params["name"], request.query_params
         step, table, keys, window = asked.get("step"), asked.get("table"), asked.getlist("key"), asked.get("window")
-        if (step is None) == (table is None) or not keys or not all("=" in key for key in keys):
+        if (step is None) == (table is None) or not all("=" in key for key in keys):
             raise InvalidInput(
-                "step=NAME or table=NAME, and key=COLUMN=VALUE for each column of the key, are missing",
-                next_step="GET / lists the routes",
+                "step=NAME or table=NAME is missing, or a key is not COLUMN=VALUE", next_step="GET / lists the routes"
             )
         if table is not None and window is None:
             raise InvalidInput(
                 "window=TIME is missing, the start of a window",
                 next_step=f"GET /v1/tables/{table}?key=VALUE returns the row of a table",
             )
-        key = dict(each.split("=", 1) for each in keys)
+        key = dict(each.split("=", 1) for each in keys) or None
         held = asked_of(self._folder_of(name), name, step=step, table=table, key=key, window=_start(window))
         return _as_json({"rows": held.rows, "batch": held.batch, "watermark": held.watermark})
 

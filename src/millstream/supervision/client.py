@@ -196,12 +196,12 @@ class Jobs:
         *,
         step: str | None = None,
         table: str | None = None,
-        key: Mapping[str, Any],
+        key: Mapping[str, Any] | None = None,
         window: datetime | None = None,
     ) -> dict[str, Any]:
         """What a running job holds for a key in a step, or in a window of an output: `rows`, `batch`, `watermark`."""
         asked = [(name, value) for name, value in (("step", step), ("table", table)) if value is not None]
-        asked += [("key", f"{column}={value}") for column, value in key.items()]
+        asked += [("key", f"{column}={value}") for column, value in (key or {}).items()]
         asked += [] if window is None else [("window", window.isoformat())]
         found: dict[str, Any] = self._call("GET", f"{_path(job)}/ask?{urlencode(asked)}")
         return found

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import random
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -14,8 +11,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-from urllib.request import urlopen
 
 import chess
 import pytest
@@ -23,11 +18,11 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from example_files import EXAMPLES, cells, load, rows_of
 from millstream.errors import InvalidInput
 from millstream.plan import dashboards
 from postgres_server import Server
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 Run = Callable[[str], tuple[ModuleType, str]]
 
 
@@ -47,26 +42,6 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession)
     for module in loaded:
         cloudpickle.unregister_pickle_by_value(module)
         del sys.modules[module.__name__]
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def cells(printed: str) -> list[tuple[str, ...]]:
-    """The rows of the tables in it."""
-    found = [re.split(r"\s*│\s*", line.strip()) for line in printed.splitlines() if line.strip().startswith("│")]
-    return [tuple(row[1:-1]) for row in found]
-
-
-def rows_of(folder: Path, topic: str) -> list[dict[str, Any]]:
-    with ms.connect(folder) as log, log.consumer(topic) as consumer:
-        return [record.value for record in consumer.until_caught_up()]
 
 
 @pytest.mark.more
@@ -390,39 +365,6 @@ def test_an_example_runs_by_its_command() -> None:
     assert "/orders/17" in done.stdout
 
 
-def test_the_pumps_are_as_unreliable_as_the_demo_needs_them() -> None:
-    """Two minutes of them, on a clock of our own: readings out of order, late, too late and broken, all counted."""
-    module = load("demo_fleet")
-    arrived: list[tuple[float, dict[str, Any] | None]] = []
-    now = began_at = 1_800_000_000.0
-
-    class Sent:
-        def send(self, topic: str, value: bytes, key: str) -> None:
-            try:
-                reading = json.loads(value)
-            except ValueError:
-                reading = None
-            arrived.append((now, reading if reading and isinstance(reading["litres"], int) else None))
-
-    fleet, silent = module.Fleet(random.Random(3), began_at), set()
-    while now < began_at + 120:
-        now += 0.05
-        fleet.measure(now, 0.05)
-        fleet.send(Sent(), now)
-        silent |= set(fleet.silent(now))
-    good = [(at, reading) for at, reading in arrived if reading is not None]
-    assert len(arrived) == fleet.sent
-    assert len(arrived) - len(good) == fleet.broken > 0
-    assert sum(reading["litres"] for _, reading in good) == fleet.litres
-    assert 3 <= len(silent) <= len(module.PUMPS)
-    delays = [at - datetime.fromisoformat(reading["at"]).timestamp() for at, reading in good]
-    in_order = sum(delay <= 2.1 for delay in delays)
-    too_late = sum(delay > 28 for delay in delays)  # 3 s of the watermark, 10 s of window, 15 s of allowed lateness
-    assert in_order > 0.6 * len(delays)
-    assert 0 < too_late < 0.1 * len(delays)
-    assert len(delays) - in_order - too_late > 0
-
-
 def test_lines_of_the_dashboard_are_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow without Spark: what the web server writes is parsed, counted, or a dead letter."""
     monkeypatch.setattr(dashboards, "_built", {})
@@ -439,51 +381,6 @@ def test_lines_of_the_dashboard_are_requests(monkeypatch: pytest.MonkeyPatch) ->
     assert {each.topic for each in dashboards.built_dashboards()[0].panels} <= {
         node.sink.broker_topic for node in module.flow.check()
     }
-
-
-def agreed(printed: str) -> int:
-    """How many readings a demo counted, after a look at whether its closing words are right."""
-    assert "the first pane" in printed
-    assert "The sums agree." in printed
-    table = {row[0]: row[1:] for row in cells(printed) if len(row) == 3}
-    assert table["sent by the pumps"] == table["together"]
-    panes = re.search(r"([\d,]+) panes: ([\d,]+) early, ([\d,]+) on time, ([\d,]+) late", printed)
-    assert panes is not None
-    total, *parts = (int(number.replace(",", "")) for number in panes.groups())
-    assert total == sum(parts) > 0
-    return int(table["together"][0].replace(",", ""))
-
-
-@pytest.mark.own_processes
-def test_the_demo_ends_by_itself_and_its_sums_agree(tmp_path: Path) -> None:
-    """Without a terminal: plain lines. Every reading is in the table, too late or dead, and counted once."""
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--seconds", "6", "--keep", str(tmp_path / "kept")]
-    printed, page = "", ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        for line in demo.stdout:
-            printed += line
-            if found := re.search(r"open the console: (http://\S+)#code=\S+/dashboards/pumps", line):
-                with urlopen(found[1]) as answer:
-                    page = answer.read().decode()
-    assert demo.returncode == 0, printed
-    assert agreed(printed) == len(rows_of(tmp_path / "kept" / "log", "readings"))
-    assert "Log in · Millstream" in page
-
-
-@pytest.mark.more
-@pytest.mark.own_processes
-def test_ctrl_c_ends_the_demo_with_its_last_panes() -> None:
-    command = [sys.executable, str(EXAMPLES / "demo.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        printed = ""
-        for line in demo.stdout:
-            printed += line
-            if "the first pane" in line:
-                demo.send_signal(signal.SIGINT)
-        assert demo.wait() == 0, printed
-    assert agreed(printed) > 0
 
 
 @pytest.mark.more

@@ -11,13 +11,26 @@ import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidPlan, RecordFailed, StepFailed
 from millstream.expressions.spark_types import DIGITS_MAX
-from millstream.plan.needs_spark import needs_spark
-from millstream.plan.nodes import Dead, Node, Read, WindowedAggregate, Write
+from millstream.plan.needs_spark import SparkFunction, needs_spark
+from millstream.plan.nodes import (
+    Dead,
+    Mapped,
+    Node,
+    PredictLive,
+    Process,
+    Project,
+    Read,
+    Where,
+    WindowedAggregate,
+    Write,
+)
 from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.table_nodes import Grouped
 from millstream.plan.walking import in_order
 from millstream.records.ddl import format_type
 from millstream.user_lines import users_line
+
+HAVE_DEAD_LETTERS = (Mapped, Process, PredictLive, Read, Where, Project, SparkFunction)
 
 
 def listened_to(steps: Iterable[Node]) -> frozenset[Node]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from millstream.expressions.expression import Expression, InDriver, expression
 from millstream.plan import engine
-from millstream.plan.bad_rows import check_dead_letters
+from millstream.plan.bad_rows import HAVE_DEAD_LETTERS, check_dead_letters
 from millstream.plan.checks import (
     check_calls,
     check_function,
@@ -29,20 +29,7 @@ from millstream.plan.explain import Format, explained
 from millstream.plan.headers import HEADERS, set_headers
 from millstream.plan.late import late_columns
 from millstream.plan.needs_spark import SparkFunction, check_variants
-from millstream.plan.nodes import (
-    Dead,
-    Late,
-    MapAsync,
-    Mapped,
-    MapRows,
-    Node,
-    PredictLive,
-    Process,
-    Project,
-    Read,
-    Where,
-    Write,
-)
+from millstream.plan.nodes import Dead, Late, MapAsync, MapRows, Node, Project, Where, Write
 from millstream.plan.retries import Retry
 from millstream.plan.routing import Match, branches_of
 from millstream.plan.searching import Searching
@@ -439,7 +426,7 @@ class Stream(Searching):
     def dead(self) -> Stream:
         """The rows that this stream's last step could not handle, with the reason."""
         node = self.flow._behind.get(self.node, self.node)
-        if not isinstance(node, Mapped | Process | PredictLive | Read | Where | Project | SparkFunction):
+        if not isinstance(node, HAVE_DEAD_LETTERS):
             raise refusal(
                 f"the step '{self.node.name}' ({type(self.node).__name__.lower()}) has no dead letters",
                 "reading encoded records, where, select, spark, map, flat_map, map_async, parse and process have dead "

@@ -156,6 +156,7 @@ def changes(console: Console, page: Page) -> None:
     assert page.get_by_role("row", name="litres").count() == 2
     page.get_by_role("button", name="b", exact=True).first.click()
     page.get_by_role("heading", name="The history of b").wait_for()
+    page.get_by_role("row", name='+ b {"pump":"b","litres":2}').wait_for()
     picture(page, "table")
 
 

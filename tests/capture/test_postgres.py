@@ -1,5 +1,6 @@
 """Capture of Postgres: a topic replayed is the table itself, whatever happened to the table and to the capture."""
 
+import json
 import os
 import random
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -14,14 +16,17 @@ from functools import partial
 import psycopg
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import millstream as ms
 from millstream.capture.capturing import Capture
 from millstream.capture.postgres import pgoutput
 from millstream.capture.postgres.database import PostgresDatabase
+from millstream.capture.postgres.slots import check, slots
 from millstream.capture.postgres.types import column
+from millstream.cli.app import app
 from millstream.connectors.opening import open_source
-from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLost, SourceUnavailable
+from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLost, SourceUnavailable, StorageError
 from millstream.log import EmbeddedLog
 from waiting import until
 
@@ -289,6 +294,29 @@ def test_a_table_that_is_dropped_stops_the_capture(log, db, dsn, monkeypatch) ->
         db.execute("DROP TABLE places; CREATE TABLE places (x int PRIMARY KEY)")
         with pytest.raises(OffsetLost, match="places was dropped"):
             running.catch_up()
+
+
+def test_what_the_server_keeps_for_a_slot_is_shown_and_limited(log, db, dsn) -> None:
+    assert slots(dsn) == []
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+        name = running.database.slot
+        (reading,) = slots(dsn)
+        assert (reading.name, reading.is_active) == (name, True)
+    wait_until_free(db, name)
+    db.execute("INSERT INTO orders SELECT n, repeat('x', 1000) FROM generate_series(1, 1000) n")
+    (left,) = slots(dsn)
+    assert (left.is_active, left.status) == (False, "reserved")
+    assert left.retained_bytes >= left.lag_bytes > 1_000_000
+    check(dsn, [left], left.retained_bytes)
+    with pytest.raises(StorageError, match=f"for the slot '{name}', more than the limit") as refused:
+        check(dsn, [left], left.retained_bytes - 1)
+    assert refused.value.next_step
+    with pytest.raises(StorageError, match="has lost changes"):
+        check(dsn, [replace(left, status="lost")], 1 << 60)
+    shown = CliRunner().invoke(app, ["--json", "capture", "slots", dsn, "--limit", "1KB"])
+    assert shown.exit_code != 0
+    assert json.loads(shown.stdout)[0]["name"] == name
 
 
 def test_remove_leaves_nothing_in_the_database(log, db, dsn) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli.output import count_text, show_done, show_note
+from millstream.cli.output import count_text, show_done, show_note, show_table
 from millstream.cli.progress import ImportProgress
 from millstream.cli.session import Session, subcommands
 from millstream.errors import InvalidInput
@@ -54,6 +54,7 @@ def register(app: typer.Typer) -> None:
         sqlite_tables,
         postgres_tables,
         outbox_events,
+        slots_of_captures,
     )
 
 
@@ -162,6 +163,44 @@ def outbox_events(
         _remove(session, box.store.opener()(chosen), chosen)
     else:
         _run(session, into, until_caught_up, partial(OutboxCapture, box, name=chosen, partitions=partitions))
+
+
+def slots_of_captures(
+    session: Session,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Of the database: postgresql://user@host/database.")
+    ],
+    limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Fail if the server keeps more for a slot, such as 10GB."),
+    ] = None,
+) -> None:
+    """Show what a Postgres server keeps for captures: how much of its change log, and how far each is behind.
+
+    With --limit the exit code says whether something must be done, for a monitoring system or cron.
+
+    \b
+    Example:
+      millstream capture slots postgresql://shop@db/shop --limit 10GB
+    """
+    from dataclasses import asdict
+
+    from millstream.capture.postgres.slots import check, slots
+    from millstream.connectors.databases.endpoints import checked_address
+    from millstream.records import size_bytes
+
+    dsn = checked_address(address, "postgresql://user@host/database")
+    limit_bytes = None if limit is None else size_bytes(limit)
+    found = slots(dsn)
+    rows = [
+        (slot.name, "yes" if slot.is_active else "no", slot.status, f"{slot.retained_bytes:,}", f"{slot.lag_bytes:,}")
+        for slot in found
+    ]
+    columns = ["slot", "is read", "status", "retained bytes", "lag bytes"]
+    document = [asdict(slot) for slot in found]
+    show_table(session, columns, rows, document=document, empty="no capture has a slot in this database")
+    if limit_bytes is not None:
+        check(dsn, found, limit_bytes)
 
 
 def _remove(session: Session, database: Removable, name: str) -> None:

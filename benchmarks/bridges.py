@@ -34,6 +34,8 @@ import numpy as np
 import pyarrow as pa
 from paho.mqtt import client as mqtt_client
 from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 from rich.console import Console
 from rich.table import Table
 
@@ -184,11 +186,13 @@ def paho_loop(broker: Mosquitto, messages: int) -> None:
         if not left:
             done.set()
 
-    client = mqtt_client.Client(CallbackAPIVersion.VERSION2, "loop", clean_session=False)
+    client = mqtt_client.Client(CallbackAPIVersion.VERSION2, "loop", protocol=mqtt_client.MQTTv5)
     client.on_message = received
     client.on_connect = lambda client, *_: client.subscribe("devices/#", 1)
     client.on_subscribe = lambda *_: None if messages else done.set()
-    client.connect("127.0.0.1", broker.port)
+    session = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    session.SessionExpiryInterval = 3600
+    client.connect("127.0.0.1", broker.port, clean_start=False, properties=session)
     client.loop_start()
     done.wait()
     client.disconnect()
@@ -204,7 +208,7 @@ def mqtt_bridge(log: EmbeddedLog, broker: Mosquitto, messages: int) -> None:
         thread.start()
         ready.wait()
         while landing.counts.stored < messages:
-            time.sleep(0.001)
+            time.sleep(0.02)
         bridge.stop()
         thread.join()
 

@@ -139,7 +139,7 @@ class AppJob(Job):
                         return
                 self._wake.wait(POLL_S)
                 self._wake.clear()
-        except BaseException as error:  # it is raised to whoever waits for the job
+        except BaseException as error:  # it is raised to those that wait for the job
             self._failure = error
         finally:
             self._app.running_as(None)

@@ -44,6 +44,24 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession)
         del sys.modules[module.__name__]
 
 
+@pytest.mark.soak
+@pytest.mark.own_processes
+@pytest.mark.timeout(600)
+def test_a_factory_is_watched_upgraded_and_reported_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load("factory").main(str(tmp_path))
+    assert capsys.readouterr().out.splitlines() == [
+        "the report runs every night, next at 03:00 UTC",
+        "mail: the lathe is too hot",
+        "rehearsed: 1 row the same, 2 more with the new condition",
+        "upgraded; mail: the oven has stopped",
+        "report: drill, 1 readings, up to 20 degrees",
+        "report: lathe, 2 readings, up to 97 degrees",
+        "report: oven, 1 readings, up to 18 degrees",
+        "report: press, 2 readings, up to 84 degrees",
+        "stopped, with a savepoint",
+    ]
+
+
 @pytest.mark.more
 def test_every_line_of_a_device_goes_where_it_belongs(run: Run, tmp_path: Path) -> None:
     _, printed = run("data_flow")

@@ -446,6 +446,16 @@ def test_a_pane_at_expiry_is_emitted_and_retracted() -> None:
     assert [(row["total"], row["weight"]) for row in out[1]] == [(1, 1), (1, -1)]
 
 
+@pytest.mark.on_spark("more")
+def test_a_closed_session_is_retracted_at_expiry_though_more_rows_came() -> None:
+    def build(rows: Any) -> Any:
+        windowed = rows.key_by("key").window(ms.sessions("10 seconds")).trigger(ms.after_count(1))
+        return windowed.retracting(until_expiry=True).agg(total=ms.sum("n"))
+
+    out = run(build, add((1, 0)), add((2, 5)), Watermark(t(20)))
+    assert [[(row["total"], row["weight"]) for row in step] for step in out] == [[(1, 1)], [], [(1, -1)]]
+
+
 # ---------------------------------------------------------------- once per bundle
 
 

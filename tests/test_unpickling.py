@@ -44,6 +44,7 @@ def names_taken_out(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"from {node.module} import …"
 
 
+@pytest.mark.more
 def test_only_the_users_flow_is_unpickled_and_only_by_its_own_workers() -> None:
     found = []
     for path in sorted(ROOT.rglob("*.py")):

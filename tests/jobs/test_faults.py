@@ -88,6 +88,7 @@ def stored(dsn: str) -> list[int]:
         return sorted(n for (n,) in db.execute("select n from scores"))
 
 
+@pytest.mark.more
 def test_a_sink_that_is_down_holds_the_job_back(spark: SparkSession, tmp_path: Path, server: Server) -> None:
     dsn = server.new_database()
     with EmbeddedLog(tmp_path / "log", upkeep=False) as log:

@@ -169,7 +169,8 @@ class WindowOperator:
         if any(pane.is_closed for pane in panes):
             for row in [row for pane in panes for row in pane.waiting] + rows:
                 self._too_late(row, (start, end), "closed")
-            state.panes[start, end] = Pane(start, end, begin(self.node.trigger), is_closed=True)
+            known = [row for pane in sorted(panes, key=lambda pane: pane.start or 0) for row in pane.sent]
+            state.panes[start, end] = Pane(start, end, begin(self.node.trigger), is_closed=True, sent=known)
             return
         if len(panes) == 1 and (panes[0].start, panes[0].end) == (start, end):
             merged = panes[0]

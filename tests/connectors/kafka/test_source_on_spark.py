@@ -128,6 +128,7 @@ def test_an_idle_partition_does_not_hold_windows_back(kafka: KafkaCluster, log: 
     assert [(row["user"], row["total"]) for row in out.rows()] == [("ann", 1)]
 
 
+@pytest.mark.more
 def test_bad_records_are_dead_letters(kafka: KafkaCluster, log: EmbeddedLog) -> None:
     topic = made(kafka.bootstrap)
     send(kafka.bootstrap, topic, [score("ann", 1, 0), b"no json", score("bob", 2, 1)])

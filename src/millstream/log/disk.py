@@ -173,10 +173,12 @@ class FileLock:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
-        self._thread.release()
+        try:
+            self._depth -= 1
+            if self._depth == 0:
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+        finally:  # an interrupt can come after any call
+            self._thread.release()
 
     @contextmanager
     def attempt(self) -> Iterator[bool]:

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+import millstream as ms
+from millstream.connectors.opening import open_source
 from waiting import until
 
 
@@ -43,6 +45,67 @@ def check_transactions(changes):
         if before is not None:
             assert before["position"] <= change["position"]
             assert before["at"] <= change["at"]
+
+
+def check_first_changes(log, order, amount, place):
+    """Of tables with one order: its amount changed with a new place, then the place moved and notes were emptied."""
+    orders, places, notes = (records(log, topic) for topic in ("orders", "places", "notes"))
+    found = [(change["op"], change["before"], change["after"]) for change in orders]
+    assert found == [("snapshot", None, order), ("update", order, order | {"amount": amount})]
+    here, there = {"x": 1, "name": place}, {"x": 2, "name": place}
+    assert [(each["op"], each["key"], each["before"], each["after"]) for each in places] == [
+        ("insert", f'["1", "{place}"]', None, here),
+        ("delete", f'["1", "{place}"]', here, None),
+        ("insert", f'["2", "{place}"]', None, there),
+    ]
+    assert places[0]["transaction"] == orders[1]["transaction"]
+    assert [each["number"] for each in places] == [1, 0, 1]
+    assert [(each["op"], each["key"], each["after"]) for each in notes] == [
+        ("insert", None, {"text": "hello"}),
+        ("insert", None, {"text": None}),
+        ("truncate", None, None),
+    ]
+    check_transactions(places)
+
+
+def execute_each(db, statements):
+    """In a transaction of its own, each."""
+    for statement in filter(str.strip, statements.split(";")):
+        db.execute(statement)
+
+
+def check_columns_may_change(log, db, capturing, meanwhile, between):
+    """Method: statements while a capture runs, and while none does, add the columns `more` and `extra`, and orders."""
+    with capturing() as running:
+        running.catch_up()
+        execute_each(db, meanwhile)
+        running.catch_up()
+    execute_each(db, between)
+    with capturing() as running:
+        running.catch_up()
+    found = [(each["after"]["id"], each["after"]["more"], each["after"]["extra"]) for each in records(log, "orders")]
+    assert found == [(1, None, None), (3000000000, "x", None), (2, "y", None), (4, "z", 5)]
+
+
+def check_orders_are_a_source(endpoint, columns, db, folder):
+    """Of a database with one order, which is deleted."""
+    table = ms.Flow("f").table(endpoint)
+    assert (table.is_table, table.schema.names) == (True, columns)
+    kept = endpoint.as_table(None)
+    source = open_source(kept.source, kept.schema, broker=None, folder=folder, name="orders")
+    try:
+        reached = source.latest()
+        db.execute("DELETE FROM orders")
+        assert source.wait(reached, 60)
+        found = rows_of(source)
+    finally:
+        source.close()
+    assert [(row["id"], row["__op"]) for row in found] == [(1, "snapshot"), (1, "delete")]
+
+
+def rows_of(source):
+    pieces = [piece for task in source.slices(source.earliest(), source.latest(), 1) for piece in task]
+    return [row for piece in pieces for slab in source.read(piece) for row in slab.rows.to_pylist()]
 
 
 def wait_until_free(db, slot):

@@ -1,11 +1,6 @@
 """Capture of Postgres: a topic replayed is the table itself, whatever happened to the table and to the capture."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -18,37 +13,26 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-import millstream as ms
 from millstream.capture.capturing import Capture
 from millstream.capture.postgres import pgoutput
 from millstream.capture.postgres.database import PostgresDatabase
 from millstream.capture.postgres.slots import check, slots
 from millstream.capture.postgres.types import column
 from millstream.cli.app import app
-from millstream.connectors.opening import open_source
 from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLost, SourceUnavailable, StorageError
 from millstream.log import EmbeddedLog
+from postgres_server import Server
 from waiting import until
 
-from .support import check_transactions, records, remove_slots, replayed, wait_until_free
-
-TABLES = """
-CREATE TABLE orders (id int PRIMARY KEY, product text, amount numeric(10, 2), tags text[]);
-ALTER TABLE orders REPLICA IDENTITY FULL;
-CREATE TABLE places (x int, name text, PRIMARY KEY (x, name));
-CREATE TABLE notes (text text);
-ALTER TABLE notes REPLICA IDENTITY FULL;
-"""
-KEYS = {"orders": lambda row: row["id"], "places": lambda row: (row["x"], row["name"])}
-
-
-@pytest.fixture
-def db(dsn):
-    """A connection to a database of its own; slots, which would outlive it, are dropped."""
-    with psycopg.connect(dsn, autocommit=True) as db:
-        db.execute(TABLES)
-        yield db
-        remove_slots(db)
+from .conftest import POSTGRES_TABLES
+from .support import (
+    check_columns_may_change,
+    check_first_changes,
+    check_transactions,
+    records,
+    wait_until_free,
+)
+from .workload import KEYS, Workload, captured_while_written, check_equal, kill_captures
 
 
 def opened(dsn, topics, name, types=None):
@@ -85,24 +69,7 @@ def test_a_snapshot_then_every_change_in_commit_order(log, db, dsn) -> None:
         db.execute("TRUNCATE notes")
         running.catch_up()
     tea = {"id": 1, "product": "tea", "amount": Decimal("2.50"), "tags": ["a", None]}
-    found = [(change["op"], change["before"], change["after"]) for change in records(log, "orders")]
-    assert found == [("snapshot", None, tea), ("update", tea, tea | {"amount": Decimal("3.00")})]
-    places = records(log, "places")
-    here, there = {"x": 1, "name": "here"}, {"x": 2, "name": "here"}
-    assert [(each["op"], each["key"], each["before"], each["after"]) for each in places] == [
-        ("insert", '["1", "here"]', None, here),
-        ("delete", '["1", "here"]', here, None),
-        ("insert", '["2", "here"]', None, there),
-    ]
-    assert places[0]["transaction"] == records(log, "orders")[1]["transaction"]
-    assert [each["number"] for each in places] == [1, 0, 1]
-    notes = records(log, "notes")
-    assert [(each["op"], each["key"], each["after"]) for each in notes] == [
-        ("insert", None, {"text": "hello"}),
-        ("insert", None, {"text": None}),
-        ("truncate", None, None),
-    ]
-    check_transactions(places)
+    check_first_changes(log, tea, Decimal("3.00"), "here")
 
 
 TYPES = {
@@ -192,19 +159,17 @@ def test_a_large_value_that_was_not_sent_is_marked(log, db, dsn) -> None:
 
 def test_columns_may_change(log, db, dsn) -> None:
     """Goal: also while no capture runs, so that the change log has rows with the old columns before the new ones."""
-    with capture(log, dsn, "orders") as running:
-        running.catch_up()
-        db.execute("INSERT INTO orders VALUES (1, 'tea')")
-        db.execute("ALTER TABLE orders ADD COLUMN more text, ALTER id TYPE bigint")
-        db.execute("INSERT INTO orders VALUES (3000000000, 'milk', 1, NULL, 'x')")
-        running.catch_up()
-    db.execute("INSERT INTO orders VALUES (2, 'jam', 1, NULL, 'y')")
-    db.execute("ALTER TABLE orders DROP COLUMN tags, ADD COLUMN extra int")
-    db.execute("INSERT INTO orders VALUES (4, 'egg', 1, 'z', 5)")
-    with capture(log, dsn, "orders") as running:
-        running.catch_up()
-    found = [(each["after"]["id"], each["after"]["more"], each["after"]["extra"]) for each in records(log, "orders")]
-    assert found == [(1, None, None), (3000000000, "x", None), (2, "y", None), (4, "z", 5)]
+    meanwhile = """
+        INSERT INTO orders VALUES (1, 'tea');
+        ALTER TABLE orders ADD COLUMN more text, ALTER id TYPE bigint;
+        INSERT INTO orders VALUES (3000000000, 'milk', 1, NULL, 'x');
+    """
+    between = """
+        INSERT INTO orders VALUES (2, 'jam', 1, NULL, 'y');
+        ALTER TABLE orders DROP COLUMN tags, ADD COLUMN extra int;
+        INSERT INTO orders VALUES (4, 'egg', 1, 'z', 5);
+    """
+    check_columns_may_change(log, db, partial(capture, log, dsn, "orders"), meanwhile, between)
     with capture(log, dsn, "orders") as running:
         db.execute("ALTER TABLE orders ALTER product TYPE int USING NULL")
         db.execute("INSERT INTO orders VALUES (5, 7)")
@@ -238,6 +203,34 @@ def test_the_slot_moves_past_what_the_log_has_and_on_a_quiet_database(log, db, d
     assert len(records(log, "orders")) == 1
 
 
+def test_logical_messages_have_a_topic_of_their_own(log, db, dsn) -> None:
+    """Goal: each once, also after a restart; those of a transaction that was rolled back do not exist."""
+    own = f"app_{dsn.rpartition('/')[2][-12:]}"
+    emit = "SELECT pg_logical_emit_message(%s, %s, %s)"
+    for start in (1, 2):
+        with Capture(log, own, partial(PostgresDatabase, dsn, {"orders": "orders"}, messages="signals")) as running:
+            running.catch_up()
+            with db.transaction():
+                db.execute("INSERT INTO orders VALUES (%s)", (start,))
+                db.execute(emit, (True, "order", f"made {start}"))
+            with suppress(ZeroDivisionError), db.transaction():
+                db.execute(emit, (True, "order", "undone"))
+                raise ZeroDivisionError
+            db.execute(emit, (False, "cache", f"clear {start}"))
+            running.catch_up()
+    found = records(log, "signals")
+    assert [(each["op"], each["key"], each["after"]["content"]) for each in found] == [
+        ("message", "order", b"made 1"),
+        ("message", "cache", b"clear 1"),
+        ("message", "order", b"made 2"),
+        ("message", "cache", b"clear 2"),
+    ]
+    assert [found[0]["transaction"], found[2]["transaction"]] == [
+        each["transaction"] for each in records(log, "orders")
+    ]
+    check_transactions(found)
+
+
 # ---------------------------------------------------------------- what is refused
 
 
@@ -267,6 +260,21 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn) -> None:
     assert not db.execute("SELECT 1 FROM pg_publication").fetchall()
     assert not db.execute("SELECT 1 FROM pg_replication_slots WHERE database = current_database()").fetchall()
     db.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
+
+
+@pytest.mark.more
+def test_a_server_without_logical_replication_is_refused(log) -> None:
+    server = Server(wal_level="replica")
+    try:
+        dsn = server.new_database()
+        with psycopg.connect(dsn, autocommit=True) as db:
+            db.execute(POSTGRES_TABLES)
+        with pytest.raises(InvalidInput, match="wal_level is 'replica'") as refused:
+            capture(log, dsn, "orders")
+        assert "wal_level = logical" in refused.value.next_step
+    finally:
+        server.close()
+    assert log.topics() == []
 
 
 def test_a_slot_in_use_and_a_lost_slot_are_refused(log, db, dsn, monkeypatch, tmp_path) -> None:
@@ -340,64 +348,31 @@ def test_a_message_of_a_relation() -> None:
 # ---------------------------------------------------------------- random work, and kills
 
 
-class Workload:
+class PostgresWorkload(Workload):
     def __init__(self, dsn, seed):
-        self._random = random.Random(seed)
+        super().__init__(seed)
         self._db = psycopg.connect(dsn, autocommit=True, options="-c deadlock_timeout=10ms")
 
     def run(self, transactions):
+        refused = (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
         for _ in range(transactions):
             with suppress(ZeroDivisionError), self._db.transaction():
-                for _ in range(self._random.choice([1, 1, 2, 5, 40])):
-                    refused = (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
+                for statement in self.statements(["x"] * self.random.randrange(3)):
                     with suppress(*refused), self._db.transaction():
-                        self._db.execute(*self._statement())
-                if self._random.randrange(5) == 0:
+                        self._db.execute(*statement)
+                if self.is_rolled_back():
                     raise ZeroDivisionError
-
-    def _statement(self):
-        pick, n = self._random.choice, self._random.randrange
-        return pick(
-            [
-                ("INSERT INTO orders VALUES (%s, %s, %s, %s)", (n(40), pick(["a", "", None]), n(900), ["x"] * n(3))),
-                ("UPDATE orders SET amount = amount + 1 WHERE id %% 7 = %s", (n(7),)),
-                ("UPDATE orders SET id = %s WHERE id = %s", (n(40), n(40))),
-                ("DELETE FROM orders WHERE id = %s", (n(40),)),
-                ("INSERT INTO places VALUES (%s, %s)", (n(5), pick("ab"))),
-                ("UPDATE places SET x = %s WHERE x = %s AND name = %s", (n(5), n(5), pick("ab"))),
-                ("DELETE FROM places WHERE x = %s", (n(5),)),
-            ]
-        )
-
-
-def check_equal(log, db):
-    orders, places = records(log, "orders"), records(log, "places")
-    assert replayed(orders, KEYS["orders"]) == rows(db, "orders")
-    assert replayed(places, KEYS["places"]) == rows(db, "places")
-    check_transactions(orders)
-    check_transactions(places)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.more) for seed in (1, 2)])
 def test_a_random_workload_is_captured_exactly(log, db, dsn, seed, monkeypatch) -> None:
     """Method: a snapshot in chunks of a few rows, by captures that end and start again, while others write."""
     monkeypatch.setattr("millstream.capture.postgres.steps.CHUNK_ROWS", 2)
-    monkeypatch.setattr("millstream.capture.postgres.steps.PIECE_ROWS", 7)
-    monkeypatch.setattr("millstream.capture.postgres.steps.STEP_CHANGES", 20)
-    work = [Workload(dsn, seed), Workload(dsn, -seed)]
-    work[0].run(20)
-    writers = [threading.Thread(target=each.run, args=(15,)) for each in work]
-    for writer in writers:
-        writer.start()
-    for steps in (1, 2, 4):
-        with capture(log, dsn, "orders", "places") as running:
-            for _ in range(steps):
-                running.step(0.1)
-    for writer in writers:
-        writer.join()
-    with capture(log, dsn, "orders", "places") as running:
-        running.catch_up()
-    check_equal(log, db)
+    monkeypatch.setattr("millstream.capture.stream_steps.PIECE_ROWS", 7)
+    monkeypatch.setattr("millstream.capture.stream_steps.STEP_CHANGES", 20)
+    work = PostgresWorkload(dsn, seed), PostgresWorkload(dsn, -seed)
+    captured_while_written(partial(capture, log, dsn, "orders", "places"), *work)
+    check_equal(log, partial(rows, db))
 
 
 def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
@@ -413,7 +388,7 @@ def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
             thread.start()
             other.commit()
             thread.join()
-    check_equal(log, db)
+    check_equal(log, partial(rows, db))
 
 
 KILLED = """
@@ -433,24 +408,14 @@ with EmbeddedLog(folder) as log:
 """
 
 
-@pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(300, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
-    chance, work = random.Random(kills), Workload(dsn, kills)
-    work.run(20)
     name = f"app_{dsn.rpartition('/')[2][-12:]}"
-    for _ in range(kills):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "log"), dsn, name]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"ready\n"
-        for _ in range(chance.randrange(1, 20)):
-            work.run(1)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        work.run(2)
+    kill_captures(kills, PostgresWorkload(dsn, kills), KILLED, tmp_path / "log", dsn, name)
     with EmbeddedLog(tmp_path / "log") as log:
         with capture(log, dsn, "orders", "places") as running:
             running.catch_up()
-        check_equal(log, db)
+        check_equal(log, partial(rows, db))
 
 
 @pytest.mark.more
@@ -468,31 +433,3 @@ def test_a_broken_connection_is_restored(log, db, dsn) -> None:
         thread.join()
         assert running.database is not before
     assert [change["op"] for change in records(log, "orders")] == ["insert"]
-
-
-# ---------------------------------------------------------------- as a source
-
-
-def test_changes_and_rows_are_sources(db, dsn, tmp_path) -> None:
-    db.execute("INSERT INTO orders VALUES (1, 'tea', 2.5)")
-    flow = ms.Flow("f")
-    endpoint = ms.postgres_changes(dsn, tables=["orders"])
-    table = flow.table(endpoint)
-    assert (table.is_table, table.schema.names) == (True, ("id", "product", "amount", "tags"))
-    kept = endpoint.as_table(None)
-    source = open_source(kept.source, kept.schema, broker=None, folder=tmp_path / "job", name="orders")
-    try:
-        reached = source.latest()
-        db.execute("DELETE FROM orders")
-        assert source.wait(reached, 60)
-        found = [
-            row
-            for task in source.slices(source.earliest(), source.latest(), 1)
-            for piece in task
-            for slab in source.read(piece)
-            for row in slab.rows.to_pylist()
-        ]
-    finally:
-        source.close()
-    assert [(row["id"], row["__op"]) for row in found] == [(1, "snapshot"), (1, "delete")]
-    assert dsn not in repr(endpoint)

@@ -40,6 +40,13 @@ def redis_server(tmp_path_factory):
     server.kill()
 
 
+def rows_in_opensearch(server, index):
+    """As readers find them by a search."""
+    server.ask(f"/{index}/_refresh", {})
+    hits = server.ask(f"/{index}/_search?size=1000")["hits"]["hits"]
+    return {hit["_id"]: hit["_source"] for hit in hits}
+
+
 class Receiver:
     """An HTTP server with rows by key, as others write them."""
 
@@ -78,6 +85,9 @@ class Receiver:
         self.server.server_close()
 
 
+OPENSEARCH = pytest.param("opensearch", marks=pytest.mark.soak)
+
+
 class Place:
     """One kind of copy, and how its readers see it."""
 
@@ -93,6 +103,11 @@ class Place:
         elif kind == "index":
             self.copy = ms.search_index(folder / "rows", text="name", key="id")
             self.address = f"index:{folder / 'rows'}"
+        elif kind == "opensearch":
+            self.server = request.getfixturevalue("opensearch_server")
+            name = f"rows-{random.randrange(1 << 40)}"
+            self.copy = ms.opensearch(self.server.url, name, key="id")
+            self.address = f"opensearch:{self.server.url}/{name}"
         else:
             self.receiver = Receiver()
             self.copy = ms.http_rows(self.receiver.url, key="id", marks=folder / "marks.json")
@@ -108,6 +123,8 @@ class Place:
             return {str(row["id"]): row for row in found}
         if self.kind == "index":
             return {str(row["id"]): row for row in self.copy.search("*", limit=1000)}
+        if self.kind == "opensearch":
+            return rows_in_opensearch(self.server, self.copy.index)
         return dict(self.receiver.rows)
 
     def close(self):
@@ -115,14 +132,14 @@ class Place:
             self.receiver.close()
 
 
-@pytest.fixture(params=["redis", "files", "index", "http"])
+@pytest.fixture(params=["redis", "files", "index", "http", OPENSEARCH])
 def place(request, tmp_path):
     made = Place(request.param, request, tmp_path)
     yield made
     made.close()
 
 
-@pytest.fixture(params=["redis", "files", "index"])
+@pytest.fixture(params=["redis", "files", "index", OPENSEARCH])
 def switched(request, tmp_path):
     """Those that can be rebuilt at once."""
     return Place(request.param, request, tmp_path)
@@ -236,7 +253,7 @@ def test_a_follower_that_was_ahead_of_a_rebuild_applies_the_rest_again(topic, sw
 
 
 def test_an_answer_of_unavailable_is_retried(topic, tmp_path, request, monkeypatch) -> None:
-    monkeypatch.setattr("millstream.copies.following.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("millstream.capture.stepping.RETRY_SECONDS", 0.01)
     place = Place("http", request, tmp_path)
     place.receiver.fails = 2
     send(topic, change("insert", 1, "tea"), change("insert", 2, "milk"))
@@ -321,7 +338,7 @@ def test_a_killed_follower_ends_with_the_table(topic, switched, kills) -> None:
 
 @pytest.mark.more
 def test_redis_that_restarts_has_what_it_had(topic, tmp_path, redis_server, monkeypatch) -> None:
-    monkeypatch.setattr("millstream.copies.following.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("millstream.capture.stepping.RETRY_SECONDS", 0.02)
     copy = ms.redis(redis_server.url, "restarted")
     send(topic, change("insert", 1, "tea"))
     store = copy.open_store()
@@ -403,7 +420,13 @@ def test_a_plan_without_a_key_is_refused(tmp_path) -> None:
         lambda: ms.search_index("a", text=[]),
         lambda: ms.search_index("a", text="_row"),
         lambda: ms.http_rows("ftp://a"),
+        lambda: ms.opensearch("ftp://a", "rows"),
+        lambda: ms.opensearch("http://a:port", "rows"),
+        lambda: ms.opensearch("http://a", "Rows"),
+        lambda: ms.opensearch("http://a", "rows", properties={"a": object()}),
     ):
         with pytest.raises(InvalidInput):
             function()
+    hidden = ms.opensearch("https://ann:secret@host", "rows")
+    assert "secret" not in f"{hidden!r} {hidden} {hidden.open_store().where}"
     assert "secret" not in f"{ms.redis('redis://:secret@host', 'b')!r} {ms.redis('redis://:secret@host', 'b')}"

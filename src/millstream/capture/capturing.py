@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Container
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from millstream import terminal
 from millstream.capture.changes import TableShape
 from millstream.capture.ports import Database, Opener, Piece, Position
+from millstream.capture.stepping import RETRY_SECONDS, repeat
 from millstream.errors import AlreadyExists, InvalidInput, SourceUnavailable, UnknownTopic
 from millstream.log import Broker
 from millstream.log.topics import checked_name
@@ -23,8 +25,6 @@ POSITIONS = "_capture."
 PRODUCER = "capture."
 SEGMENT_BYTES = 1 << 20
 LOOK_BACK = 1000
-WAIT_SECONDS = 0.5
-RETRY_SECONDS = 1.0
 logger = terminal.logger(__name__)
 
 
@@ -89,14 +89,8 @@ class Capture:
         self._run(stop, watch, lambda: False)
 
     def _run(self, stop: threading.Event, watch: Callable[[], None], is_done: Callable[[], bool]) -> None:
-        while not stop.is_set() and not is_done():
-            try:
-                self.step(WAIT_SECONDS)
-                watch()
-            except SourceUnavailable as error:
-                logger.warning("%s: retrying", error)
-                stop.wait(RETRY_SECONDS)
-                self._reconnect(stop)
+        recover = partial(self._reconnect, stop)
+        repeat(self.step, stop, until=is_done, watch=watch, away=SourceUnavailable, recover=recover)
 
     def _reconnect(self, stop: threading.Event) -> None:
         while not stop.is_set():

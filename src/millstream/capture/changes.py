@@ -17,7 +17,7 @@ import pyarrow as pa
 from millstream.errors import InvalidInput
 from millstream.records import Schema, can_evolve
 
-SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE = "snapshot", "insert", "update", "delete", "truncate"
+SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "snapshot", "insert", "update", "delete", "truncate", "message"
 TIME = pa.timestamp("us", "UTC")
 Values = tuple[Any, ...]
 ToArrow = Callable[[Sequence[Any], pa.Field], pa.Array]

@@ -1,4 +1,4 @@
-"""`ms.sqlite_changes(…)` and `ms.postgres_changes(…)`: the changes of a database table as a source of a flow."""
+"""The changes of database tables as sources of a flow: SQLite, Postgres and MariaDB."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 from millstream.capture.changes import DELETE, TIME, TableShape
 from millstream.capture.ports import Opener
 from millstream.capture.source import AT, OP, CaptureSource, envelopes, rows_of_table
+from millstream.capture.united import opener as united
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
 from millstream.connectors.databases.endpoints import checked_address
@@ -31,15 +32,30 @@ Types = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class CapturedTable(Connector, TableSource):
-    """The changes of one table, or with `as_rows` its rows."""
+    """The changes of tables, or with `as_rows` the rows of one."""
 
-    table: str
+    tables: tuple[str, ...]
     types: Types
     as_rows: bool
     can_read: ClassVar[bool] = True
     can_peek: ClassVar[bool] = False
 
+    @property
+    def name(self) -> str:
+        return f"changes of {self.listed}"
+
+    @property
+    def listed(self) -> str:
+        return ", ".join(self.tables)
+
     def opener(self) -> Opener:
+        """Opens the database, with one topic for all tables."""
+        if len(self.tables) == 1:
+            return self.opening({self.tables[0]: TOPIC})
+        return united(self.opening({table: table for table in self.tables}), TOPIC)
+
+    def opening(self, topics: Mapping[str, str]) -> Opener:
+        """Opens the database, with these topics of the tables."""
         raise NotImplementedError
 
     def shape(self) -> TableShape:
@@ -57,6 +73,12 @@ class CapturedTable(Connector, TableSource):
         return self.shape().envelope
 
     def as_table(self, broker: str | None) -> KeptTable:
+        if len(self.tables) > 1:
+            raise InvalidInput(
+                f"a table is kept up to date from one table of the database, not from {len(self.tables)}",
+                where=users_line(),
+                next_step="call flow.table once for each; flow.read returns the changes of several",
+            )
         shape = self.shape()
         if not shape.key:
             raise InvalidInput(
@@ -76,17 +98,13 @@ class CapturedTable(Connector, TableSource):
 class SqliteChanges(CapturedTable):
     path: str
 
-    @property
-    def name(self) -> str:
-        return f"changes of {self.table}"
-
-    def opener(self) -> Opener:
+    def opening(self, topics: Mapping[str, str]) -> Opener:
         from millstream.capture.sqlite.database import SqliteDatabase
 
-        return partial(SqliteDatabase, Path(self.path), {self.table: TOPIC}, types=column_types(dict(self.types)))
+        return partial(SqliteDatabase, Path(self.path), topics, types=column_types(dict(self.types)))
 
     def __str__(self) -> str:
-        return f"sqlite_changes({self.path}, {self.table})"
+        return f"sqlite_changes({self.path}, {self.listed})"
 
 
 def sqlite_changes(
@@ -95,30 +113,27 @@ def sqlite_changes(
     """The rows of a table in a SQLite file, and every change of them. Triggers in the file record the changes.
 
     `flow.read` returns changes with their images before and after, `flow.table` the rows as a table that is kept up to
-    date. `types` has the types of columns whose values are not of the declared one: {"orders.at": "timestamp"}.
+    date. Changes of several tables have the columns of all of them in their images. `types` has the types of columns
+    whose values are not of the declared one: {"orders.at": "timestamp"}.
     """
     example = "sqlite_changes('app.db', tables=['orders'])"
-    table = one_table(tables, example)
+    chosen_tables = table_names(tables, example)
     chosen = checked_types(types)
-    return SqliteChanges(table, chosen, False, str(Path(arguments.path(path, example)).expanduser().absolute()))
+    return SqliteChanges(chosen_tables, chosen, False, str(Path(arguments.path(path, example)).expanduser().absolute()))
 
 
 @dataclass(frozen=True)
 class PostgresChanges(CapturedTable):
     dsn: Secret = field(repr=False)
 
-    @property
-    def name(self) -> str:
-        return f"changes of {self.table}"
-
-    def opener(self) -> Opener:
+    def opening(self, topics: Mapping[str, str]) -> Opener:
         from millstream.capture.postgres.database import PostgresDatabase
 
         types = column_types(dict(self.types))
-        return partial(PostgresDatabase, self.dsn.reveal(), {self.table: TOPIC}, types=types)
+        return partial(PostgresDatabase, self.dsn.reveal(), topics, types=types)
 
     def __str__(self) -> str:
-        return f"postgres_changes({without_password(self.dsn.reveal())}, {self.table})"
+        return f"postgres_changes({without_password(self.dsn.reveal())}, {self.listed})"
 
 
 def postgres_changes(
@@ -127,23 +142,57 @@ def postgres_changes(
     """The rows of a table in Postgres, and every change of them, by logical replication.
 
     `flow.read` returns changes with their images before and after, `flow.table` the rows as a table that is kept up to
-    date. `types` has the types of columns that are not to be mapped as usual: {"orders.price": "string"}.
+    date. Changes of several tables have the columns of all of them in their images. `types` has the types of columns
+    that are not to be mapped as usual: {"orders.price": "string"}.
     """
     example = "postgres_changes('postgresql://user@host/database', tables=['orders'])"
-    table = one_table(tables, example)
-    return PostgresChanges(table, checked_types(types), False, Secret(checked_address(dsn, example)))
+    chosen_tables = table_names(tables, example)
+    return PostgresChanges(chosen_tables, checked_types(types), False, Secret(checked_address(dsn, example)))
 
 
-def one_table(given: object, example: str) -> str:
+@dataclass(frozen=True)
+class MariadbChanges(CapturedTable):
+    dsn: Secret = field(repr=False)
+
+    def opening(self, topics: Mapping[str, str]) -> Opener:
+        from millstream.capture.mariadb.database import MariadbDatabase
+
+        types = column_types(dict(self.types))
+        return partial(MariadbDatabase, self.dsn.reveal(), topics, types=types)
+
+    def __str__(self) -> str:
+        from millstream.capture.mariadb.address import parsed
+
+        return f"mariadb_changes({parsed(self.dsn.reveal())}, {self.listed})"
+
+
+def mariadb_changes(dsn: str, tables: str | Sequence[str], *, types: Mapping[str, str] | None = None) -> MariadbChanges:
+    """The rows of a table in MariaDB, and every change of them, by its binary log.
+
+    `flow.read` returns changes with their images before and after, `flow.table` the rows as a table that is kept up to
+    date. Changes of several tables have the columns of all of them in their images. `types` has the types of columns
+    that are not to be mapped as usual: {"orders.price": "string"}.
+    """
+    from millstream.capture.mariadb.address import parsed
+
+    example = "mariadb_changes('mariadb://user@host:3306/database', tables=['orders'])"
+    chosen_tables = table_names(tables, example)
+    try:
+        parsed(arguments.text(dsn, "a database address must be a string", example))
+    except InvalidInput as error:
+        raise arguments.refused(error.what, error.next_step) from error
+    return MariadbChanges(chosen_tables, checked_types(types), False, Secret(dsn))
+
+
+def table_names(given: object, example: str) -> tuple[str, ...]:
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) and name.strip() for name in names):
         raise arguments.refused(f"tables must be names, not {given!r}", f"for example {example}")
-    if len(names) != 1:
+    if not names or len(set(names)) < len(names):
         raise arguments.refused(
-            f"a source has the changes of one table, not of {len(names)}",
-            "read each table by itself; or capture them into topics (millstream capture), and read those",
+            f"tables must be different names, at least one, not {given!r}", f"for example {example}"
         )
-    return str(names[0])
+    return tuple(names)
 
 
 def checked_types(types: Mapping[str, str] | None) -> Types:

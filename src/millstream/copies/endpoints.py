@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +28,8 @@ from millstream.log import Broker
 from millstream.records import Schema, batch_to_rows, codec
 from millstream.secrets import Secret, shown_address
 from millstream.user_lines import users_line, what_exists
+
+_INDEX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,28 @@ class HttpRows(Copy):
         return f"http_rows({shown_address(self.url)})"
 
 
+@dataclass(frozen=True)
+class OpenSearchRows(Copy):
+    index: str
+    url: Secret = field(repr=False)
+    properties: str = "{}"
+
+    @property
+    def name(self) -> str:
+        return f"opensearch {self.index}"
+
+    def open_store(self) -> Store:
+        from millstream.copies.opensearch_store import OpenSearchStore
+
+        return OpenSearchStore(self.url.reveal(), self.index, self.properties)
+
+    def with_suffix(self, suffix: str) -> Self:
+        return replace(self, index=self.index + suffix)
+
+    def __str__(self) -> str:
+        return f"opensearch({shown_address(self.url.reveal())}, {self.index})"
+
+
 def redis(url: str, table: str, *, key: str | Sequence[str] = ()) -> Redis:
     """A copy of a table in Redis: the hash `table` has a field for each key, with the row as JSON.
 
@@ -317,6 +343,36 @@ def http_rows(
     )
     secrets = tuple(sorted((name, Secret(value)) for name, value in (headers or {}).items()))
     return HttpRows(_columns(key, example), address, str(chosen), secrets)
+
+
+def opensearch(
+    url: str, index: str, *, key: str | Sequence[str] = (), properties: Mapping[str, Any] | None = None
+) -> OpenSearchRows:
+    """A copy of a table in OpenSearch: `index` becomes an alias of an index with a document for each key.
+
+    `properties` are types of columns in the index, as OpenSearch's mappings have them, such as
+    `{"name": {"type": "text", "analyzer": "english"}}`; others follow from the first values. `key` has the columns of
+    the key; without it, those of the table that is written.
+    """
+    example = "opensearch('http://localhost:9200', 'prices', key='item')"
+    address = arguments.text(url, "an address of OpenSearch must be a string", example)
+    try:
+        parts = urlsplit(address)
+        is_fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
+    except ValueError:
+        is_fine = False
+    if not is_fine or any(character <= " " for character in address):
+        raise arguments.refused(f"'{shown_address(address)}' is not an address of OpenSearch", f"for example {example}")
+    name = arguments.text(index, "the name of the index must be a string", example)
+    if not _INDEX.fullmatch(name):
+        raise arguments.refused(
+            f"{name!r} cannot be the name of an index", "use lower-case letters, digits, '_', '.' and '-'"
+        )
+    try:
+        types = json.dumps(dict(properties or {}), sort_keys=True)
+    except (TypeError, ValueError):
+        raise arguments.refused(f"properties={properties!r} is not JSON", f"for example {example}") from None
+    return OpenSearchRows(_columns(key, example), name, Secret(address), types)
 
 
 def _columns(given: str | Sequence[str], example: str) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from millstream import terminal
 from millstream.capture.changes import DELETE, TRUNCATE
+from millstream.capture.stepping import repeat
 from millstream.copies.ports import Mark, Store
 from millstream.errors import AlreadyExists, InvalidInput, SinkFailed, SinkUnavailable
 from millstream.log import Broker, Consumer, Record
@@ -23,10 +23,7 @@ from millstream.log.start_positions import Start
 from millstream.records import Schema, codec, rows_to_batch
 
 RECORDS = 5000
-WAIT_SECONDS = 0.5
-RETRY_SECONDS = 1.0
 OF_CAPTURE = {"op", "before", "after", "unsent", "key"}
-logger = terminal.logger(__name__)
 
 
 class Follower:
@@ -87,14 +84,7 @@ class Follower:
         self._run(stop, watch, lambda: False)
 
     def _run(self, stop: threading.Event, watch: Callable[[], None], is_done: Callable[[], bool]) -> None:
-        while not stop.is_set() and not is_done():
-            try:
-                self.step(WAIT_SECONDS)
-                watch()
-            except SinkUnavailable as error:
-                logger.warning("%s: retrying", error)
-                stop.wait(RETRY_SECONDS)
-                self.seek_to_mark()
+        repeat(self.step, stop, until=is_done, watch=watch, away=SinkUnavailable, recover=self.seek_to_mark)
 
     def seek_to_mark(self) -> None:
         """After a failed step: its records are read again."""

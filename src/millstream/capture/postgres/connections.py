@@ -77,6 +77,28 @@ def database_name(dsn: str) -> str:
         return str(db.info.dbname)
 
 
+def copied(db: Any, statement: str) -> Iterator[memoryview]:
+    """What COPY … TO STDOUT sends: a row at a time.
+
+    It is read from libpq itself, because psycopg's own loop takes longer than everything else in a snapshot.
+    """
+    psycopg, pg = driver(), db.pgconn
+    result = pg.exec_(statement.encode())
+    if result.status != psycopg.pq.ExecStatus.COPY_OUT:
+        raise psycopg.errors.error_from_result(result)
+    while (received := pg.get_copy_data(1))[0] >= 0:  # without waiting: libpq would keep all other threads from running
+        if received[0] > 0:
+            yield received[1]
+        else:
+            select.select([pg.socket], [], [], WAIT_SECONDS)
+            pg.consume_input()
+    ended = pg.get_result()
+    while pg.get_result() is not None:
+        pass
+    if ended is None or ended.status != psycopg.pq.ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(ended)
+
+
 class Received(NamedTuple):
     """A message of the change log; or, without data, only how far the server has read it."""
 

@@ -27,8 +27,9 @@ from millstream.capture.postgres.connections import (
     text_of,
 )
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
-from millstream.capture.postgres.steps import ChangesStep, ChunkStep, Heartbeat
+from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
 from millstream.capture.postgres.tables import PostgresTable, Types, find_table
+from millstream.capture.stream_steps import Heartbeat, being_read
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
 from millstream.records import Schema
@@ -56,8 +57,13 @@ class PostgresDatabase:
         tables: Mapping[str, str],
         name: str,
         types: Mapping[tuple[str, str], pa.DataType] | None = None,
+        messages: str | None = None,
     ) -> None:
-        """`tables` are the captured ones, each with its topic; `types`, by table and column, replace Postgres's."""
+        """`tables` are the captured ones, each with its topic; `types`, by table and column, replace Postgres's.
+
+        `messages` is the topic of logical messages; None: they are not captured.
+        """
+        self._messages = messages
         self._dsn = dsn
         self._wanted = tables
         self._name = name
@@ -124,10 +130,17 @@ class PostgresDatabase:
         for name, table in self.tables.items():
             shape = self.types.shape(table, self._wanted[name], table.columns)
             self.shapes[table.oid] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
+        if self._messages is not None:
+            self.shapes[MESSAGES] = messages_shape(self._messages)
+
+    @property
+    def _oids(self) -> set[int]:
+        """Of the captured tables."""
+        return set(self.shapes) - {MESSAGES}
 
     def _publish(self) -> None:
         published = {oid for (oid,) in self._db.execute(_PUBLISHED, (self.slot,)).fetchall()}
-        if published == set(self.shapes):
+        if published == self._oids:
             return
         listed = ", ".join(table.only for table in self.tables.values())
         exists = self._db.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (self.slot,)).fetchone()
@@ -225,7 +238,7 @@ class PostgresDatabase:
     def next(self, position: Position, wait_s: float) -> ChangesStep | Heartbeat | None:
         self._start(position)
         self._check_tables()
-        if (name := _being_read(position)) is not None:
+        if (name := being_read(position)) is not None:
             return ChunkStep(self, position, self.tables[name])
         assert self._replication is not None
         if not self._pending and (received := self._received(wait_s)) is not None:
@@ -295,7 +308,7 @@ class PostgresDatabase:
             return
         with explained(self._dsn):
             published = {oid for (oid,) in self._db.execute(_PUBLISHED, (self.slot,)).fetchall()}
-        if gone := [shape.name for oid, shape in self.shapes.items() if oid not in published]:
+        if gone := [self.shapes[oid].name for oid in self._oids if oid not in published]:
             raise OffsetLost(
                 f"{', '.join(gone)} was dropped, or removed from the publication '{self.slot}'",
                 where=self.where,
@@ -311,14 +324,14 @@ class PostgresDatabase:
     def end(self) -> int:
         """A message that is committed: so it is flushed, and sent at once."""
         with explained(self._dsn):
-            found = self._db.execute("SELECT pg_logical_emit_message(true, 'millstream', '')::text").fetchone()
+            found = self._db.execute("SELECT pg_logical_emit_message(true, %s, '')::text", (MARKS.decode(),)).fetchone()
         return number_of(found[0])
 
     def has_reached(self, mark: int, position: Position) -> bool:
-        return _being_read(position) is None and not self._pending and self.seen >= mark
+        return being_read(position) is None and not self._pending and self.seen >= mark
 
     def progress(self, position: Position) -> Progress | None:
-        return None if _being_read(position) is None else self.reading
+        return None if being_read(position) is None else self.reading
 
     @contextmanager
     def snapshot(self, ended: Sequence[int], before: int) -> Iterator[tuple[Any, Snapshot]]:
@@ -367,8 +380,3 @@ class PostgresDatabase:
 def unread(since: int) -> dict[str, Any]:
     """The state of a snapshot: up to which key rows were read, and from which transaction on changes are sent."""
     return {"last": None, "done": False, "rows": 0, "since": since}
-
-
-def _being_read(position: Position) -> str | None:
-    """The table whose snapshot is not complete yet."""
-    return next((name for name, state in position["snapshot"].items() if not state["done"]), None)

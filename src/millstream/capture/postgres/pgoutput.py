@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 EPOCH_US = 946_684_800_000_000
 """The start of 2000, from where Postgres counts, in microseconds since 1970."""
 _BEGIN, _COMMIT = Struct(">QqI"), Struct(">BQQq")
-_U16, _U32 = Struct(">H"), Struct(">I")
+_U16, _U32, _U64 = Struct(">H"), Struct(">I"), Struct(">Q")
 _COLUMN = Struct(">Ii")
 
 
@@ -74,11 +74,20 @@ class Truncate:
     oids: tuple[int, ...]
 
 
-Message: TypeAlias = Begin | Commit | Relation | Row | Truncate
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A logical message: `pg_logical_emit_message`."""
+
+    lsn: int
+    prefix: bytes
+    content: bytes
+
+
+Message: TypeAlias = Begin | Commit | Relation | Row | Truncate | Emitted
 
 
 def decoded(data: bytes) -> Message | None:
-    """A message; None for those without a meaning here: origins, types, and logical messages."""
+    """A message; None for those without a meaning here: origins and types."""
     kind = data[:1]
     if kind == b"I":
         new, _ = _row(data, 6)
@@ -98,6 +107,9 @@ def decoded(data: bytes) -> Message | None:
     if kind == b"T":
         count = _U32.unpack_from(data, 1)[0]
         return Truncate(tuple(_U32.unpack_from(data, 6 + 4 * number)[0] for number in range(count)))
+    if kind == b"M":
+        prefix, at = _text(data, 10)
+        return Emitted(_U64.unpack_from(data, 2)[0], prefix.encode(), data[at + 4 :])
     return None
 
 

@@ -13,6 +13,8 @@ from millstream.errors import StorageError
 from millstream.postgres_address import without_password
 
 PREFIX = "millstream_"
+STATEMENT_MS_MAX = 10_000
+"""A server that hangs must not block who watches it."""
 _SLOTS = """
 SELECT slot_name, active, coalesce(wal_status, 'lost'), coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0),
   coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)
@@ -33,10 +35,16 @@ class Slot:
     lag_bytes: int
     """How much of it the log does not have yet."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether changes that the capture needs are gone, or may be soon."""
+        return self.status in ("unreserved", "lost")
+
 
 def slots(dsn: str) -> list[Slot]:
     """The slots of captures of a database."""
     with explained(dsn), connect(dsn) as db:
+        db.execute(f"SET statement_timeout = {STATEMENT_MS_MAX}")
         found = db.execute(_SLOTS, (PREFIX,)).fetchall()
     return [Slot(name, active, status, int(retained), int(lag)) for name, active, status, retained, lag in found]
 
@@ -44,7 +52,7 @@ def slots(dsn: str) -> list[Slot]:
 def check(dsn: str, found: list[Slot], limit_bytes: int) -> None:
     """Raises if the server keeps more than a limit for a slot, or no longer has what a slot needs."""
     for slot in found:
-        if slot.status in ("unreserved", "lost"):
+        if slot.is_lost:
             raise StorageError(
                 f"the slot '{slot.name}' has lost changes, or is about to: its status is '{slot.status}'",
                 where=without_password(dsn),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -13,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE, Change, TableShape
+from millstream.capture import stream_steps
+from millstream.capture.changes import DELETE, INSERT, MESSAGE, SNAPSHOT, TRUNCATE, UPDATE, Change, TableShape
 from millstream.capture.ports import Piece, Position, Progress
-from millstream.capture.postgres.connections import Snapshot
-from millstream.capture.postgres.pgoutput import UNSENT, Begin, Commit, Relation, Row, Texts, Truncate, Unsent
+from millstream.capture.postgres.connections import Snapshot, copied
+from millstream.capture.postgres.pgoutput import UNSENT, Begin, Commit, Emitted, Relation, Row, Texts, Truncate, Unsent
 from millstream.capture.postgres.tables import PostgresTable
 from millstream.capture.postgres.types import column, to_arrow
+from millstream.capture.stream_steps import StreamStep
 from millstream.connectors.databases.postgres import quoted
 from millstream.errors import SourceUnavailable
+from millstream.records import Schema
 
 if TYPE_CHECKING:
     from millstream.capture.postgres.database import PostgresDatabase
 
-PIECE_ROWS = 10_000
-STEP_CHANGES = 50_000
 CSV_BYTES = 4 << 20
 CHUNK_ROWS = 100_000
 IN_TRANSACTION_SECONDS = 60.0
@@ -35,21 +35,22 @@ Sent = tuple[int, Change | TableShape]
 """The oid of a table, and a change of a row, or of the table itself."""
 
 
+MESSAGES = 0
+"""In place of the oid of a table: logical messages, which have a topic of their own."""
+MARKS = b"millstream"
+"""The prefix of messages that captures emit themselves."""
+
+
+def messages_shape(topic: str) -> TableShape:
+    columns = Schema.of("prefix string, content binary")
+    return TableShape.of("pg_logical_emit_message", topic, columns, ("prefix",))
+
+
 def as_text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-class Heartbeat:
-    """Nothing but a position, so that the slot of a quiet database moves on."""
-
-    def __init__(self, position: Position) -> None:
-        self.position = position
-
-    def pieces(self) -> Iterator[Piece]:
-        return iter(())
-
-
-def _parsed(copied: Iterable[memoryview], width: int) -> Iterator[pa.RecordBatch]:
+def _parsed(sent: Iterable[memoryview], width: int) -> Iterator[pa.RecordBatch]:
     """The texts of all columns, from what COPY sends: a row at a time. A null has no quotes, and an empty text has."""
     names = [f"c{number}" for number in range(width)]
     quoting = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
@@ -60,15 +61,15 @@ def _parsed(copied: Iterable[memoryview], width: int) -> Iterator[pa.RecordBatch
         quoted_strings_can_be_null=False,
         null_values=[""],
     )
-    for block in _blocks(copied):
+    for block in _blocks(sent):
         reading = csv.ReadOptions(column_names=names, block_size=len(block), use_threads=False)
         yield from csv.read_csv(pa.BufferReader(pa.py_buffer(block)), reading, quoting, texts).to_batches()
 
 
-def _blocks(copied: Iterable[memoryview]) -> Iterator[bytearray]:
+def _blocks(sent: Iterable[memoryview]) -> Iterator[bytearray]:
     """Whole rows. They are read here, since a thread of Arrow that calls Python for more takes longer."""
     block = bytearray()
-    for row in copied:
+    for row in sent:
         block += row
         if len(block) >= CSV_BYTES:
             yield block
@@ -87,41 +88,17 @@ def _keys(shape: TableShape, raw: pa.RecordBatch) -> pa.Array:
     return pa.array([json.dumps(each, ensure_ascii=False) for each in texts], pa.string())
 
 
-class ChangesStep:
-    """Whole transactions: those that have arrived, up to a limit."""
+class ChangesStep(StreamStep[int]):
+    """Tables are known by their oid."""
 
     def __init__(self, database: PostgresDatabase, position: Position) -> None:
+        super().__init__(database.shapes, position)
         self._database = database
-        self.position: Position = copy.deepcopy(position)
 
-    def pieces(self) -> Iterator[Piece]:
-        yield from self._gathered(self._sent(None))
-
-    def _gathered(self, sent: Iterable[Sent]) -> Iterator[Piece]:
-        waiting: dict[int, list[Change]] = {}
-        for oid, change in sent:
-            if isinstance(change, TableShape):  # what follows has other columns
-                if changes := waiting.pop(oid, None):
-                    yield self._piece(oid, changes)
-                self._follow(oid, change)
-                continue
-            changes = waiting.setdefault(oid, [])
-            changes.append(change)
-            if len(changes) >= PIECE_ROWS:
-                yield self._piece(oid, waiting.pop(oid))
-        for oid, changes in waiting.items():
-            yield self._piece(oid, changes)
-
-    def _follow(self, oid: int, shape: TableShape) -> None:
-        self._database.shapes[oid] = shape
-        self.position["tables"][shape.name] = shape.stored.ddl
-
-    def _piece(self, oid: int, changes: list[Change]) -> Piece:
-        shape = self._database.shapes[oid]
-        return Piece(shape, shape.batch(changes, partial(to_arrow, shape.name, self._database.where), as_text))
+    def _batch(self, shape: TableShape, changes: list[Change]) -> pa.RecordBatch:
+        return shape.batch(changes, partial(to_arrow, shape.name, self._database.where), as_text)
 
     def _sent(self, mark: int | None) -> Iterator[Sent]:
-        """The changes of transactions: without a mark those that are there, else those before it, waiting for them."""
         position, count = self.position, 0
         begun: Begin | None = None
         number, skipped = 0, False
@@ -141,18 +118,30 @@ class ChangesStep:
             elif isinstance(message, Commit):
                 begun = None
                 position["lsn"] = max(position["lsn"], message.end_lsn)
-                if self._database.seen >= mark if mark is not None else count >= STEP_CHANGES:
+                if self._database.seen >= mark if mark is not None else count >= stream_steps.STEP_CHANGES:
                     return
             elif isinstance(message, Relation):
                 if (changed := self._database.followed(message)) is not None:
                     yield message.oid, changed
-            elif begun is not None and not skipped and isinstance(message, Row | Truncate):
+            elif begun is None and isinstance(message, Emitted):  # outside of a transaction
+                if message.lsn >= position["lsn"]:
+                    position["lsn"] = message.lsn + 1
+                    position["at_us"] = max(position["at_us"], time.time_ns() // 1000)
+                    place = message.lsn, position["at_us"]
+                    for oid, op, _, after, _ in self._parts(message):
+                        yield oid, Change(op, None, after, f"{MESSAGE} {message.lsn}", 0, *place)
+                        count += 1
+            elif begun is not None and not skipped and isinstance(message, Row | Truncate | Emitted):
                 place = begun.commit_lsn, position["at_us"]
                 for oid, op, before, after, unsent in self._parts(message):
                     yield oid, Change(op, before, after, str(begun.xid), number, *place, unsent)
                     number, count = number + 1, count + 1
 
-    def _parts(self, message: Row | Truncate) -> Iterator[tuple[int, str, Any, Any, list[str] | None]]:
+    def _parts(self, message: Row | Truncate | Emitted) -> Iterator[tuple[int, str, Any, Any, list[str] | None]]:
+        if isinstance(message, Emitted):
+            if MESSAGES in self._database.shapes and message.prefix != MARKS:
+                yield MESSAGES, MESSAGE, None, (message.prefix, b"\\x" + message.content.hex().encode()), None
+            return
         if isinstance(message, Truncate):
             for oid in message.oids:
                 if oid in self._database.shapes:
@@ -234,6 +223,9 @@ class ChunkStep(ChangesStep):
                     raise SourceUnavailable(f"table '{change.name}' was altered while its rows were being read")
                 yield oid, change
                 continue
+            if oid == MESSAGES:
+                yield oid, change
+                continue
             xid = int(change.transaction)
             if oid != self._table.oid:
                 state = self.position["snapshot"].get(self._database.shapes[oid].name)
@@ -281,11 +273,10 @@ class ChunkStep(ChangesStep):
             self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
             place = self.position["lsn"], self.position["at_us"]
         select = f"COPY (SELECT {table.selected} FROM {table.only}{bound}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
-        with db.cursor() as cursor, cursor.copy(select) as copied:
-            for batch in _parsed(copied, len(table.columns)):
-                yield Piece(shape, self._records(shape, batch, *place))
-                self._state["rows"] += batch.num_rows
-                self._database.reading = Progress(table.name, self._state["rows"])
+        for batch in _parsed(copied(db, select), len(table.columns)):
+            yield Piece(shape, self._records(shape, batch, *place))
+            self._state["rows"] += batch.num_rows
+            self._database.reading = Progress(table.name, self._state["rows"])
 
     def _records(self, shape: TableShape, raw: pa.RecordBatch, lsn: int, at_us: int) -> pa.RecordBatch:
         fields = zip(raw.columns, shape.columns.arrow, strict=True)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.errors import InvalidInput
-from millstream.records import Schema
+from millstream.capture.stream_steps import column_of
 
 SETTINGS = {
     "datestyle": "ISO",
@@ -60,22 +59,11 @@ class Unreadable(ValueError):
 
 def to_arrow(table: str, where: str, texts: Sequence[bytes | None], field: pa.Field) -> pa.Array:
     """The values of a column. Infinite times are the first and the last that a timestamp can be."""
-    try:
-        return column(pa.array(texts, pa.binary()), field.type)
-    except (pa.ArrowException, ValueError):
-        pass
-    for text in texts:
-        try:
-            column(pa.array([text], pa.binary()), field.type)
-        except (pa.ArrowException, ValueError) as error:
-            said = (text or b"").decode(errors="replace")
-            raise InvalidInput(
-                f"column '{field.name}' of table '{table}' has {said!r:.80}, which is not {_ddl(field.type)}",
-                where=where,
-                next_step="correct the row, or capture the column as text, under another name and topic: "
-                f"--type {table}.{field.name}=string",
-            ) from error
-    raise AssertionError("the values fit one by one, and not together")
+    return column_of(table, where, texts, field, _column)
+
+
+def _column(texts: list[bytes | None], kind: pa.DataType) -> pa.Array:
+    return column(pa.array(texts, pa.binary()), kind)
 
 
 def column(raw: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -140,7 +128,3 @@ def _elements(text: str) -> list[bytes | None]:
         else:
             found.append(re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL).encode())
     return found
-
-
-def _ddl(kind: pa.DataType) -> str:
-    return Schema.of(pa.schema([("c", kind)])).ddl.removeprefix("c ")

@@ -1,0 +1,330 @@
+"""A MariaDB database: the transactions of its binary log, and between them its rows in chunks, until all are read.
+
+The server sends exactly what follows the GTIDs of a position, so nothing is repeated. It keeps its binary log for as
+long as it is configured to, whether a capture has read it or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.capture.changes import TRUNCATE, TableShape
+from millstream.capture.mariadb.address import parsed
+from millstream.capture.mariadb.binlog import (
+    Begin,
+    Commit,
+    Decoder,
+    Image,
+    Message,
+    Rows,
+    Statement,
+    Unsupported,
+    is_heartbeat,
+    place_of,
+)
+from millstream.capture.mariadb.connections import Replica, connect, driver, explained, rows
+from millstream.capture.mariadb.server import charsets, check_nothing_is_prepared, check_server, folds_names
+from millstream.capture.mariadb.statements import dropped_database, replaced, truncated, writes_to
+from millstream.capture.mariadb.steps import IN_TRANSACTION_SECONDS, ChangesStep, ChunkStep, cut_off, parts
+from millstream.capture.mariadb.table_maps import TableMap
+from millstream.capture.mariadb.tables import MariadbTable, TableId, find_table, shape_of
+from millstream.capture.mariadb.values import UnknownColumn
+from millstream.capture.ports import Position, Progress
+from millstream.capture.stream_steps import Heartbeat, being_read
+from millstream.errors import InvalidInput, MillstreamError, OffsetLost
+from millstream.records import Schema
+
+BEAT_SECONDS = 10.0
+CHECK_SECONDS = 10.0
+NEW_NAME = "capture the tables under another name, into other topics: they start with a new snapshot"
+
+
+class MariadbDatabase:
+    def __init__(
+        self,
+        dsn: str,
+        tables: Mapping[str, str],
+        name: str,
+        types: Mapping[tuple[str, str], pa.DataType] | None = None,
+    ) -> None:
+        """`tables` are the captured ones, each with its topic; `types`, by table and column, replace MariaDB's."""
+        self._address = parsed(dsn)
+        self._wanted = tables
+        self._name = name
+        self._types = types or {}
+        self.where = str(self._address)
+        self.tables: dict[TableId, MariadbTable] = {}
+        self.shapes: dict[TableId, TableShape] = {}
+        self.reading: Progress | None = None
+        self._replica: Replica | None = None
+        self._decoder: Decoder | None = None
+        self._pending: deque[Message] = deque()
+        self._passed: Commit | None = None
+        """The last transaction that changed nothing here, and that no stored position is behind of."""
+        self._beat_at = 0.0
+        self._followed: dict[TableId, TableMap] = {}
+        self._folds_names = False
+        with explained(self._address):
+            self._db = connect(self._address)
+        self.unbuffered = driver().cursors.SSCursor
+
+    # ------------------------------------------------------------ start
+
+    def check(self, position: Position | None) -> list[TableShape]:
+        with explained(self._address):
+            check_server(self._db, self.where)
+            self._look(position)
+            gtids = self._end()[0] if position is None else position["gtids"]
+            self._check_starts(position)
+            if position is not None:
+                self._check_continues(position)
+        self._probe(gtids)
+        return list(self.shapes.values())
+
+    def begin(self, position: Position | None) -> Position:
+        with explained(self._address):
+            self._look(position)
+            if position is None:
+                gtids, place = self._end()
+                server = int(rows(self._db, "SELECT @@server_id")[0][0])
+                position = {"server": server, "gtids": gtids, "place": place, "at_us": 0, "snapshot": {}}
+            self._check_starts(position)
+        names = [shape.name for shape in self.shapes.values()]
+        states = {name: position["snapshot"].get(name) or unread() for name in names}
+        columns = {shape.name: shape.stored.ddl for shape in self.shapes.values()}
+        return {**position, "snapshot": states, "tables": columns}
+
+    def _look(self, position: Position | None) -> None:
+        """Reads the definitions of the tables."""
+        known = {} if position is None else position["tables"]
+        self._folds_names = folds_names(self._db)
+        for name, topic in self._wanted.items():
+            table = find_table(self._db, name, self._address.database, self.where)
+            shape = shape_of(table, topic, table.columns, self._types)
+            self.tables[table.id] = table
+            self.shapes[table.id] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
+
+    def _end(self) -> tuple[str, int]:
+        """The end of the binary log: GTIDs, and the place."""
+        file, offset = rows(self._db, "SHOW MASTER STATUS")[0][:2]
+        gtids = rows(self._db, "SELECT BINLOG_GTID_POS(%s, %s)", file, int(offset))[0][0]
+        return str(gtids or ""), place_of(file, int(offset))
+
+    def _check_starts(self, position: Position | None) -> None:
+        known = {} if position is None else position["snapshot"]
+        if any(shape.name not in known for shape in self.shapes.values()):
+            check_nothing_is_prepared(self._db, self.where)
+
+    def _check_continues(self, position: Position) -> None:
+        server = int(rows(self._db, "SELECT @@server_id")[0][0])
+        _, place = self._end()
+        if server != position["server"]:
+            what = (
+                f"the server has the id {server}, and capture '{self._name}' has read the one with {position['server']}"
+            )
+        elif place < position["place"]:
+            what = "the binary log of the server ends before the stored position: the database is an older copy"
+        else:
+            return
+        raise OffsetLost(what, where=self.where, next_step=NEW_NAME)
+
+    def _probe(self, gtids: str) -> None:
+        """Raises if the server refuses to send its binary log after these GTIDs."""
+        replica = Replica(self._address, gtids)
+        try:
+            replica.event(CHECK_SECONDS)
+        finally:
+            replica.close()
+
+    # ------------------------------------------------------------ steps
+
+    def next(self, position: Position, wait_s: float) -> ChangesStep | Heartbeat | None:
+        self._start(position)
+        if (name := being_read(position)) is not None:
+            table = next(table for table in self.tables.values() if table.name == name)
+            return ChunkStep(self, position, table)
+        if self._has_changes(wait_s):
+            self._passed = None
+            return ChangesStep(self, position)
+        passed = self._passed
+        if passed is not None and time.monotonic() - self._beat_at > BEAT_SECONDS:
+            self._beat_at, self._passed = time.monotonic(), None
+            return Heartbeat({**position, "gtids": passed.gtids, "place": passed.place})
+        return None
+
+    def _has_changes(self, wait_s: float) -> bool:
+        """Whether a transaction with changes of these tables is next. Those without any are passed over."""
+        deadline = time.monotonic() + wait_s
+        begun: Begin | None = None
+        while True:
+            message = self.message(
+                max(0.0, deadline - time.monotonic()) if begun is None else IN_TRANSACTION_SECONDS,
+                is_in_transaction=begun is not None,
+            )
+            if message is None:
+                if begun is not None:
+                    raise cut_off(self.where)
+                return False
+            if isinstance(message, Begin):
+                begun = message
+            elif isinstance(message, Commit):
+                begun, self._passed = None, message
+                if time.monotonic() >= deadline and not self._pending:
+                    return False
+            else:
+                self._pending.extendleft([message] if begun is None else [message, begun])
+                return True
+
+    def _start(self, position: Position) -> None:
+        if self._replica is not None:
+            return
+        with explained(self._address):
+            known = charsets(self._db)
+        self._replica = Replica(self._address, position["gtids"])
+        self._decoder = Decoder(position["gtids"], position["place"], self._is_captured, known)
+        self._beat_at = time.monotonic()
+
+    def _is_captured(self, schema: str, table: str) -> bool:
+        return (schema, table) in self.tables
+
+    @property
+    def seen(self) -> int:
+        """The place up to which the binary log was received."""
+        return 0 if self._decoder is None else self._decoder.place
+
+    def put_back(self, message: Message) -> None:
+        self._pending.appendleft(message)
+
+    def message(self, wait_s: float, *, is_in_transaction: bool = False) -> Message | None:
+        """The next message about a captured table, or about a transaction.
+
+        Within a transaction, the time to wait starts again with each of its events.
+        """
+        assert self._replica is not None
+        assert self._decoder is not None
+        deadline = time.monotonic() + wait_s
+        while True:
+            while self._pending:
+                message = self._pending.popleft()
+                if not isinstance(message, Statement) or self._concerns(message):
+                    return message
+            event = self._replica.event(max(0.0, deadline - time.monotonic()))
+            if event is None:
+                return None
+            if is_in_transaction and not is_heartbeat(event):
+                deadline = time.monotonic() + wait_s
+            try:
+                self._pending.extend(self._decoder.decoded(event))
+            except (Unsupported, UnknownColumn) as error:
+                raise self._lost(f"the binary log cannot be read any further: {error}") from error
+
+    def _concerns(self, statement: Statement) -> bool:
+        sql, schema = self._named(statement)
+        if truncated(sql, schema) in self.tables or any(table in self.tables for table in replaced(sql, schema)):
+            return True
+        database = dropped_database(sql)
+        return any(schema == database or writes_to(sql, table) for schema, table in self.tables)
+
+    def _named(self, statement: Statement) -> tuple[str, str]:
+        """A statement, and its database, with tables named as in `tables`."""
+        named = statement.folded if self._folds_names else statement
+        return named.sql, named.schema
+
+    def followed(self, table_map: TableMap) -> TableShape | None:
+        """The new shape of a table, if its columns have changed."""
+        id = table_map.schema, table_map.table
+        if self._followed.get(id) == table_map:
+            return None
+        self._followed[id] = table_map
+        table, known = self.tables[id], self.shapes[id]
+        if not set(table.key) <= {column.name for column in table_map.columns}:
+            raise InvalidInput(
+                f"the key of table '{table.name}', {', '.join(table.key)}, was renamed or dropped",
+                where=self.where,
+                next_step="capture the table under another name, into another topic",
+            )
+        shape = shape_of(table, known.topic, table_map.columns, self._types)
+        return None if shape.columns == known.columns else shape.since(known.stored, self.where)
+
+    def check_applies(self, begun: Begin, message: Rows | Statement) -> None:
+        """Raises if the changes of a table cannot be followed any further."""
+        if begun.is_prepared:
+            raise self._lost("an XA transaction has changed a captured table, and they cannot be captured")
+        if isinstance(message, Statement) and truncated(message.sql, message.schema) is None:
+            raise self._lost(
+                "a statement has dropped, renamed or replaced a captured table, or was logged without its rows: "
+                f"{message.sql:.200}"
+            )
+
+    def changes(self, message: Rows | Statement) -> Iterator[tuple[TableId, str, Image | None, Image | None]]:
+        if isinstance(message, Statement):
+            emptied = truncated(*self._named(message))
+            assert emptied is not None
+            yield emptied, TRUNCATE, None, None
+            return
+        id = message.table.schema, message.table.table
+        for before, after in message.images:
+            for op, old, new in parts(self.shapes[id], before, after):
+                yield id, op, old, new
+
+    def _lost(self, what: str) -> MillstreamError:
+        return OffsetLost(what, where=self.where, next_step=NEW_NAME)
+
+    # ------------------------------------------------------------ snapshots
+
+    @contextmanager
+    def snapshot(self, table: MariadbTable) -> Iterator[tuple[Any, int]]:
+        """A connection that sees what was committed before a place of the binary log, and that place."""
+        with explained(self._address):
+            db = connect(self._address)
+            try:
+                rows(db, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                rows(db, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                rows(db, f"SELECT 1 FROM {table.full_name} LIMIT 1")  # from now on, its columns stay as they are
+                status = dict(rows(db, "SHOW STATUS LIKE 'binlog_snapshot_%'"))
+                yield db, place_of(status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"]))
+            finally:
+                with suppress(Exception):
+                    db.close()
+
+    def current(self, db: Any, table: MariadbTable) -> tuple[MariadbTable, TableShape]:
+        """A table as it is now, which may be ahead of the changes that have arrived."""
+        found, known = find_table(db, table.name, self._address.database, self.where), self.shapes[table.id]
+        self._followed.pop(table.id, None)
+        return found, shape_of(found, known.topic, found.columns, self._types).since(known.stored, self.where)
+
+    # ------------------------------------------------------------ progress
+
+    def confirm(self, position: Position) -> None:
+        """The server keeps its binary log for a time, and does not wait for a capture."""
+
+    def end(self) -> int:
+        with explained(self._address):
+            return self._end()[1]
+
+    def has_reached(self, mark: int, position: Position) -> bool:
+        return being_read(position) is None and not self._pending and self.seen >= mark
+
+    def progress(self, position: Position) -> Progress | None:
+        return None if being_read(position) is None else self.reading
+
+    def remove(self) -> bool:
+        """A capture leaves nothing in the database."""
+        return False
+
+    def close(self) -> None:
+        if self._replica is not None:
+            self._replica.close()
+        with suppress(driver().Error):
+            self._db.close()
+
+
+def unread() -> dict[str, Any]:
+    """The state of a snapshot: up to which key rows were read."""
+    return {"last": None, "done": False, "rows": 0}
